@@ -1,0 +1,32 @@
+"""Chatmill compiles chat conversations into the exact token data a trainer reads.
+
+    records --read--> Conversation --render--> Tokens (ids + kinds) --label--> weights --pack--> Blocks --store--> disk
+                                                                                                   |
+                                                loss <--train-- Batch (torch) <--collate-- rows <--load
+
+Every public name is importable from here and loaded on first use: importing this package loads no numpy, torch or
+transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from chatmill._facade import PUBLIC
+
+__version__ = "0.1.0"
+__all__ = ["__version__", *PUBLIC]  # noqa: PLE0604 - the names are strings in a table
+
+
+def __getattr__(name: str) -> Any:
+    module = PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module 'chatmill' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"chatmill.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

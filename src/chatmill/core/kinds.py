@@ -1,0 +1,75 @@
+"""What a token is: a role and a part, packed into one uint8 code that is written together with the token."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class RoleCode(IntEnum):
+    """Who a token belongs to; `NONE` is for tokens of no message (BOS, EOD, padding)."""
+
+    NONE = 0
+    SYSTEM = 1
+    DEVELOPER = 2
+    USER = 3
+    ASSISTANT = 4
+    TOOL = 5
+
+
+class Part(IntEnum):
+    """Which part of its message a token is."""
+
+    PAD = 0
+    HEADER = 1
+    """Everything that opens a message, up to and including the last token of a generation prompt."""
+    CONTENT = 2
+    REASONING = 3
+    """Reasoning text with the marks around it (`<think>` ... `</think>`)."""
+    TOOL_CALL = 4
+    """A call with the marks around it."""
+    TERMINATOR = 5
+    """The token that ends a turn, which a model must learn to emit."""
+    SEPARATOR = 6
+    """What a template writes after the terminator (a newline in ChatML)."""
+    DOCUMENT = 7
+    """Beginning or end of the whole document (BOS, EOD); its role is NONE."""
+
+
+PARTS = 8
+KINDS = len(RoleCode) * PARTS
+"""Every code is smaller than this."""
+
+
+def kind(role: RoleCode, part: Part) -> int:
+    """The code of a role and a part, in 0..KINDS-1; `kind(NONE, PAD)` is 0."""
+    return int(role) * PARTS + int(part)
+
+
+def role_of(code: int) -> RoleCode:
+    """The role of one code."""
+    return RoleCode(code // PARTS)
+
+
+def part_of(code: int) -> Part:
+    """The part of one code."""
+    return Part(code % PARTS)
+
+
+def roles_of(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Role codes of an array of kinds, element by element."""
+    return codes // np.uint8(PARTS)
+
+
+def parts_of(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Part codes of an array of kinds, element by element."""
+    return codes % np.uint8(PARTS)
+
+
+def kind_name(code: int) -> str:
+    """A readable name such as `assistant.content`; the padding kind is `pad`."""
+    if code == 0:
+        return "pad"
+    return f"{role_of(code).name.lower()}.{part_of(code).name.lower()}"

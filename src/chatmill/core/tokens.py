@@ -1,0 +1,92 @@
+"""The ragged batch: flat token ids of many conversations, and the runs of equal kind they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def offsets_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Offsets of consecutive pieces: `[0, l0, l0+l1, ...]`, one more than there are lengths."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def ranges(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The concatenation of `arange(s, s + n)` for each start and length, without a loop."""
+    total = int(lengths.sum())
+    if total == 0:
+        return np.empty(0, dtype=np.int64)
+    shift = np.asarray(starts, dtype=np.int64) - offsets_of(lengths)[:-1]
+    return np.arange(total, dtype=np.int64) + np.repeat(shift, lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """Token ids of C conversations in one flat array, cut into R runs; a run never crosses a conversation.
+
+    Token `t` of conversation `c` is `ids[offsets[c] + t]`. All runs together cover all tokens, in order.
+    """
+
+    ids: NDArray[np.int32]
+    """Token ids, N of them."""
+    offsets: NDArray[np.int64]
+    """C + 1 offsets into `ids`; the first is 0, the last N."""
+    run_offsets: NDArray[np.int64]
+    """R + 1 offsets into `ids`; every value of `offsets` is among them. A run may be empty."""
+    run_kinds: NDArray[np.uint8]
+    """Kind of each run (see `chatmill.core.kinds`)."""
+    run_messages: NDArray[np.int32]
+    """Index of the message each run belongs to, counted in its conversation; -1 for tokens of no message."""
+    conversation_runs: NDArray[np.int64]
+    """C + 1 offsets into the runs."""
+    message_offsets: NDArray[np.int64]
+    """C + 1 offsets into the messages of the batch (a message may have no run)."""
+    message_weights: NDArray[np.float32]
+    """The weight each message brought along; NaN where it brought none."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens per conversation."""
+        return np.diff(self.offsets)
+
+    @property
+    def run_lengths(self) -> NDArray[np.int64]:
+        """Tokens per run."""
+        return np.diff(self.run_offsets)
+
+    @property
+    def kinds(self) -> NDArray[np.uint8]:
+        """Kind of every token (a new array of N values)."""
+        return np.repeat(self.run_kinds, self.run_lengths)
+
+    @property
+    def messages(self) -> NDArray[np.int32]:
+        """Message index of every token, counted in its conversation (a new array of N values)."""
+        return np.repeat(self.run_messages, self.run_lengths)
+
+    def per_token(self, run_values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Spread one value per run over the tokens of the runs."""
+        return np.repeat(run_values, self.run_lengths)
+
+    def conversation(self, index: int) -> Tokens:
+        """One conversation as a batch of its own (ids are a view)."""
+        first, last = int(self.offsets[index]), int(self.offsets[index + 1])
+        run0, run1 = int(self.conversation_runs[index]), int(self.conversation_runs[index + 1])
+        msg0, msg1 = int(self.message_offsets[index]), int(self.message_offsets[index + 1])
+        return Tokens(
+            ids=self.ids[first:last],
+            offsets=np.array([0, last - first], dtype=np.int64),
+            run_offsets=self.run_offsets[run0 : run1 + 1] - first,
+            run_kinds=self.run_kinds[run0:run1],
+            run_messages=self.run_messages[run0:run1],
+            conversation_runs=np.array([0, run1 - run0], dtype=np.int64),
+            message_offsets=np.array([0, msg1 - msg0], dtype=np.int64),
+            message_weights=self.message_weights[msg0:msg1],
+        )

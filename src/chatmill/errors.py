@@ -1,0 +1,76 @@
+"""The exception tree: every mistake in data, options or files is one `ChatmillError` with a way out."""
+
+from __future__ import annotations
+
+
+class ChatmillError(Exception):
+    """Base of all errors that Chatmill raises on purpose; the CLI prints them without a traceback."""
+
+
+class DataError(ChatmillError, ValueError):
+    """A record, message or value that does not fit what it should be."""
+
+
+class RecordError(DataError):
+    """One record cannot be used; knows the reason code and, once a reader has caught it, the place."""
+
+    def __init__(self, message: str, *, code: str, path: str = "", where: str = "", record_id: str = "") -> None:
+        """`code` is a short stable reason; `path` a field path such as `messages[2].content`."""
+        self.message, self.code, self.path, self.where, self.record_id = message, code, path, where, record_id
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        place = ", ".join(
+            part
+            for part in (
+                self.where,
+                f"record {self.record_id!r}" if self.record_id else "",
+                f"field {self.path}" if self.path else "",
+            )
+            if part
+        )
+        return f"{place}: {self.message}" if place else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild_record_error, (self.message, self.code, self.path, self.where, self.record_id))
+
+
+def _rebuild_record_error(message: str, code: str, path: str, where: str, record_id: str) -> RecordError:
+    return RecordError(message, code=code, path=path, where=where, record_id=record_id)
+
+
+class ConfigError(ChatmillError, ValueError):
+    """An option, recipe or config file that asks for something that does not exist or does not fit."""
+
+
+class UnknownNameError(ConfigError, KeyError):
+    """A name was looked up (template, policy, strategy, ...) and is not known; lists the names that are."""
+
+    def __init__(self, kind: str, name: object, known: list[str], hint: str = "") -> None:
+        """`kind` is what was looked up, e.g. "template"; a close name is suggested."""
+        import difflib
+
+        close = difflib.get_close_matches(str(name), known, n=1)
+        suggestion = f" Did you mean {close[0]!r}?" if close else ""
+        text = f"unknown {kind} {name!r}.{suggestion} Known: {', '.join(known)}."
+        self.text = f"{text} {hint}".rstrip()
+        super().__init__(self.text)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class TokenizerError(ChatmillError, ValueError):
+    """A tokenizer cannot be loaded, lacks a token, or disagrees with its reference."""
+
+
+class FormatError(ChatmillError, ValueError):
+    """A file on disk is not what its format says: wrong size, index out of range, wrong version."""
+
+
+class MissingExtraError(ChatmillError, ImportError):
+    """An optional package is needed; the message names the extra that installs it."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        """For example `MissingExtraError("torch", "torch", "collating batches")`."""
+        super().__init__(f"{purpose} needs the package {package!r}: pip install 'chatmill[{extra}]'")

@@ -1,0 +1,91 @@
+"""Policies: which kinds of token are trained, and with what weight; a small table beside the templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import KINDS, Part, RoleCode, kind, roles_of
+from chatmill.core.tokens import Tokens
+from chatmill.errors import ConfigError
+
+
+class Scope(StrEnum):
+    """Which turns of a conversation a policy's table speaks of."""
+
+    EVERY_TURN = "every_turn"
+    LAST_TURN = "last_turn"
+    """Only what comes after the last user message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A table from kind to weight. Weights are token-aligned: they say how much a token counts *as a target*.
+
+    A message's own weight (`weight`, or 0 for `train: false`) multiplies the table's.
+    """
+
+    name: str
+    weights: Mapping[tuple[RoleCode, Part], float]
+    """Weight of each (role, part) that is trained; what is not named has weight 0."""
+    scope: Scope = Scope.EVERY_TURN
+    only_weighted_messages: bool = False
+    """Train only messages that carry a weight of their own, whatever their role."""
+
+    def table(self) -> NDArray[np.float32]:
+        """One weight per kind code; index it with an array of kinds."""
+        table = np.zeros(KINDS, dtype=np.float32)
+        for (role, part), weight in self.weights.items():
+            if not np.isfinite(weight) or weight < 0:
+                raise ConfigError(
+                    f"policy {self.name!r}: the weight of {role.name.lower()}.{part.name.lower()} is {weight!r}; "
+                    "weights are finite numbers, 0 or more"
+                )
+            table[kind(role, part)] = weight
+        return table
+
+    def run_weights(self, tokens: Tokens) -> NDArray[np.float32]:
+        """One weight per run of `tokens`; `tokens.per_token(...)` spreads them over the tokens.
+
+        A message without a weight of its own counts as 1, or as 0 under `only_weighted_messages`.
+        """
+        weights = self.table()[tokens.run_kinds]
+        if self.scope is Scope.LAST_TURN:
+            weights = weights * _after_last_user(tokens.run_kinds, tokens.conversation_runs)
+        own = _own_weights(tokens)
+        default = np.float32(0 if self.only_weighted_messages else 1)
+        return weights * np.where(np.isnan(own), default, own)
+
+    def token_weights(
+        self, kinds: NDArray[np.uint8], offsets: NDArray[np.int64] | None = None
+    ) -> NDArray[np.float32]:
+        """One weight per token, from stored kinds alone; `offsets` cut them into conversations (default: one)."""
+        if self.only_weighted_messages:
+            raise ConfigError(f"policy {self.name!r} needs the weights of the messages, and kinds do not hold them")
+        weights = self.table()[kinds]
+        if self.scope is Scope.LAST_TURN:
+            bounds = np.array([0, len(kinds)], dtype=np.int64) if offsets is None else offsets
+            weights = weights * _after_last_user(kinds, bounds)
+        return weights
+
+
+def _after_last_user(kinds: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.float32]:
+    """1 for each element after the last user element of its segment; a segment without a user is all 1."""
+    positions = np.arange(len(kinds), dtype=np.int64)
+    users = np.flatnonzero(roles_of(kinds) == RoleCode.USER)
+    before = np.searchsorted(users, offsets[1:]) - 1
+    last = np.where(before >= 0, users[before] if len(users) else -1, -1)
+    return (positions > np.repeat(last, np.diff(offsets))).astype(np.float32)
+
+
+def _own_weights(tokens: Tokens) -> NDArray[np.float32]:
+    """The weight that each run's message brought along; NaN where it brought none."""
+    if not len(tokens.message_weights):
+        return np.full(len(tokens.run_kinds), np.nan, dtype=np.float32)
+    firsts = np.repeat(tokens.message_offsets[:-1], np.diff(tokens.conversation_runs))
+    own = tokens.message_weights[np.maximum(firsts + tokens.run_messages, 0)]
+    return np.where(tokens.run_messages < 0, np.float32(np.nan), own)

@@ -1,0 +1,62 @@
+"""What a Chatmill tokenizer is: text in, flat ids out, and control tokens by name only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]
+"""Flat token ids of many texts, and one more offset than there are texts."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Turns text into ids. Text is text: only `encode_documents` ever gives a control id."""
+
+    name: str
+    fingerprint: str
+    """sha256 over the vocabulary bytes, the control map and the rules of splitting."""
+    vocab_size: int
+    """One above the largest id, control tokens included."""
+    control_ids: Mapping[str, int]
+    """Control token -> id: all added tokens, flagged special or not."""
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int | None
+
+    def control(self, name: str) -> int:
+        """The id of a control token, or a `TokenizerError` that lists the ones there are."""
+        ...
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        """Encode many texts in one call; control tokens are not recognised."""
+        ...
+
+    def encode_documents(self, texts: Sequence[str]) -> Encoded:
+        """Encode finished documents: control tokens spelled in the text become their ids; nothing is added."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Encode one text; control tokens are not recognised."""
+        ...
+
+    def split_points(
+        self, texts: Sequence[str], cuts: Sequence[int], encoded: Encoded
+    ) -> NDArray[np.int64]:
+        """For each text, how many of its tokens start before character `cuts[i]`."""
+        ...
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        """Text of the ids; control tokens are spelled out, broken UTF-8 becomes U+FFFD."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one id stands for."""
+        ...
+
+    def normalize(self, text: str) -> str:
+        """What the tokenizer's declared normalizer makes of a text before encoding it."""
+        ...

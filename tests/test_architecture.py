@@ -1,0 +1,98 @@
+"""The floors of the house: which room may import which, and where torch may be imported."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import chatmill
+
+ROOT = Path(chatmill.__file__).parent
+
+MIDDLE = {"core", "tokenizer", "read", "render", "label", "pack", "store", "systems", "load"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "_facade": set(),
+    "__init__": {"_facade"},
+    "core": set(),
+    "tokenizer": {"core"},
+    "read": {"core"},
+    "label": {"core"},
+    "pack": {"core"},
+    "store": {"core"},
+    "render": {"core", "tokenizer"},
+    "load": {"core", "store", "pack", "label"},
+    "systems": {"core", "tokenizer", "render", "label", "pack", "load"},
+    "train": {"core", "load", "label", "pack", "tokenizer", "render"},
+    "look": {"core", "store", "tokenizer", "render", "label"},
+    "build": MIDDLE,
+    "megatron": {"core", "store", "load", "train"},
+    "cli": MIDDLE | {"train", "look", "build", "megatron", "__init__"},
+}
+TORCH_ROOMS = {"train", "megatron"}
+TORCH_FILES = {"load/collate.py"}
+CORE_ONLY = {"numpy"}
+
+
+def room_of(path: Path) -> str:
+    relative = path.relative_to(ROOT)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> list[tuple[str, bool]]:
+    """(module, at import time) of every import in a file; `if TYPE_CHECKING` and functions are not import time."""
+    found: list[tuple[str, bool]] = []
+
+    def visit(node: ast.AST, top: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                found.extend((alias.name, top) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: imports are absolute"
+                names = [f"{child.module}.{a.name}" for a in child.names] if child.module == "chatmill" else []
+                found.extend((name, top) for name in names or [child.module or ""])
+            elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                visit(child, False)
+            else:
+                visit(child, top and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+    visit(ast.parse(path.read_text()), True)
+    return found
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def test_there_are_files_in_every_room() -> None:
+    assert {"core", "tokenizer", "read", "render", "label", "cli"} <= {room_of(p) for p in FILES}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_room_imports_only_the_floors_below(path: Path) -> None:
+    room = room_of(path)
+    allowed = MAY_IMPORT[room] | {room, "errors"}
+    for module, _ in imported_modules(path):
+        if module.split(".")[0] == "chatmill" and module != "chatmill":
+            target = module.split(".")[1]
+            if target not in MAY_IMPORT:
+                target = "__init__"
+            assert target in allowed, f"{path.relative_to(ROOT)} imports {module}; {room} may import {sorted(allowed)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_torch_stays_below_the_collator(path: Path) -> None:
+    room, relative = room_of(path), str(path.relative_to(ROOT))
+    for module, at_import in imported_modules(path):
+        if module.split(".")[0] in {"torch", "torchdata"} and at_import:
+            assert room in TORCH_ROOMS or relative in TORCH_FILES, f"{relative} imports torch at import time"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) == "core"], ids=lambda p: p.name)
+def test_core_needs_numpy_and_the_standard_library_alone(path: Path) -> None:
+    import sys
+
+    for module, _ in imported_modules(path):
+        top = module.split(".")[0]
+        assert top in sys.stdlib_module_names | CORE_ONLY | {"chatmill"}, f"{path.name} imports {module}"
