@@ -9,6 +9,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.conversation import MAX_WEIGHT
 from chatmill.core.kinds import KINDS, Part, RoleCode, kind, roles_of
 from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError
@@ -40,11 +41,11 @@ class Policy:
         """One weight per kind code; index it with an array of kinds."""
         table = np.zeros(KINDS, dtype=np.float32)
         for (role, part), weight in self.weights.items():
-            if not np.isfinite(weight) or weight < 0:
-                raise ConfigError(
-                    f"policy {self.name!r}: the weight of {role.name.lower()}.{part.name.lower()} is {weight!r}; "
-                    "weights are finite numbers, 0 or more"
-                )
+            named = f"policy {self.name!r}: the weight of {role.name.lower()}.{part.name.lower()} is {weight!r}"
+            if not 0 <= weight <= MAX_WEIGHT:
+                raise ConfigError(f"{named}; weights are numbers from 0 to {MAX_WEIGHT:g}")
+            if part is Part.PAD and weight:
+                raise ConfigError(f"{named}; padding is never trained")
             table[kind(role, part)] = weight
         return table
 
@@ -60,9 +61,7 @@ class Policy:
         default = np.float32(0 if self.only_weighted_messages else 1)
         return weights * np.where(np.isnan(own), default, own)
 
-    def token_weights(
-        self, kinds: NDArray[np.uint8], offsets: NDArray[np.int64] | None = None
-    ) -> NDArray[np.float32]:
+    def token_weights(self, kinds: NDArray[np.uint8], offsets: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """One weight per token, from stored kinds alone; `offsets` cut them into conversations (default: one)."""
         if self.only_weighted_messages:
             raise ConfigError(f"policy {self.name!r} needs the weights of the messages, and kinds do not hold them")

@@ -56,9 +56,11 @@ class ByteTokenizer:
         """The UTF-8 bytes of a text."""
         return list(_utf8(text))
 
-    def split_points(self, texts: Sequence[str], cuts: Sequence[int], encoded: Encoded) -> NDArray[np.int64]:
-        """Bytes before each cut."""
-        return np.array([len(text[:cut].encode()) for text, cut in zip(texts, cuts, strict=True)], dtype=np.int64)
+    def split_points(
+        self, encoded: Encoded, which: NDArray[np.int64], prefixes: Sequence[str], texts: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """Bytes of each prefix."""
+        return np.array([len(prefix.encode()) for prefix in prefixes], dtype=np.int64)
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids; control tokens are spelled out."""
@@ -76,9 +78,15 @@ class ByteTokenizer:
         """Nothing is normalised."""
         return text
 
+    def with_added(self, names: Sequence[str]) -> ByteTokenizer:
+        """A tokenizer with these control tokens too, after the ones there are."""
+        return ByteTokenizer(tuple(dict.fromkeys([*self.control_ids, *names])))
+
 
 def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise TokenizerError(f"the text has a lone surrogate at character {error.start}: it has no UTF-8 form") from None
+        raise TokenizerError(
+            f"the text has a lone surrogate at character {error.start}: it has no UTF-8 form"
+        ) from None

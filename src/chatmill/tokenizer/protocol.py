@@ -17,15 +17,21 @@ class Tokenizer(Protocol):
     """Turns text into ids. Text is text: only `encode_documents` ever gives a control id."""
 
     name: str
-    fingerprint: str
-    """sha256 over the vocabulary bytes, the control map and the rules of splitting."""
     vocab_size: int
     """One above the largest id, control tokens included."""
-    control_ids: Mapping[str, int]
-    """Control token -> id: all added tokens, flagged special or not."""
     bos_id: int | None
     eos_id: int | None
     pad_id: int | None
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over the vocabulary bytes, the control map and the rules of splitting."""
+        ...
+
+    @property
+    def control_ids(self) -> Mapping[str, int]:
+        """Control token -> id: all added tokens, flagged special or not."""
+        ...
 
     def control(self, name: str) -> int:
         """The id of a control token, or a `TokenizerError` that lists the ones there are."""
@@ -44,9 +50,12 @@ class Tokenizer(Protocol):
         ...
 
     def split_points(
-        self, texts: Sequence[str], cuts: Sequence[int], encoded: Encoded
+        self, encoded: Encoded, which: NDArray[np.int64], prefixes: Sequence[str], texts: Sequence[str]
     ) -> NDArray[np.int64]:
-        """For each text, how many of its tokens start before character `cuts[i]`."""
+        """For each pair: how many tokens of `texts[which[i]]` start inside its beginning `prefixes[i]`.
+
+        `encoded` is what `encode_batch(texts)` gave.
+        """
         ...
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:

@@ -1,0 +1,77 @@
+"""Reads conversations from files of any known format and shape, one clear error per bad record."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from chatmill.core.conversation import Conversation
+from chatmill.errors import DataError, RecordError
+from chatmill.read.files import Raw, read_records
+from chatmill.read.shapes import Shape, conversation_of, detect_shape, find_shape
+
+DETECT_RECORDS = 32
+"""How many records the shape of a file is told from."""
+
+
+class ConversationFile:
+    """One file of conversations; iterate it for the conversations, in order."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        shape: str | None = None,
+        source: str | None = None,
+        on_error: Callable[[RecordError], None] | None = None,
+    ) -> None:
+        """`shape` is a name, or None to tell it from the first records.
+
+        `source` names the records that do not name their own source (default: the file's name without its endings).
+        A bad record raises its `RecordError`, or is handed to `on_error` and left out.
+        """
+        self.path = Path(path)
+        self.source = source if source is not None else self.path.name.split(".")[0]
+        self._on_error = on_error
+        self._named = find_shape(shape) if shape is not None else None
+
+    @property
+    def shape(self) -> Shape:
+        """The shape that was named, or the one the first records have."""
+        if self._named is None:
+            readable = (raw.value for raw in read_records(self.path) if raw.error is None)
+            self._named = detect_shape(list(itertools.islice(readable, DETECT_RECORDS)), str(self.path))
+        return self._named
+
+    def __iter__(self) -> Iterator[Conversation]:
+        for raw in read_records(self.path):
+            try:
+                conversation = self._conversation(raw)
+            except RecordError as error:
+                if self._on_error is None or error.code == "unknown_shape":  # an error of the file, not of a record
+                    raise
+                self._on_error(error)
+            else:
+                yield conversation
+
+    def _conversation(self, raw: Raw) -> Conversation:
+        if raw.error is not None:
+            raise raw.error
+        return conversation_of(raw.value, self.shape, where=raw.where, source=self.source)
+
+
+def read_conversations(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    shape: str | None = None,
+    source: str | None = None,
+    on_error: Callable[[RecordError], None] | None = None,
+) -> Iterator[Conversation]:
+    """The conversations of one or more files, in order; see `ConversationFile`."""
+    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not listed:
+        raise DataError("no input files")
+    for path in listed:
+        yield from ConversationFile(path, shape=shape, source=source, on_error=on_error)

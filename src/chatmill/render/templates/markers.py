@@ -1,0 +1,56 @@
+"""Marker transcripts (spec 2): `<|ROLE|>content<|END|>` per message, `<|EOS|>` after the conversation."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from chatmill.core.conversation import Conversation, Role
+from chatmill.render.emitter import Emitter
+from chatmill.render.template import DOCUMENT, KINDS_OF, Template
+from chatmill.tokenizer.protocol import Tokenizer
+
+SYSTEM, USER, ASSISTANT, END, EOS = "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|END|>", "<|EOS|>"
+
+
+class Markers(Template):
+    """Five markers, each one id; nothing stands between spans."""
+
+    name = "markers"
+    control_tokens = (SYSTEM, USER, ASSISTANT, END, EOS)
+    roles: ClassVar[frozenset[Role]] = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT})
+    prefix_stable = True
+    default_policy = "post_training"
+    declares = "Contents as they are; reasoning is not shown."
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Encode the markers once."""
+        super().__init__(tokenizer)
+        end = self.literal(END)
+        self._eos = self.literal(EOS)
+        openings = {Role.SYSTEM: SYSTEM, Role.USER: USER, Role.ASSISTANT: ASSISTANT}
+        self._open = {role: self.literal(marker) for role, marker in openings.items()}
+        self._frames = {
+            role: self.frame(
+                KINDS_OF[role].content,
+                before=[(self._open[role], KINDS_OF[role].header)],
+                after=[(end, KINDS_OF[role].terminator)],
+            )
+            for role in openings
+        }
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        """Write every message, then the end of the conversation."""
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            out.framed(self._frames[message.role], message.content)
+            if message.reasoning:
+                out.stripped += len(message.reasoning)
+        out.message(-1)
+        out.put(self._eos, DOCUMENT)
+
+    def emit_generation_prompt(self, conversation: Conversation, out: Emitter) -> None:
+        """The assistant marker."""
+        out.put(self._open[Role.ASSISTANT], KINDS_OF[Role.ASSISTANT].header)
+
+
+TEMPLATE = Markers

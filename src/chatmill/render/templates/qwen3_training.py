@@ -1,0 +1,24 @@
+"""Qwen3 for training: the thinking block stands in every assistant turn, so that turns never change later."""
+
+from __future__ import annotations
+
+from chatmill.render.templates.qwen3 import Qwen3
+
+
+class Qwen3Training(Qwen3):
+    """Equal to TRL's training template in ids and, with the policy `trl`, in what is trained."""
+
+    name = "qwen3_training"
+    prefix_stable = True
+    default_policy = "trl"
+    declares = (
+        "Every assistant turn has a thinking block, empty where there is no reasoning; newlines around reasoning and "
+        "before the answer are trimmed; reasoning written as <think>...</think> inside a content without reasoning of "
+        "its own is taken out of it."
+    )
+
+    def _shows_reasoning(self, index: int, count: int, last_query: int, reasoning: str) -> bool:
+        return True
+
+
+TEMPLATE = Qwen3Training

@@ -1,0 +1,219 @@
+"""The token-native SFT format, one example at a time: chat to ids, mask, truncation and padding, tensors.
+
+The bulk path is `render(conversations, "token_native", tokenizer)` with the policy `assistant`; both give the same ids
+and the same mask.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+
+import numpy as np
+
+from chatmill.core.conversation import Conversation, Role, parse_messages
+from chatmill.core.shift import IGNORE_INDEX, inputs_and_targets, next_token
+from chatmill.errors import DataError, MissingExtraError, RecordError
+from chatmill.render.templates.token_native import ASST, DEFAULT_SYSTEM_TEXT, EOT, SYS, USR, TokenNative
+from chatmill.tokenizer.foreign import AnyTokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "DEFAULT_SYSTEM_TEXT",
+    "ChatExample",
+    "ChatMsg",
+    "collate_sft_batch",
+    "pack_sft_ids_and_mask",
+    "serialize_chat_to_ids",
+    "sft_loss_mask_for_ids",
+]
+
+MARKERS = {"sys": SYS, "usr": USR, "asst": ASST, "eot": EOT}
+_OPENING = {Role.SYSTEM: "sys", Role.USER: "usr", Role.ASSISTANT: "asst"}
+
+
+class ChatMsg(TypedDict):
+    """One message; the role is matched without case."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class _ExampleId(TypedDict, total=False):
+    id: str
+
+
+class ChatExample(_ExampleId):
+    """One chat; the optional `id` names it in errors."""
+
+    messages: list[ChatMsg]
+
+
+def serialize_chat_to_ids(ex: ChatExample, *, tokenizer: Any, default_system_text: str) -> list[int]:
+    """Ids of one chat: `[role id] + encode(content) + [eot]` per message, the system message first and always.
+
+    `tokenizer` is a Chatmill, `tokenizers` or transformers tokenizer, or any object with `encode(str)` and a way to
+    find the four control ids. Content never becomes a control id: a foreign tokenizer that would do so is an error.
+    """
+    record_id = str(ex.get("id") or "")
+    encoder = AnyTokenizer(tokenizer)
+    marker = encoder.marker_ids(MARKERS)
+    try:
+        turns = _turns_to_write(ex, default_system_text)
+        ids, offsets = encoder.encode([text for _, text, _ in turns])
+        forged = encoder.first_control(ids, offsets, {MARKERS[key]: token_id for key, token_id in marker.items()})
+        if forged is not None:
+            index = turns[forged[0]][2]
+            raise RecordError(
+                encoder.complaint(forged[1]),
+                code="control_in_text",
+                path="default_system_text" if index < 0 else f"messages[{index}].content",
+            )
+    except RecordError as error:
+        error.record_id = record_id
+        raise
+    out: list[int] = []
+    for number, (role, _, _) in enumerate(turns):
+        out.append(marker[_OPENING[role]])
+        out.extend(ids[offsets[number] : offsets[number + 1]].tolist())
+        out.append(marker["eot"])
+    return out
+
+
+def _turns_to_write(ex: ChatExample, default_system_text: str) -> list[tuple[Role, str, int]]:
+    """(role, text, message index) of every turn; the default system turn has index -1."""
+    messages = parse_messages(ex.get("messages"))
+    TokenNative.check(Conversation(messages))
+    turns = [(message.role, message.content, index) for index, message in enumerate(messages)]
+    if turns[0][0] is not Role.SYSTEM:
+        turns.insert(0, (Role.SYSTEM, default_system_text, -1))
+    return turns
+
+
+def sft_loss_mask_for_ids(ids: list[int], *, sys_id: int, usr_id: int, asst_id: int, eot_id: int) -> list[bool]:
+    """Token-aligned mask by a scan: True after an assistant id up to and including the next eot.
+
+    Role ids are always False; a system or user id also closes a span whose eot is missing, so that user text is never
+    trained.
+    """
+    mask: list[bool] = []
+    in_assistant = False
+    for token in ids:
+        if token in (sys_id, usr_id, asst_id):
+            in_assistant = token == asst_id
+            mask.append(False)
+        else:
+            mask.append(in_assistant)
+            if token == eot_id:
+                in_assistant = False
+    return mask
+
+
+class _Turn(NamedTuple):
+    role_id: int | None
+    """None for tokens that stand outside of a turn: before the first role id, or between an eot and the next one."""
+    start: int
+    end: int
+
+
+def pack_sft_ids_and_mask(
+    ids: list[int],
+    mask: list[bool],
+    *,
+    S: int,
+    sys_id: int,
+    usr_id: int,
+    asst_id: int,
+    eot_id: int,
+    pad_id: int,
+) -> tuple[list[int], list[bool]]:
+    """Ids and token-aligned mask of exactly `S` tokens: oldest turns dropped whole, then cut on the left, or padded.
+
+    The final assistant turn's eot is always kept, and keeps its mask.
+    """
+    if len(ids) != len(mask):
+        raise DataError(f"{len(ids)} ids and {len(mask)} mask values; there must be one mask value per id")
+    if S < 2:
+        raise DataError(f"S is {S}; a row needs at least 2 tokens, one to read and one to predict")
+    turns = _split_turns(ids, {sys_id, usr_id, asst_id}, eot_id)
+    kept = _drop_oldest(turns, S, sys_id=sys_id, usr_id=usr_id, asst_id=asst_id)
+    if _total(kept) > S:
+        final = _final_assistant(kept, asst_id)
+        if final is not None:
+            kept = kept[: final + 1]
+    packed = [token for turn in kept for token in ids[turn.start : turn.end]][-S:]
+    packed_mask = [value for turn in kept for value in mask[turn.start : turn.end]][-S:]
+    padding = S - len(packed)
+    return packed + [pad_id] * padding, packed_mask + [False] * padding
+
+
+def _split_turns(ids: list[int], role_ids: set[int], eot_id: int) -> list[_Turn]:
+    """Cut ids into turns, each from a role id to its eot; what stands outside of turns is a piece of its own."""
+    turns: list[_Turn] = []
+    role_id, start = None, 0
+    for index, token in enumerate(ids):
+        if token in role_ids:
+            turns.append(_Turn(role_id, start, index))
+            role_id, start = token, index
+        elif token == eot_id and role_id is not None:
+            turns.append(_Turn(role_id, start, index + 1))
+            role_id, start = None, index + 1
+    turns.append(_Turn(role_id, start, len(ids)))
+    return [turn for turn in turns if turn.start < turn.end]
+
+
+def _total(turns: list[_Turn]) -> int:
+    return sum(turn.end - turn.start for turn in turns)
+
+
+def _final_assistant(turns: list[_Turn], asst_id: int) -> int | None:
+    return next((i for i in range(len(turns) - 1, -1, -1) if turns[i].role_id == asst_id), None)
+
+
+def _drop_oldest(turns: list[_Turn], limit: int, *, sys_id: int, usr_id: int, asst_id: int) -> list[_Turn]:
+    """Drop the oldest pairs, or single imperfect turns, after the system turn until `limit` tokens are left.
+
+    The final assistant turn with the user turn before it is never dropped, nor what stands after it. Without any
+    assistant turn, the last turn is the one that stays.
+    """
+    first = 1 if turns and turns[0].role_id == sys_id else 0
+    final = _final_assistant(turns, asst_id)
+    if final is None:
+        protected = len(turns) - 1
+    else:
+        protected = final - 1 if final > first and turns[final - 1].role_id == usr_id else final
+    total, at = _total(turns), first
+    while total > limit and at < protected:
+        is_pair = turns[at].role_id == usr_id and at + 1 < protected and turns[at + 1].role_id == asst_id
+        step = 2 if is_pair else 1
+        total -= _total(turns[at : at + step])
+        at += step
+    return turns[:first] + turns[at:]
+
+
+def collate_sft_batch(
+    packed: list[tuple[list[int], list[bool]]], *, T: int, device: str, ignore_index: int = IGNORE_INDEX
+) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
+    """Tensors `x, y, loss_mask` of shape `(B, T)` from rows of `T + 1` tokens with token-aligned masks.
+
+    `y` and `loss_mask` are label-aligned: position `t` speaks of token `t + 1`. `y` is `ignore_index` where the mask is
+    False.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise MissingExtraError("torch", "torch", "collate_sft_batch") from None
+    if not packed:
+        raise DataError("the batch is empty; collate at least one row")
+    for row, (ids, mask) in enumerate(packed):
+        if len(ids) != T + 1 or len(mask) != T + 1:
+            raise DataError(
+                f"row {row} has {len(ids)} ids and {len(mask)} mask values; with T = {T} each row has T + 1 = {T + 1}"
+            )
+    all_ids = torch.from_numpy(np.array([ids for ids, _ in packed], dtype=np.int64))
+    all_masks = torch.from_numpy(np.array([mask for _, mask in packed], dtype=np.bool_))
+    x, y = inputs_and_targets(all_ids, all_masks, ignore_index=ignore_index)
+    loss_mask = next_token(all_masks)
+    moved = [tensor.contiguous().to(device) for tensor in (x, y, loss_mask)]
+    return moved[0], moved[1], moved[2]  # type: ignore[return-value]

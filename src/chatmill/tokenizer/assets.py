@@ -1,0 +1,78 @@
+"""Finds the o200k vocabulary file: explicit path, environment, project folder, then the copy in the package."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import tempfile
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from chatmill.errors import TokenizerError
+
+O200K_FILE = "o200k_base.tiktoken"
+O200K_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+PROJECT_COPY = Path("data/tokenizer") / O200K_FILE
+
+
+def find_o200k(path: str | os.PathLike[str] | None = None) -> Path:
+    """The vocabulary file, with its hash checked; nothing is ever fetched.
+
+    Order: `path`; `O200K_HARMONY_VOCAB_PATH` (a file); `TIKTOKEN_ENCODINGS_BASE` (a folder);
+    `data/tokenizer/o200k_base.tiktoken`; the bundled copy, unpacked into the user's cache.
+    """
+    named = [
+        ("the given path", path),
+        ("O200K_HARMONY_VOCAB_PATH", os.environ.get("O200K_HARMONY_VOCAB_PATH")),
+        ("TIKTOKEN_ENCODINGS_BASE", _in_folder(os.environ.get("TIKTOKEN_ENCODINGS_BASE"))),
+    ]
+    for origin, candidate in named:
+        if candidate:
+            found = Path(candidate)
+            if not found.is_file():
+                raise TokenizerError(
+                    f"{origin} names {found}, and there is no such file. Correct it, or unset it to use the copy that "
+                    "comes with chatmill."
+                )
+            return _checked(found, origin)
+    if PROJECT_COPY.is_file():
+        return _checked(PROJECT_COPY, str(PROJECT_COPY))
+    return _bundled()
+
+
+def _in_folder(folder: str | None) -> Path | None:
+    return Path(folder) / O200K_FILE if folder else None
+
+
+def _checked(path: Path, origin: str) -> Path:
+    actual = hashlib.sha256(path.read_bytes()).hexdigest()
+    if actual != O200K_SHA256:
+        raise TokenizerError(
+            f"{path} (from {origin}) is not the o200k vocabulary: its sha256 is {actual}, expected {O200K_SHA256}"
+        )
+    return path
+
+
+@cache
+def _bundled() -> Path:
+    """The bundled copy, unpacked once per machine; written under a temporary name and renamed."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        folder = base / "chatmill" / O200K_SHA256[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="chatmill-o200k-"))
+    target = folder / O200K_FILE
+    if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == O200K_SHA256:
+        return target
+    raw = gzip.decompress(resources.files("chatmill").joinpath(f"data/{O200K_FILE}.gz").read_bytes())
+    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as temporary:
+        temporary.write(raw)
+        temporary.flush()
+        os.fsync(temporary.fileno())
+    os.replace(temporary.name, target)
+    return _checked(target, "the package")

@@ -1,0 +1,127 @@
+"""The two engines that encode pure text: gigatoken (fast) and Hugging Face `tokenizers` (reference and fallback)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of
+from chatmill.tokenizer.protocol import Encoded
+
+ENGINE_FAILURES = (ValueError, TypeError, KeyError, RuntimeError, NotImplementedError, OSError)
+"""What the libraries raise when they cannot load a vocabulary (their Rust errors arrive as one of these)."""
+
+
+class Backend(Protocol):
+    """Encodes text that holds no control tokens."""
+
+    name: str
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        """Flat ids and offsets of many texts."""
+        ...
+
+
+class GigatokenBackend:
+    """Exact byte-pair encoding at the speed of the machine; one thread, so that processes can share the cores."""
+
+    name = "gigatoken"
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer` is a `gigatoken.Tokenizer` without added tokens."""
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def from_json(cls, text: bytes) -> GigatokenBackend:
+        """Load a stripped tokenizer.json."""
+        import gigatoken
+
+        return cls(gigatoken.Tokenizer.from_json(text))
+
+    @classmethod
+    def from_tiktoken(cls, path: str, pattern: str) -> GigatokenBackend:
+        """Load a .tiktoken rank file with the named split pattern and no special tokens."""
+        import gigatoken
+
+        return cls(gigatoken.Tokenizer.from_tiktoken(path, pretokenizer=pattern, special_tokens={}))
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        """Flat ids and offsets of many texts."""
+        if not len(texts):
+            return np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64)
+        layout = self._tokenizer.encode_batch(texts if isinstance(texts, list) else list(texts), parallel=False).layout
+        offsets = np.asarray(layout.offsets.data, dtype=np.int64)
+        ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]].view(np.int32)
+        return ids, offsets - offsets[0] if offsets[0] else offsets
+
+    def vocabulary(self) -> dict[int, bytes]:
+        """The bytes of every id."""
+        return dict(self._tokenizer.vocab)
+
+
+class HuggingFaceBackend:
+    """The `tokenizers` library: slower, knows every model type, and tells where each token lies in the text."""
+
+    name = "tokenizers"
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer` is a `tokenizers.Tokenizer` without added tokens and post-processor."""
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def from_json(cls, text: bytes) -> HuggingFaceBackend:
+        """Load a stripped tokenizer.json."""
+        import tokenizers
+
+        tokenizer = tokenizers.Tokenizer.from_str(text.decode())
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return cls(tokenizer)
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        """Flat ids and offsets of many texts."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        rows = [encoding.ids for encoding in encodings]
+        offsets = offsets_of(np.array([len(row) for row in rows], dtype=np.int64))
+        flat = np.empty(int(offsets[-1]), dtype=np.int32)
+        for row, start in zip(rows, offsets[:-1], strict=True):
+            flat[start : start + len(row)] = row
+        return flat, offsets
+
+    def tokens_before(self, texts: Sequence[str], cuts: Sequence[int]) -> NDArray[np.int64]:
+        """For each text, how many of its tokens start before character `cuts[i]`."""
+        encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        counts = [
+            sum(start < cut for start, _ in encoding.offsets) for encoding, cut in zip(encodings, cuts, strict=True)
+        ]
+        return np.array(counts, dtype=np.int64)
+
+    def normalize(self, text: str) -> str:
+        """The declared normalizer's view of a text."""
+        normalizer = self._tokenizer.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids that hold no control tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+class TiktokenBackend:
+    """The `tiktoken` library, as the reference for .tiktoken rank files."""
+
+    name = "tiktoken"
+
+    def __init__(self, ranks: dict[bytes, int], pattern: str) -> None:
+        """`pattern` is the split regular expression itself."""
+        import tiktoken
+
+        self._encoding = tiktoken.Encoding("chatmill", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        """Flat ids and offsets of many texts."""
+        rows = [self._encoding.encode_ordinary(text) for text in texts]
+        offsets = offsets_of(np.array([len(row) for row in rows], dtype=np.int64))
+        return np.array([i for row in rows for i in row], dtype=np.int32), offsets

@@ -1,0 +1,117 @@
+"""Text to ids by any tokenizer object, Chatmill's or foreign, with a format's markers and a watch on control ids."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import TokenizerError
+from chatmill.tokenizer.protocol import Tokenizer
+
+
+class AnyTokenizer:
+    """A tokenizer object seen through three questions: a marker's id, the ids of texts, a control id among them."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer` is a Chatmill tokenizer, or any object with `encode(text)` (a list, or an object with `.ids`)."""
+        self.tokenizer = tokenizer
+        self.is_foreign = not isinstance(tokenizer, Tokenizer)
+        if self.is_foreign and not callable(getattr(tokenizer, "encode", None)):
+            raise TokenizerError(f"a {type(tokenizer).__name__} is no tokenizer: it has no method encode(text)")
+
+    def marker_ids(self, names: Mapping[str, str]) -> dict[str, int]:
+        """The id of each marker; `names` maps a short key ("sys") to the token's spelling.
+
+        A foreign object answers by `special_token_ids()` (short keys), `token_to_id` or `convert_tokens_to_ids`.
+        """
+        found = {key: self._find(key, spelling) for key, spelling in names.items()}
+        missing = [names[key] for key, token_id in found.items() if token_id is None]
+        if missing:
+            raise TokenizerError(
+                f"the {type(self.tokenizer).__name__} has no token {', '.join(missing)}. Add the markers as special "
+                "tokens, or use chatmill.with_control_tokens(chatmill.load_tokenizer(...), [...])"
+            )
+        ids = {key: int(token_id) for key, token_id in found.items() if token_id is not None}
+        if len(set(ids.values())) < len(ids):
+            raise TokenizerError(
+                f"the {type(self.tokenizer).__name__} gives the same id to different markers: {ids}. Each must be a "
+                "token of its own, not the one for unknown tokens"
+            )
+        return ids
+
+    def _find(self, key: str, spelling: str) -> int | None:
+        if not self.is_foreign:
+            return self.tokenizer.control_ids.get(spelling)  # type: ignore[no-any-return]
+        own = getattr(self.tokenizer, "special_token_ids", None)
+        if callable(own):
+            listed = own()
+            return listed.get(key, listed.get(spelling))  # type: ignore[no-any-return]
+        find = getattr(self.tokenizer, "token_to_id", None) or getattr(self.tokenizer, "convert_tokens_to_ids", None)
+        token_id = find(spelling) if find else None
+        return None if token_id == getattr(self.tokenizer, "unk_token_id", None) else token_id
+
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.integer], NDArray[np.int64]]:
+        """Flat ids and offsets of texts, without anything that a tokenizer adds by itself."""
+        if not self.is_foreign:
+            ids, offsets = self.tokenizer.encode_batch(texts)
+            return ids, offsets
+        encode = self.tokenizer.encode
+        options = {"add_special_tokens": False} if _takes_add_special_tokens(encode) else {}
+        encoded = [encode(text, **options) for text in texts]
+        rows = [getattr(one, "ids", one) for one in encoded]
+        flat = np.fromiter((token for row in rows for token in row), dtype=np.int64)
+        return flat, offsets_of(np.array(list(map(len, rows)), dtype=np.int64))
+
+    def first_control(
+        self, ids: NDArray[np.integer], offsets: NDArray[np.int64], markers: Mapping[str, int]
+    ) -> tuple[int, str] | None:
+        """The first text that became a control token: its number and the token. Chatmill's own never does."""
+        if not self.is_foreign or not len(ids):
+            return None
+        control = self._listed_control() | {token_id: name for name, token_id in markers.items()}
+        hits = np.flatnonzero(np.isin(ids, list(control)))
+        if not len(hits):
+            return None
+        return int(np.searchsorted(offsets, hits[0], side="right")) - 1, control[int(ids[hits[0]])]
+
+    def _listed_control(self) -> dict[int, str]:
+        """Ids that a foreign tokenizer lists as special, with their spelling."""
+        tokenizer = self.tokenizer
+        control: dict[int, str] = {}
+        added = getattr(tokenizer, "added_tokens_decoder", None)
+        if added is None and hasattr(tokenizer, "get_added_tokens_decoder"):
+            added = tokenizer.get_added_tokens_decoder()
+        for token_id, token in dict(added or {}).items():
+            if getattr(token, "special", True):
+                control[int(token_id)] = str(getattr(token, "content", token))
+        special = zip(
+            getattr(tokenizer, "all_special_ids", ()),
+            getattr(tokenizer, "all_special_tokens", ()),
+            strict=False,
+        )
+        for token_id, name in special:
+            control.setdefault(int(token_id), str(name))
+        own = getattr(tokenizer, "special_token_ids", None)
+        for name, token_id in own().items() if callable(own) else ():
+            control.setdefault(int(token_id), str(name))
+        return control
+
+    def complaint(self, token: str) -> str:
+        """What to say about a text that became a control token."""
+        return (
+            f"the {type(self.tokenizer).__name__} turns the content into the control token {token}; "
+            "chatmill.load_tokenizer(...) gives a tokenizer that keeps text as text"
+        )
+
+
+def _takes_add_special_tokens(encode: Any) -> bool:
+    try:
+        parameters = inspect.signature(encode).parameters
+    except (TypeError, ValueError):  # a built-in without a signature
+        return False
+    return "add_special_tokens" in parameters

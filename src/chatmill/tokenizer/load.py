@@ -1,0 +1,120 @@
+"""Finds and loads a tokenizer from a name, a file, a folder or another library's object."""
+
+from __future__ import annotations
+
+import lzma
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chatmill.errors import TokenizerError
+from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.hf_json import tokenizer_from_json
+from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tiktoken_file import load_o200k, load_tiktoken
+from chatmill.tokenizer.vocabulary import NamedIds
+
+
+def load_tokenizer(source: Any, *, pattern: str | None = None, control_tokens: Sequence[str] = ()) -> Tokenizer:
+    """Load a tokenizer.
+
+    `source` is "o200k", "bytes", a .tiktoken file (with `pattern`, the name of its split pattern), a tokenizer.json
+    (also .json.xz) or a folder with one, or a loaded `tokenizers` or transformers tokenizer. A Chatmill tokenizer
+    comes back as it is. `control_tokens` that are missing are added above the vocabulary, in the order given.
+    """
+    tokenizer = _load(source, pattern)
+    return with_control_tokens(tokenizer, control_tokens) if control_tokens else tokenizer
+
+
+def _load(source: Any, pattern: str | None) -> Tokenizer:
+    if isinstance(source, Tokenizer):
+        return source
+    if isinstance(source, str | os.PathLike):
+        text = os.fspath(source)
+        if text == "o200k":
+            return load_o200k()
+        if text == "bytes":
+            return ByteTokenizer()
+        return _from_path(Path(text), pattern)
+    return _from_object(source)
+
+
+def _from_path(path: Path, pattern: str | None) -> Tokenizer:
+    if path.is_dir():
+        for file in ("tokenizer.json", "tokenizer.json.xz"):
+            if (path / file).is_file():
+                return tokenizer_from_json(_read(path / file), name=path.name, config=_config(path))
+        raise TokenizerError(
+            f"{path} holds no tokenizer.json. It has: {', '.join(sorted(os.listdir(path))) or 'nothing'}"
+        )
+    if not path.is_file():
+        raise TokenizerError(
+            f"no tokenizer {str(path)!r}: give 'o200k', 'bytes', a tokenizer.json, a folder with one, or a .tiktoken "
+            "file. Nothing is downloaded."
+        )
+    if path.suffix == ".tiktoken":
+        return load_tiktoken(path, pattern=pattern)
+    return tokenizer_from_json(_read(path), name=path.parent.name or path.name, config=_config(path.parent))
+
+
+def _read(path: Path) -> bytes:
+    raw = path.read_bytes()
+    return lzma.decompress(raw) if path.suffix == ".xz" else raw
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = msgspec.json.decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise TokenizerError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise TokenizerError(f"{path} must hold an object")
+    return config
+
+
+def _from_object(source: Any) -> Tokenizer:
+    """A loaded `tokenizers.Tokenizer`, or a fast transformers tokenizer."""
+    inner = getattr(source, "backend_tokenizer", source)
+    to_str = getattr(inner, "to_str", None)
+    if not callable(to_str):
+        raise TokenizerError(
+            f"cannot use a {type(source).__name__} as a tokenizer: it is no path, no fast transformers tokenizer and "
+            "no tokenizers.Tokenizer"
+        )
+    named = None
+    if inner is not source:
+        named = NamedIds(bos=source.bos_token_id, eos=source.eos_token_id, pad=source.pad_token_id)
+    name = getattr(source, "name_or_path", "") or type(source).__name__
+    return tokenizer_from_json(to_str().encode(), name=Path(name).name, named=named)
+
+
+def with_control_tokens(tokenizer: Any, names: Sequence[str]) -> Any:
+    """A tokenizer that has these control tokens; missing ones get the ids above the vocabulary, in the order given."""
+    return tokenizer.with_added(names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedTokens:
+    """What adding control tokens did to a vocabulary."""
+
+    added: dict[str, int]
+    """New control tokens and their ids."""
+    vocab_size: int
+    """One above the largest id, new tokens included: a model needs at least this many embedding rows."""
+    padded_vocab_size: int
+    """`vocab_size` rounded up to the multiple asked for."""
+
+
+def added_tokens(before: Tokenizer, after: Tokenizer, *, multiple: int = 128) -> AddedTokens:
+    """Compare a tokenizer with the one `with_control_tokens` made of it."""
+    new = {name: token_id for name, token_id in after.control_ids.items() if name not in before.control_ids}
+    return AddedTokens(
+        added=new, vocab_size=after.vocab_size, padded_vocab_size=-(-after.vocab_size // multiple) * multiple
+    )

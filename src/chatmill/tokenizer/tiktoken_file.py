@@ -1,0 +1,126 @@
+"""Loads .tiktoken rank files and the o200k Harmony vocabulary."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from chatmill.errors import TokenizerError, UnknownNameError
+from chatmill.tokenizer.assets import find_o200k
+from chatmill.tokenizer.backends import ENGINE_FAILURES, GigatokenBackend, TiktokenBackend
+from chatmill.tokenizer.probe import first_difference
+from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
+
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+PATTERNS: Mapping[str, str | None] = {
+    "gpt2": r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s""",
+    "cl100k": r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+"""
+    r"""| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s""",
+    "o200k": "|".join(
+        (
+            rf"""[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?""",
+            rf"""[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?""",
+            r"""\p{N}{1,3}""",
+            r""" ?[^\s\p{L}\p{N}]+[\r\n/]*""",
+            r"""\s*[\r\n]+""",
+            r"""\s+(?!\S)""",
+            r"""\s+""",
+        )
+    ),
+    "qwen2": None,
+    "qwen35": None,
+    "olmo3": None,
+    "deepseek_v3": None,
+    "nemotron": None,
+    "kimi": None,
+}
+"""Names of split patterns; with the expression itself where `tiktoken` can serve as the reference."""
+
+HARMONY_NAMES: Mapping[str, int] = {
+    "<|startoftext|>": 199998,
+    "<|endoftext|>": 199999,
+    "<|return|>": 200002,
+    "<|constrain|>": 200003,
+    "<|channel|>": 200005,
+    "<|start|>": 200006,
+    "<|end|>": 200007,
+    "<|message|>": 200008,
+    "<|call|>": 200012,
+    "<|endofprompt|>": 200018,
+}
+HARMONY_VOCAB_SIZE = 201088
+
+
+def harmony_control_ids() -> dict[str, int]:
+    """All control tokens of o200k Harmony, the reserved ones included."""
+    taken = set(HARMONY_NAMES.values()) - {200018}
+    reserved = {f"<|reserved_{i}|>": i for i in range(200000, HARMONY_VOCAB_SIZE) if i not in taken}
+    return {**HARMONY_NAMES, **reserved}
+
+
+def load_o200k(path: str | os.PathLike[str] | None = None) -> VocabularyTokenizer:
+    """The o200k Harmony tokenizer: 201088 ids, eos `<|endoftext|>` (199999), no bos, no pad."""
+    return load_tiktoken(
+        find_o200k(path),
+        pattern="o200k",
+        name="o200k",
+        control_ids=harmony_control_ids(),
+        named=NamedIds(eos=HARMONY_NAMES["<|endoftext|>"]),
+    )
+
+
+def load_tiktoken(
+    path: str | os.PathLike[str],
+    *,
+    pattern: str | None,
+    name: str | None = None,
+    control_ids: Mapping[str, int] | None = None,
+    named: NamedIds | None = None,
+) -> VocabularyTokenizer:
+    """A tokenizer from a .tiktoken rank file; the file does not hold its split pattern, so it must be named."""
+    path = Path(path)
+    if pattern is None or pattern not in PATTERNS:
+        raise UnknownNameError(
+            "split pattern",
+            pattern,
+            list(PATTERNS),
+            "A .tiktoken file does not hold its own: name it with pattern=...",
+        )
+    raw = path.read_bytes()
+    ranks = _ranks(raw, path)
+    try:
+        backend = GigatokenBackend.from_tiktoken(str(path), pattern)
+    except ENGINE_FAILURES as error:
+        raise TokenizerError(f"{path} cannot be loaded: {error}") from None
+    expression = PATTERNS[pattern]
+    if expression is not None and importlib.util.find_spec("tiktoken"):
+        difference = first_difference(backend, TiktokenBackend(ranks, expression))
+        if difference:
+            raise TokenizerError(f"{path}: {difference}. Is {pattern!r} the right pattern?")
+    rules = hashlib.sha256(hashlib.sha256(raw).digest() + pattern.encode()).hexdigest()
+    return VocabularyTokenizer(
+        name=name or path.stem,
+        backend=backend,
+        token_bytes={rank: token for token, rank in ranks.items()},
+        control_ids=control_ids or {},
+        named=named or NamedIds(),
+        rules_fingerprint=rules,
+    )
+
+
+def _ranks(raw: bytes, path: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(raw.splitlines(), 1):
+        if line:
+            try:
+                token, rank = line.split()
+                ranks[base64.b64decode(token, validate=True)] = int(rank)
+            except (ValueError, binascii.Error) as error:
+                raise TokenizerError(f"{path}:{number}: not a line of a .tiktoken file ({error})") from None
+    return ranks

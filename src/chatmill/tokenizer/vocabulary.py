@@ -1,0 +1,261 @@
+"""The Chatmill tokenizer: one text engine, a table of token bytes, and a map of control tokens."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import TokenizerError
+from chatmill.tokenizer.backends import Backend, HuggingFaceBackend
+from chatmill.tokenizer.control import control_pattern, lookup
+from chatmill.tokenizer.protocol import Encoded
+
+SHORT_PREFIX = 32
+"""Bytes up to which a prefix is found by stepping over tokens rather than by summing all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedIds:
+    """The ids of the tokens that begin, end and pad; None where a tokenizer has none."""
+
+    bos: int | None = None
+    eos: int | None = None
+    pad: int | None = None
+
+
+class VocabularyTokenizer:
+    """A tokenizer of the `chatmill.tokenizer.protocol.Tokenizer` kind over any text engine."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        backend: Backend,
+        token_bytes: Mapping[int, bytes],
+        control_ids: Mapping[str, int],
+        named: NamedIds,
+        rules_fingerprint: str,
+        normalizer: HuggingFaceBackend | None = None,
+        bytes_add_up: bool = True,
+        unknown_id: int | None = None,
+        document_backend: Backend | None = None,
+    ) -> None:
+        """Assemble the parts; `load_tokenizer` is the way in.
+
+        `bytes_add_up`: the bytes of a text's tokens, joined, are the normalised text; if not, `normalizer` must be
+        given and tells where tokens lie. `unknown_id` may come out of text although it is listed as special.
+        `document_backend` reads finished documents where control tokens match in ways of their own (stripping white
+        space, say); without one they match as they are spelled.
+        """
+        self.name = name
+        self.backend = backend
+        self.control_ids = dict(sorted(control_ids.items(), key=lambda item: (item[1], item[0])))
+        self.bos_id, self.eos_id, self.pad_id = named.bos, named.eos, named.pad
+        self.text_vocab_size = max(token_bytes, default=-1) + 1
+        self.vocab_size = max(self.text_vocab_size, max(self.control_ids.values(), default=-1) + 1)
+        self._bytes = token_bytes
+        self._rules_fingerprint = rules_fingerprint
+        self._reference = normalizer
+        self.bytes_add_up = bytes_add_up
+        self._unknown_id = unknown_id
+        self._document_backend = document_backend
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over the text vocabulary and its rules, the control map and the named ids."""
+        canonical = json.dumps([self._rules_fingerprint, self.control_ids, [self.bos_id, self.eos_id, self.pad_id]])
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    @cached_property
+    def _byte_lengths(self) -> NDArray[np.int32]:
+        lengths = np.zeros(self.vocab_size, dtype=np.int32)
+        lengths[np.fromiter(self._bytes.keys(), dtype=np.int64, count=len(self._bytes))] = [
+            len(b) for b in self._bytes.values()
+        ]
+        return lengths
+
+    @cached_property
+    def _forbidden(self) -> NDArray[np.bool_] | None:
+        """True for control ids among the ids that the text engine knows; None when there are none."""
+        inside = [i for i in self.control_ids.values() if i < self.text_vocab_size and i != self._unknown_id]
+        if not inside:
+            return None
+        table = np.zeros(self.text_vocab_size, dtype=np.bool_)
+        table[inside] = True
+        return table
+
+    @cached_property
+    def _control_names(self) -> dict[int, str]:
+        names: dict[int, str] = {}
+        for name, token_id in self.control_ids.items():
+            names.setdefault(token_id, name)
+        return names
+
+    def control(self, name: str) -> int:
+        """The id of a control token."""
+        return lookup(self.control_ids, name, self.name)
+
+    def encode_batch(self, texts: Sequence[str]) -> Encoded:
+        """Encode many texts in one call; control tokens are not recognised."""
+        try:
+            ids, offsets = self.backend.encode_batch(texts)
+        except (UnicodeError, TypeError):  # the engines refuse text without a UTF-8 form in their own ways
+            raise TokenizerError(_lone_surrogate(texts)) from None
+        if self._forbidden is not None and len(ids) and self._forbidden[ids].any():
+            self._refuse_control(texts, ids, offsets)
+        return ids, offsets
+
+    def _refuse_control(self, texts: Sequence[str], ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
+        assert self._forbidden is not None
+        at = int(np.flatnonzero(self._forbidden[ids])[0])
+        which = int(np.searchsorted(offsets, at, side="right")) - 1
+        raise TokenizerError(
+            f"tokenizer {self.name!r} gives the control token {self._control_names[int(ids[at])]!r} for plain text: "
+            f"text {which}, {texts[which][:60]!r}. Such a vocabulary cannot tell text from control."
+        )
+
+    def encode_documents(self, texts: Sequence[str]) -> Encoded:
+        """Encode finished documents: control tokens spelled in the text become their ids."""
+        if self._document_backend is not None:
+            return self._document_backend.encode_batch(texts)
+        pattern = self._document_pattern
+        if pattern is None:
+            return self.encode_batch(texts)
+        pieces: list[str] = []
+        piece_document: list[int] = []
+        controls: list[int] = []
+        for index, text in enumerate(texts):
+            for i, piece in enumerate(pattern.split(text)):
+                pieces.append("" if i % 2 else piece)
+                controls.append(self.control_ids[piece] if i % 2 else -1)
+                piece_document.append(index)
+        ids, offsets = self.encode_batch(pieces)
+        is_control = np.array(controls, dtype=np.int32)
+        lengths = np.where(is_control >= 0, 1, np.diff(offsets))
+        starts = offsets_of(lengths)
+        out = np.empty(int(starts[-1]), dtype=np.int32)
+        at = starts[:-1][is_control >= 0]
+        text_mask = np.ones(len(out), dtype=np.bool_)
+        text_mask[at] = False
+        out[text_mask] = ids
+        out[at] = is_control[is_control >= 0]
+        counts = np.bincount(np.array(piece_document, dtype=np.int64), weights=lengths, minlength=len(texts))
+        return out, offsets_of(counts.astype(np.int64))
+
+    @cached_property
+    def _document_pattern(self) -> re.Pattern[str] | None:
+        return control_pattern(self.control_ids)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode one text; control tokens are not recognised."""
+        return self.encode_batch([text])[0].tolist()  # type: ignore[no-any-return]
+
+    def split_points(
+        self, encoded: Encoded, which: NDArray[np.int64], prefixes: Sequence[str], texts: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """For each pair: how many tokens of `texts[which[i]]` start inside its beginning `prefixes[i]`."""
+        if not self.bytes_add_up:
+            assert self._reference is not None
+            return self._reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
+        sizes = {prefix: len(self.normalize(prefix).encode()) for prefix in set(prefixes)}
+        size = np.array([sizes[prefix] for prefix in prefixes], dtype=np.int64)
+        ids, offsets = encoded
+        first, last = offsets[which], offsets[which + 1]
+        points = np.empty(len(which), dtype=np.int64)
+        short = size <= SHORT_PREFIX
+        points[short] = self._step(ids, first[short], last[short], size[short])
+        if not short.all():
+            long = ~short
+            ends = np.cumsum(self._byte_lengths[ids], dtype=np.int64)
+            base = np.where(first > 0, ends[np.maximum(first - 1, 0)], 0)[long]
+            points[long] = np.minimum(np.searchsorted(ends, base + size[long]) + 1, last[long])
+        return points - first
+
+    def _step(
+        self,
+        ids: NDArray[np.int32],
+        first: NDArray[np.int64],
+        last: NDArray[np.int64],
+        size: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Walk from each first token until `size` bytes are passed: a few steps for all texts at once."""
+        at, passed = first.copy(), np.zeros(len(first), dtype=np.int64)
+        moving = np.flatnonzero((passed < size) & (at < last))
+        while len(moving):
+            passed[moving] += self._byte_lengths[ids[at[moving]]]
+            at[moving] += 1
+            moving = moving[(passed[moving] < size[moving]) & (at[moving] < last[moving])]
+        return at
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
+        """Text of the ids; control tokens are spelled out, broken UTF-8 becomes U+FFFD."""
+        numbers = [int(i) for i in ids]
+        if self.bytes_add_up:
+            return b"".join(map(self.token_bytes, numbers)).decode("utf-8", errors="replace")
+        assert self._reference is not None
+        out: list[str] = []
+        run: list[int] = []
+        for number in [*numbers, -1]:
+            name = self._control_names.get(number)
+            if name is None and number >= 0:
+                run.append(number)
+                continue
+            if run:
+                out.append(self._reference.decode(run))
+                run = []
+            out.append(name or "")
+        return "".join(out)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one id stands for; the UTF-8 of its name for a control token."""
+        name = self._control_names.get(token_id)
+        return self.text_bytes(token_id) if name is None else name.encode()
+
+    def text_bytes(self, token_id: int) -> bytes:
+        """The bytes of an id that the text engine gave."""
+        try:
+            return self._bytes[token_id]
+        except KeyError:
+            raise TokenizerError(
+                f"id {token_id} is not in the vocabulary of {self.name!r} ({self.vocab_size} ids)"
+            ) from None
+
+    def normalize(self, text: str) -> str:
+        """What the declared normalizer makes of a text."""
+        return text if self._reference is None else self._reference.normalize(text)
+
+    def with_added(self, names: Sequence[str]) -> VocabularyTokenizer:
+        """A tokenizer with these control tokens too; missing ones stand above the vocabulary, in the order given."""
+        added = copy.copy(self)
+        added.__dict__ = {k: v for k, v in self.__dict__.items() if k not in _CACHED}
+        added.control_ids = dict(self.control_ids)
+        for name in dict.fromkeys(names):
+            if not name:
+                raise TokenizerError("a control token must not be empty")
+            if name not in added.control_ids:
+                added.control_ids[name] = added.vocab_size
+                added.vocab_size += 1
+        return added
+
+
+_CACHED = {"fingerprint", "_byte_lengths", "_forbidden", "_control_names", "_document_pattern"}
+
+
+def _lone_surrogate(texts: Sequence[str]) -> str:
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            return f"text {index} is a {type(text).__name__}, not a string"
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            return f"text {index} has a lone surrogate at character {error.start}: it has no UTF-8 form"
+    return "the texts cannot be encoded"

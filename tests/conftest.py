@@ -1,0 +1,53 @@
+"""Fixtures that several tests share: real tokenizers, loaded once per process, and real conversations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from chatmill.core.conversation import Conversation
+from chatmill.read.conversations import ConversationFile
+from chatmill.tokenizer.load import load_tokenizer
+from tests.data.tokenizer_files import unpacked
+
+DATA = Path(__file__).parent / "data"
+CONVERSATION_FILES = sorted((DATA / "conversations").glob("*.jsonl.gz"))
+
+
+@pytest.fixture(scope="session")
+def qwen3() -> Any:
+    return load_tokenizer(unpacked("qwen3"))
+
+
+@pytest.fixture(scope="session")
+def gpt2() -> Any:
+    return load_tokenizer(unpacked("gpt2"))
+
+
+@pytest.fixture(scope="session")
+def o200k() -> Any:
+    return load_tokenizer("o200k")
+
+
+@pytest.fixture(scope="session")
+def real_conversations() -> Callable[[int], list[Conversation]]:
+    """The first `n` conversations of every bundled source."""
+
+    def first(n: int) -> list[Conversation]:
+        taken: list[Conversation] = []
+        for path in CONVERSATION_FILES:
+            for index, conversation in enumerate(ConversationFile(path)):
+                if index == n:
+                    break
+                taken.append(conversation)
+        return taken
+
+    assert len(CONVERSATION_FILES) >= 15
+    return first

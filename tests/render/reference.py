@@ -1,0 +1,80 @@
+"""The reference renderings: transformers' `apply_chat_template` over the published templates."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from chatmill.core.conversation import Conversation
+from tests.data.tokenizer_files import unpacked
+
+TEMPLATES = Path(__file__).parents[1] / "data" / "tokenizers" / "chat_templates"
+
+
+@cache
+def hf_tokenizer(name: str) -> Any:
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(unpacked(name))
+
+
+@cache
+def jinja(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text()
+
+
+@cache
+def trl_training_template() -> str:
+    """The template TRL trains Qwen3 with, taken from TRL itself."""
+    from trl.chat_template_utils import get_training_chat_template
+
+    tokenizer = hf_tokenizer("qwen3")
+    published = tokenizer.chat_template
+    tokenizer.chat_template = jinja("qwen3")
+    try:
+        template = get_training_chat_template(tokenizer)
+    finally:
+        tokenizer.chat_template = published
+    assert isinstance(template, str)
+    return template
+
+
+def as_dicts(conversation: Conversation) -> list[dict[str, Any]]:
+    """Messages in the form that transformers takes."""
+    messages: list[dict[str, Any]] = []
+    for message in conversation.messages:
+        item: dict[str, Any] = {"role": message.role.value, "content": message.content}
+        if message.reasoning is not None:
+            item["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            item["tool_calls"] = [
+                {"type": "function", "id": c.id, "function": {"name": c.name, "arguments": c.arguments}}
+                for c in message.tool_calls
+            ]
+        messages.append(item)
+    return messages
+
+
+def reference_ids(conversation: Conversation, template: str, tokenizer: Any, **options: Any) -> list[int]:
+    encoded = tokenizer.apply_chat_template(
+        as_dicts(conversation),
+        tools=list(conversation.tools) or None,
+        chat_template=template,
+        tokenize=True,
+        return_dict=True,
+        **options,
+    )
+    return list(encoded["input_ids"])
+
+
+def reference_ids_and_mask(conversation: Conversation, template: str, tokenizer: Any) -> tuple[list[int], list[int]]:
+    encoded = tokenizer.apply_chat_template(
+        as_dicts(conversation),
+        tools=list(conversation.tools) or None,
+        chat_template=template,
+        tokenize=True,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+    )
+    return list(encoded["input_ids"]), list(encoded["assistant_masks"])

@@ -1,0 +1,417 @@
+"""Real tokenizers: ids equal to the reference library, text never becomes control, and every way to load one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+
+from chatmill.core.conversation import Conversation
+from chatmill.errors import TokenizerError, UnknownNameError
+from chatmill.tokenizer import assets
+from chatmill.tokenizer.backends import GigatokenBackend, HuggingFaceBackend
+from chatmill.tokenizer.load import added_tokens, load_tokenizer, with_control_tokens
+from chatmill.tokenizer.probe import PROBE, first_difference
+from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tiktoken_file import harmony_control_ids
+from tests.conftest import DATA
+from tests.data.tokenizer_files import unpacked
+
+REAL = ("qwen3", "gpt2", "mistral_nemo", "deepseek_v3")
+TINY = ("tiny_torchtitan", "tiny_torchtune")
+
+
+def nasty_texts() -> list[str]:
+    texts: list[str] = []
+    for line in gzip.decompress((DATA / "nasty.jsonl.gz").read_bytes()).splitlines():
+        messages = json.loads(line)["messages"]
+        for message in messages if isinstance(messages, list) else []:
+            content = message.get("content") if isinstance(message, dict) else None
+            if isinstance(content, str):
+                texts.append(content)
+    assert len(texts) > 100
+    return [text for text in texts if len(text) < 50_000 and _encodable(text)]
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="session")
+def texts(real_conversations: Callable[[int], list[Conversation]]) -> list[str]:
+    found = [*nasty_texts(), *PROBE]
+    for conversation in real_conversations(20):
+        for message in conversation.messages:
+            found.append(message.content)
+            found += [call.arguments for call in message.tool_calls]
+            if message.reasoning:
+                found.append(message.reasoning)
+    assert len(found) > 1500
+    return found
+
+
+def pure_text_reference(name: str) -> Any:
+    """The reference library on the same vocabulary with its added tokens and post-processor taken out."""
+    data = json.loads((unpacked(name) / "tokenizer.json").read_text())
+    return tokenizers.Tokenizer.from_str(json.dumps({**data, "added_tokens": [], "post_processor": None}))
+
+
+def rows(encoded: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
+    ids, offsets = encoded
+    return [ids[a:b].tolist() for a, b in pairwise(offsets)]
+
+
+@pytest.fixture(scope="session", params=[*REAL, *TINY])
+def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
+    return request.param, load_tokenizer(unpacked(request.param))
+
+
+def test_ids_equal_the_reference_library(named: tuple[str, Any], texts: list[str]) -> None:
+    name, tokenizer = named
+    theirs = [e.ids for e in pure_text_reference(name).encode_batch_fast(texts, add_special_tokens=False)]
+    assert rows(tokenizer.encode_batch(texts)) == theirs
+
+
+def test_where_no_added_token_is_spelled_ids_equal_the_whole_tokenizer(
+    named: tuple[str, Any], texts: list[str]
+) -> None:
+    name, tokenizer = named
+    whole = tokenizers.Tokenizer.from_file(str(unpacked(name) / "tokenizer.json"))
+    plain = [text for text in texts if not any(control in text for control in tokenizer.control_ids)]
+    assert len(plain) > 1400
+    theirs = [e.ids for e in whole.encode_batch_fast(plain, add_special_tokens=False)]
+    assert rows(tokenizer.encode_batch(plain)) == theirs
+
+
+def test_text_never_becomes_a_control_id(named: tuple[str, Any], texts: list[str]) -> None:
+    _, tokenizer = named
+    spelled = [*texts, *tokenizer.control_ids, " ".join(tokenizer.control_ids), "".join(tokenizer.control_ids)]
+    ids, _ = tokenizer.encode_batch(spelled)
+    assert not np.isin(ids, list(tokenizer.control_ids.values())).any()
+
+
+def test_added_tokens_that_are_not_flagged_special_are_control_too(qwen3: Any) -> None:
+    think = qwen3.control("<think>")
+    assert think not in qwen3.encode("<think>\nhello</think>")
+    assert "<tool_call>" in qwen3.control_ids
+
+
+def test_decoding_gives_the_normalised_text(named: tuple[str, Any], texts: list[str]) -> None:
+    name, tokenizer = named
+    if name in TINY:  # these test vocabularies lack bytes: they lose text by design
+        assert tokenizer.decode(tokenizer.encode("h\u00e9")) != "h\u00e9"
+        return
+    for text, row in zip(texts, rows(tokenizer.encode_batch(texts)), strict=True):
+        assert tokenizer.decode(row) == tokenizer.normalize(text)
+    changed = sum(tokenizer.normalize(text) != text for text in texts)
+    assert (changed > 0) == (name == "qwen3")
+
+
+def test_o200k_is_exact_and_lossless(o200k: Any, texts: list[str]) -> None:
+    from chatmill.render.official_harmony import encoding
+
+    official = encoding()
+    for text, row in zip(texts, rows(o200k.encode_batch(texts)), strict=True):
+        assert row == official.encode(text, disallowed_special=())
+        assert o200k.decode(row) == text
+    assert (o200k.vocab_size, o200k.eos_id, o200k.bos_id, o200k.pad_id) == (201088, 199999, None, None)
+
+
+def test_o200k_control_ids_equal_the_official_ones(o200k: Any) -> None:
+    from chatmill.render.official_harmony import encoding
+
+    official = encoding()
+    known = set(official.special_tokens_set) - {"<|reserved_201088|>"}  # one past the padded vocabulary of spec 5
+    assert known <= set(harmony_control_ids())
+    for name in known:
+        assert official.encode(name, allowed_special="all") == [o200k.control(name)]
+
+
+def test_engines(named: tuple[str, Any]) -> None:
+    name, tokenizer = named
+    assert tokenizer.backend.name == ("tokenizers" if name in TINY else "gigatoken")
+
+
+NAMED_IDS = {
+    "qwen3": (None, 151645, 151643),
+    "gpt2": (50256, 50256, None),
+    "mistral_nemo": (1, 2, None),
+    "deepseek_v3": (0, 1, 1),
+    "tiny_torchtitan": (2002, 2003, 2001),
+    "tiny_torchtune": (None, None, None),
+}
+
+
+def test_named_ids(named: tuple[str, Any]) -> None:
+    name, tokenizer = named
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == NAMED_IDS[name]
+
+
+def test_base_models_alias_eos_and_pad() -> None:
+    base = load_tokenizer(unpacked("qwen3_base"))
+    assert (base.bos_id, base.eos_id, base.pad_id) == (None, 151643, 151643)
+
+
+def test_all_ways_in_give_the_same_tokenizer(gpt2: Any) -> None:
+    import transformers
+
+    folder = unpacked("gpt2")
+    assert isinstance(gpt2, Tokenizer)
+    assert load_tokenizer(gpt2) is gpt2
+    from_file = load_tokenizer(folder / "tokenizer.json")
+    packed = load_tokenizer(DATA / "tokenizers" / "gpt2" / "tokenizer.json.xz")
+    assert from_file.fingerprint == gpt2.fingerprint == packed.fingerprint
+    loaded = load_tokenizer(tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")))
+    assert loaded.control_ids == gpt2.control_ids
+    theirs = load_tokenizer(transformers.AutoTokenizer.from_pretrained(folder))
+    assert (theirs.eos_id, theirs.bos_id) == (gpt2.eos_id, gpt2.bos_id)
+    for text in PROBE:
+        assert loaded.encode(text) == theirs.encode(text) == gpt2.encode(text)
+
+
+def test_fingerprints_tell_tokenizers_apart(qwen3: Any, gpt2: Any, o200k: Any) -> None:
+    base = load_tokenizer(unpacked("qwen3_base"))
+    more = with_control_tokens(qwen3, ["<|x|>"])
+    assert len({t.fingerprint for t in (qwen3, gpt2, o200k, base, more)}) == 5
+
+
+def test_a_changed_merge_changes_the_fingerprint(tmp_path: Path) -> None:
+    source = unpacked("tiny_torchtitan") / "tokenizer.json"
+    data = json.loads(source.read_text())
+    data["model"]["merges"] = data["model"]["merges"][:-1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    assert load_tokenizer(tmp_path).fingerprint != load_tokenizer(source).fingerprint
+
+
+# -- control tokens -------------------------------------------------------------------------------------------------
+
+
+def test_missing_control_tokens_stand_above_the_vocabulary(gpt2: Any) -> None:
+    names = ["<|b|>", "<|a|>", "<|endoftext|>", "<|b|>"]
+    more = with_control_tokens(gpt2, names)
+    report = added_tokens(gpt2, more, multiple=64)
+    assert report.added == {"<|b|>": 50257, "<|a|>": 50258}
+    assert (report.vocab_size, report.padded_vocab_size) == (50259, 50304)
+    assert "<|a|>" not in gpt2.control_ids
+    assert 50258 not in more.encode("<|a|>")
+    assert more.encode_documents(["x<|a|>y"])[0].tolist() == [*gpt2.encode("x"), 50258, *gpt2.encode("y")]
+    assert more.decode([50258]) == "<|a|>"
+    assert load_tokenizer(unpacked("gpt2"), control_tokens=names).control_ids == more.control_ids
+
+
+def test_documents_recognise_control_tokens_as_the_whole_tokenizer_does(named: tuple[str, Any]) -> None:
+    name, tokenizer = named
+    whole = tokenizers.Tokenizer.from_file(str(unpacked(name) / "tokenizer.json"))
+    if name == "tiny_torchtitan":  # its control tokens stand in tokenizer_config.json alone
+        assert not whole.get_added_tokens_decoder()
+        whole.add_special_tokens([*tokenizer.control_ids])
+    some = list(tokenizer.control_ids)[:40]
+    documents = ["", "plain", " ".join(some), "".join(some), *(f"a {control}\n b{control}" for control in some)]
+    theirs = [whole.encode(text, add_special_tokens=False).ids for text in documents]
+    assert rows(tokenizer.encode_documents(documents)) == theirs
+
+
+def test_an_unknown_control_token_lists_the_known_ones(gpt2: Any) -> None:
+    with pytest.raises(TokenizerError, match=r"<\|im_start\|>.*It has: <\|endoftext\|>"):
+        gpt2.control("<|im_start|>")
+
+
+def test_token_bytes(gpt2: Any, qwen3: Any) -> None:
+    assert b"".join(map(gpt2.token_bytes, gpt2.encode("né 中"))) == "né 中".encode()
+    assert qwen3.token_bytes(qwen3.control("<think>")) == b"<think>"
+    with pytest.raises(TokenizerError, match="9999999"):
+        gpt2.token_bytes(9_999_999)
+
+
+def test_split_points_count_the_tokens_that_start_in_a_prefix(named: tuple[str, Any]) -> None:
+    """Against the offsets of the reference library, for short and long prefixes, ASCII and not."""
+    name, tokenizer = named
+    cases = [("user\n", "\n\nhello"), ("user\n", ""), ("", "abc"), ("naïve ", "x"), ("é" * 40, " and more text " * 5)]
+    cases += [("system\n", "é\u0301"), ("\n" * 50, "\n" * 9)]
+    whole = [prefix + rest for prefix, rest in cases]
+    encoded = tokenizer.encode_batch(whole)
+    which = np.arange(len(cases), dtype=np.int64)
+    points = tokenizer.split_points(encoded, which, [prefix for prefix, _ in cases], whole)
+    reference = HuggingFaceBackend(pure_text_reference(name))
+    expected = reference.tokens_before(whole, [len(prefix) for prefix, _ in cases])
+    assert points.tolist() == expected.tolist()
+
+
+# -- other models and faults ----------------------------------------------------------------------------------------
+
+
+def trained(model: Any, trainer: Any, pre_tokenizer: Any, normalizer: Any = None, decoder: Any = None) -> Any:
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    tokenizer.train_from_iterator(
+        ["the quick brown fox", "jumps over the lazy dog", "he said: hello, world!"] * 20, trainer
+    )
+    return tokenizer
+
+
+def unigram() -> Any:
+    return trained(
+        tokenizers.models.Unigram(),
+        tokenizers.trainers.UnigramTrainer(vocab_size=120, unk_token="<unk>", special_tokens=["<unk>", "<eos>"]),
+        tokenizers.pre_tokenizers.Metaspace(),
+        tokenizers.normalizers.NFKC(),
+        tokenizers.decoders.Metaspace(),
+    )
+
+
+def wordpiece() -> Any:
+    return trained(
+        tokenizers.models.WordPiece(unk_token="[UNK]"),
+        tokenizers.trainers.WordPieceTrainer(vocab_size=120, special_tokens=["[UNK]", "[CLS]"]),
+        tokenizers.pre_tokenizers.BertPreTokenizer(),
+        tokenizers.normalizers.BertNormalizer(lowercase=True),
+        tokenizers.decoders.WordPiece(),
+    )
+
+
+@pytest.mark.parametrize("make", [unigram, wordpiece])
+def test_models_that_gigatoken_lacks_fall_back_with_the_same_results(make: Callable[[], Any]) -> None:
+    theirs = make()
+    ours = load_tokenizer(theirs)
+    assert ours.backend.name == "tokenizers"
+    for text in ("the lazy fox", "Hello,  World!", "zzz unknown \u4e2d", ""):
+        assert ours.encode(text) == theirs.encode(text, add_special_tokens=False).ids
+    assert ours.decode(ours.encode("the lazy fox")) == "the lazy fox"
+    control = next(name for name in ours.control_ids if "unk" not in name.lower())
+    assert ours.control(control) not in ours.encode(f"the {control}")
+
+
+def test_an_engine_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = GigatokenBackend.encode_batch
+
+    def wrong(self: GigatokenBackend, texts: Any) -> Any:
+        ids, offsets = original(self, texts)
+        return (ids[::-1].copy() if len(ids) > 5 else ids), offsets
+
+    monkeypatch.setattr(GigatokenBackend, "encode_batch", wrong)
+    assert load_tokenizer(unpacked("gpt2")).backend.name == "tokenizers"
+    with pytest.raises(TokenizerError, match="differ on"):
+        load_tokenizer("o200k")
+
+
+def test_first_difference_names_the_text() -> None:
+    data = (unpacked("tiny_torchtitan") / "tokenizer.json").read_bytes()
+    one = HuggingFaceBackend.from_json(data)
+    assert first_difference(one, one) is None
+    other = HuggingFaceBackend.from_json((unpacked("tiny_torchtune") / "tokenizer.json").read_bytes())
+    assert "differ on" in str(first_difference(one, other))
+
+
+def test_tiktoken_files_need_their_pattern(tmp_path: Path) -> None:
+    path = assets.find_o200k()
+    with pytest.raises(UnknownNameError, match="pattern"):
+        load_tokenizer(path)
+    with pytest.raises(TokenizerError, match="right pattern"):
+        # cl100k splits otherwise than o200k, but the probe compares each engine under the same pattern; so a pattern
+        # that the two engines read differently is what must be caught
+        _with_broken_reference(path)
+    assert load_tokenizer(path, pattern="o200k").encode("hello world") == load_tokenizer("o200k").encode("hello world")
+
+
+def _with_broken_reference(path: Path) -> None:
+    from chatmill.tokenizer import tiktoken_file
+
+    patterns = dict(tiktoken_file.PATTERNS)
+    try:
+        tiktoken_file.PATTERNS = {**patterns, "o200k": patterns["gpt2"]}
+        load_tokenizer(path, pattern="o200k")
+    finally:
+        tiktoken_file.PATTERNS = patterns
+
+
+@pytest.mark.parametrize("content", ["not a tiktoken line\n", "aGk= x\n", "!!! 3\n"])
+def test_a_broken_tiktoken_file_names_the_line(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.tiktoken"
+    path.write_text(f"aA== 0\n{content}")
+    with pytest.raises(TokenizerError, match=r"x\.tiktoken:2"):
+        load_tokenizer(path, pattern="gpt2")
+
+
+def test_paths_that_are_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="no tokenizer 'nowhere'"):
+        load_tokenizer("nowhere")
+    with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match="is not a tokenizer"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(TokenizerError, match="cannot use a int"):
+        load_tokenizer(7)
+
+
+def test_a_lone_surrogate_is_a_clear_error(gpt2: Any) -> None:
+    with pytest.raises(TokenizerError, match="text 1 has a lone surrogate at character 2"):
+        gpt2.encode_batch(["fine", "ab\ud800"])
+
+
+# -- the o200k asset ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.delenv("O200K_HARMONY_VOCAB_PATH", raising=False)
+    monkeypatch.delenv("TIKTOKEN_ENCODINGS_BASE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_asset_is_found_in_the_stated_order(no_variables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundled = assets.find_o200k()
+    raw = bundled.read_bytes()
+    copies = {name: no_variables / name / assets.O200K_FILE for name in ("explicit", "variable", "folder")}
+    copies["project"] = no_variables / assets.PROJECT_COPY
+    for path in copies.values():
+        path.parent.mkdir(parents=True)
+        path.write_bytes(raw)
+    assert assets.find_o200k().resolve() == copies["project"]
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(copies["folder"].parent))
+    assert assets.find_o200k() == copies["folder"]
+    monkeypatch.setenv("O200K_HARMONY_VOCAB_PATH", str(copies["variable"]))
+    assert assets.find_o200k() == copies["variable"]
+    assert assets.find_o200k(copies["explicit"]) == copies["explicit"]
+
+
+def test_a_wrong_hash_shows_both(no_variables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = no_variables / "o.tiktoken"
+    path.write_text("aA== 0\n")
+    monkeypatch.setenv("O200K_HARMONY_VOCAB_PATH", str(path))
+    with pytest.raises(TokenizerError, match=f"(?s)sha256 is [0-9a-f]{{64}}, expected {assets.O200K_SHA256}"):
+        load_tokenizer("o200k")
+
+
+@pytest.mark.parametrize("variable", ["O200K_HARMONY_VOCAB_PATH", "TIKTOKEN_ENCODINGS_BASE"])
+def test_a_variable_that_names_nothing(variable: str, no_variables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, str(no_variables / "nothing"))
+    with pytest.raises(TokenizerError, match=variable):
+        load_tokenizer("o200k")
+
+
+def test_the_bundled_copy_survives_a_damaged_cache(no_variables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(no_variables))
+    assets._bundled.cache_clear()
+    path = assets.find_o200k()
+    assert path.is_relative_to(no_variables)
+    path.write_text("damaged")
+    assets._bundled.cache_clear()
+    assert assets.find_o200k().stat().st_size > 3_000_000
+    assets._bundled.cache_clear()
