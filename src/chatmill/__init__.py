@@ -23,7 +23,8 @@ def __getattr__(name: str) -> Any:
     module = PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module 'chatmill' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"chatmill.{module}"), name)
+    path, _, attribute = module.partition(":")
+    value = getattr(importlib.import_module(f"chatmill.{path}"), attribute or name)
     globals()[name] = value
     return value
 

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-COMMANDS = ("preview",)
+COMMANDS = ("preview", "transcripts")
 """Each is a module of this package with a function `command`."""
 
 app = typer.Typer(

@@ -1,8 +1,168 @@
-"""Show conversations as coloured tokens, with what would be trained."""
+"""Show conversations as coloured tokens, with exactly what would be trained.
+
+Example: chatmill preview chats.jsonl --tokenizer ./Qwen3-0.6B --template qwen3 -n 2
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-def command() -> None:
-    """Placeholder until the renderer stands."""
-    raise typer.Exit
+    from chatmill.core.conversation import Conversation
+    from chatmill.errors import RecordError
+    from chatmill.look.preview import Run
+    from chatmill.read.conversations import ConversationFile
+    from chatmill.render.render import Rendered
+    from chatmill.render.template import Template
+    from chatmill.tokenizer.protocol import Tokenizer
+
+
+def command(
+    file: Annotated[Path, typer.Argument(help="JSONL (also .gz, .zst), JSON list or Parquet file of conversations.")],
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", "-t", help="o200k, bytes, a tokenizer.json, its folder, or a .tiktoken file.")
+    ] = "o200k",
+    template: Annotated[
+        str, typer.Option("--template", "-T", help="A template's name, or the path of your own .py file.")
+    ] = "chatml",
+    policy: Annotated[
+        str | None, typer.Option("--policy", "-p", help="What is trained; default: the template's own policy.")
+    ] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many conversations to show.")] = 3,
+    skip: Annotated[int, typer.Option("--skip", min=0, help="How many conversations to pass over first.")] = 0,
+    shape: Annotated[str | None, typer.Option("--shape", help="Shape of the records; default: told from them.")] = None,
+    pattern: Annotated[str | None, typer.Option("--pattern", help="Split pattern of a .tiktoken file.")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts whole.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per conversation instead.")] = False,
+) -> None:
+    """Read, render, label and show the first conversations of a file."""
+    from chatmill.label.presets import find_policy
+    from chatmill.read.conversations import ConversationFile
+    from chatmill.render.registry import find_template
+    from chatmill.render.render import render
+    from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+
+    errors: list[RecordError] = []
+    source = ConversationFile(file, shape=shape, on_error=errors.append)
+    kind = find_template(template)
+    chosen = find_policy(policy or kind.default_policy)
+    loaded = load_tokenizer(tokenizer, pattern=pattern)
+    bound = kind(with_control_tokens(loaded, kind.control_tokens))
+    conversations = list(itertools.islice(source, skip, skip + count))
+    rendered = render(conversations, bound, collect_failures=True)
+    errors += [error for _, error in rendered.failed]
+    weights = chosen.run_weights(rendered.tokens)
+    kept = [conversations[index] for index in rendered.kept]
+    if as_json:
+        _print_json(kept, rendered, weights, bound)
+    else:
+        _print_heading(source, bound, chosen.name, loaded)
+        _print_conversations(kept, rendered, weights, bound, show_ids=ids, max_characters=None if full else 1500)
+    _finish(errors, len(kept))
+
+
+def _print_json(
+    conversations: list[Conversation], rendered: Rendered, weights: NDArray[np.float32], template: Template
+) -> None:
+    from chatmill.look.preview import runs_as_json
+
+    for position, conversation in enumerate(conversations):
+        runs = _runs(rendered, weights, position, template)
+        record = {
+            "id": conversation.id,
+            "where": conversation.where,
+            "tokens": sum(len(run.ids) for run in runs),
+            "trained": sum(len(run.ids) for run in runs if run.trained),
+            "stripped": int(rendered.stripped[position]),
+            "runs": runs_as_json(runs),
+        }
+        typer.echo(json.dumps(record))
+
+
+def _runs(rendered: Rendered, weights: NDArray[np.float32], position: int, template: Template) -> list[Run]:
+    from chatmill.look.preview import runs_of
+
+    first, last = rendered.tokens.conversation_runs[position : position + 2]
+    return runs_of(rendered.tokens.conversation(position), weights[first:last], template.tokenizer)
+
+
+def _print_heading(source: ConversationFile, template: Template, policy: str, loaded: Tokenizer) -> None:
+    from rich.console import Console
+
+    from chatmill.tokenizer.load import added_tokens
+
+    console = Console(highlight=False)
+    console.print(
+        f"{source.path} \u00b7 shape {source.shape.name} \u00b7 template {template.name} \u00b7 policy {policy} "
+        f"\u00b7 tokenizer {loaded.name}",
+        style="bold",
+        markup=False,
+    )
+    console.print("\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
+    added = added_tokens(loaded, template.tokenizer)
+    if added.added:
+        listed = ", ".join(f"{name} = {token_id}" for name, token_id in added.added.items())
+        console.print(
+            f"Control tokens added above the vocabulary: {listed}. A model needs {added.vocab_size:,} embedding rows "
+            f"for them ({added.padded_vocab_size:,} padded to a multiple of 128).",
+            style="yellow",
+            markup=False,
+        )
+
+
+def _print_conversations(
+    conversations: list[Conversation],
+    rendered: Rendered,
+    weights: NDArray[np.float32],
+    template: Template,
+    *,
+    show_ids: bool,
+    max_characters: int | None,
+) -> None:
+    from rich.console import Console
+    from rich.rule import Rule
+    from rich.text import Text
+
+    from chatmill.look.preview import ConversationView, role_counts, summary_table, visible
+
+    console = Console(highlight=False)
+    for position, conversation in enumerate(conversations):
+        runs = _runs(rendered, weights, position, template)
+        total = sum(len(run.ids) for run in runs)
+        trained = sum(len(run.ids) for run in runs if run.trained)
+        name = visible(conversation.id or conversation.where)
+        title = f"{name} \u00b7 {total:,} tokens \u00b7 {trained:,} trained ({trained / max(1, total):.1%})"
+        console.print()
+        console.print(Rule(Text(title), align="left"))
+        console.print(ConversationView(runs, template.tokenizer, show_ids=show_ids, max_characters=max_characters))
+        if rendered.stripped[position]:
+            console.print(
+                f"{rendered.stripped[position]:,} characters are not shown by this template. {template.declares}",
+                style="yellow",
+                markup=False,
+            )
+    if conversations:
+        counts = role_counts(rendered.tokens.kinds, rendered.tokens.per_token(weights))
+        plural = "" if len(conversations) == 1 else "s"
+        console.print()
+        console.print(summary_table(counts, f"{len(conversations)} conversation{plural}"))
+
+
+def _finish(errors: list[RecordError], shown: int) -> None:
+    """Say what was left out; nothing shown at all is a failure."""
+    for error in errors[:5]:
+        typer.secho(f"left out [{error.code}] {error}", fg="red", err=True)
+    if len(errors) > 5:
+        typer.secho(f"... and {len(errors) - 5} more records left out", fg="red", err=True)
+    if not shown:
+        typer.secho("no conversation to show", fg="red", err=True)
+        raise typer.Exit(2)

@@ -1,0 +1,181 @@
+"""Check on a model of yours that packed documents do not see each other.
+
+MODEL_DIR is a folder that transformers can load; nothing is downloaded. Rows
+come from PACKED (a .parquet or .arrow file, a folder of them, or a folder made
+by Dataset.save_to_disk), or are made of random ids. The tokens of one document
+after the other are changed, and the logits of the others must not move; and
+each document must give the logits it gives alone. Exit status 1 when it does
+not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from chatmill.errors import ConfigError, DataError, MissingExtraError
+
+if TYPE_CHECKING:
+    from chatmill.train.isolation import IsolationReport
+
+
+class Dtype(StrEnum):
+    """Number formats a model can be checked in."""
+
+    float64 = "float64"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def command(
+    model_dir: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="Folder with config.json and weights.")],
+    packed: Annotated[
+        Path | None, typer.Argument(metavar="PACKED", help="Packed rows to check with; else random ids.")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="How many rows to check.")] = 2,
+    max_length: Annotated[int, typer.Option(min=8, help="Rows are cut to this many tokens.")] = 256,
+    probes: Annotated[int, typer.Option(min=1, help="Documents per row that are changed, at most.")] = 8,
+    attention: Annotated[str, typer.Option(help="Attention of transformers: sdpa, eager, ...")] = "sdpa",
+    dtype: Annotated[Dtype, typer.Option(help="Number format of the model.")] = Dtype.float32,
+    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, ...")] = "cpu",
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Read config.json alone and check the architecture.")
+    ] = False,
+    use_cache: Annotated[
+        bool, typer.Option("--use-cache", help="Leave the cache on, as a plain model(**batch) does.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also try other ways to call the model, and list them.")
+    ] = False,
+    split: Annotated[str | None, typer.Option(help="Which split of a saved DatasetDict.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Check isolation."""
+    import json
+
+    from chatmill.train.isolation import check_isolation
+
+    model = _load(model_dir, attention, dtype, random_weights).to(device)
+    batch = _batch(model.config, packed, split, rows=rows, max_length=max_length)
+    options: dict[str, Any] = {} if use_cache else {"use_cache": False}
+    report = check_isolation(model, batch, max_probes=probes, **options)
+    others = _other_ways(model, batch, probes) if compare else {}
+    if as_json:
+        result = _as_dict(report) | ({"ways": {n: _as_dict(r) for n, r in others.items()}} if compare else {})
+        typer.echo(json.dumps(result))
+    else:
+        typer.echo(str(report))
+        if compare:
+            typer.echo("\n" + _table(others))
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+def _load(folder: Path, attention: str, dtype: str, random_weights: bool) -> Any:
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise MissingExtraError("transformers", "torch,hf", "checking a model") from None
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} has no config.json: give a folder made by model.save_pretrained")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    wanted = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
+    try:
+        if random_weights:
+            torch.manual_seed(0)
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+            return transformers.AutoModelForCausalLM.from_config(config, **wanted).eval()
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        return load(folder, local_files_only=True, **wanted).eval()
+    except (OSError, ValueError, ImportError) as error:
+        hint = "" if random_weights else " (without weights: --random-weights)"
+        raise ConfigError(f"transformers cannot load {folder}: {error}{hint}") from None
+
+
+def _batch(config: Any, packed: Path | None, split: str | None, *, rows: int, max_length: int) -> dict[str, Any]:
+    """Rows with at least two documents each, collated as for training."""
+    from types import SimpleNamespace
+
+    from chatmill.load.collate import DataCollatorForCausalLM
+
+    features = (
+        _random_rows(config, rows, max_length) if packed is None else _stored_rows(packed, split, rows, max_length)
+    )
+    eos = config.eos_token_id[0] if isinstance(config.eos_token_id, list) else config.eos_token_id
+    special = SimpleNamespace(pad_token_id=config.pad_token_id, eos_token_id=eos)
+    collator = DataCollatorForCausalLM(special, truncation=True, max_length=max_length, return_seq_idx=True)
+    batch: dict[str, Any] = collator(features)
+    del batch["labels"]
+    return batch
+
+
+def _random_rows(config: Any, rows: int, max_length: int) -> list[dict[str, Any]]:
+    import numpy as np
+
+    random = np.random.RandomState(0)
+    lengths = [max_length - 3 * row for row in range(rows) if max_length - 3 * row >= 8]
+    return [
+        {
+            "input_ids": random.randint(config.get_text_config().vocab_size, size=length),
+            "document_starts": [0, length // 2, length // 2 + 1, 3 * length // 4],
+        }
+        for length in lengths
+    ]
+
+
+def _stored_rows(packed: Path, split: str | None, rows: int, max_length: int) -> list[dict[str, Any]]:
+    from chatmill.look.packed_rows import open_packed
+
+    found: list[dict[str, Any]] = []
+    for row in open_packed(packed, split).rows():
+        starts = row.columns.get("document_starts") or []
+        if sum(start < max_length for start in starts) > 1:
+            found.append({"input_ids": row.columns["input_ids"], "document_starts": starts})
+        if len(found) == rows:
+            break
+    if not found:
+        raise DataError(f"{packed} has no row with two documents within {max_length} tokens: raise --max-length")
+    return found
+
+
+def _other_ways(model: Any, batch: dict[str, Any], probes: int) -> dict[str, IsolationReport]:
+    """How the same rows fare when the model is called in the ways that people call it."""
+    import torch
+
+    from chatmill.load.collate import dense_document_mask
+    from chatmill.train.isolation import check_isolation
+
+    allowed = dense_document_mask(batch["seq_idx"], model.dtype)
+    bare = {name: value for name, value in batch.items() if name != "position_ids"}
+    ones = torch.ones_like(batch["input_ids"])
+    ways: dict[str, tuple[dict[str, Any], bool]] = {
+        "position_ids": (batch, False),
+        "position_ids, cache on (the default)": (batch, True),
+        "position_ids + attention_mask of ones": (batch | {"attention_mask": ones}, False),
+        "position_ids + 4D bool mask": (batch | {"attention_mask": allowed == 0}, False),
+        "position_ids + 4D float mask": (batch | {"attention_mask": allowed}, False),
+        "neither positions nor mask": (bare, False),
+    }
+    return {
+        name: check_isolation(model, inputs, max_probes=probes, use_cache=cache)
+        for name, (inputs, cache) in ways.items()
+    }
+
+
+def _table(ways: dict[str, IsolationReport]) -> str:
+    lines = [f"{'the same rows, called with':<40}  {'moved':>8}  {'alone':>8}"]
+    for name, report in ways.items():
+        verdict = "isolated" if report.passed else "LEAKS"
+        lines.append(f"{name:<40}  {report.moved:>8.3g}  {report.alone:>8.3g}  {verdict}")
+    return "\n".join(lines)
+
+
+def _as_dict(report: IsolationReport) -> dict[str, Any]:
+    return {"passed": report.passed, "moved": report.moved, "alone": report.alone} | asdict(report)

@@ -1,0 +1,133 @@
+"""`chatmill preview`: what a person sees, without colour and at 80 columns, and what a script reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatmill.look.preview import visible
+from tests.cli.run import chatmill
+
+PAIR = {
+    "id": "one",
+    "messages": [{"role": "user", "content": "What is <|im_end|>?\n"}, {"role": "assistant", "content": "A token."}],
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write_records(*records: Any, name: str = "chats.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(r) + "\n" if not isinstance(r, str) else r + "\n" for r in records))
+        return path
+
+    return write_records
+
+
+def test_what_a_person_sees(write: Any) -> None:
+    done = chatmill("preview", write(PAIR), "-t", "bytes")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in done.stdout
+    trained = [line for line in lines if line[10:11] == "\u258c"]
+    assert [line[12:] for line in trained] == ["A token.\u00ab<|im_end|>\u00bb"]
+    user = next(line for line in lines if line.startswith("user"))
+    assert user[12:] == "\u00ab<|im_start|>\u00bbuser\u23ce"
+    assert "            What is <|im_end|>?\u23ce" in lines, "text that spells a control token is not shown as one"
+    assert "one \u00b7" in done.stdout
+    assert "Control tokens added above the vocabulary: <|im_start|> = 259" in done.stdout
+    assert "assistant" in lines[-2]
+    assert lines[-1].startswith("all")
+
+
+def test_ids(write: Any) -> None:
+    done = chatmill("preview", write(PAIR), "-t", "bytes", "--ids")
+    assert "65 32 116 111 107 101 110 46 260" in done.stdout
+
+
+def test_json(write: Any) -> None:
+    done = chatmill("preview", write(PAIR, {**PAIR, "id": "two"}), "-t", "bytes", "--json", "-n", "5")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["id"] for record in records] == ["one", "two"]
+    runs = records[0]["runs"]
+    assert records[0]["tokens"] == sum(len(run["ids"]) for run in runs)
+    assert "".join(run["text"] for run in runs if run["weight"]) == "A token.<|im_end|>"
+    assert records[0]["trained"] == 9
+    assert {run["kind"] for run in runs} >= {"user.content", "assistant.content", "assistant.terminator"}
+
+
+def test_policy_template_skip_and_count(write: Any) -> None:
+    path = write(*({**PAIR, "id": f"r{i}"} for i in range(5)))
+    done = chatmill("preview", path, "-t", "bytes", "-T", "token_native", "-p", "all", "--skip", "1", "-n", "2")
+    assert "r1 " in done.stdout
+    assert "r2 " in done.stdout
+    assert "r0 " not in done.stdout
+    assert "r3 " not in done.stdout
+    assert "100.0%" in done.stdout
+    assert "template token_native" in done.stdout
+
+
+def test_bad_records_are_told_and_the_others_shown(write: Any) -> None:
+    done = chatmill("preview", write("{broken", {"messages": [{"role": "pope", "content": "x"}]}, PAIR), "-t", "bytes")
+    assert done.returncode == 0
+    assert "A token." in done.stdout
+    assert "left out [invalid_json]" in done.stderr
+    assert "chats.jsonl:2, field messages[0].role: unknown role 'pope'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.jsonl"], "no such file"),
+        (["chats.jsonl", "-T", "chatlm"], "Did you mean 'chatml'"),
+        (["chats.jsonl", "-p", "assistent"], "Did you mean 'assistant'"),
+        (["chats.jsonl", "-t", "no/such/tokenizer"], "no tokenizer 'no/such/tokenizer'"),
+        (["chats.jsonl", "--shape", "alpacca"], "Did you mean 'alpaca'"),
+    ],
+)
+def test_mistakes_end_in_one_panel(arguments: list[str], message: str, write: Any, tmp_path: Path) -> None:
+    write(PAIR)
+    done = chatmill("preview", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("\u2502", " ").split())
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_file_without_a_usable_record_fails(write: Any) -> None:
+    done = chatmill("preview", write({"messages": []}), "-t", "bytes")
+    assert done.returncode == 2
+    assert "no conversation to show" in done.stderr
+
+
+def test_nothing_in_a_conversation_reaches_the_terminal_raw(write: Any) -> None:
+    hostile = "\x1b[31mred\x00\x07\u202eevil\ufeff\u0085"
+    record = {"messages": [{"role": "user", "content": hostile}, {"role": "assistant", "content": "[bold]x[/bold]"}]}
+    done = chatmill("preview", write(record), "-t", "bytes")
+    assert done.returncode == 0
+    assert not set(done.stdout) & set("\x1b\x00\x07\u202e\ufeff\u0085")
+    assert "\u241b[31mred" in done.stdout
+    assert "[bold]x[/bold]" in done.stdout
+
+
+def test_long_texts_are_cut_unless_asked(write: Any) -> None:
+    record = {"messages": [{"role": "user", "content": "x " * 2000}, {"role": "assistant", "content": "a"}]}
+    path = write(record)
+    cut, whole = (chatmill("preview", path, "-t", "bytes", *more).stdout for more in ((), ("--full",)))
+    assert "2,500 more characters" in " ".join(cut.split())
+    assert "more characters" not in " ".join(whole.split())
+    assert whole.count("x") == cut.count("x") + 1250
+
+
+def test_visible_characters() -> None:
+    assert visible("a\tb\n\x7f\u2028") == "a\u21e5\tb\u23ce\n\u2421\\u2028"
+
+
+def test_version_and_help() -> None:
+    assert chatmill("--version").stdout.startswith("chatmill 0.")
+    assert "preview" in chatmill("--help").stdout
+    assert chatmill().returncode != 0
