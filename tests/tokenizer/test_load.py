@@ -415,3 +415,12 @@ def test_the_bundled_copy_survives_a_damaged_cache(no_variables: Path, monkeypat
     assets._bundled.cache_clear()
     assert assets.find_o200k().stat().st_size > 3_000_000
     assets._bundled.cache_clear()
+
+
+def test_tokenizers_travel_to_other_processes(gpt2: Any) -> None:
+    import pickle
+
+    more = with_control_tokens(gpt2, ["<|x|>", "<|y|>"])
+    back = pickle.loads(pickle.dumps(more))
+    assert back.fingerprint == more.fingerprint
+    assert back.encode("hello <|x|>") == more.encode("hello <|x|>")

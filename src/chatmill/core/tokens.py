@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 def offsets_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -71,7 +75,7 @@ class Tokens:
         """Message index of every token, counted in its conversation (a new array of N values)."""
         return np.repeat(self.run_messages, self.run_lengths)
 
-    def per_token(self, run_values: NDArray[np.generic]) -> NDArray[np.generic]:
+    def per_token(self, run_values: NDArray[ScalarT]) -> NDArray[ScalarT]:
         """Spread one value per run over the tokens of the runs."""
         return np.repeat(run_values, self.run_lengths)
 

@@ -37,6 +37,12 @@ class Policy:
     only_weighted_messages: bool = False
     """Train only messages that carry a weight of their own, whatever their role."""
 
+    def __post_init__(self) -> None:
+        """A scope may be given by its name; what is compared later is the member itself."""
+        if self.scope not in list(Scope):
+            raise ConfigError(f"policy {self.name!r}: scope {self.scope!r} is not one of {', '.join(Scope)}")
+        object.__setattr__(self, "scope", Scope(self.scope))
+
     def table(self) -> NDArray[np.float32]:
         """One weight per kind code; index it with an array of kinds."""
         table = np.zeros(KINDS, dtype=np.float32)

@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
-import io
+import itertools
 import json
 import os
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from chatmill.errors import DataError, RecordError
+from chatmill.read.compressed import open_bytes
 
 BOM = b"\xef\xbb\xbf"
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".parquet")
-"""File names that are read; `.ndjson` counts as `.jsonl`."""
 TOO_DEEP = "the JSON is nested too deeply"
-ZSTD_CHUNK = 1 << 17
-"""Packed bytes that are unpacked at a time."""
+ROW_BATCH = 1024
+"""Rows of a Parquet file that are decoded at a time."""
+
+
+class FileFormat(StrEnum):
+    """How a file holds records, told from its name."""
+
+    JSONL = "jsonl"
+    """One record a line."""
+    PACKED = "packed"
+    """One record a line, packed by gzip or Zstandard."""
+    JSON = "json"
+    """One list of records."""
+    PARQUET = "parquet"
+    """One record a row."""
+
+    @classmethod
+    def of(cls, path: Path) -> FileFormat:
+        """The format by the file's ending; an unknown ending is an error that lists the known ones."""
+        name = path.name.replace(".ndjson", ".jsonl")
+        for ending, format in _FORMATS.items():
+            if name.endswith(ending):
+                return format
+        raise DataError(f"{path}: cannot tell the format from the name; known endings: {', '.join(SUFFIXES)}")
+
+
+_FORMATS = {
+    ".jsonl": FileFormat.JSONL,
+    ".jsonl.gz": FileFormat.PACKED,
+    ".jsonl.zst": FileFormat.PACKED,
+    ".json": FileFormat.JSON,
+    ".parquet": FileFormat.PARQUET,
+}
+SUFFIXES = tuple(_FORMATS)
+"""File names that are read; `.ndjson` counts as `.jsonl`."""
 
 
 class Raw(NamedTuple):
@@ -36,75 +67,30 @@ class Raw(NamedTuple):
 def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
     """The records of one file in order; blank lines are passed over."""
     path = Path(path)
-    name = path.name.replace(".ndjson", ".jsonl")
     if not path.is_file():
         raise DataError(f"no such file: {path}")
-    if name.endswith(".parquet"):
-        return _parquet(path)
-    if name.endswith(".json"):
-        return _json_list(path)
-    if name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
-        return _jsonl(path)
-    raise DataError(f"{path}: cannot tell the format from the name; known endings: {', '.join(SUFFIXES)}")
-
-
-@contextlib.contextmanager
-def open_bytes(path: Path) -> Iterator[BinaryIO]:
-    """A file as a stream of bytes, unpacked when its name ends in .gz or .zst."""
-    with contextlib.ExitStack() as stack:
-        raw = stack.enter_context(path.open("rb"))
-        try:
-            if path.suffix == ".gz":
-                yield cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=raw)))
-            elif path.suffix == ".zst":
-                yield io.BufferedReader(_ZstdFrames(raw))
-            else:
-                yield raw
-        except (EOFError, OSError, zlib.error) as error:
-            raise DataError(f"{path} is damaged: {error}") from error
-
-
-class _ZstdFrames(io.RawIOBase):
-    """Unpacks all frames of a file; unlike the library's own reader it notices a last one that is cut off."""
-
-    def __init__(self, packed: BinaryIO) -> None:
-        self._packed = packed
-        self._frame: Any = None
-        self._unread = self._ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Give the next unpacked bytes; 0 at the end."""
-        import zstandard
-
-        while not self._ready:
-            data = self._unread or self._packed.read(ZSTD_CHUNK)
-            if not data:
-                if self._frame is not None:
-                    raise EOFError("the last frame is cut off")
-                return 0
-            self._frame = self._frame or zstandard.ZstdDecompressor().decompressobj()
-            try:
-                self._ready, self._unread = self._frame.decompress(data), b""
-            except zstandard.ZstdError as error:
-                raise OSError(str(error)) from None
-            if self._frame.eof:
-                self._unread, self._frame = self._frame.unused_data, None
-        count = min(len(buffer), len(self._ready))
-        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
+    match FileFormat.of(path):
+        case FileFormat.PARQUET:
+            return _parquet(path)
+        case FileFormat.JSON:
+            return _json_list(path)
+        case _:
+            return _jsonl(path)
 
 
 def _jsonl(path: Path) -> Iterator[Raw]:
     with open_bytes(path) as stream:
-        for number, line in enumerate(stream, 1):
-            if number == 1 and line.startswith(BOM):
-                line = line[len(BOM) :]
-            if not line or line.isspace():
-                continue
-            yield decode_line(line, f"{path}:{number}")
+        yield from decode_lines(stream, path)
+
+
+def decode_lines(lines: Iterable[bytes], path: str | Path, first: int = 1) -> Iterator[Raw]:
+    """The records of lines that follow each other in a file; `first` is the number of the first of them."""
+    for number, line in enumerate(lines, first):
+        if number == 1:
+            line = line.removeprefix(BOM)
+        if not line or line.isspace():
+            continue
+        yield decode_line(line, f"{path}:{number}")
 
 
 def decode_line(line: bytes, where: str) -> Raw:
@@ -164,40 +150,90 @@ def _repeated_key(line: bytes) -> str | None:
 
 
 def _json_list(path: Path) -> Iterator[Raw]:
-    """The entries of one list; each is decoded by itself, so that a bad one is one bad record."""
-    data = path.read_bytes().removeprefix(BOM)
+    with open_bytes(path) as stream:
+        entries, _ = list_entries(stream.read(), path)
+    yield from decode_entries(entries, path)
+
+
+def list_entries(data: bytes, path: str | Path) -> tuple[list[bytes], bool]:
+    """The entries of a JSON list, each as JSON, and whether they are the bytes of the file or written anew."""
+    data = data.removeprefix(BOM)
     try:
-        records = [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
+        return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])], True
     except msgspec.ValidationError:
         raise DataError(f"{path} must hold a list of records; for one record a line, name it .jsonl") from None
     except (ValueError, RecursionError) as error:
         whole = _decode_slowly(data, str(path), error)
         if whole.error is not None:
             raise DataError(f"{whole.error}. Is it JSONL? Then name it .jsonl.") from None
-        records = [json.dumps(value).encode() for value in whole.value]
-    for number, record in enumerate(records, 1):
-        yield decode_line(record, f"{path}:row {number}")
+        return [json.dumps(value).encode() for value in whole.value], False
+
+
+def decode_entries(entries: Iterable[bytes], path: str | Path, first: int = 1) -> Iterator[Raw]:
+    """The records of entries of a list, each decoded by itself, so that a bad one is one bad record."""
+    for number, entry in enumerate(entries, first):
+        yield decode_line(entry, f"{path}:row {number}")
 
 
 def _parquet(path: Path) -> Iterator[Raw]:
-    """Rows of a Parquet file; fields that are null are taken as absent, since Arrow gives every struct all fields."""
+    return batch_records(parquet_batches(path), path)
+
+
+def parquet_batches(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+    """Arrow batches of the rows from `start` up to `stop` (counted from 0; None: the end) of a Parquet file.
+
+    Row groups outside of the range are not read; inside of one the rows before `start` are decoded and passed over.
+    """
+    with _parquet_file(path) as file:
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        stop = sum(sizes) if stop is None else stop
+        ends = list(itertools.accumulate(sizes))
+        groups = [i for i, end in enumerate(ends) if end > start and end - sizes[i] < stop]
+        at = ends[groups[0]] - sizes[groups[0]] if groups else stop
+        for batch in file.iter_batches(ROW_BATCH, row_groups=groups, use_threads=False) if groups else ():
+            low, high = max(start - at, 0), min(stop - at, batch.num_rows)
+            at += batch.num_rows
+            if low < high:
+                yield batch.slice(low, high - low)
+            if at >= stop:
+                return
+
+
+def parquet_groups(path: Path) -> list[tuple[int, int]]:
+    """Rows and unpacked bytes of each row group of a Parquet file."""
+    with _parquet_file(path) as file:
+        groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+        return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+@contextmanager
+def _parquet_file(path: Path) -> Iterator[Any]:
     import pyarrow
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches(batch_size=1024):
-                for row in _rows(batch):
-                    number += 1
-                    where = f"{path}:row {number}"
-                    if isinstance(row, UnicodeDecodeError):
-                        message = f"a text is not UTF-8: byte 0x{row.object[row.start]:02X} at byte {row.start} of it"
-                        yield Raw(where, None, RecordError(message, code="not_utf8", where=where))
-                    else:
-                        yield Raw(where, _without_nulls(row))
+        # Without pre-buffering a row group is never in memory as a whole, however large it is.
+        with pyarrow.parquet.ParquetFile(
+            path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+        ) as file:
+            yield file
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
+
+
+def batch_records(batches: Iterable[Any], path: str | Path, first: int = 1) -> Iterator[Raw]:
+    """The records of Arrow batches that follow each other in a file; `first` is the number of the first row.
+
+    Fields that are null are taken as absent, since Arrow gives every struct all fields.
+    """
+    rows = (row for batch in batches for row in _rows(batch))
+    for number, row in enumerate(rows, first):
+        where = f"{path}:row {number}"
+        if isinstance(row, UnicodeDecodeError):
+            message = f"a text is not UTF-8: byte 0x{row.object[row.start]:02X} at byte {row.start} of it"
+            yield Raw(where, None, RecordError(message, code="not_utf8", where=where))
+        else:
+            yield Raw(where, _without_nulls(row))
 
 
 def _rows(batch: Any) -> list[Any]:

@@ -45,14 +45,14 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
     try:
         if not isinstance(record, Mapping):
             raise RecordError(f"a record must be an object, found {json_type(record)}", code="record_type")
-        record_id = _label(record, "id", "id_type")
+        record_id = _label(record, "id", code="id_type")
         messages = shape.messages(record)
         tools = _tools(record)
         known = shape.fields
         return Conversation(
             messages,
             record_id,
-            _label(record, "source", "field_type") or source,
+            _label(record, "source", code="field_type") or source,
             tools,
             where,
             {key: value for key, value in record.items() if key not in known},
@@ -64,7 +64,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         raise RecordError(TOO_DEEP, code="invalid_json", where=where, record_id=record_id) from None
 
 
-def _label(record: Record, key: str, code: str) -> str:
+def _label(record: Record, key: str, *, code: str) -> str:
     """What names a record: a string, or an integer as text; "" where there is none."""
     value = record.get(key)
     if value is None:

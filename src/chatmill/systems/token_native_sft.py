@@ -67,7 +67,7 @@ def serialize_chat_to_ids(ex: ChatExample, *, tokenizer: Any, default_system_tex
             index = turns[forged[0]][2]
             raise RecordError(
                 encoder.complaint(forged[1]),
-                code="control_in_text",
+                code="control_token",
                 path="default_system_text" if index < 0 else f"messages[{index}].content",
             )
     except RecordError as error:

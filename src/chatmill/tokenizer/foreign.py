@@ -44,6 +44,11 @@ class AnyTokenizer:
             )
         return ids
 
+    def known_markers(self, spellings: Sequence[str]) -> dict[str, int]:
+        """The ids of those markers that the tokenizer has."""
+        found = {spelling: self._find(spelling, spelling) for spelling in spellings}
+        return {spelling: int(token_id) for spelling, token_id in found.items() if token_id is not None}
+
     def _find(self, key: str, spelling: str) -> int | None:
         if not self.is_foreign:
             return self.tokenizer.control_ids.get(spelling)  # type: ignore[no-any-return]

@@ -13,13 +13,12 @@ from chatmill.tokenizer.backends import ENGINE_FAILURES, Backend, GigatokenBacke
 from chatmill.tokenizer.probe import PROBE, first_difference
 from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
 
-
 SPELLING_MODELS = frozenset({"Unigram", "WordPiece", "WordLevel"})
 """Models that would find a control token in text by its spelling, as one more word of the vocabulary."""
 
 
 def tokenizer_from_json(
-    raw: bytes, *, name: str, config: Mapping[str, Any] | None = None, named: NamedIds | None = None
+    raw: bytes, name: str, config: Mapping[str, Any] | None = None, named: NamedIds | None = None
 ) -> VocabularyTokenizer:
     """A tokenizer from the bytes of a tokenizer.json and, where there is one, the decoded tokenizer_config.json.
 
@@ -50,6 +49,7 @@ def tokenizer_from_json(
         document_backend=_document_backend(data, raw),
     )
     tokenizer.bytes_add_up = _bytes_add_up(tokenizer)
+    tokenizer.origin = (tokenizer_from_json, (raw, name, config, named))
     return tokenizer
 
 

@@ -77,7 +77,6 @@ def load_o200k(path: str | os.PathLike[str] | None = None) -> VocabularyTokenize
 
 def load_tiktoken(
     path: str | os.PathLike[str],
-    *,
     pattern: str | None,
     name: str | None = None,
     control_ids: Mapping[str, int] | None = None,
@@ -104,7 +103,7 @@ def load_tiktoken(
         if difference:
             raise TokenizerError(f"{path}: {difference}. Is {pattern!r} the right pattern?")
     rules = hashlib.sha256(hashlib.sha256(raw).digest() + pattern.encode()).hexdigest()
-    return VocabularyTokenizer(
+    tokenizer = VocabularyTokenizer(
         name=name or path.stem,
         backend=backend,
         token_bytes={rank: token for token, rank in ranks.items()},
@@ -112,6 +111,8 @@ def load_tiktoken(
         named=named or NamedIds(),
         rules_fingerprint=rules,
     )
+    tokenizer.origin = (load_tiktoken, (path, pattern, name, control_ids, named))
+    return tokenizer
 
 
 def _ranks(raw: bytes, path: Path) -> dict[bytes, int]:

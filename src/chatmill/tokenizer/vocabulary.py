@@ -6,9 +6,10 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,9 @@ class VocabularyTokenizer:
         self.bytes_add_up = bytes_add_up
         self._unknown_id = unknown_id
         self._document_backend = document_backend
+        self.origin: tuple[Callable[..., VocabularyTokenizer], tuple[Any, ...]] | None = None
+        """Function and arguments that load this tokenizer again, before control tokens were added."""
+        self._added: tuple[str, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -166,8 +170,7 @@ class VocabularyTokenizer:
         if not self.bytes_add_up:
             assert self._reference is not None
             return self._reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
-        sizes = {prefix: len(self.normalize(prefix).encode()) for prefix in set(prefixes)}
-        size = np.array([sizes[prefix] for prefix in prefixes], dtype=np.int64)
+        size = np.array([self._normalised_size(prefix) for prefix in prefixes], dtype=np.int64)
         ids, offsets = encoded
         first, last = offsets[which], offsets[which + 1]
         points = np.empty(len(which), dtype=np.int64)
@@ -179,6 +182,18 @@ class VocabularyTokenizer:
             base = np.where(first > 0, ends[np.maximum(first - 1, 0)], 0)[long]
             points[long] = np.minimum(np.searchsorted(ends, base + size[long]) + 1, last[long])
         return points - first
+
+    def _normalised_size(self, text: str) -> int:
+        """Bytes of a normalised text."""
+        if self._keeps_ascii and text.isascii():
+            return len(text)
+        return len(self.normalize(text).encode())
+
+    @cached_property
+    def _keeps_ascii(self) -> bool:
+        """Whether the normalizer leaves ASCII text alone, as the Unicode normal forms do."""
+        ascii_text = "".join(map(chr, range(128)))
+        return all(self.normalize(text) == text for text in ("a", " a ", ascii_text, ascii_text[::-1]))
 
     def _step(
         self,
@@ -233,6 +248,13 @@ class VocabularyTokenizer:
         """What the declared normalizer makes of a text."""
         return text if self._reference is None else self._reference.normalize(text)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as the way it was loaded: the engines themselves cannot be."""
+        if self.origin is None:
+            raise TypeError(f"tokenizer {self.name!r} was put together by hand and cannot be pickled")
+        function, arguments = self.origin
+        return _reload, (function, arguments, self._added)
+
     def with_added(self, names: Sequence[str]) -> VocabularyTokenizer:
         """A tokenizer with these control tokens too; missing ones stand above the vocabulary, in the order given."""
         added = copy.copy(self)
@@ -244,10 +266,18 @@ class VocabularyTokenizer:
             if name not in added.control_ids:
                 added.control_ids[name] = added.vocab_size
                 added.vocab_size += 1
+                added._added += (name,)
         return added
 
 
-_CACHED = {"fingerprint", "_byte_lengths", "_forbidden", "_control_names", "_document_pattern"}
+_CACHED = {"fingerprint", "_byte_lengths", "_forbidden", "_control_names", "_document_pattern", "_keeps_ascii"}
+
+
+def _reload(
+    function: Callable[..., VocabularyTokenizer], arguments: tuple[Any, ...], added: tuple[str, ...]
+) -> VocabularyTokenizer:
+    tokenizer = function(*arguments)
+    return tokenizer.with_added(added) if added else tokenizer
 
 
 def _lone_surrogate(texts: Sequence[str]) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
+import msgspec
+
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.emitter import Emitter
 from chatmill.render.template import KINDS_OF
@@ -186,9 +188,19 @@ def split_reasoning(message: Message) -> tuple[str, str]:
     return pieces[0].rstrip("\n").split(THINK)[-1].lstrip("\n"), pieces[-1].lstrip("\n")
 
 
+_TOOL_TEXTS: dict[bytes, str] = {}
+_TOOL_TEXTS_KEPT = 4096
+
+
 def tool_json(tool: Any) -> str:
-    """A tool definition as the chat templates of transformers write it."""
-    return json.dumps(tool, ensure_ascii=False)
+    """A tool definition as the chat templates of transformers write it; records repeat them, so texts are kept."""
+    key = msgspec.json.encode(tool)  # much faster than writing the text
+    text = _TOOL_TEXTS.get(key)
+    if text is None:
+        if len(_TOOL_TEXTS) >= _TOOL_TEXTS_KEPT:
+            _TOOL_TEXTS.clear()
+        text = _TOOL_TEXTS[key] = json.dumps(tool, ensure_ascii=False)
+    return text
 
 
 TEMPLATE = Qwen3

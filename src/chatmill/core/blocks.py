@@ -1,0 +1,214 @@
+"""Packed rows: from one list of document starts to positions, segment ids, cu_seqlens and the document mask.
+
+A row is a run of tokens in which several documents stand one after the other. `Boundaries` says where the
+documents of B rows begin. `Segments` lays them into a grid of equally wide rows: the padding after the last
+document of a row becomes a segment of its own. Everything an attention kernel reads is derived from there,
+with numpy, and without a loop over documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import DataError
+
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segments:
+    """Segments that tile a grid of `rows` x `width` tokens, row by row; none crosses a row, none is empty."""
+
+    starts: NDArray[np.int64]
+    """Where each segment begins, counted over the whole grid: token `t` of row `r` is `r * width + t`."""
+    rows: int
+    width: int
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens per segment."""
+        return np.diff(self.starts, append=self.rows * self.width)
+
+    @property
+    def position_ids(self) -> NDArray[np.int64]:
+        """(rows, width): the place of each token in its segment, from 0."""
+        flat = np.arange(self.rows * self.width, dtype=np.int64)
+        flat -= np.repeat(self.starts, self.lengths)
+        return flat.reshape(self.rows, self.width)
+
+    @property
+    def seq_idx(self) -> NDArray[np.int32]:
+        """(rows, width): the number of each token's segment, counted from 0 in its row."""
+        row = self.starts // max(self.width, 1)
+        first_of_row = np.searchsorted(row, np.arange(self.rows))
+        number = np.arange(len(self.starts)) - first_of_row[row]
+        return np.repeat(number.astype(np.int32), self.lengths).reshape(self.rows, self.width)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens in the longest segment; 0 for an empty grid."""
+        return int(self.lengths.max(initial=0))
+
+    def cu_seqlens(self, size: int | None = None) -> NDArray[np.int32]:
+        """Cumulative lengths `[0, ..., rows * width]` over the grid laid out as one row.
+
+        With `size` the array has exactly that many entries: the last value is repeated.
+        """
+        total = self.rows * self.width
+        if total > INT32_MAX:
+            raise DataError(f"cu_seqlens are int32, but the batch has {total:,} tokens: use smaller batches")
+        values = np.append(self.starts, total).astype(np.int32)
+        if size is None:
+            return values
+        if len(values) > size:
+            raise DataError(
+                f"this batch has {len(values) - 1} segments with the padding: {len(values)} cu_seqlens, but "
+                f"cu_seqlens_size is {size}: raise it, or put fewer documents into a batch"
+            )
+        return np.pad(values, (0, size - len(values)), mode="edge")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundaries:
+    """Where the documents of B rows begin; checked when made by one of the functions below."""
+
+    starts: NDArray[np.int64]
+    """Document starts of all rows, one row after the other, counted in their row."""
+    counts: NDArray[np.int64]
+    """Documents per row, B values."""
+    lengths: NDArray[np.int64]
+    """Tokens per row, B values; padding is not among them."""
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The row of each start."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def cut(self, max_length: int) -> Boundaries:
+        """Rows cut to `max_length` tokens; documents that begin beyond the cut are gone."""
+        keep = self.starts < max_length
+        return Boundaries(
+            starts=self.starts[keep],
+            counts=np.bincount(self.rows[keep], minlength=len(self.counts)),
+            lengths=np.minimum(self.lengths, max_length),
+        )
+
+    def joined(self) -> Boundaries:
+        """All rows as one: the form without padding. A row's first document becomes one among the others."""
+        offsets = offsets_of(self.lengths)
+        return Boundaries(
+            starts=self.starts + offsets[:-1][self.rows],
+            counts=np.array([len(self.starts)]),
+            lengths=offsets[-1:],
+        )
+
+    def segments(self, width: int) -> Segments:
+        """Lay the rows into a grid of `width` tokens each; what is left of a row is one more segment."""
+        tails = np.flatnonzero(self.lengths < width)
+        starts = np.concatenate([self.rows * width + self.starts, tails * width + self.lengths[tails]])
+        starts.sort()
+        return Segments(starts=starts, rows=len(self.lengths), width=width)
+
+    def later_documents(self, width: int) -> NDArray[np.int64]:
+        """Grid index of the first token of every document but the first of its row."""
+        return (self.rows * width + self.starts)[self.starts > 0]
+
+
+def whole_rows(lengths: NDArray[np.int64]) -> Boundaries:
+    """Every row is one document (an empty row is none)."""
+    return Boundaries(
+        starts=np.zeros(int((lengths > 0).sum()), dtype=np.int64),
+        counts=(lengths > 0).astype(np.int64),
+        lengths=lengths,
+    )
+
+
+def boundaries_from_starts(document_starts: Sequence[Any] | NDArray[Any], lengths: NDArray[np.int64]) -> Boundaries:
+    """Check explicit starts, one list (or 1-D integer array) per row of `lengths` tokens.
+
+    A 2-D integer array is padded with -1. Starts must increase, begin at 0 and lie inside the row.
+    """
+    if len(document_starts) != len(lengths):
+        raise DataError(f"document_starts has {len(document_starts)} rows, but the batch has {len(lengths)}")
+    rows = [_integers(values, row) for row, values in enumerate(document_starts)]
+    if isinstance(document_starts, np.ndarray) and document_starts.ndim == 2:
+        rows = [_without_padding(values) for values in rows]
+    counts = np.array([len(values) for values in rows], dtype=np.int64)
+    starts = np.concatenate(rows) if rows else np.empty(0, dtype=np.int64)
+    boundaries = Boundaries(starts=starts, counts=counts, lengths=lengths)
+    _check(boundaries)
+    return boundaries
+
+
+def boundaries_from_token(ids: NDArray[Any], offsets: NDArray[np.int64], token_id: int, *, after: bool) -> Boundaries:
+    """Documents that begin after `token_id` (an EOS), or at it (`after=False`, a BOS); each row begins one.
+
+    `ids` holds the rows one after the other, `offsets` their borders (one more than rows).
+    """
+    lengths = np.diff(offsets)
+    begins = np.zeros(len(ids) + 1, dtype=np.bool_)
+    if after:
+        begins[1:] = ids == token_id
+    else:
+        begins[:-1] = ids == token_id
+    begins[offsets[:-1]] = True
+    at = np.flatnonzero(begins[:-1])
+    row = np.searchsorted(offsets, at, side="right") - 1
+    return Boundaries(
+        starts=at - offsets[row],
+        counts=np.bincount(row, minlength=len(lengths)).astype(np.int64),
+        lengths=lengths,
+    )
+
+
+def _integers(values: Any, row: int) -> NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise DataError(f"document_starts of row {row} must be a flat list of integers, not {values!r}")
+    return array.astype(np.int64)
+
+
+def _without_padding(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Drop the -1 at the end; a -1 in between stays, and is refused later."""
+    real = np.flatnonzero(values != -1)
+    return values[: real[-1] + 1 if len(real) else 0]
+
+
+def _check(boundaries: Boundaries) -> None:
+    """Raise a `DataError` with row and value at the first start that cannot be right."""
+    starts, counts, lengths, row = boundaries.starts, boundaries.counts, boundaries.lengths, boundaries.rows
+    missing = np.flatnonzero((counts == 0) & (lengths > 0))
+    if len(missing):
+        raise DataError(
+            f"document_starts of row {missing[0]} is empty, but the row has {lengths[missing[0]]} tokens: "
+            "the first entry must be 0"
+        )
+    if not len(starts):
+        return
+    first = np.zeros(len(starts), dtype=np.bool_)
+    first[offsets_of(counts)[:-1][counts > 0]] = True
+    rules = (
+        (first & (starts != 0), "the first entry must be 0"),
+        (~first & (np.diff(starts, prepend=starts[0]) <= 0), "entries must increase"),
+        (starts >= lengths[row], "entries must lie inside the row"),
+    )
+    for broken, rule in rules:
+        if broken.any():
+            at = int(np.flatnonzero(broken)[0])
+            r = int(row[at])
+            entry = at - int(offsets_of(counts)[r])
+            raise DataError(
+                f"document_starts of row {r}: entry {entry} is {starts[at]}; {rule} "
+                f"(the row has {lengths[r]} tokens, starts {_short(starts[row == r])})"
+            )
+
+
+def _short(values: NDArray[np.int64]) -> str:
+    shown = ", ".join(map(str, values[:12].tolist()))
+    return f"[{shown}, ...]" if len(values) > 12 else f"[{shown}]"

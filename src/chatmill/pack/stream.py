@@ -1,0 +1,328 @@
+"""The post-training stream: marker records laid end to end into fixed blocks, with re-injected context.
+
+Masks are token-aligned: `loss_mask[b, t]` is 1 when token `input_ids[b, t]`, as a target, is trained.
+Between two neighbouring markers nothing changes, so every rule becomes a question about a marker and the one
+right after it, and is answered for all markers at once.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from chatmill.core.shift import IGNORE_INDEX, ArrayT, inputs_and_targets
+from chatmill.errors import ConfigError, DataError
+
+_RESET, _USER, _ASSISTANT, _END = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamReport(Mapping[str, int]):
+    """What packing a stream did, as counts; read as attributes or as a mapping of names to counts."""
+
+    records: int
+    """Records in the stream, after those with an eos inside were cut into one per eos."""
+    blocks: int
+    injected: int
+    """Injected tokens in the blocks."""
+    padded: int
+    """Padding tokens in the last block."""
+    left_out: int
+    """Record tokens (eos included) that stand in no block: rests of cut records, and a dropped last block."""
+    records_cut: int
+    """Records whose rest was not packed: a user span did not end within the block it was carried into."""
+    system_not_injected: int
+    """Blocks that got the user marker alone, because the system span would have left no room."""
+
+    def __getitem__(self, name: str) -> int:
+        if name not in tuple(self):
+            raise KeyError(name)
+        return int(getattr(self, name))
+
+    def __iter__(self) -> Iterator[str]:
+        return (field.name for field in fields(self))
+
+    def __len__(self) -> int:
+        return len(fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedStream:
+    """N finished blocks of the stream.
+
+    Block `b` is `injected[b]` injected tokens, then `tokens[b]` stream tokens, then padding (last block
+    only). Its stream tokens are `stream[starts[b] : starts[b] + tokens[b]]`, where `stream` is all records
+    laid end to end, an eos after each one that had none.
+    """
+
+    input_ids: NDArray[np.int64]
+    """(N, block_size)"""
+    loss_mask: NDArray[np.uint8]
+    """(N, block_size), token-aligned: 1 on the tokens of assistant spans that train, markers included."""
+    starts: NDArray[np.int64]
+    """(N,) position in the stream of the first stream token of each block."""
+    injected: NDArray[np.int64]
+    """(N,) injected tokens at the start of each block."""
+    tokens: NDArray[np.int64]
+    """(N,) stream tokens in each block."""
+    report: StreamReport
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def origin(self) -> NDArray[np.int64]:
+        """(N, block_size): the position in the stream that each token has; -1 injected, -2 padding."""
+        column = np.arange(self.input_ids.shape[1], dtype=np.int64) - self.injected[:, None]
+        origin = column + self.starts[:, None]
+        origin[column < 0] = -1
+        origin[column >= self.tokens[:, None]] = -2
+        return origin
+
+
+def post_training_loss_mask(
+    ids: ArrayLike, *, system_id: int, user_id: int, assistant_id: int, end_id: int, eos_id: int
+) -> NDArray[np.uint8]:
+    """The token-aligned mask of one block of ids, or of each row of an (N, block_size) array read alone.
+
+    1 on every token of a whole assistant span, both markers included, that comes after a whole user span in
+    the same block and conversation; 0 on everything else.
+    """
+    _check_markers(system_id, user_id, assistant_id, end_id, eos_id)
+    array = _integers(ids, "ids")
+    if array.ndim not in (1, 2):
+        raise DataError(f"ids must be one block or rows of blocks, not an array of {array.ndim} dimensions")
+    mask = np.zeros(array.size + 1, dtype=np.int8)
+    places, types = _events(array.reshape(-1), system_id, user_id, assistant_id, end_id, eos_id)
+    if len(places) > 1:
+        rows = places // array.shape[-1]
+        # A span is whole when the very next marker of its row is an end marker.
+        closed = np.zeros(len(places), dtype=bool)
+        closed[:-1] = (types[1:] == _END) & (rows[1:] == rows[:-1])
+        index = np.arange(len(places))
+        # The latest user marker or reset up to each marker; marker 0 stands in where there is none.
+        back = np.maximum.accumulate(np.where(types <= _USER, index, 0))
+        after_user = (types[back] == _USER) & closed[back] & (rows[back] == rows)
+        trained = np.flatnonzero((types == _ASSISTANT) & closed & after_user)
+        mask[places[trained]] += 1
+        mask[places[trained + 1] + 1] -= 1
+    return np.cumsum(mask[:-1], dtype=np.int8).view(np.uint8).reshape(array.shape)
+
+
+def pack_post_training_stream(
+    records: Iterable[ArrayLike],
+    *,
+    block_size: int,
+    system_id: int,
+    user_id: int,
+    assistant_id: int,
+    end_id: int,
+    eos_id: int,
+    drop_last: bool = False,
+) -> PackedStream:
+    """Lay records (ids of one transcript each) end to end and cut the stream into blocks of `block_size`.
+
+    A block that starts inside a user span opens with the latest whole system span of the conversation and the
+    user marker; the stream goes on behind them. No stream token is lost, but see `StreamReport.left_out`.
+    """
+    size = operator.index(block_size)
+    if size < 2:
+        raise ConfigError(f"block_size is {size}; a block holds at least 2 tokens: a user marker and one of its text")
+    _check_markers(system_id, user_id, assistant_id, end_id, eos_id)
+    stream = _one_stream(records, eos_id)
+    places, types = _events(stream, system_id, user_id, assistant_id, end_id, eos_id)
+    ends = places[stream[places] == eos_id] + 1
+    spans = _user_spans(places, types, stream[places] == system_id, ends)
+    plan = _plan_blocks(spans, total=len(stream), block_size=size, drop_last=drop_last)
+    blocks = _fill_blocks(stream, plan, block_size=size, user_id=user_id, eos_id=eos_id)
+    mask = post_training_loss_mask(
+        blocks,
+        system_id=system_id,
+        user_id=user_id,
+        assistant_id=assistant_id,
+        end_id=end_id,
+        eos_id=eos_id,
+    )
+    report = StreamReport(
+        records=len(ends),
+        blocks=len(blocks),
+        injected=int(plan.injected.sum()),
+        padded=int(blocks.size - plan.injected.sum() - plan.tokens.sum()),
+        left_out=len(stream) - int(plan.tokens.sum()),
+        records_cut=plan.records_cut,
+        system_not_injected=plan.system_not_injected,
+    )
+    return PackedStream(
+        input_ids=blocks,
+        loss_mask=mask,
+        starts=plan.starts,
+        injected=plan.injected,
+        tokens=plan.tokens,
+        report=report,
+    )
+
+
+def post_training_targets(input_ids: ArrayT, loss_mask: Any, ignore_index: int = IGNORE_INDEX) -> tuple[ArrayT, ArrayT]:
+    """`x, y` of blocks, both (N, block_size - 1): `y[:, t]` is token `t + 1`, or `ignore_index` if masked.
+
+    The mask is token-aligned and shifted together with the targets. Numpy in, numpy out; torch in, torch out.
+    """
+    return inputs_and_targets(input_ids, loss_mask, ignore_index=ignore_index)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UserSpans:
+    """Every user span of the stream, in order; all values are positions in the stream."""
+
+    markers: list[int]
+    """Where the user marker stands."""
+    closers: list[int]
+    """Where the next marker stands: the end marker, or what interrupts the span."""
+    insides: list[int]
+    """One past the last token that lies inside: an end marker does, an interrupting marker does not."""
+    record_ends: list[int]
+    """One past the eos of the record."""
+    system_starts: list[int]
+    """Where the latest whole system span before it, in the same record, starts."""
+    system_lengths: list[int]
+    """Tokens of that system span, both markers included; 0 where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BlockPlan:
+    """Which piece of the stream each block takes, and what is put in front of it."""
+
+    starts: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    injected: NDArray[np.int64]
+    system_starts: NDArray[np.int64]
+    """Where the system span to inject starts; it has `injected - 1` tokens."""
+    records_cut: int
+    system_not_injected: int
+
+
+def _user_spans(
+    places: NDArray[np.int64], types: NDArray[np.int8], is_system: NDArray[np.bool_], ends: NDArray[np.int64]
+) -> _UserSpans:
+    """Find the user spans, each with its record and system span; the last marker of a stream is an eos."""
+    is_closed = np.zeros(len(places), dtype=bool)
+    is_closed[:-1] = types[1:] == _END
+    user = np.flatnonzero(types == _USER)
+    system = np.flatnonzero(is_system & is_closed)
+    starts, lengths = places[system], places[system + 1] - places[system] + 1
+    record = np.searchsorted(ends, places[user], side="right")
+    record_starts = np.concatenate([[0], ends])[record]
+    latest = np.searchsorted(starts, places[user]) - 1
+    has_system = latest >= 0
+    has_system[has_system] = starts[latest[has_system]] >= record_starts[has_system]
+    span_starts, span_lengths = np.zeros((2, len(user)), dtype=np.int64)
+    span_starts[has_system] = starts[latest[has_system]]
+    span_lengths[has_system] = lengths[latest[has_system]]
+    closers = places[user + 1]
+    return _UserSpans(
+        markers=places[user].tolist(),
+        closers=closers.tolist(),
+        insides=(closers + is_closed[user]).tolist(),
+        record_ends=ends[record].tolist(),
+        system_starts=span_starts.tolist(),
+        system_lengths=span_lengths.tolist(),
+    )
+
+
+def _plan_blocks(spans: _UserSpans, *, total: int, block_size: int, drop_last: bool) -> _BlockPlan:
+    """Walk the stream block by block; one step of Python for each block."""
+    rows: list[tuple[int, int, int, int, bool, bool]] = []
+    position = 0
+    while position < total:
+        injected = system_start = 0
+        crowded = cut = False
+        span = bisect_left(spans.markers, position) - 1
+        inside = span >= 0 and position < spans.insides[span]
+        if inside:
+            system_start, injected = spans.system_starts[span], spans.system_lengths[span] + 1
+            crowded = injected >= block_size
+            injected = 1 if crowded else injected
+        resume = position + block_size - injected
+        count = min(resume, total) - position
+        if inside and spans.closers[span] >= resume:
+            cut, resume = True, spans.record_ends[span]
+        rows.append((position, count, injected, system_start, crowded, cut))
+        position = resume
+    if drop_last and rows and rows[-1][1] + rows[-1][2] < block_size:
+        rows.pop()
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T.copy()
+    return _BlockPlan(
+        starts=columns[0],
+        tokens=columns[1],
+        injected=columns[2],
+        system_starts=columns[3],
+        system_not_injected=int(columns[4].sum()),
+        records_cut=int(columns[5].sum()),
+    )
+
+
+def _fill_blocks(
+    stream: NDArray[np.int64], plan: _BlockPlan, *, block_size: int, user_id: int, eos_id: int
+) -> NDArray[np.int64]:
+    """Copy each block's pieces into place; what no piece covers stays padding."""
+    blocks = np.full((len(plan.starts), block_size), eos_id, dtype=np.int64)
+    columns = (plan.starts, plan.tokens, plan.injected, plan.system_starts)
+    for block, start, count, injected, system in zip(blocks, *(c.tolist() for c in columns), strict=True):
+        if injected:
+            block[: injected - 1] = stream[system : system + injected - 1]
+            block[injected - 1] = user_id
+        block[injected : injected + count] = stream[start : start + count]
+    return blocks
+
+
+def _one_stream(records: Iterable[ArrayLike], eos_id: int) -> NDArray[np.int64]:
+    """All records end to end, an eos after each one that does not end in it."""
+    eos = np.array([eos_id], dtype=np.int64)
+    pieces: list[NDArray[np.integer]] = []
+    for number, record in enumerate(records):
+        array = _integers(record, f"record {number}")
+        if array.ndim != 1:
+            raise DataError(f"record {number} has {array.ndim} dimensions; a record is a flat list of token ids")
+        pieces.append(array)
+        if not len(array) or array[-1] != eos_id:
+            pieces.append(eos)
+    return np.concatenate(pieces, dtype=np.int64) if pieces else np.empty(0, dtype=np.int64)
+
+
+def _events(
+    ids: NDArray[np.integer], system_id: int, user_id: int, assistant_id: int, end_id: int, eos_id: int
+) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    """Where the markers stand in flat ids, and what each one does; eos and system markers both reset."""
+    hits = ids == eos_id
+    for marker in (system_id, user_id, assistant_id, end_id):
+        hits |= ids == marker
+    places = np.flatnonzero(hits)
+    found = ids[places]
+    types = np.full(len(places), _RESET, dtype=np.int8)
+    types[found == user_id] = _USER
+    types[found == assistant_id] = _ASSISTANT
+    types[found == end_id] = _END
+    return places, types
+
+
+def _integers(ids: ArrayLike, what: str) -> NDArray[np.integer]:
+    """Ids as an integer array; an empty list counts as integers."""
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iu":
+        if array.size:
+            raise DataError(f"{what} holds values of type {array.dtype}; token ids are integers")
+        array = array.astype(np.int64)
+    return array
+
+
+def _check_markers(*ids: int) -> None:
+    names: Sequence[str] = ("system_id", "user_id", "assistant_id", "end_id", "eos_id")
+    if len(set(ids)) < len(ids):
+        listed = ", ".join(f"{name}={value}" for name, value in zip(names, ids, strict=True))
+        raise ConfigError(f"the five markers need five different ids, but here some are equal: {listed}")

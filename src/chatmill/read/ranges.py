@@ -1,0 +1,138 @@
+"""Reads one chunk of a file: a range of its lines, list entries or rows, numbered as in the whole file."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from chatmill.errors import DataError
+from chatmill.read.files import BOM, Raw, batch_records, decode_entries, decode_lines, list_entries, parquet_batches
+
+
+class ChunkKind(StrEnum):
+    """What a chunk is a range of."""
+
+    LINES = "lines"
+    """Whole lines of JSONL; the range is in bytes."""
+    ENTRIES = "entries"
+    """Entries of a JSON list with the commas between them; the range is in bytes."""
+    ROWS = "rows"
+    """Rows of Parquet (or, in a spool, of an Arrow stream); the range is in rows, counted from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A part of an input file that one worker reads; small, picklable, and independent of the number of workers."""
+
+    ordinal: int
+    """The place of the chunk among all chunks of a build, counted from 0."""
+    path: str
+    """The input file as it was named; records say it as their place."""
+    source: str
+    """Names the records that do not name their own source."""
+    shape: str
+    """The name of the records' shape; empty where no record of the file can be decoded."""
+    kind: ChunkKind
+    data: str
+    """The file that holds the bytes, as an absolute path: the input itself, or a file spooled from it."""
+    start: int
+    stop: int
+    """The range in `data`, without its end, in the unit of `kind`."""
+    first: int
+    """The number of the first line, entry or row in the input file, counted from 1."""
+    count: int
+    """How many lines (blank ones too), entries or rows."""
+    bytes: int
+    """Unpacked bytes of the chunk; of rows about so many."""
+    file_bytes: int
+    """Of the whole file `data` when the chunk was cut; another size or time since then is an error."""
+    file_mtime_ns: int
+
+    def describe(self) -> str:
+        """The chunk in words that do not depend on where the build runs: `chats.jsonl from line 4201`."""
+        return f"{self.path} from {'line' if self.kind is ChunkKind.LINES else 'row'} {self.first}"
+
+
+def chunk_records(chunk: Chunk) -> Iterator[Raw]:
+    """The records of a chunk: those that `read_records` gives for this part of the file, places and errors included."""
+    if chunk.kind is ChunkKind.ROWS:
+        return _rows(chunk)
+    lines, first = chunk_lines(chunk)
+    if chunk.kind is ChunkKind.ENTRIES:
+        return decode_entries(lines, chunk.path, first)
+    return decode_lines(lines, chunk.path, first)
+
+
+def chunk_lines(chunk: Chunk) -> tuple[list[bytes], int]:
+    """The undecoded lines (or list entries) of a chunk, and the number of the first of them.
+
+    Blank lines are among them, so that numbers count on; lines keep their line ends; a byte order mark is taken off
+    the first line of a file. Rows of Parquet have no such form: `ValueError`.
+    """
+    if chunk.kind is ChunkKind.ROWS:
+        raise ValueError(f"chunk {chunk.ordinal} holds rows of {chunk.path}, which are not lines: use chunk_records")
+    data = _bytes(chunk)
+    if chunk.kind is ChunkKind.ENTRIES:
+        entries, _ = list_entries(b"[" + data + b"]", chunk.path)
+        return entries, chunk.first
+    lines = io.BytesIO(data).readlines()
+    if chunk.first == 1 and lines:
+        lines[0] = lines[0].removeprefix(BOM)
+    return lines, chunk.first
+
+
+def _bytes(chunk: Chunk) -> bytes:
+    with _unchanged(chunk), open(chunk.data, "rb") as file:
+        file.seek(chunk.start)
+        return file.read(chunk.stop - chunk.start)
+
+
+def _rows(chunk: Chunk) -> Iterator[Raw]:
+    path = Path(chunk.data)
+    with _unchanged(chunk):
+        batches = _spooled_batches(path) if path.suffix == ".arrow" else parquet_batches(path, chunk.start, chunk.stop)
+        yield from batch_records(batches, chunk.path, chunk.first)
+
+
+def _spooled_batches(path: Path) -> Iterator[Any]:
+    """Batches of an Arrow stream, which holds the rows of one chunk and no others."""
+    import pyarrow
+    import pyarrow.ipc
+
+    try:
+        with pyarrow.memory_map(str(path)) as file, pyarrow.ipc.open_stream(file) as batches:
+            yield from batches
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} is damaged: {error}") from None
+
+
+@contextmanager
+def _unchanged(chunk: Chunk) -> Iterator[None]:
+    """Checks before and after reading that the file is still the one that the chunk was cut from."""
+    check_unchanged(chunk.data, chunk.file_bytes, chunk.file_mtime_ns)
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot read {chunk.data}: {error.strerror or error}") from None
+    check_unchanged(chunk.data, chunk.file_bytes, chunk.file_mtime_ns)
+
+
+def check_unchanged(path: str, size: int, mtime_ns: int) -> None:
+    """A `DataError` that says how, where a file has not this size and time of change any more."""
+    try:
+        now = os.stat(path)
+    except OSError as error:
+        raise DataError(f"{path} was there when the build began, and now: {error.strerror or error}") from None
+    if now.st_size != size:
+        change = f"it had {size} bytes and now has {now.st_size}"
+    elif now.st_mtime_ns != mtime_ns:
+        change = f"it was written to ({(now.st_mtime_ns - mtime_ns) / 1e9:+.3f} s)"
+    else:
+        return
+    raise DataError(f"{path} has changed since the build began: {change}. Leave the inputs alone, and build again")

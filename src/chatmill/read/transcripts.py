@@ -1,0 +1,155 @@
+"""Reads marker transcripts: JSONL with a `text` field, text split at `<|EOS|>`, or one record a line."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from os import PathLike, fspath
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+
+from chatmill.errors import FormatError, RecordError
+from chatmill.read.compressed import open_bytes
+
+EOS_MARKER = "<|EOS|>"
+USER_MARKER = "<|USER|>"
+
+_CHUNK = 1 << 20
+_BOM = b"\xef\xbb\xbf"
+
+
+class Transcript(NamedTuple):
+    """One record: the text as it stands in the file, and where it begins."""
+
+    text: str
+    where: str
+    """File and line, as `path:line`."""
+
+
+class TranscriptFormat(StrEnum):
+    """How a file holds transcripts."""
+
+    JSONL = "jsonl"
+    """One JSON object a line, the transcript in its field `text`."""
+    TEXT = "text"
+    """Plain text: split at `<|EOS|>` where the file has one, else one record a line."""
+
+    @classmethod
+    def of(cls, path: Path) -> TranscriptFormat:
+        """By the file name without .gz or .zst: .jsonl, .ndjson and .json are JSONL, all others text."""
+        name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+        return cls.JSONL if name.endswith((".jsonl", ".ndjson", ".json")) else cls.TEXT
+
+
+def read_transcripts(
+    paths: str | PathLike[str] | Iterable[str | PathLike[str]], *, format: TranscriptFormat | None = None
+) -> Iterator[Transcript]:
+    """The transcripts of files (also .gz and .zst), in order, in memory that does not grow with them.
+
+    `format` overrides what the file name says. White space alone is no record in plain text, and an error in
+    JSONL.
+    """
+    files = [paths] if isinstance(paths, str | PathLike) else paths
+    for path in map(Path, files):
+        if (format or TranscriptFormat.of(path)) is TranscriptFormat.JSONL:
+            yield from _read_jsonl(path)
+        elif _has_eos(path):
+            yield from _read_split_at_eos(path)
+        else:
+            yield from _read_lines(path)
+
+
+class _Line(msgspec.Struct):
+    text: str
+
+
+def _read_jsonl(path: Path) -> Iterator[Transcript]:
+    decoder = msgspec.json.Decoder(_Line)
+    with open_bytes(path) as file:
+        for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = line.removeprefix(_BOM)
+            if not line.strip():
+                continue
+            where = f"{fspath(path)}:{number}"
+            try:
+                text = decoder.decode(line).text
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise RecordError(
+                    f"{error}. Each line is a JSON object with a string in its field 'text'; the command "
+                    "'chatmill transcripts' makes such lines of conversations",
+                    code="bad_transcript_line",
+                    where=where,
+                ) from None
+            if not text.strip():
+                raise RecordError("the field 'text' holds no span", code="empty_transcript", where=where)
+            yield Transcript(text, where)
+
+
+def _read_split_at_eos(path: Path) -> Iterator[Transcript]:
+    line, rest = 1, ""
+    for chunk in _chunks(path):
+        *whole, rest = (rest + chunk).split(EOS_MARKER)
+        for piece in whole:
+            if not piece.isspace() and piece:
+                yield Transcript(piece, _where(path, line, piece))
+            line += piece.count("\n")
+    if rest and not rest.isspace():
+        yield Transcript(rest, _where(path, line, rest))
+
+
+def _read_lines(path: Path) -> Iterator[Transcript]:
+    with open_bytes(path) as file, _decoded(path), _text(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.isspace():
+                continue
+            where = f"{fspath(path)}:{number}"
+            if USER_MARKER not in line:
+                raise RecordError(
+                    f"the line has no {USER_MARKER}. Without {EOS_MARKER} in the file each line is one "
+                    f"transcript; if yours go over several lines, end each of them with {EOS_MARKER}",
+                    code="no_user_marker",
+                    where=where,
+                )
+            yield Transcript(line.removesuffix("\n"), where)
+
+
+def _where(path: Path, line: int, piece: str) -> str:
+    """The place of the first character that is not white space; `line` is where the piece begins."""
+    blank = len(piece) - len(piece.lstrip())
+    return f"{fspath(path)}:{line + piece.count(chr(10), 0, blank)}"
+
+
+def _has_eos(path: Path) -> bool:
+    tail = ""
+    for chunk in _chunks(path):
+        tail += chunk
+        if EOS_MARKER in tail:
+            return True
+        tail = tail[-len(EOS_MARKER) :]
+    return False
+
+
+def _chunks(path: Path) -> Iterator[str]:
+    """The text of a file in pieces, line ends as they are."""
+    with open_bytes(path) as file, _decoded(path), _text(file) as text:
+        while chunk := text.read(_CHUNK):
+            yield chunk
+
+
+def _text(file: IO[bytes]) -> io.TextIOWrapper:
+    """Bytes as UTF-8 text; only a line feed ends a line, and a carriage return stays."""
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="\n")
+
+
+@contextmanager
+def _decoded(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        found = error.object[error.start : error.start + 4].hex(" ")
+        raise FormatError(f"{path} is not UTF-8: {error.reason} (bytes {found})") from None

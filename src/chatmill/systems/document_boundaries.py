@@ -1,0 +1,271 @@
+"""Texts to packed blocks of token ids with their document starts, for any tokenizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.special_ids import special_id
+from chatmill.core.tokens import offsets_of, ranges
+from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.pack.plan import Strategy, plan
+
+STRATEGIES = (Strategy.GREEDY, Strategy.BEST_FIT, Strategy.FIRST_FIT)
+"""How documents may share blocks. Greedy with overflow is made here: the planner never splits a document."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Splitting:
+    """How a document that is too long is cut into pieces."""
+
+    max_length: int
+    """Tokens of a block."""
+    bos: int
+    """1 where every later piece begins with a BOS of its own, else 0."""
+    stride: int
+    """Document tokens that a later piece repeats from the end of the piece before."""
+
+    @property
+    def holds(self) -> int:
+        """Document tokens of a later piece."""
+        return self.max_length - self.bos
+
+    @property
+    def advance(self) -> int:
+        """New document tokens of a later piece after the second."""
+        return self.holds - self.stride
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pieces:
+    """Parts of documents, one value per piece; a document that fits is one piece."""
+
+    first: NDArray[np.int64]
+    """Where the piece begins in the flat tokens; a later piece's BOS takes the place of the token there."""
+    lengths: NDArray[np.int64]
+    """Tokens of the piece, its own BOS included."""
+    later: NDArray[np.bool_]
+    """True where the piece goes on with a document."""
+
+    def __getitem__(self, order: NDArray[np.int64]) -> _Pieces:
+        return _Pieces(first=self.first[order], lengths=self.lengths[order], later=self.later[order])
+
+
+def block_tokenize_fn(
+    features: Mapping[str, Sequence[str]],
+    tokenizer: Any,
+    feature: str,
+    max_length: int = 512,
+    overflow: bool = True,
+    packed: bool = False,
+    packing_strategy: str = "greedy",
+    shuffle_output: bool = False,
+    seed: int = 42,
+    stride: int = 0,
+    min_len: int = 1,
+    max_len: int | None = None,
+    add_bos: bool = True,
+    add_eos: bool = True,
+    truncate_at: str | re.Pattern[str] | None = None,
+) -> dict[str, list[list[int]]]:
+    """Encode the texts of one column and lay them into blocks of at most `max_length` tokens.
+
+    Returns `{"input_ids": [...], "document_starts": [...]}`, one list per block: every document, and every
+    piece of a split one, begins at an entry of `document_starts`; the first entry is 0. Made for
+    `datasets.Dataset.map(batched=True, remove_columns=...)`; the plan is global over the texts of one call.
+
+    - `overflow`: what does not fit goes on in another piece (else it is cut off and lost).
+    - `packed`: several documents share a block, by `packing_strategy` "greedy", "best_fit" or "first_fit".
+    - `stride`: tokens that a later piece repeats from the piece before.
+    - `min_len`, `max_len`: documents with fewer or more text tokens are left out; so are blocks with fewer
+      than `min_len` tokens.
+    - `add_bos`, `add_eos`: around every document, where the tokenizer has such a token. Texts that already
+      spell their BOS want `add_bos=False`.
+    - `truncate_at`: a regular expression; a text ends at its first match.
+    - `shuffle_output`: blocks in the order of `RandomState(seed).permutation(len(blocks))`.
+    """
+    if packing_strategy not in STRATEGIES:
+        raise UnknownNameError("packing strategy", packing_strategy, [s.value for s in STRATEGIES])
+    bos = special_id(tokenizer, "bos") if add_bos else None
+    eos = special_id(tokenizer, "eos") if add_eos else None
+    splitting = _Splitting(max_length=max_length, bos=int(bos is not None), stride=stride)
+    _check_lengths(splitting)
+
+    texts = _texts(features, feature, truncate_at)
+    ids, offsets = _encode(tokenizer, texts)
+    ids, offsets = _keep(ids, offsets, min_len=min_len, max_len=max_len)
+    ids, offsets = _wrap(ids, offsets, bos=bos, eos=eos)
+
+    if packed and packing_strategy == Strategy.GREEDY:
+        pieces, block_offsets = _greedy(offsets, splitting, overflow)
+    elif packed:
+        pieces = _split(offsets, splitting) if overflow else _cut(offsets, max_length)
+        planned = plan(pieces.lengths, max_length, packing_strategy)
+        pieces, block_offsets = pieces[planned.order], planned.bin_offsets
+    else:
+        pieces = _split(offsets, splitting) if overflow else _cut(offsets, max_length)
+        block_offsets = np.arange(len(pieces.lengths) + 1)
+
+    blocks, starts = _assemble(ids, pieces, block_offsets, bos)
+    kept = np.flatnonzero(np.array([len(block) for block in blocks], dtype=np.int64) >= min_len)
+    if shuffle_output:
+        kept = kept[np.random.RandomState(seed).permutation(len(kept))]
+    return {"input_ids": [blocks[i] for i in kept], "document_starts": [starts[i] for i in kept]}
+
+
+def _check_lengths(splitting: _Splitting) -> None:
+    max_length, stride = splitting.max_length, splitting.stride
+    if max_length < 1:
+        raise ConfigError(f"max_length is {max_length}; a block holds at least one token")
+    if not 0 <= stride < splitting.holds:
+        raise ConfigError(
+            f"stride is {stride}; it must be at least 0, and below the {splitting.holds} document tokens that "
+            f"a block of max_length {max_length} holds{' after its BOS' if splitting.bos else ''}"
+        )
+
+
+def _texts(features: Mapping[str, Sequence[str]], feature: str, truncate_at: str | re.Pattern[str] | None) -> list[str]:
+    if feature not in features:
+        raise UnknownNameError("feature", feature, sorted(map(str, features)))
+    column = features[feature]
+    if isinstance(column, str):
+        raise DataError(f"feature {feature!r} must be a list of texts, not one text: use batched=True in map")
+    texts = list(column)
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise DataError(f"feature {feature!r}, row {row}: a text is wanted, not {type(text).__name__} {text!r:.40}")
+    if truncate_at is None:
+        return texts
+    try:
+        pattern = re.compile(truncate_at)
+    except re.error as error:
+        raise ConfigError(f"truncate_at {truncate_at!r} is not a regular expression: {error}") from None
+    return [text[: match.start()] if (match := pattern.search(text)) else text for text in texts]
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Flat ids and offsets of finished documents: control tokens are recognised, nothing is added."""
+    if not texts:
+        return np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    if hasattr(tokenizer, "encode_documents"):
+        ids, offsets = tokenizer.encode_documents(texts)
+        return ids.astype(np.int64), offsets
+    rows = [np.asarray(row, dtype=np.int64) for row in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+    if len(rows) != len(texts) or any(row.ndim != 1 for row in rows):
+        raise DataError(f"the tokenizer made {len(rows)} rows of {len(texts)} texts: it must encode lists of texts")
+    return np.concatenate(rows), offsets_of(np.array([len(row) for row in rows]))
+
+
+def _keep(
+    ids: NDArray[np.int64], offsets: NDArray[np.int64], *, min_len: int, max_len: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Leave out documents with fewer or more text tokens than allowed."""
+    lengths = np.diff(offsets)
+    keep = lengths >= min_len
+    if max_len is not None:
+        keep &= lengths <= max_len
+    if keep.all():
+        return ids, offsets
+    return ids[np.repeat(keep, lengths)], offsets_of(lengths[keep])
+
+
+def _wrap(
+    ids: NDArray[np.int64], offsets: NDArray[np.int64], *, bos: int | None, eos: int | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Put BOS before and EOS after every document; documents without any token are gone."""
+    before, after = int(bos is not None), int(eos is not None)
+    if not before + after:
+        return ids, np.append(offsets[:-1][np.diff(offsets) > 0], offsets[-1])
+    lengths = np.diff(offsets)
+    wrapped_offsets = offsets_of(lengths + before + after)
+    wrapped = np.empty(int(wrapped_offsets[-1]), dtype=np.int64)
+    wrapped[ranges(wrapped_offsets[:-1] + before, lengths)] = ids
+    if bos is not None:
+        wrapped[wrapped_offsets[:-1]] = bos
+    if eos is not None:
+        wrapped[wrapped_offsets[1:] - 1] = eos
+    return wrapped, wrapped_offsets
+
+
+def _cut(offsets: NDArray[np.int64], max_length: int) -> _Pieces:
+    """One piece per document: its first `max_length` tokens."""
+    lengths = np.minimum(np.diff(offsets), max_length)
+    return _Pieces(first=offsets[:-1], lengths=lengths, later=np.zeros(len(lengths), dtype=np.bool_))
+
+
+def _split(offsets: NDArray[np.int64], splitting: _Splitting, first_room: NDArray[np.int64] | None = None) -> _Pieces:
+    """Pieces of all documents, in order; the first of each holds `first_room` tokens (else a whole block).
+
+    Later piece k = 1, 2, ... begins at `begin + (k - 1) * advance`, where `begin` is `stride` tokens before
+    the end of the first piece, but not before the text: a piece's BOS is not followed by the document's own.
+    """
+    lengths = np.diff(offsets)
+    room = np.full(len(lengths), splitting.max_length) if first_room is None else first_room
+    begin = np.maximum(room - splitting.stride, splitting.bos)
+    beyond = np.maximum(lengths - begin - splitting.holds, 0)
+    counts = np.where(lengths <= room, 1, 2 + -(-beyond // splitting.advance))
+
+    document = np.repeat(np.arange(len(lengths)), counts)
+    number = ranges(np.zeros(len(counts), dtype=np.int64), counts)
+    later = number > 0
+    start = np.where(later, begin[document] + (number - 1) * splitting.advance, 0)
+    end = np.minimum(lengths[document], np.where(later, start + splitting.holds, room[document]))
+    own_bos = later * splitting.bos
+    return _Pieces(first=offsets[:-1][document] + start - own_bos, lengths=end - start + own_bos, later=later)
+
+
+def _greedy(offsets: NDArray[np.int64], splitting: _Splitting, overflow: bool) -> tuple[_Pieces, NDArray[np.int64]]:
+    """Pieces in input order, and the offsets of the blocks among them."""
+    if not overflow:
+        pieces = _cut(offsets, splitting.max_length)
+        return pieces, plan(pieces.lengths, splitting.max_length, Strategy.GREEDY).bin_offsets
+    room = _rooms(np.diff(offsets), splitting)
+    pieces = _split(offsets, splitting, room)
+    opens = pieces.later.copy()
+    opens[~pieces.later] = room == splitting.max_length
+    return pieces, np.append(np.flatnonzero(opens), len(opens))
+
+
+def _rooms(lengths: NDArray[np.int64], splitting: _Splitting) -> NDArray[np.int64]:
+    """The room that each document finds when it comes to the open block (a full block means a new one).
+
+    Each answer depends on the one before, so this is a loop over documents, of a few integer operations each.
+    """
+    max_length, bos, stride = splitting.max_length, splitting.bos, splitting.stride
+    holds, advance = splitting.holds, splitting.advance
+    rooms = np.empty(len(lengths), dtype=np.int64)
+    room = max_length
+    for i, length in enumerate(lengths.tolist()):
+        rooms[i] = room
+        if length <= room:
+            room -= length
+        else:
+            start = max(room - stride, bos)
+            start += max(0, -(-(length - start - holds) // advance)) * advance
+            room = holds - (length - start)
+        room = room or max_length
+    return rooms
+
+
+def _assemble(
+    ids: NDArray[np.int64], pieces: _Pieces, block_offsets: NDArray[np.int64], bos: int | None
+) -> tuple[list[list[int]], list[list[int]]]:
+    """The tokens of each block and the starts of the pieces in it, as lists."""
+    flat = ids[ranges(pieces.first, pieces.lengths)]
+    offsets = offsets_of(pieces.lengths)
+    if bos is not None:
+        flat[offsets[:-1][pieces.later]] = bos
+    borders = offsets[block_offsets]
+    starts = (offsets[:-1] - np.repeat(borders[:-1], np.diff(block_offsets))).tolist()
+    tokens = flat.tolist()
+    in_tokens, in_pieces = borders.tolist(), block_offsets.tolist()
+    return (
+        [tokens[a:b] for a, b in pairwise(in_tokens)],
+        [starts[a:b] for a, b in pairwise(in_pieces)],
+    )

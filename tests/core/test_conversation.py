@@ -1,0 +1,317 @@
+"""Checking and normalising the messages of one record: what is accepted, and which error names what is not."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.core.conversation import (
+    MAX_WEIGHT,
+    ROLE_ALIASES,
+    Conversation,
+    Message,
+    Role,
+    ToolCall,
+    _parse_message,
+    checked_text,
+    is_encodable,
+    parse_messages,
+)
+from chatmill.errors import ChatmillError, DataError, RecordError
+
+
+def one(**fields: Any) -> Message:
+    return parse_messages([{"role": "assistant", **fields}])[0]
+
+
+def refused(items: Any) -> RecordError:
+    with pytest.raises(RecordError) as caught:
+        parse_messages(items)
+    return caught.value
+
+
+# --- roles ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alias", sorted(ROLE_ALIASES))
+def test_role_aliases_in_any_case_and_with_white_space(alias: str) -> None:
+    for spelling in (alias, alias.upper(), f"  {alias.title()}\n"):
+        (message,) = parse_messages([{"role": spelling, "content": "x"}])
+        assert message.role is ROLE_ALIASES[alias]
+
+
+def test_every_role_has_its_own_name_as_an_alias() -> None:
+    assert {role.value for role in Role} <= set(ROLE_ALIASES)
+    assert ROLE_ALIASES["human"] is Role.USER
+    assert ROLE_ALIASES["gpt"] is ROLE_ALIASES["model"] is Role.ASSISTANT
+    assert ROLE_ALIASES["function"] is ROLE_ALIASES["ipython"] is Role.TOOL
+
+
+# --- accepted ------------------------------------------------------------------------------------------------------
+
+
+def test_a_plain_message_is_role_and_content_as_they_are() -> None:
+    text = " \r\n<|im_end|>\u0000 e\u0301 \U0001f600 "
+    assert parse_messages([{"role": "user", "content": text}]) == (Message(Role.USER, text),)
+
+
+def test_text_parts_are_joined_with_nothing_between() -> None:
+    parts = [{"type": "text", "text": "a "}, {"type": "input_text", "text": "b"}, {"type": "output_text", "text": "\n"}]
+    assert one(content=parts).content == "a b\n"
+    assert one(content=[{"text": "no type"}]).content == "no type"
+    assert one(content=[]).content == ""
+
+
+def test_tool_call_arguments_are_kept_verbatim() -> None:
+    arguments = '{"b": 1,   "a": 1.0e0, "a": "\\u00e9"}'
+    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+    message = one(content=None, tool_calls=calls)
+    assert message.content == ""
+    assert message.tool_calls == (ToolCall("f", arguments, "c1"),)
+
+
+def test_tool_call_arguments_that_are_objects_are_written_as_json() -> None:
+    message = one(tool_calls=[{"name": "f", "arguments": {"city": "Zürich", "days": [1, 2]}}])
+    assert message.tool_calls == (ToolCall("f", '{"city": "Zürich", "days": [1, 2]}'),)
+    assert one(tool_calls=[{"function": {"name": "g"}}]).tool_calls == (ToolCall("g", "{}"),)
+
+
+def test_the_legacy_function_call_is_a_tool_call() -> None:
+    message = one(content=None, function_call={"name": "f", "arguments": "{}"})
+    assert message.tool_calls == (ToolCall("f", "{}"),)
+
+
+def test_reasoning_from_either_field() -> None:
+    assert one(content="a", reasoning_content="r").reasoning == "r"
+    assert one(content="a", thinking="t").reasoning == "t"
+    assert one(content="a", thinking="x", reasoning_content="x").reasoning == "x"
+    assert one(content="a", reasoning_content="").reasoning == ""
+    assert one(content="a", reasoning_content=None, thinking=None).reasoning is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "weight"),
+    [
+        ({}, None),
+        ({"weight": None, "train": None}, None),
+        ({"weight": 0}, 0.0),
+        ({"weight": 2}, 2.0),
+        ({"weight": 0.25}, 0.25),
+        ({"train": True}, 1.0),
+        ({"train": False}, 0.0),
+        ({"train": False, "weight": 3}, 0.0),
+        ({"train": True, "weight": 3}, 3.0),
+        ({"train": True, "weight": 0}, 0.0),
+    ],
+)
+def test_weights(fields: dict[str, Any], weight: float | None) -> None:
+    assert one(content="a", **fields).weight == weight
+
+
+def test_other_fields() -> None:
+    names = {"name": "n", "channel": "final", "recipient": "functions.f", "content_type": "json", "tool_call_id": "c"}
+    message = one(content="a", tags=["x"], **names)
+    assert message[4:9] == ("c", "n", "functions.f", "final", "json")
+    assert message.extra == {"tags": ["x"]}
+    assert one(content="a").extra == {}
+
+
+def test_harmony_content_is_kept_as_it_is() -> None:
+    part = {"type": "system_content", "reasoning_effort": "High"}
+    (message,) = parse_messages([{"role": "system", "content": [part]}])
+    assert (message.content, message.structured) == ("", part)
+    developer = {"type": "developer_content", "instructions": "x"}
+    assert parse_messages([{"role": "developer", "content": [developer]}])[0].structured == developer
+
+
+def test_messages_and_conversations_cannot_be_changed() -> None:
+    message = Message(Role.USER, "a")
+    with pytest.raises(AttributeError):
+        message.content = "b"  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        Conversation((message,)).id = "b"  # type: ignore[misc]
+
+
+# --- refused -------------------------------------------------------------------------------------------------------
+
+OK = {"role": "user", "content": "q"}
+
+
+@pytest.mark.parametrize(
+    ("items", "code", "path"),
+    [
+        ("user: hi", "messages_type", "messages"),
+        (None, "messages_type", "messages"),
+        ({"role": "user"}, "messages_type", "messages"),
+        ([], "no_messages", "messages"),
+        ([OK, "hi"], "message_type", "messages[1]"),
+        ([OK, None], "message_type", "messages[1]"),
+        ([OK, ["role", "content"]], "message_type", "messages[1]"),
+        ([{"content": "x"}], "missing_role", "messages[0].role"),
+        ([{"from": "human", "value": "x"}], "missing_role", "messages[0].role"),
+        ([{"role": 7, "content": "x"}], "role_type", "messages[0].role"),
+        ([{"role": None, "content": "x"}], "role_type", "messages[0].role"),
+        ([{"role": ["user"], "content": "x"}], "role_type", "messages[0].role"),
+        ([OK, {"role": "moderator", "content": "x"}], "unknown_role", "messages[1].role"),
+        ([{"role": "", "content": "x"}], "unknown_role", "messages[0].role"),
+        ([{"role": "user"}], "null_content", "messages[0].content"),
+        ([{"role": "user", "content": None}], "null_content", "messages[0].content"),
+        ([{"role": "user", "content": None, "tool_calls": []}], "null_content", "messages[0].content"),
+        ([{"role": "user", "content": 42}], "content_type", "messages[0].content"),
+        ([{"role": "user", "content": True}], "content_type", "messages[0].content"),
+        ([{"role": "user", "content": {"text": "x"}}], "content_type", "messages[0].content"),
+        ([{"role": "user", "content": ["x"]}], "bad_part", "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "bad_part", "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "bad_part", "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "system_content"}]}], "bad_part", "messages[0].content[0].type"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}],
+            "non_text_part",
+            "messages[0].content[1].type",
+        ),
+        ([{"role": "user", "content": [{"type": ["text"]}]}], "non_text_part", "messages[0].content[0].type"),
+        (
+            [{"role": "system", "content": [{"type": "system_content"}] * 2}],
+            "non_text_part",
+            "messages[0].content[0].type",
+        ),
+        ([{"role": "user", "content": "a\udc00"}], "lone_surrogate", "messages[0].content"),
+        ([{"role": "user", "content": [{"text": "\ud800"}]}], "lone_surrogate", "messages[0].content[0].text"),
+        ([{**OK, "reasoning_content": "\ud800"}], "lone_surrogate", "messages[0].reasoning_content"),
+        ([{**OK, "name": "\ud800"}], "lone_surrogate", "messages[0].name"),
+        ([{**OK, "reasoning_content": 5}], "reasoning_type", "messages[0].reasoning_content"),
+        ([{**OK, "thinking": ["x"]}], "reasoning_type", "messages[0].thinking"),
+        ([{**OK, "thinking": "a", "reasoning_content": "b"}], "reasoning_twice", "messages[0].thinking"),
+        ([{**OK, "tool_calls": {"name": "f"}}], "bad_tool_call", "messages[0].tool_calls"),
+        ([{**OK, "tool_calls": ["f"]}], "bad_tool_call", "messages[0].tool_calls[0]"),
+        ([{**OK, "tool_calls": [{"function": None}]}], "bad_tool_call", "messages[0].tool_calls[0]"),
+        ([{**OK, "tool_calls": [{"function": {"name": 3}}]}], "bad_tool_call", "messages[0].tool_calls[0]"),
+        (
+            [{**OK, "tool_calls": [{"function": {"name": "f", "arguments": 3}}]}],
+            "bad_tool_call",
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            [{**OK, "tool_calls": [{"name": "f", "arguments": None}]}],
+            "bad_tool_call",
+            "messages[0].tool_calls[0].arguments",
+        ),
+        ([{**OK, "tool_calls": [{"name": "f", "id": 3}]}], "field_type", "messages[0].tool_calls[0].id"),
+        (
+            [{**OK, "tool_calls": [{"function": {"name": "f", "arguments": "\ud800"}}]}],
+            "lone_surrogate",
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ([{**OK, "function_call": "f"}], "bad_tool_call", "messages[0].function_call"),
+        (
+            [{**OK, "function_call": {"name": "f"}, "tool_calls": [{"name": "f"}]}],
+            "bad_tool_call",
+            "messages[0]",
+        ),
+        ([{**OK, "weight": "1"}], "bad_weight", "messages[0].weight"),
+        ([{**OK, "weight": True}], "bad_weight", "messages[0].weight"),
+        ([{**OK, "weight": -0.5}], "bad_weight", "messages[0].weight"),
+        ([{**OK, "weight": math.nan}], "bad_weight", "messages[0].weight"),
+        ([{**OK, "weight": math.inf}], "bad_weight", "messages[0].weight"),
+        ([{**OK, "weight": 10**400}], "bad_weight", "messages[0].weight"),
+        ([{**OK, "weight": MAX_WEIGHT * 2}], "bad_weight", "messages[0].weight"),
+        ([{**OK, "train": 1}], "bad_weight", "messages[0].train"),
+        ([{**OK, "name": 3}], "field_type", "messages[0].name"),
+        ([{**OK, "channel": {}}], "field_type", "messages[0].channel"),
+        ([{**OK, "recipient": []}], "field_type", "messages[0].recipient"),
+        ([{**OK, "content_type": 1}], "field_type", "messages[0].content_type"),
+        ([{**OK, "tool_call_id": 1}], "field_type", "messages[0].tool_call_id"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_with_code_and_path(items: Any, code: str, path: str) -> None:
+    error = refused(items)
+    assert (error.code, error.path) == (code, path)
+    assert str(error).startswith(f"field {path}: ")
+
+
+def test_the_error_of_a_surrogate_says_which_and_where() -> None:
+    assert "U+DFFF at character 4" in str(refused([{"role": "user", "content": "bad \udfff"}]))
+    with pytest.raises(RecordError, match=r"U\+D800 at character 0"):
+        checked_text("\ud800", "x")
+    assert checked_text("\U0001f600", "x") == "\U0001f600"
+    assert is_encodable("\U0001f600")
+    assert not is_encodable("\ud83d")
+
+
+def test_sharegpt_keys_are_pointed_out() -> None:
+    assert "sharegpt" in str(refused([{"from": "human", "value": "x"}]))
+
+
+def test_an_unknown_role_lists_the_known_ones() -> None:
+    message = str(refused([{"role": "moderator", "content": "x"}]))
+    assert "'moderator'" in message
+    assert "assistant, bot" in message
+
+
+def test_record_errors_are_value_errors_and_travel_between_processes() -> None:
+    error = RecordError("m", code="c", path="p", where="f:1", record_id="r")
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, DataError)
+    assert isinstance(copy, ValueError)
+    assert isinstance(copy, ChatmillError)
+    assert str(copy) == str(error) == "f:1, record 'r', field p: m"
+    assert (copy.code, copy.path, copy.where, copy.record_id) == ("c", "p", "f:1", "r")
+    assert str(RecordError("m", code="c")) == "m"
+
+
+# --- properties ----------------------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(), max_size=6)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ["role", "content", "weight", "train", "tool_calls", "function_call", "reasoning_content", "thinking", "name"]
+PARTS = st.fixed_dictionaries({}, optional={"type": st.sampled_from(["text", "image", 3, []]), "text": VALUES})
+CALLS = st.fixed_dictionaries({}, optional={"id": VALUES, "name": VALUES, "arguments": VALUES, "function": VALUES})
+ITEMS = st.one_of(
+    VALUES,
+    st.dictionaries(st.sampled_from(FIELDS), VALUES),
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "Assistant", "tool"]), "content": VALUES | st.lists(PARTS, max_size=2)},
+        optional={"tool_calls": st.lists(CALLS, max_size=2), "function_call": CALLS},
+    ),
+)
+
+
+def outcome(parse: Any) -> tuple[Any, tuple[str, str, str] | None]:
+    """What parsing gives, or the error it raises."""
+    try:
+        return parse(), None
+    except RecordError as error:
+        return None, (error.code, error.path, error.message)
+
+
+@given(items=st.lists(ITEMS, max_size=3) | VALUES)
+@settings(max_examples=400, deadline=None)
+def test_anything_at_all_gives_messages_or_a_record_error(items: Any) -> None:
+    messages, error = outcome(lambda: parse_messages(items))
+    if error is not None:
+        assert error[0]
+        assert error[1].startswith("messages")
+        return
+    assert len(messages) == len(items)
+    for message in messages:
+        assert isinstance(message.role, Role)
+        message.content.encode()
+        json.dumps([call.arguments for call in message.tool_calls], ensure_ascii=False).encode()
+
+
+@given(role=st.sampled_from(sorted(ROLE_ALIASES)) | TEXT, content=TEXT | st.none() | st.integers())
+@settings(max_examples=150, deadline=None)
+def test_the_short_way_for_plain_messages_equals_the_long_one(role: str, content: Any) -> None:
+    item = {"role": role, "content": content}
+    long = outcome(lambda: (_parse_message(item, "messages[0]", "role", "content", ROLE_ALIASES),))
+    assert outcome(lambda: parse_messages([item])) == long

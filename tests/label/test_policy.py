@@ -1,0 +1,387 @@
+"""Policies: presets, scopes, weights of messages and files, against a reference that looks at one token at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.kinds import KINDS, Part, RoleCode, kind, kind_name, part_of, role_of
+from chatmill.core.tokens import Tokens, offsets_of
+from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.label.policy import Policy, Scope
+from chatmill.label.presets import PRESETS, find_policy
+from chatmill.render.registry import TEMPLATES, find_template
+from chatmill.render.render import render
+from chatmill.tokenizer.byte_level import ByteTokenizer
+
+OWN = {Part.REASONING, Part.CONTENT, Part.TOOL_CALL, Part.TERMINATOR}
+TALK = Conversation(
+    (
+        Message(Role.SYSTEM, "s"),
+        Message(Role.USER, "q1"),
+        Message(Role.ASSISTANT, "a1", reasoning="r1"),
+        Message(Role.USER, "q2"),
+        Message(Role.ASSISTANT, "", tool_calls=(ToolCall("f", "{}"),)),
+        Message(Role.TOOL, "t"),
+        Message(Role.ASSISTANT, "a2", reasoning="r2"),
+    )
+)
+
+
+def rendered(*conversations: Conversation, template: str = "qwen3_training") -> Tokens:
+    return render(conversations, template, ByteTokenizer(find_template(template).control_tokens)).tokens
+
+
+def trained(policy: str | Policy, tokens: Tokens) -> set[tuple[int, str]]:
+    """(message, kind) of everything that has a weight."""
+    weights = tokens.per_token(find_policy(policy).run_weights(tokens))
+    return {
+        (int(message), kind_name(int(code)))
+        for message, code, weight in zip(tokens.messages, tokens.kinds, weights, strict=True)
+        if weight
+    }
+
+
+# --- presets -------------------------------------------------------------------------------------------------------
+
+ASSISTANTS = {2, 4, 6}
+
+
+def expected(parts: set[Part], messages: set[int] = ASSISTANTS) -> set[tuple[int, str]]:
+    tokens = rendered(TALK)
+    present = {(int(m), int(k)) for m, k in zip(tokens.messages, tokens.kinds, strict=True)}
+    return {
+        (message, kind_name(code))
+        for message, code in present
+        if message in messages and role_of(code) is RoleCode.ASSISTANT and part_of(code) in parts
+    }
+
+
+def test_presets_of_one_talk() -> None:
+    tokens = rendered(TALK)
+    assert trained("assistant", tokens) == expected(OWN)
+    assert trained("post_training", tokens) == expected(OWN | {Part.HEADER})
+    assert trained("synth_kd", tokens) == expected(OWN | {Part.HEADER})
+    assert trained("trl", tokens) == expected(OWN | {Part.SEPARATOR})
+    assert trained("last_turn", tokens) == expected(OWN, {4, 6})
+    assert trained("final_only", tokens) == expected({Part.CONTENT, Part.TERMINATOR})
+    assert trained("per_message", tokens) == set()
+    weights = tokens.per_token(find_policy("all").run_weights(tokens))
+    assert (weights == 1).all()
+    assert {kind_name(kind(RoleCode.ASSISTANT, part)) for part in OWN} <= {name for _, name in expected(OWN)}
+
+
+def test_every_preset_is_spoken_of_here() -> None:
+    named = {"assistant", "post_training", "synth_kd", "trl", "last_turn", "final_only", "all", "per_message"}
+    assert set(PRESETS) == named
+    assert all(policy.name == name for name, policy in PRESETS.items())
+
+
+def test_each_templates_default_policy_is_a_preset_and_trains_the_terminator() -> None:
+    plain = Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")))
+    for name in TEMPLATES:
+        policy = find_policy(find_template(name).default_policy)
+        assert policy.table()[kind(RoleCode.ASSISTANT, Part.TERMINATOR)] == 1
+        assert policy.table()[kind(RoleCode.USER, Part.CONTENT)] == 0
+        if name != "harmony":  # needs its own vocabulary
+            assert (1, "assistant.terminator") in trained(policy, rendered(plain, template=name))
+
+
+def test_no_preset_trains_padding() -> None:
+    for policy in PRESETS.values():
+        assert [policy.table()[kind(role, Part.PAD)] for role in RoleCode] == [0] * len(RoleCode)
+
+
+def test_the_document_end_is_trained_by_all_alone() -> None:
+    tokens = rendered(Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a"))), template="markers")
+    assert kind_name(int(tokens.kinds[-1])) == "none.document"
+    for name in PRESETS:
+        assert ((-1, "none.document") in trained(name, tokens)) == (name == "all")
+
+
+# --- weights of messages -------------------------------------------------------------------------------------------
+
+
+def test_a_messages_own_weight_multiplies_the_table() -> None:
+    talk = Conversation(
+        (
+            Message(Role.USER, "q", weight=5.0),
+            Message(Role.ASSISTANT, "a", weight=0.0),
+            Message(Role.ASSISTANT, "b", weight=0.25),
+            Message(Role.ASSISTANT, "c"),
+        )
+    )
+    tokens = rendered(talk, template="chatml")
+    policy = Policy(name="half", weights={(RoleCode.ASSISTANT, Part.CONTENT): 0.5})
+    weights = tokens.per_token(policy.run_weights(tokens))
+    content = tokens.kinds == kind(RoleCode.ASSISTANT, Part.CONTENT)
+    assert weights[content].tolist() == [0.0, 0.125, 0.5]
+    assert not weights[~content].any()
+    assert weights.dtype == np.float32
+
+
+def test_weights_belong_to_the_messages_of_their_own_conversation() -> None:
+    answers = [Message(Role.ASSISTANT, "a", weight=weight) for weight in (None, 0.0, 3.0)]
+    talks = [Conversation((Message(Role.USER, "q"), answer)) for answer in answers]
+    tokens = rendered(*talks, template="token_native")
+    weights = tokens.per_token(find_policy("assistant").run_weights(tokens))
+    totals = [weights[a:b].sum() for a, b in zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)]
+    assert totals == [2.0, 0.0, 6.0]
+
+
+def test_per_message_trains_what_carries_a_weight_whatever_its_role() -> None:
+    talk = Conversation(
+        (
+            Message(Role.SYSTEM, "s"),
+            Message(Role.USER, "q", weight=1.0),
+            Message(Role.ASSISTANT, "a"),
+            Message(Role.ASSISTANT, "b", weight=2.0),
+            Message(Role.ASSISTANT, "c", weight=0.0),
+        )
+    )
+    assert trained("per_message", rendered(talk, template="chatml")) == {
+        (1, "user.content"),
+        (1, "user.terminator"),
+        (3, "assistant.content"),
+        (3, "assistant.terminator"),
+    }
+
+
+def test_tokens_of_no_message_have_no_weight_of_their_own() -> None:
+    talk = Conversation((Message(Role.USER, "q", weight=0.0), Message(Role.ASSISTANT, "a", weight=0.0)))
+    tokens = rendered(talk, template="markers")
+    assert trained("all", tokens) == {(-1, "none.document")}
+    assert trained(Policy(name="x", weights=PRESETS["all"].weights, only_weighted_messages=True), tokens) == set()
+
+
+def test_a_generation_prompt_belongs_to_no_weighted_message() -> None:
+    template = find_template("chatml")
+    tokenizer = ByteTokenizer(template.control_tokens)
+    talks = [Conversation((Message(Role.USER, "q", weight=7.0),)), Conversation((Message(Role.USER, "q"),))]
+    tokens = render(talks, "chatml", tokenizer, add_generation_prompt=True).tokens
+    weights = tokens.per_token(find_policy("post_training").run_weights(tokens))
+    assert set(weights[tokens.messages == 1].tolist()) == {1.0}
+
+
+def test_an_empty_batch() -> None:
+    tokens = rendered(template="chatml")
+    assert find_policy("last_turn").run_weights(tokens).tolist() == []
+    assert find_policy("last_turn").token_weights(np.empty(0, dtype=np.uint8)).tolist() == []
+
+
+# --- from stored kinds ---------------------------------------------------------------------------------------------
+
+
+def test_kinds_alone_cannot_say_what_messages_weigh() -> None:
+    with pytest.raises(ConfigError, match="per_message"):
+        find_policy("per_message").token_weights(np.zeros(3, dtype=np.uint8))
+
+
+def test_kinds_without_offsets_are_one_conversation() -> None:
+    user, own = kind(RoleCode.USER, Part.CONTENT), kind(RoleCode.ASSISTANT, Part.CONTENT)
+    kinds = np.array([own, user, own, own, user, own], dtype=np.uint8)
+    assert find_policy("last_turn").token_weights(kinds).tolist() == [0, 0, 0, 0, 0, 1]
+    cut = find_policy("last_turn").token_weights(kinds, np.array([0, 1, 4, 4, 6]))
+    assert cut.tolist() == [1, 0, 1, 1, 0, 1]
+
+
+def test_tool_results_do_not_end_the_last_turn() -> None:
+    """In Qwen3 a tool result stands in a user turn; its kind says that it is a tool's."""
+    assert {message for message, _ in trained("last_turn", rendered(TALK, template="qwen3"))} == {4, 6}
+
+
+def test_stored_kinds_and_runs_agree_on_real_conversations(real_conversations: Any) -> None:
+    talks = [talk for talk in real_conversations(4) if not any(message.weight is not None for message in talk.messages)]
+    tokens = render(talks, "qwen3", ByteTokenizer(find_template("qwen3").control_tokens), collect_failures=True).tokens
+    assert len(tokens) > 40
+    for name, policy in PRESETS.items():
+        if not policy.only_weighted_messages:
+            by_run = tokens.per_token(policy.run_weights(tokens))
+            assert np.array_equal(by_run, policy.token_weights(tokens.kinds, tokens.offsets)), name
+
+
+# --- properties ----------------------------------------------------------------------------------------------------
+
+CODES = st.integers(0, KINDS - 1)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Tokens:
+    """Any runs of any kinds; a run that belongs to a user has at least one token, as every template writes them."""
+    conversation_runs, counts, runs = [], [], []
+    for _ in range(draw(st.integers(0, 4))):
+        count = draw(st.integers(0, 3))
+        own = draw(st.lists(st.tuples(CODES, st.integers(-1, count - 1), st.integers(0, 3)), max_size=5))
+        runs += [(code, message, max(length, role_of(code) is RoleCode.USER)) for code, message, length in own]
+        conversation_runs.append(len(own))
+        counts.append(count)
+    weight = st.none() | st.sampled_from([0.0, 1.0, 0.5, 2.0])
+    weights = draw(st.lists(weight, min_size=sum(counts), max_size=sum(counts)))
+    run_offsets = offsets_of(np.array([run[2] for run in runs], dtype=np.int64))
+    by_conversation = offsets_of(np.array(conversation_runs, dtype=np.int64))
+    return Tokens(
+        ids=np.zeros(run_offsets[-1], dtype=np.int32),
+        offsets=run_offsets[by_conversation],
+        run_offsets=run_offsets,
+        run_kinds=np.array([run[0] for run in runs], dtype=np.uint8),
+        run_messages=np.array([run[1] for run in runs], dtype=np.int32),
+        conversation_runs=by_conversation,
+        message_offsets=offsets_of(np.array(counts, dtype=np.int64)),
+        message_weights=np.array(weights, dtype=np.float32),
+    )
+
+
+POLICIES = st.builds(
+    Policy,
+    name=st.just("drawn"),
+    weights=st.dictionaries(
+        st.tuples(st.sampled_from(RoleCode), st.sampled_from([part for part in Part if part is not Part.PAD])),
+        st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+        max_size=12,
+    ),
+    scope=st.sampled_from(Scope),
+    only_weighted_messages=st.booleans(),
+)
+
+
+def slow_weights(policy: Policy, tokens: Tokens, *, own_weights: bool) -> list[float]:
+    """One token at a time, from the words of the docs."""
+    out = []
+    for number in range(len(tokens)):
+        first, last = int(tokens.offsets[number]), int(tokens.offsets[number + 1])
+        kinds, messages = tokens.kinds[first:last].tolist(), tokens.messages[first:last].tolist()
+        users = [at for at, code in enumerate(kinds) if role_of(code) is RoleCode.USER]
+        for at, (code, message) in enumerate(zip(kinds, messages, strict=True)):
+            weight = policy.weights.get((role_of(code), part_of(code)), 0.0)
+            if policy.scope is Scope.LAST_TURN and users and at <= users[-1]:
+                weight = 0.0
+            if own_weights:
+                brought = math.nan
+                if message >= 0:
+                    brought = float(tokens.message_weights[tokens.message_offsets[number] + message])
+                if math.isnan(brought):
+                    brought = 0.0 if policy.only_weighted_messages else 1.0
+                weight *= brought
+            out.append(weight)
+    return out
+
+
+@given(tokens=batches(), policy=POLICIES)
+@settings(max_examples=200, deadline=None)
+def test_weights_equal_the_slow_reference(tokens: Tokens, policy: Policy) -> None:
+    assert tokens.per_token(policy.run_weights(tokens)).tolist() == slow_weights(policy, tokens, own_weights=True)
+    if not policy.only_weighted_messages:
+        from_kinds = policy.token_weights(tokens.kinds, tokens.offsets)
+        assert from_kinds.tolist() == slow_weights(policy, tokens, own_weights=False)
+
+
+@given(tokens=batches(), name=st.sampled_from(sorted(PRESETS)))
+@settings(max_examples=100, deadline=None)
+def test_presets_equal_the_slow_reference(tokens: Tokens, name: str) -> None:
+    policy = find_policy(name)
+    assert tokens.per_token(policy.run_weights(tokens)).tolist() == slow_weights(policy, tokens, own_weights=True)
+
+
+# --- look-up and files ---------------------------------------------------------------------------------------------
+
+
+def test_a_scope_may_be_given_by_its_name() -> None:
+    policy = Policy(name="mine", weights=PRESETS["assistant"].weights, scope="last_turn")  # type: ignore[arg-type]
+    assert policy.scope is Scope.LAST_TURN
+    assert trained(policy, rendered(TALK)) == trained("last_turn", rendered(TALK))
+    with pytest.raises(ConfigError, match="'first_turn' is not one of every_turn, last_turn"):
+        Policy(name="mine", weights={}, scope="first_turn")  # type: ignore[arg-type]
+
+
+def test_look_up() -> None:
+    assert find_policy("assistant") is PRESETS["assistant"]
+    own = Policy(name="own", weights={})
+    assert find_policy(own) is own
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'assistant'\?.*\.json file"):
+        find_policy("asistant")
+
+
+def write(path: Path, data: Any) -> Path:
+    path.write_text(data if isinstance(data, str) else json.dumps(data), encoding="utf-8")
+    return path
+
+
+def test_a_policy_file(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "mine.json",
+        {"weights": {"assistant.content": 1, "assistant.reasoning": 0.1, "Tool.Content": 0}, "scope": "last_turn"},
+    )
+    policy = find_policy(path)
+    assert policy.name == "mine"
+    assert policy.scope is Scope.LAST_TURN
+    assert policy.only_weighted_messages is False
+    assert policy.table()[kind(RoleCode.ASSISTANT, Part.REASONING)] == np.float32(0.1)
+    assert np.count_nonzero(policy.table()) == 2
+    named = write(tmp_path / "b.json", {"name": "n", "weights": {}, "only_weighted_messages": True})
+    assert (find_policy(str(named)).name, find_policy(str(named)).only_weighted_messages) == ("n", True)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "must hold an object"),
+        ({"weights": []}, "must hold an object"),
+        ({"scope": "every_turn"}, "must hold an object"),
+        ({"weights": {}, "weigths": 1}, "unknown keys: weigths"),
+        ({"weights": {"assistant": 1}}, "'assistant' is not role.part"),
+        ({"weights": {"assistant.words": 1}}, "parts: pad, header, content"),
+        ({"weights": {"gpt.content": 1}}, "roles: none, system"),
+        ({"weights": {"assistant.content": "1"}}, "must be a number"),
+        ({"weights": {"assistant.content": True}}, "must be a number"),
+        ({"weights": {"assistant.content": -1}}, "numbers from 0"),
+        ('{"weights": {"assistant.content": NaN}}', "numbers from 0"),
+        ({"weights": {"assistant.content": 1e39}}, "numbers from 0"),
+        ({"weights": {"none.pad": 1}}, "padding is never trained"),
+        ({"weights": {}, "scope": "first_turn"}, "not one of every_turn, last_turn"),
+        ({"weights": {}, "scope": ["last_turn"]}, "not one of every_turn, last_turn"),
+        ({"weights": {}, "only_weighted_messages": "false"}, "must be true or false"),
+    ],
+)
+def test_a_policy_file_that_is_wrong_is_an_error_with_its_name(tmp_path: Path, data: Any, message: str) -> None:
+    path = write(tmp_path / "mine.json", data)
+    with pytest.raises(ConfigError, match=message) as caught:
+        find_policy(path)
+    assert "mine" in str(caught.value)
+
+
+def test_a_policy_file_that_is_missing_or_not_utf8(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no policy file"):
+        find_policy(tmp_path / "none.json")
+    (tmp_path / "a.json").write_bytes(b'{"name": "\xff", "weights": {}}')
+    with pytest.raises(ConfigError, match="not JSON"):
+        find_policy(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf, 1e39])
+def test_weights_that_are_no_weights(weight: float) -> None:
+    policy = Policy(name="bad", weights={(RoleCode.ASSISTANT, Part.CONTENT): weight})
+    with pytest.raises(ConfigError, match=r"policy 'bad': the weight of assistant\.content is"):
+        policy.table()
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "policies.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    Path("talks.jsonl").write_text(json.dumps({"prompt": "q", "completion": "ab"}) + "\n")
+    namespace: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, namespace)
+    assert namespace["weights"].sum() == 3
+    assert namespace["policy"].scope is Scope.LAST_TURN

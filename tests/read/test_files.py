@@ -1,0 +1,311 @@
+"""Raw records from files: every format, where each record stands, and one error for each that cannot be decoded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.errors import DataError, FormatError
+from chatmill.read.files import Raw, decode_line, read_records
+
+LINES = b'{"n": 1}\n{"n": 2}\n{"n": 3}\n'
+
+
+def records(path: Path) -> list[Raw]:
+    return list(read_records(path))
+
+
+def values(path: Path) -> list[Any]:
+    found = records(path)
+    assert all(raw.error is None for raw in found)
+    return [raw.value for raw in found]
+
+
+def code(line: bytes) -> str | None:
+    raw = decode_line(line, "f:1")
+    return raw.error.code if raw.error else None
+
+
+# --- formats -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [
+        ("a.jsonl", bytes),
+        ("a.ndjson", bytes),
+        ("a.jsonl.gz", gzip.compress),
+        ("a.ndjson.gz", gzip.compress),
+        ("a.jsonl.zst", zstandard.ZstdCompressor().compress),
+        ("two-members.jsonl.gz", lambda data: gzip.compress(data[:9]) + gzip.compress(data[9:])),
+        (
+            "two-frames.jsonl.zst",
+            lambda data: b"".join(zstandard.ZstdCompressor().compress(part) for part in (data[:12], data[12:])),
+        ),
+    ],
+)
+def test_lines_plain_and_packed(tmp_path: Path, name: str, pack: Any) -> None:
+    path = tmp_path / name
+    path.write_bytes(pack(LINES))
+    assert records(path) == [Raw(f"{path}:{n}", {"n": n}) for n in (1, 2, 3)]
+
+
+def test_packed_files_larger_than_a_chunk(tmp_path: Path) -> None:
+    lines = b"".join(b'{"n": %d, "x": "%s"}\n' % (n, b"%x" % (n * 7919) * 40) for n in range(6000))
+    for name, packed in (
+        ("a.jsonl.zst", zstandard.ZstdCompressor().compress(lines)),
+        ("a.jsonl.gz", gzip.compress(lines)),
+    ):
+        (tmp_path / name).write_bytes(packed)
+        assert [value["n"] for value in values(tmp_path / name)] == list(range(6000))
+
+
+def test_a_json_list(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'\xef\xbb\xbf[{"n": 1},\n {"n": 2}]\n')
+    assert records(path) == [Raw(f"{path}:row 1", {"n": 1}), Raw(f"{path}:row 2", {"n": 2})]
+
+
+def test_a_bad_entry_of_a_json_list_is_one_bad_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'[{"n": "\\ud800"}, {"messages": [], "messages": []}, {"n": 3}]')
+    first, second, third = records(path)
+    assert first.value == {"n": "\ud800"}
+    assert second.value == {"messages": []}, "read by the standard library because of the surrogate"
+    assert third == Raw(f"{path}:row 3", {"n": 3})
+    path.write_bytes(b'[{"n": "\xff"}, {"messages": [], "messages": []}, {"n": 3}]')
+    assert [raw.error and raw.error.code for raw in records(path)] == ["not_utf8", "duplicate_key", None]
+    assert str(records(path)[0].error).startswith(f"{path}:row 1: not UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"messages": []}', "must hold a list of records"),
+        (b'"text"', "must hold a list of records"),
+        (LINES, "must hold a list of records"),
+        (b'[{"n": 1}', "not JSON.*name it .jsonl"),
+        (b"", "not JSON"),
+        (b"[" * 5000 + b"]" * 5000, "nested too deeply"),
+    ],
+)
+def test_a_json_file_that_is_no_list_is_an_error_with_a_way_out(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        records(path)
+    assert str(path) in str(caught.value)
+
+
+def test_parquet_rows_and_null_fields_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    rows = [
+        {"id": "a", "messages": [{"role": "user", "content": "q", "tool_calls": None}]},
+        {"id": None, "messages": [{"role": "assistant", "content": None, "tool_calls": [{"name": "f", "id": None}]}]},
+        {"id": "c", "messages": None},
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert records(path) == [
+        Raw(f"{path}:row 1", {"id": "a", "messages": [{"role": "user", "content": "q"}]}),
+        Raw(f"{path}:row 2", {"messages": [{"role": "assistant", "tool_calls": [{"name": "f"}]}]}),
+        Raw(f"{path}:row 3", {"id": "c"}),
+    ]
+
+
+def test_parquet_rows_are_numbered_over_row_groups(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"n": list(range(2500))})
+    pyarrow.parquet.write_table(table, path, row_group_size=700)
+    assert [(raw.where, raw.value["n"]) for raw in records(path)] == [(f"{path}:row {n + 1}", n) for n in range(2500)]
+
+
+def test_parquet_text_that_is_not_utf8_is_one_bad_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    raw = pyarrow.array([b"ok", b"b\xffd", b"z"], pyarrow.binary())
+    texts = pyarrow.Array.from_buffers(pyarrow.string(), 3, raw.buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path)
+    first, second, third = records(path)
+    assert (first.value, third.value) == ({"text": "ok"}, {"text": "z"})
+    assert second.error is not None
+    assert second.error.code == "not_utf8"
+    assert str(second.error) == f"{path}:row 2: a text is not UTF-8: byte 0xFF at byte 1 of it"
+
+
+# --- files that cannot be read -------------------------------------------------------------------------------------
+
+
+def test_a_missing_file_and_an_unknown_ending_are_errors_at_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read_records(tmp_path / "none.jsonl")
+    with pytest.raises(DataError, match="no such file"):
+        read_records(tmp_path)
+    (tmp_path / "a.csv").write_text("x")
+    with pytest.raises(DataError, match=r"cannot tell the format.*\.jsonl\.zst"):
+        read_records(tmp_path / "a.csv")
+
+
+def _packed(kind: str) -> bytes:
+    data = b"".join(b'{"n": %d}\n' % n for n in range(5000))
+    if kind == "gz":
+        return gzip.compress(data)
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize("damage", ["cut", "head", "middle", "end", "foreign"])
+def test_damaged_archives_are_errors_that_name_the_file(tmp_path: Path, kind: str, damage: str) -> None:
+    packed = bytearray(_packed(kind))
+    where = {"head": 20, "middle": len(packed) // 2, "end": len(packed) - 2}
+    if damage == "cut":
+        packed = packed[: len(packed) // 2]
+    elif damage == "foreign":
+        packed = bytearray(b"this is no archive")
+    else:
+        packed[where[damage]] ^= 0xFF
+    path = tmp_path / f"a.jsonl.{kind}"
+    path.write_bytes(packed)
+    with pytest.raises(FormatError, match="cannot be unpacked") as caught:
+        records(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", range(0, 60, 4))
+def test_every_cut_of_a_small_archive_is_noticed(tmp_path: Path, keep: int) -> None:
+    for kind, packed in (("gz", gzip.compress(LINES)), ("zst", zstandard.ZstdCompressor().compress(LINES))):
+        if 0 < keep < len(packed):
+            path = tmp_path / f"a.jsonl.{kind}"
+            path.write_bytes(packed[:keep])
+            with pytest.raises(FormatError, match="cannot be unpacked"):
+                records(path)
+
+
+def test_a_damaged_parquet_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"t": [f"text {n}" * 9 for n in range(3000)]}), path)
+    data = bytearray(path.read_bytes())
+    flipped = bytearray(data)
+    for at in range(100, 400):
+        flipped[at] ^= 0xFF
+    for broken in (data[: len(data) // 2], b"PAR1", b"hello, world", flipped):
+        path.write_bytes(bytes(broken))
+        with pytest.raises(DataError, match="cannot be read as Parquet") as caught:
+            records(path)
+        assert str(path) in str(caught.value)
+
+
+# --- lines ---------------------------------------------------------------------------------------------------------
+
+
+def test_bom_crlf_blank_lines_and_a_missing_last_newline(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"n": 1}\r\n\r\n   \t\n\n{"n": 2}\n{"n": 3}')
+    assert [(raw.where, raw.value) for raw in records(path)] == [
+        (f"{path}:1", {"n": 1}),
+        (f"{path}:5", {"n": 2}),
+        (f"{path}:6", {"n": 3}),
+    ]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
+def test_files_without_records(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    assert records(path) == []
+
+
+def test_a_bom_in_the_middle_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n\xef\xbb\xbf{"n": 2}\n')
+    assert [raw.error and raw.error.code for raw in records(path)] == [None, "invalid_json"]
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    text = "a\u2028b\u2029c\x85d\u000be"
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json.dumps({"t": text}, ensure_ascii=False).encode() + b"\n")
+    assert values(path) == [{"t": text}]
+    assert values(path)[0]["t"].count("\u2028") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b'{"a": 1}', None),
+        (b'{"a": "truncated', "invalid_json"),
+        (b"{'a': 1}", "invalid_json"),
+        (b'{"a": 1} {"b": 2}', "invalid_json"),
+        (b'{"a": 1,}', "invalid_json"),
+        (b'{"a": NaN}', "invalid_json"),
+        (b'{"a": -Infinity}', "invalid_json"),
+        (b'{"a": "raw \t tab"}', "invalid_json"),
+        (b"[" * 5000 + b"]" * 5000, "invalid_json"),
+        (b'{"a": 1' + b"0" * 5000 + b"}", "invalid_json"),
+        (b'{"a": "\xff"}', "not_utf8"),
+        (b'{"a": "\xed\xa0\x80"}', "not_utf8"),
+        (b'{"messages": 1, "messages": 2}', "duplicate_key"),
+        (b'{"conversations": 1, "a": 2, "conversations": 2}', "duplicate_key"),
+        (b'{"messages": "\\ud800", "messages": 2}', "duplicate_key"),
+        (b'{"messages": 1, "a": {"messages": 2}}', None),
+        (b'{"a": {"messages": 1, "messages": 2}}', None),
+        (b'{"a": "\\"messages\\" \\"messages\\""}', None),
+        (b'{"a": "\\ud800"}', None),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_lines_and_their_codes(line: bytes, expected: str | None) -> None:
+    assert code(line) == expected
+    raw = decode_line(line, "f:1")
+    assert (raw.value is None) == (raw.error is not None)
+    if raw.error is not None:
+        assert str(raw.error).startswith("f:1")
+
+
+def test_the_reason_is_said_without_the_newline_that_ends_the_line() -> None:
+    error = decode_line(b'{"a": "truncated\n', "f:1").error
+    assert "Unterminated string" in str(error)
+    assert "byte 0xFF at byte 7" in str(decode_line(b'{"a": "\xff"}\n', "f:1").error)
+    assert "NaN is not a JSON value" in str(decode_line(b'{"a": NaN}\n', "f:1").error)
+
+
+def test_huge_integers_and_deep_nesting_are_kept() -> None:
+    assert decode_line(b"1" + b"0" * 399, "").value == 10**399
+    value = decode_line(b"[" * 200 + b"7" + b"]" * 200, "").value
+    for _ in range(200):
+        (value,) = value
+    assert value == 7
+
+
+def test_nesting_near_the_limit_never_ends_in_a_traceback() -> None:
+    for depth in range(900, 1001, 5):
+        nested = b"[" * depth + b"]" * depth
+        raw = decode_line(b'{"messages": 1, "x": {"messages": ' + nested + b"}}", "f:1")
+        assert raw.error is None or raw.error.code == "invalid_json"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(value=JSON, ascii_only=st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_what_json_writes_is_read_as_json_reads_it(value: Any, ascii_only: bool) -> None:
+    assert decode_line(json.dumps(value, ensure_ascii=ascii_only).encode(), "") == Raw("", value)
+
+
+@given(line=st.binary(max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_give_a_value_or_an_error(line: bytes) -> None:
+    raw = decode_line(line, "f:1")
+    assert raw.error is None or raw.error.code in {"invalid_json", "not_utf8", "duplicate_key"}

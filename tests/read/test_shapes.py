@@ -1,0 +1,415 @@
+"""Shapes of records: each one read, detected and refused with file, line, record id, field path and code."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.errors import DataError, RecordError, UnknownNameError
+from chatmill.read.conversations import DETECT_RECORDS, ConversationFile, read_conversations
+from chatmill.read.shapes import SHAPES, conversation_of, detect_shape, find_shape
+from tests.conftest import CONVERSATION_FILES, DATA
+
+Q, A = Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")
+OPENAI = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+SHAREGPT = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
+ALPACA = {"instruction": "q", "output": "a"}
+PAIR = {"prompt": "q", "completion": "a"}
+HARMONY = {"messages_json": json.dumps(OPENAI)}
+EXAMPLES = {
+    "openai": OPENAI, "sharegpt": SHAREGPT, "alpaca": ALPACA, "prompt_completion": PAIR, "harmony": HARMONY
+}  # fmt: skip
+
+
+def read(record: Any, shape: str = "openai") -> Conversation:
+    return conversation_of(record, find_shape(shape), where="f.jsonl:7", source="f")
+
+
+def refused(record: Any, shape: str = "openai") -> RecordError:
+    with pytest.raises(RecordError) as caught:
+        read(record, shape)
+    assert caught.value.where == "f.jsonl:7"
+    assert str(caught.value).startswith("f.jsonl:7")
+    return caught.value
+
+
+def write(path: Path, *records: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return path
+
+
+# --- each shape ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_each_shape_gives_the_same_conversation_and_keeps_the_rest(name: str) -> None:
+    record = {**EXAMPLES[name], "id": "r1", "source": "s", "tools": [{"name": "f"}], "score": 0.5, "lang": None}
+    assert read(record, name) == Conversation(
+        (Q, A), id="r1", source="s", tools=({"name": "f"},), where="f.jsonl:7", metadata={"score": 0.5, "lang": None}
+    )
+    assert set(EXAMPLES) == set(SHAPES)
+
+
+def test_what_a_record_may_leave_out() -> None:
+    conversation = read(OPENAI)
+    assert (conversation.id, conversation.source, conversation.tools, conversation.metadata) == ("", "f", (), {})
+    assert read({**OPENAI, "id": 17, "source": 3}).id == "17"
+    assert read({**OPENAI, "source": None}).source == "f"
+
+
+def test_sharegpt_with_system_field_tools_and_calls() -> None:
+    record = {
+        "system": "s",
+        "tools": '[{"name": "f"}]',
+        "conversations": [
+            {"from": "human", "value": "q"},
+            {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+            {"from": "observation", "value": "1"},
+            {"from": "Function_Call", "value": '[{"name": "g"}, {"name": "h", "arguments": "{ }"}]'},
+            {"from": "tool", "value": "2"},
+            {"from": "gpt", "value": "a", "weight": 0},
+        ],
+    }
+    conversation = read(record, "sharegpt")
+    assert conversation.tools == ({"name": "f"},)
+    assert conversation.messages == (
+        Message(Role.SYSTEM, "s"),
+        Q,
+        Message(Role.ASSISTANT, "", tool_calls=(ToolCall("f", '{"x": 1}'),)),
+        Message(Role.TOOL, "1"),
+        Message(Role.ASSISTANT, "", tool_calls=(ToolCall("g", "{}"), ToolCall("h", "{ }"))),
+        Message(Role.TOOL, "2"),
+        Message(Role.ASSISTANT, "a", weight=0.0),
+    )
+
+
+def test_sharegpt_keys_in_a_messages_list() -> None:
+    assert read({"messages": SHAREGPT["conversations"]}, "sharegpt").messages == (Q, A)
+
+
+def test_alpaca_with_input_system_and_history() -> None:
+    record = {**ALPACA, "input": "more", "system": "s", "history": [["h1", "h2"]]}
+    assert read(record, "alpaca").messages == (
+        Message(Role.SYSTEM, "s"),
+        Message(Role.USER, "h1"),
+        Message(Role.ASSISTANT, "h2"),
+        Message(Role.USER, "q\nmore"),
+        A,
+    )
+    assert read({**ALPACA, "input": "", "system": None, "history": None}, "alpaca").messages == (Q, A)
+
+
+def test_prompt_and_completion_as_message_lists() -> None:
+    record = {"prompt": OPENAI["messages"], "completion": [{"role": "assistant", "content": "b"}]}
+    assert read(record, "prompt_completion").messages == (Q, A, Message(Role.ASSISTANT, "b"))
+
+
+def test_harmony_dicts_and_rows() -> None:
+    messages = [
+        {"role": "system", "content": [{"type": "system_content", "reasoning_effort": "Low"}]},
+        {"role": "user", "content": [{"type": "text", "text": "q"}]},
+        {"role": "assistant", "channel": "analysis", "content": "hm"},
+        {"role": "assistant", "channel": "final", "content": "a"},
+    ]
+    expected = (
+        Message(Role.SYSTEM, "", structured={"type": "system_content", "reasoning_effort": "Low"}),
+        Q,
+        Message(Role.ASSISTANT, "hm", channel="analysis"),
+        Message(Role.ASSISTANT, "a", channel="final"),
+    )
+    assert read({"messages": messages}, "harmony").messages == expected
+    row = read({"messages_json": json.dumps({"messages": messages}), "synth_id": "x"}, "harmony")
+    assert row.messages == expected
+    assert row.metadata == {"synth_id": "x"}
+
+
+# --- refused -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "record", "code", "path"),
+    [
+        ("openai", [OPENAI], "record_type", ""),
+        ("openai", "text", "record_type", ""),
+        ("openai", None, "record_type", ""),
+        ("openai", {"conversation": []}, "missing_field", "messages"),
+        ("openai", {"messages": []}, "no_messages", "messages"),
+        ("openai", {"messages": "x"}, "messages_type", "messages"),
+        ("openai", {"messages": [{"role": "user", "content": None}]}, "null_content", "messages[0].content"),
+        ("openai", {**OPENAI, "id": 1.5}, "id_type", "id"),
+        ("openai", {**OPENAI, "id": True}, "id_type", "id"),
+        ("openai", {**OPENAI, "id": "\ud800"}, "lone_surrogate", "id"),
+        ("openai", {**OPENAI, "source": ["x"]}, "field_type", "source"),
+        ("openai", {**OPENAI, "tools": "[{"}, "bad_tools", "tools"),
+        ("openai", {**OPENAI, "tools": {"name": "f"}}, "bad_tools", "tools"),
+        ("openai", {**OPENAI, "tools": ["f"]}, "bad_tools", "tools"),
+        ("openai", {**OPENAI, "tools": [{"name": "\ud800"}]}, "lone_surrogate", "tools"),
+        ("openai", {**OPENAI, "tools": '[{"name": "\\ud800"}]'}, "lone_surrogate", "tools"),
+        ("openai", {**OPENAI, "tools": "[" * 5000}, "invalid_json", ""),
+        ("sharegpt", {"messages_": []}, "missing_field", "conversations"),
+        ("sharegpt", {"conversations": {}}, "messages_type", "conversations"),
+        ("sharegpt", {"conversations": ["x"]}, "message_type", "conversations[0]"),
+        ("sharegpt", {"conversations": [{"from": "judge", "value": "x"}]}, "unknown_role", "conversations[0].from"),
+        ("sharegpt", {"conversations": [{"from": "gpt"}]}, "null_content", "conversations[0].value"),
+        (
+            "sharegpt",
+            {"conversations": [{"from": "function_call", "value": "f()"}]},
+            "bad_tool_call",
+            "conversations[0].value",
+        ),
+        (
+            "sharegpt",
+            {"conversations": [{"from": "function_call", "value": "[3]"}]},
+            "bad_tool_call",
+            "conversations[0].tool_calls[0]",
+        ),
+        ("sharegpt", {"conversations": [{"from": "function_call", "value": "[" * 5000}]}, "invalid_json", ""),
+        ("sharegpt", {**SHAREGPT, "system": 5}, "missing_field", "system"),
+        ("sharegpt", {**SHAREGPT, "system": "\ud800"}, "lone_surrogate", "system"),
+        ("alpaca", {"instruction": "x"}, "missing_field", "output"),
+        ("alpaca", {"instruction": 3, "output": "x"}, "missing_field", "instruction"),
+        ("alpaca", {**ALPACA, "input": ["x"]}, "missing_field", "input"),
+        ("alpaca", {**ALPACA, "output": "\udc00"}, "lone_surrogate", "output"),
+        ("alpaca", {**ALPACA, "history": [["a"]]}, "bad_history", "history[0]"),
+        ("alpaca", {**ALPACA, "history": [["a", "b"], "ab"]}, "bad_history", "history[1]"),
+        ("alpaca", {**ALPACA, "history": [["a", None]]}, "bad_history", "history[0]"),
+        ("alpaca", {**ALPACA, "history": {"ab": 1}}, "bad_history", "history"),
+        ("alpaca", {**ALPACA, "history": 5}, "bad_history", "history"),
+        ("alpaca", {**ALPACA, "history": [["a", "\ud800"]]}, "lone_surrogate", "history[0][1]"),
+        ("prompt_completion", {"prompt": "x"}, "missing_field", "completion"),
+        ("prompt_completion", {"prompt": [], "completion": []}, "no_messages", "prompt"),
+        ("prompt_completion", {"prompt": OPENAI["messages"], "completion": "x"}, "missing_field", "prompt"),
+        ("prompt_completion", {"prompt": OPENAI["messages"], "completion": [1]}, "message_type", "completion[0]"),
+        ("harmony", {"messages_json": 5}, "missing_field", "messages_json"),
+        ("harmony", {"messages_json": "{"}, "invalid_json", "messages_json"),
+        ("harmony", {"messages_json": "[]"}, "missing_field", "messages_json"),
+        ("harmony", {"messages_json": '{"messages": 1, "messages": []}'}, "duplicate_key", "messages_json"),
+        ("harmony", {"messages_json": "[" * 5000}, "invalid_json", "messages_json"),
+        ("harmony", {"messages_json": '"\ud800"'}, "lone_surrogate", "messages_json"),
+        (
+            "harmony",
+            {"messages_json": '{"messages": [{"role": "user", "content": "\\ud800"}]}'},
+            "lone_surrogate",
+            "messages_json.messages[0].content",
+        ),
+    ],
+)
+def test_what_does_not_fit_its_shape(shape: str, record: Any, code: str, path: str) -> None:
+    error = refused(record, shape)
+    assert (error.code, error.path) == (code, path)
+
+
+def test_an_error_names_the_record() -> None:
+    error = refused({"id": "r9", "messages": [{"role": "user", "content": 5}]})
+    assert error.record_id == "r9"
+    assert str(error).startswith("f.jsonl:7, record 'r9', field messages[0].content: ")
+
+
+def test_a_missing_field_says_what_there_is() -> None:
+    assert "it has: text, label" in str(refused({"text": 1, "label": 2}))
+
+
+def test_big_integers_in_tools_and_metadata_are_kept() -> None:
+    conversation = read({**OPENAI, "tools": [{"name": "f", "limit": 10**300}], "n": 10**399})
+    assert conversation.tools[0]["limit"] == 10**300
+    assert conversation.metadata["n"] == 10**399
+
+
+# --- detection -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_each_shape_is_detected(name: str) -> None:
+    assert detect_shape([EXAMPLES[name]], "f").name == name
+
+
+@pytest.mark.parametrize(
+    ("records", "name"),
+    [
+        ([{"messages": [{"role": "assistant", "channel": "final", "content": "a"}]}], "harmony"),
+        ([{"messages": [{"role": "system", "content": [{"type": "system_content"}]}]}], "harmony"),
+        ([{"messages": [{"role": "user", "content": "what is page_content in x_content?"}]}], "openai"),
+        ([{"messages": [{"role": "user", "content": [{"type": "text", "text": "_content"}]}]}], "openai"),
+        ([{"messages": SHAREGPT["conversations"]}], "sharegpt"),
+        ([{**OPENAI, "prompt": "x", "completion": "y"}], "openai"),
+        ([3, None, ALPACA], "alpaca"),
+        ([PAIR, PAIR, OPENAI], "prompt_completion"),
+        ([{"messages": []}], "openai"),
+    ],
+)
+def test_detection_by_what_most_records_fit(records: list[Any], name: str) -> None:
+    assert detect_shape(records, "f").name == name
+
+
+@pytest.mark.parametrize(("records", "found"), [([{"text": "x"}], "the first record has: text"), ([3], "none of them")])
+def test_a_shape_that_cannot_be_told_lists_the_names(records: list[Any], found: str) -> None:
+    with pytest.raises(RecordError, match=found) as caught:
+        detect_shape(records, "f.jsonl")
+    assert caught.value.code == "unknown_shape"
+    assert "openai, alpaca, prompt_completion" in str(caught.value)
+
+
+def test_an_unknown_shape_name_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'sharegpt'\?"):
+        find_shape("share_gpt")
+
+
+# --- files of conversations ----------------------------------------------------------------------------------------
+
+
+def test_a_file_states_its_shape_and_gives_its_conversations(tmp_path: Path) -> None:
+    path = write(tmp_path / "talks.en.jsonl", SHAREGPT, {**SHAREGPT, "source": "own", "id": "x"})
+    file = ConversationFile(path)
+    assert file.shape.name == "sharegpt"
+    first, second = file
+    assert (first.messages, first.where, first.source) == ((Q, A), f"{path}:1", "talks")
+    assert (second.where, second.source, second.id) == (f"{path}:2", "own", "x")
+    assert list(file) == [first, second], "a file can be read again"
+    assert next(iter(ConversationFile(path, source="given"))).source == "given"
+
+
+def test_a_named_shape_wins_over_what_the_records_look_like(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {**OPENAI, **PAIR})
+    assert next(read_conversations(path)).metadata == PAIR
+    assert next(read_conversations(path, shape="prompt_completion")).metadata == OPENAI
+    with pytest.raises(UnknownNameError):
+        next(read_conversations(path, shape="chat"))
+
+
+def test_parquet_files_of_nested_messages(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": "{}"}]}
+    rows = [{"id": "1", **OPENAI, "lang": None}, {"id": "2", "messages": [OPENAI["messages"][0], call], "lang": "en"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    first, second = read_conversations(path)
+    assert (first.messages, first.metadata, first.where) == ((Q, A), {}, f"{path}:row 1")
+    assert second.messages == (Q, Message(Role.ASSISTANT, "", tool_calls=(ToolCall("f", "{}"),)))
+    assert second.metadata == {"lang": "en"}
+
+
+def test_several_files_in_order(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{n}.jsonl", {**EXAMPLES[name], "id": name}) for n, name in enumerate(EXAMPLES)]
+    assert [c.id for c in read_conversations(paths)] == list(EXAMPLES)
+    assert [c.id for c in read_conversations(str(paths[0]))] == ["openai"]
+    with pytest.raises(DataError, match="no input files"):
+        next(read_conversations([]))
+
+
+def test_the_first_bad_record_is_raised_with_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", OPENAI, {"id": "r2", "messages": []}, OPENAI)
+    conversations = read_conversations(path)
+    next(conversations)
+    with pytest.raises(RecordError, match="no messages") as caught:
+        next(conversations)
+    assert (caught.value.where, caught.value.record_id) == (f"{path}:2", "r2")
+
+
+def test_bad_records_can_be_collected_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = [
+        b"{",
+        json.dumps(OPENAI).encode(),
+        b"",
+        b'{"messages": []}',
+        b"3",
+        json.dumps({**OPENAI, "id": "z"}).encode(),
+    ]
+    path.write_bytes(b"\n".join(lines))
+    errors: list[RecordError] = []
+    assert [c.where for c in read_conversations(path, on_error=errors.append)] == [f"{path}:2", f"{path}:6"]
+    assert [(error.where, error.code) for error in errors] == [
+        (f"{path}:1", "invalid_json"),
+        (f"{path}:4", "no_messages"),
+        (f"{path}:5", "record_type"),
+    ]
+
+
+def test_a_file_with_no_readable_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{\n{\n")
+    with pytest.raises(RecordError, match="not JSON") as caught:
+        list(read_conversations(path))
+    assert caught.value.where == f"{path}:1"
+    errors: list[RecordError] = []
+    assert list(read_conversations(path, on_error=errors.append)) == []
+    assert len(errors) == 2
+    path.write_bytes(b"")
+    assert list(read_conversations(path)) == []
+
+
+def test_bad_lines_at_the_beginning_do_not_hide_the_shape(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{\n" * (DETECT_RECORDS + 5) + json.dumps(ALPACA).encode())
+    errors: list[RecordError] = []
+    assert [c.messages for c in read_conversations(path, on_error=errors.append)] == [(Q, A)]
+    assert len(errors) == DETECT_RECORDS + 5
+
+
+def test_a_shape_that_cannot_be_told_is_an_error_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"text": "x"}, {"text": "y"})
+    errors: list[RecordError] = []
+    with pytest.raises(RecordError, match="cannot tell the shape") as caught:
+        list(read_conversations(path, on_error=errors.append))
+    assert caught.value.where == str(path)
+    assert errors == []
+
+
+@pytest.mark.parametrize("path", CONVERSATION_FILES, ids=lambda path: path.name.split(".")[0])
+def test_every_record_of_the_real_sources_is_read(path: Path) -> None:
+    file = ConversationFile(path)
+    count = sum(len(conversation.messages) > 0 for conversation in file)
+    assert file.shape.name == "openai"
+    assert count >= 10
+
+
+@pytest.mark.parametrize("path", sorted((DATA / "synth_harmony").glob("*.parquet")), ids=lambda path: path.name)
+def test_every_row_of_the_real_harmony_shards_is_read(path: Path) -> None:
+    file = ConversationFile(path)
+    assert file.shape.name == "harmony"
+    conversations = list(file)
+    assert len(conversations) >= 100
+    assert all(conversation.messages[-1].role is Role.ASSISTANT for conversation in conversations)
+
+
+# --- properties ----------------------------------------------------------------------------------------------------
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted(set().union(*(shape.fields for shape in SHAPES.values())))
+
+
+@given(record=VALUES | st.dictionaries(st.sampled_from(FIELDS), VALUES), name=st.sampled_from(sorted(SHAPES)))
+@settings(max_examples=400, deadline=None)
+def test_any_record_gives_a_conversation_or_a_record_error(record: Any, name: str) -> None:
+    try:
+        conversation = conversation_of(record, SHAPES[name], where="f:1")
+    except RecordError as error:
+        outcome: Any = error
+    else:
+        outcome = conversation
+    assert outcome.where == "f:1"
+    assert isinstance(outcome, RecordError) or outcome.messages
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[2] / "docs" / "records.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    Path("talks.jsonl").write_text(json.dumps(SHAREGPT) + "\n")
+    namespace: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, namespace)
+    assert [talk.messages for talk in namespace["conversations"]] == [(Q, A)]

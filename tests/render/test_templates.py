@@ -1,0 +1,247 @@
+"""Templates: golden renderings, what they declare, what they refuse, and how a user's own is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.kinds import kind_name
+from chatmill.errors import ConfigError, RecordError, TokenizerError, UnknownNameError
+from chatmill.label.presets import find_policy
+from chatmill.render.registry import TEMPLATES, bind, find_template
+from chatmill.render.render import render
+from chatmill.tokenizer.byte_level import ByteTokenizer
+
+
+def tokenizer_for(name: str) -> Any:
+    return ByteTokenizer().with_added(find_template(name).control_tokens)
+
+
+def chat(*turns: tuple[str, str]) -> Conversation:
+    return Conversation(tuple(Message(Role(role), text) for role, text in turns))
+
+
+def shown(conversation: Conversation, template: str, policy: str) -> tuple[str, str]:
+    """(whole text, trained text) of a rendering."""
+    tokenizer = tokenizer_for(template)
+    tokens = render([conversation], template, tokenizer).tokens
+    weights = tokens.per_token(find_policy(policy).run_weights(tokens))
+    return tokenizer.decode(tokens.ids), tokenizer.decode(tokens.ids[np.flatnonzero(weights)])
+
+
+PAIR = chat(("system", "S"), ("user", "q"), ("assistant", "a"))
+GOLDEN = {
+    "chatml": (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n",
+        "a<|im_end|>",
+    ),
+    "qwen3": (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nq<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\na<|im_end|>\n",
+        "<think>\n\n</think>\n\na<|im_end|>",
+    ),
+    "llama3": (
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nq<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\na<|eot_id|>",
+        "a<|eot_id|>",
+    ),
+    "markers": ("<|SYSTEM|>S<|END|><|USER|>q<|END|><|ASSISTANT|>a<|END|><|EOS|>", "a<|END|>"),
+}
+
+
+@pytest.mark.parametrize("template", GOLDEN)
+def test_golden(template: str) -> None:
+    assert shown(PAIR, template, "assistant") == GOLDEN[template]
+
+
+def test_markers_policy_trains_the_opening_marker_too() -> None:
+    assert shown(PAIR, "markers", "post_training")[1] == "<|ASSISTANT|>a<|END|>"
+
+
+def test_every_template_says_what_it_is() -> None:
+    for name in TEMPLATES:
+        template = find_template(name)
+        assert template.name == name
+        assert template.declares
+        assert find_policy(template.default_policy)
+        assert isinstance(template.prefix_stable, bool)
+
+
+def test_prefix_stable_templates_are_and_the_others_are_not(
+    qwen3: Any, o200k: Any, real_conversations: Callable[[int], list[Conversation]]
+) -> None:
+    conversations = [c for c in real_conversations(12) if len(c.messages) > 3]
+    assert len(conversations) > 50
+    for name in TEMPLATES:
+        base = o200k if name == "harmony" else qwen3
+        template = bind(name, base.with_added(find_template(name).control_tokens))
+        broken = 0
+        for conversation in conversations:
+            prefix = conversation._replace(messages=conversation.messages[:-2])
+            rendered = render([prefix, conversation], template, collect_failures=True)
+            if len(rendered.kept) == 2:
+                short, long = (rendered.tokens.conversation(i).ids.tolist() for i in range(2))
+                if name == "markers":  # the end of the conversation is no part of a prefix
+                    short = short[:-1]
+                broken += long[: len(short)] != short
+        assert (broken == 0) == template.prefix_stable, name
+
+
+def test_the_context_of_every_answer_is_its_generation_prompt(qwen3: Any) -> None:
+    """For a prefix-stable template: up to the first trained token, a rendering is the prompt of that turn."""
+    conversation = chat(("system", "S"), ("user", " q\n"), ("assistant", "\n\na"), ("user", "q2"), ("assistant", "b"))
+    for name in ("chatml", "qwen3_training", "llama3", "markers", "token_native"):
+        template = bind(name, qwen3.with_added(find_template(name).control_tokens))
+        tokens = render([conversation], template).tokens
+        weights = tokens.per_token(find_policy("assistant").run_weights(tokens))
+        for turn in (2, 4):
+            first = int(np.flatnonzero((tokens.messages == turn) & (weights > 0))[0])
+            prefix = conversation._replace(messages=conversation.messages[:turn])
+            prompt = render([prefix], template, add_generation_prompt=True).tokens.ids.tolist()
+            if name == "markers":
+                prompt.remove(template.tokenizer.control("<|EOS|>"))
+            assert tokens.ids[:first].tolist() == prompt, name
+
+
+def test_exactly_one_terminator_per_message(
+    qwen3: Any, real_conversations: Callable[[int], list[Conversation]]
+) -> None:
+    conversations = real_conversations(5)
+    tokens = render(conversations, "qwen3_training", qwen3).tokens
+    terminators = sum(kind_name(k) == "assistant.terminator" for k in tokens.kinds.tolist())
+    assert terminators == sum(m.role is Role.ASSISTANT for c in conversations for m in c.messages) > 100
+
+
+def test_kinds_of_a_tool_exchange() -> None:
+    conversation = Conversation(
+        (
+            Message(Role.USER, "q"),
+            Message(Role.ASSISTANT, "look", reasoning="r", tool_calls=(ToolCall("f", '{"a": 1}'), ToolCall("g", "{}"))),
+            Message(Role.TOOL, "1"),
+            Message(Role.TOOL, "2"),
+            Message(Role.ASSISTANT, "done"),
+        ),
+        tools=({"name": "f"},),
+    )
+    tokenizer = tokenizer_for("qwen3_training")
+    tokens = render([conversation], "qwen3_training", tokenizer).tokens
+    by_kind: dict[str, str] = {}
+    for index, kind in enumerate(tokens.run_kinds.tolist()):
+        ids = tokens.ids[tokens.run_offsets[index] : tokens.run_offsets[index + 1]]
+        by_kind[kind_name(kind)] = by_kind.get(kind_name(kind), "") + tokenizer.decode(ids)
+    assert by_kind["assistant.tool_call"] == (
+        '\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+    )
+    assert by_kind["assistant.content"] == "lookdone"
+    assert by_kind["tool.content"] == "12"
+    assert '{"name": "f"}' in by_kind["system.content"]
+    assert by_kind["assistant.terminator"] == "<|im_end|><|im_end|>"
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+CALL = Message(Role.ASSISTANT, "", tool_calls=(ToolCall("f", "{}"),))
+REFUSED = [
+    ("token_native", chat(("user", "q"), ("system", "late")), "late_system", "messages[1].role"),
+    ("token_native", chat(("tool", "x")), "role_not_in_template", "messages[0].role"),
+    ("qwen3", chat(("developer", "x"), ("user", "q")), "role_not_in_template", "messages[0].role"),
+    ("chatml", Conversation((Message(Role.USER, "q"), CALL)), "tool_calls_not_in_template", "messages[1].tool_calls"),
+    ("chatml", chat(("user", "q"))._replace(tools=({"name": "f"},)), "tools_not_in_template", "tools"),
+    ("qwen3", Conversation((CALL._replace(role=Role.USER),)), "bad_tool_call", "messages[0].tool_calls"),
+    ("llama3", Conversation((Message(Role.USER, "q", channel="final"),)), "channel_not_in_template", "messages[0]"),
+    (
+        "llama3",
+        Conversation((Message(Role.SYSTEM, "", structured={"type": "system_content"}),)),
+        "structured_not_in_template",
+        "messages[0].content",
+    ),
+]
+
+
+@pytest.mark.parametrize(("template", "conversation", "code", "path"), REFUSED)
+def test_what_a_template_cannot_write_is_refused(
+    template: str, conversation: Conversation, code: str, path: str
+) -> None:
+    named = conversation._replace(id="r7", where="file.jsonl:3")
+    tokenizer = tokenizer_for(template)
+    with pytest.raises(RecordError) as caught:
+        render([named], template, tokenizer)
+    assert (caught.value.code, caught.value.path) == (code, path)
+    assert str(caught.value).startswith("file.jsonl:3, record 'r7', field ")
+    good = chat(("user", "fine"))
+    rendered = render([good, named, good], template, tokenizer, collect_failures=True)
+    assert rendered.kept.tolist() == [0, 2]
+    assert [(index, error.code) for index, error in rendered.failed] == [(1, code)]
+    alone = render([good, good], template, tokenizer).tokens
+    assert rendered.tokens.ids.tolist() == alone.ids.tolist()
+    assert rendered.tokens.messages.tolist() == alone.messages.tolist()
+
+
+def test_harmony_refuses_what_it_cannot_say(o200k: Any) -> None:
+    with pytest.raises(RecordError, match="unknown channel 'sidebar'"):
+        render([Conversation((Message(Role.ASSISTANT, "x", channel="sidebar"),))], "harmony", o200k)
+    with pytest.raises(RecordError, match="needs a 'name'"):
+        render([chat(("tool", "x"))], "harmony", o200k)
+    with pytest.raises(TokenizerError, match="needs the o200k Harmony vocabulary"):
+        bind("harmony", tokenizer_for("harmony"))
+
+
+def test_missing_control_tokens_are_named() -> None:
+    with pytest.raises(TokenizerError, match=r"(?s)'chatml' needs control tokens.*<\|im_start\|>, <\|im_end\|>"):
+        bind("chatml", ByteTokenizer())
+
+
+# -- look-up --------------------------------------------------------------------------------------------------------
+
+OWN = """
+from chatmill import Template
+from chatmill.render.template import KINDS_OF
+
+class Shout(Template):
+    name = "shout"
+    declares = "Everything in capitals."
+
+    def emit(self, conversation, out):
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            out.text(message.content.upper(), KINDS_OF[message.role].content)
+"""
+
+
+def test_a_template_of_ones_own_is_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "shout.py"
+    path.write_text(OWN)
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(render([PAIR], str(path), tokenizer).tokens.ids) == "SQA"
+    assert tokenizer.decode(render([PAIR], find_template(path)(tokenizer)).tokens.ids) == "SQA"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("x = (", "cannot be imported"),
+        ("x = 1", "defines 0 Template classes"),
+        (OWN + OWN.replace("Shout", "B"), "defines 2"),
+    ],
+)
+def test_broken_template_files(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        find_template(path)
+
+
+def test_unknown_templates() -> None:
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'qwen3'\? Known: token_native, markers"):
+        find_template("qwen33")
+    with pytest.raises(ConfigError, match="no template file"):
+        find_template("nowhere.py")
+    with pytest.raises(ConfigError, match="needs a tokenizer"):
+        render([PAIR], "chatml")

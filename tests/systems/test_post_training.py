@@ -1,0 +1,477 @@
+"""Spec 2, transcripts: encoding them, writing them from conversations, packing them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall, parse_messages
+from chatmill.errors import ChatmillError, RecordError
+from chatmill.label.presets import find_policy
+from chatmill.pack.stream import post_training_loss_mask, post_training_targets
+from chatmill.render.render import render
+from chatmill.systems.post_training import (
+    MARKERS,
+    Outcome,
+    conversation_to_transcript,
+    encode_transcripts,
+    pack_transcripts,
+    transcribe,
+)
+from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from tests.data.tokenizer_files import unpacked
+
+CONVERSATIONS = Path(__file__).parent.parent / "data" / "conversations"
+BYTES = ByteTokenizer(MARKERS)
+S, U, A, E, EOS = (BYTES.control(name) for name in MARKERS)
+
+
+@cache
+def qwen3() -> Any:
+    return load_tokenizer(unpacked("qwen3"))
+
+
+@cache
+def real_conversations(name: str, count: int) -> list[dict[str, Any]]:
+    with gzip.open(CONVERSATIONS / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line) for _, line in zip(range(count), file, strict=False)]
+
+
+def ids_of(transcript: str, tokenizer: Any = BYTES) -> list[int]:
+    return encode_transcripts([transcript], tokenizer=tokenizer).ids.tolist()
+
+
+def chat(*messages: tuple[str, str], **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in messages], **fields}
+
+
+# ---- encoding
+
+
+def test_each_marker_is_one_id_and_spans_are_verbatim() -> None:
+    text = "<|SYSTEM|> be\r\n<|END|>\n \t<|USER|>hi<|END|><|ASSISTANT|>\u3000yo\n<|END|>\n<|EOS|>\n"
+    expected = [S, *b" be\r\n", E, U, *b"hi", E, A, *"\u3000yo\n".encode(), E, EOS]
+    assert ids_of(text) == expected
+
+
+def test_only_the_five_strings_become_ids() -> None:
+    other = "<|user|><|USER |><|im_end|><|endoftext|><|TOOL|><||USER|><|USER"
+    assert ids_of(f"<|USER|>{other}<|END|>") == [U, *other.encode(), E]
+    tokenizer = qwen3()
+    encoded = encode_transcripts([f"<|USER|>{other}<|END|>"], tokenizer=tokenizer)
+    inner = encoded.ids[1:-1]
+    assert encoded.tokenizer.decode(inner) == other
+    assert not set(inner.tolist()) & set(encoded.tokenizer.control_ids.values())
+
+
+def test_markers_are_added_above_the_vocabulary_of_a_tokenizer_that_lacks_them() -> None:
+    tokenizer = qwen3()
+    encoded = encode_transcripts(["<|USER|>hi<|END|><|EOS|>"], tokenizer=tokenizer)
+    assert list(encoded.markers.keywords().values()) == [tokenizer.vocab_size + i for i in range(5)]
+    assert encoded.tokenizer.vocab_size == tokenizer.vocab_size + 5
+    assert "<|USER|>" not in tokenizer.control_ids
+    assert encoded.tokenizer.decode(encoded.ids) == "<|USER|>hi<|END|><|EOS|>"
+    half = encode_transcripts(["<|USER|><|END|>"], tokenizer=ByteTokenizer(("<|END|>", "<|bos|>")))
+    assert half.markers.end_id == 256
+    assert half.ids.tolist() == [259, 256]
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "start"),
+    [
+        ("hello <|USER|>x<|END|>", 0, "hello"),
+        ("<|USER|>x<|END|>\n and then<|ASSISTANT|>y<|END|>", 18, "and then"),
+        ("<|USER|>x<|END|><|EOS|>z", 23, "z"),
+        ("just text", 0, "just text"),
+        ("\ufeff<|USER|>x<|END|>", 0, "\ufeff"),
+    ],
+)
+def test_text_outside_a_span_is_an_error_with_its_position(text: str, position: int, start: str) -> None:
+    with pytest.raises(
+        ValueError,
+        match=f"record 1, character {position}: text outside a span: {start!r}".replace("\\", r"\\"),
+    ):
+        encode_transcripts(["<|USER|>fine<|END|>", text], tokenizer=BYTES)
+    with pytest.raises(ChatmillError, match="a file:7, character"):
+        encode_transcripts([text], tokenizer=BYTES, places=["a file:7"])
+
+
+def test_unclosed_spans_and_stray_end_markers_are_kept_for_the_mask_to_judge() -> None:
+    assert ids_of("<|USER|>a<|ASSISTANT|>b<|END|> <|END|><|USER|>c<|EOS|>") == [
+        U,
+        97,
+        A,
+        98,
+        E,
+        E,
+        U,
+        99,
+        EOS,
+    ]
+
+
+def test_nothing_and_empty_spans() -> None:
+    assert len(encode_transcripts([], tokenizer=BYTES)) == 0
+    assert encode_transcripts([], tokenizer=BYTES).records == []
+    assert len(pack_transcripts([], tokenizer=BYTES, block_size=4)) == 0
+    assert pack_transcripts([""], tokenizer=BYTES, block_size=2).input_ids.tolist() == [[EOS, EOS]]
+    encoded = encode_transcripts(["", " \n", "<|USER|><|END|>", ""], tokenizer=BYTES)
+    assert [record.tolist() for record in encoded.records] == [[], [], [U, E], []]
+
+
+spans = st.lists(
+    st.tuples(
+        st.sampled_from(MARKERS[:3]),
+        st.text(max_size=12).filter(lambda text: not any(marker in text for marker in MARKERS)),
+        st.sampled_from(["", " ", "\n\n", "<|EOS|>"]),
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(spans, max_size=4))
+def test_many_transcripts_equal_one_piece_at_a_time(records: list[list[tuple[str, str, str]]]) -> None:
+    texts = ["".join(f"{m}{t}<|END|>{gap}" for m, t, gap in record) for record in records]
+    encoded = encode_transcripts(texts, tokenizer=BYTES)
+    expected = []
+    for record in records:
+        ids: list[int] = []
+        for marker, text, gap in record:
+            ids += [BYTES.control(marker), *text.encode(), E]
+            ids += [EOS] if gap == "<|EOS|>" else []
+        expected.append(ids)
+    assert [record.tolist() for record in encoded.records] == expected
+    closed = [ids if ids and ids[-1] == EOS else [*ids, EOS] for ids in expected]
+    assert encoded.stream.tolist() == [token for ids in closed for token in ids]
+
+
+def test_packing_transcripts_marks_assistant_spans() -> None:
+    packed = pack_transcripts(
+        ["<|USER|>a<|END|><|ASSISTANT|>b<|END|>", "<|USER|>c<|END|><|ASSISTANT|>d<|END|><|EOS|>"],
+        tokenizer=BYTES,
+        block_size=7,
+    )
+    assert packed.input_ids.tolist() == [[U, 97, E, A, 98, E, EOS], [U, 99, E, A, 100, E, EOS]]
+    assert packed.loss_mask.tolist() == [[0, 0, 0, 1, 1, 1, 0]] * 2
+    _, targets = post_training_targets(packed.input_ids, packed.loss_mask)
+    assert targets.tolist() == [[-100, -100, A, 98, E, -100], [-100, -100, A, 100, E, -100]]
+
+
+# ---- foreign tokenizers
+
+
+class WordTokenizer:
+    """The least a foreign tokenizer can be: words, and the special tokens it finds in any text."""
+
+    def __init__(self, *special: str) -> None:
+        self.special = {name: index for index, name in enumerate(special)}
+        self.words: dict[str, int] = {}
+
+    def encode(self, text: str) -> list[int]:
+        return [self.special.get(w, 1000 + self.words.setdefault(w, len(self.words))) for w in text.split()]
+
+    def token_to_id(self, token: str) -> int | None:
+        return self.special.get(token)
+
+    def special_token_ids(self) -> dict[str, int]:
+        return self.special
+
+
+def test_a_foreign_tokenizer_may_have_the_markers() -> None:
+    encoded = encode_transcripts(["<|USER|>a b<|END|><|EOS|>"], tokenizer=WordTokenizer(*MARKERS))
+    assert encoded.ids.tolist() == [1, 1000, 1001, 3, 4]
+    assert encoded.markers.keywords() == dict(
+        zip(("system_id", "user_id", "assistant_id", "end_id", "eos_id"), range(5), strict=True)
+    )
+
+
+def test_a_foreign_tokenizer_without_the_markers_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"WordTokenizer has no token <\|ASSISTANT\|>, <\|EOS\|>.*load_tokenizer"):
+        encode_transcripts([], tokenizer=WordTokenizer("<|SYSTEM|>", "<|USER|>", "<|END|>"))
+    with pytest.raises(ValueError, match=r"int is no tokenizer: it has no method encode"):
+        encode_transcripts([], tokenizer=3)
+
+
+def test_content_that_a_foreign_tokenizer_makes_a_control_token_is_an_error() -> None:
+    tokenizer = WordTokenizer(*MARKERS, "<|pad|>")
+    with pytest.raises(ValueError, match=r"record 1, message 1: .*control token <\|pad\|>"):
+        encode_transcripts(["<|USER|>a<|END|>", "<|USER|>a<|END|><|ASSISTANT|>b <|pad|><|END|>"], tokenizer=tokenizer)
+    with pytest.raises(RecordError, match=r"record 'r7', field messages\[2\].content: .*control token <\|pad\|>"):
+        conversation_to_transcript(
+            chat(("system", "s"), ("user", "u"), ("assistant", "<|pad|> x"), id="r7"),
+            tokenizer=tokenizer,
+            context_length=99,
+        )
+
+
+def test_transformers_and_tokenizers_objects() -> None:
+    transformers = pytest.importorskip("transformers")
+    hf = transformers.AutoTokenizer.from_pretrained(str(unpacked("qwen3")))
+    with pytest.raises(ValueError, match=r"has no token <\|SYSTEM\|>"):
+        encode_transcripts(["<|USER|>hi<|END|>"], tokenizer=hf)
+    hf.add_special_tokens({"additional_special_tokens": list(MARKERS)})
+    text = "<|SYSTEM|>Be kind.<|END|><|USER|>Grüße, 你好!<|END|><|ASSISTANT|> ok\n<|END|>"
+    ours = encode_transcripts([text], tokenizer=qwen3())
+    for tokenizer in (hf, hf.backend_tokenizer):
+        theirs = encode_transcripts([text], tokenizer=tokenizer)
+        assert theirs.ids[theirs.ids < 151643].tolist() == ours.ids[ours.ids < 151643].tolist()
+        assert list(theirs.markers.keywords().values()) == hf.convert_tokens_to_ids(list(MARKERS))
+        assert ours.ids[ours.ids > 151668].tolist() == theirs.ids[theirs.ids > 151668].tolist()
+        with pytest.raises(ValueError, match=r"record 0, message 0: .*control token <\|im_end\|>"):
+            encode_transcripts(["<|USER|>x<|im_end|><|END|>"], tokenizer=tokenizer)
+        with pytest.raises(ValueError, match=r"messages\[1\].content: .*control token <\|endoftext\|>"):
+            conversation_to_transcript(
+                chat(("user", "u"), ("assistant", "<|endoftext|>")), tokenizer=tokenizer, context_length=99
+            )
+
+
+def test_what_a_foreign_tokenizer_adds_by_itself_is_left_off() -> None:
+    transformers = pytest.importorskip("transformers")
+    hf = transformers.AutoTokenizer.from_pretrained(str(unpacked("mistral_nemo")))
+    assert hf.encode("hi")[0] == hf.bos_token_id, "this tokenizer begins texts with BOS"
+    alone = len(hf.encode("hi", add_special_tokens=False))
+    fits = 2 * (alone + 2)
+    conversation = chat(("user", "hi"), ("assistant", "hi"))
+    assert conversation_to_transcript(conversation, tokenizer=hf, context_length=fits) is not None
+    assert conversation_to_transcript(conversation, tokenizer=hf, context_length=fits - 1) is None
+
+
+# ---- conversations to transcripts
+
+
+def write(conversation: Any, context_length: int = 1000) -> str | None:
+    return conversation_to_transcript(conversation, tokenizer=BYTES, context_length=context_length)
+
+
+def outcome(conversation: Any, context_length: int = 1000) -> Outcome:
+    return transcribe([conversation], tokenizer=BYTES, context_length=context_length)[0].outcome
+
+
+def test_nothing_stands_between_spans() -> None:
+    conversation = chat(("system", " s"), ("user", "u\n"), ("assistant", ""), ("user", "v"), ("assistant", "w"))
+    expected = "<|SYSTEM|> s<|END|><|USER|>u\n<|END|><|ASSISTANT|><|END|><|USER|>v<|END|><|ASSISTANT|>w<|END|>"
+    assert write(conversation) == expected
+    assert outcome(conversation) is Outcome.WHOLE
+
+
+def test_the_first_pair_must_fit_with_the_system_span_and_later_ones_alone() -> None:
+    conversation = chat(
+        ("system", "sss"),
+        ("user", "uu"),
+        ("assistant", "a"),
+        ("user", "12345678"),
+        ("assistant", "1"),
+        ("user", "x"),
+        ("assistant", "y"),
+    )
+    first = "<|SYSTEM|>sss<|END|><|USER|>uu<|END|><|ASSISTANT|>a<|END|>"
+    # system 3+2, user 2+2, assistant 1+2: 12 tokens; the second pair has 8+2 + 1+2 = 13, more than the first.
+    assert write(conversation, 11) is None
+    assert outcome(conversation, 11) is Outcome.SKIPPED_TOO_LONG
+    assert write(conversation, 12) == first
+    assert outcome(conversation, 12) is Outcome.CUT_TOO_LONG
+    whole = write(conversation, 13)
+    assert whole is not None
+    assert whole.startswith(first)
+    assert whole.endswith("<|USER|>x<|END|><|ASSISTANT|>y<|END|>")
+
+
+def test_a_pair_that_does_not_fit_ends_the_conversation_even_if_later_ones_would() -> None:
+    conversation = chat(
+        ("user", "a"),
+        ("assistant", "b"),
+        ("user", "x" * 50),
+        ("assistant", ""),
+        ("user", "c"),
+        ("assistant", "d"),
+    )
+    assert write(conversation, 20) == "<|USER|>a<|END|><|ASSISTANT|>b<|END|>"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        [("user", "x")],
+        [("user", "x"), ("user", "y"), ("assistant", "z")],
+        [("assistant", "x"), ("user", "y"), ("assistant", "z")],
+        [("system", "x"), ("user", "y"), ("assistant", "z")],
+        [("tool", "x"), ("user", "y"), ("assistant", "z")],
+        [("user", "x"), ("tool", "y"), ("assistant", "z")],
+    ],
+)
+def test_anything_unpaired_ends_the_conversation(tail: list[tuple[str, str]]) -> None:
+    conversation = chat(("User", "a"), ("ASSISTANT", "b"), *tail)
+    assert write(conversation) == "<|USER|>a<|END|><|ASSISTANT|>b<|END|>"
+    assert outcome(conversation) is Outcome.CUT_UNPAIRED
+    assert write(chat(*tail)) is None or tail[0][0] == "system"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [("system", "s")],
+        [("user", "u")],
+        [("system", "s"), ("user", "u")],
+        [("assistant", "a"), ("user", "u"), ("assistant", "a")],
+        [("system", "s"), ("system", "t"), ("user", "u"), ("assistant", "a")],
+        [("developer", "d"), ("user", "u"), ("assistant", "a")],
+    ],
+)
+def test_without_a_first_pair_there_is_no_transcript(messages: list[tuple[str, str]]) -> None:
+    assert write(chat(*messages)) is None
+    assert outcome(chat(*messages)) is Outcome.SKIPPED_NO_PAIR
+
+
+def test_a_message_that_calls_a_tool_makes_no_pair() -> None:
+    calls = Message(Role.ASSISTANT, "wait", tool_calls=(ToolCall("f", "{}"),))
+    pair = (Message(Role.USER, "a"), Message(Role.ASSISTANT, "b"))
+    assert write(Conversation((*pair, Message(Role.USER, "c"), calls))) == "<|USER|>a<|END|><|ASSISTANT|>b<|END|>"
+    assert write(Conversation((pair[0], calls))) is None
+    assert write(Conversation((pair[0], Message(Role.ASSISTANT, "x", recipient="functions.f")))) is None
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_content_that_spells_a_marker_cannot_be_written(marker: str) -> None:
+    conversation = chat(("system", "s"), ("user", "u"), ("assistant", f"say {marker}"), id="r9")
+    with pytest.raises(ValueError, match=r"record 'r9', field messages\[2\].content: the content spells") as caught:
+        write(conversation)
+    assert marker in str(caught.value)
+    assert outcome(conversation) is Outcome.UNWRITABLE
+    assert write(chat(("user", "a"), ("assistant", "b"), ("user", marker))) is not None, "it would not be written"
+
+
+def test_bad_arguments_are_errors() -> None:
+    with pytest.raises(ValueError, match="context_length is 0"):
+        write(chat(("user", "u"), ("assistant", "a")), 0)
+    with pytest.raises(ValueError, match=r"record 'x', field messages\[0\].content"):
+        write({"id": "x", "messages": [{"role": "user", "content": 5}]})
+    with pytest.raises(ValueError, match="messages"):
+        write({"id": "x"})
+
+
+roles = st.sampled_from(["user", "assistant", "user", "assistant", "system", "tool"])
+content = st.one_of(st.text(alphabet="ab é", max_size=12), st.just("x<|END|>"))
+loose = st.lists(st.tuples(roles, content), max_size=7)
+paired = st.tuples(content, st.lists(st.tuples(content, content), min_size=1, max_size=4), loose).map(
+    lambda parts: [
+        ("system", parts[0]),
+        *(message for u, a in parts[1] for message in (("user", u), ("assistant", a))),
+        *parts[2][:1],
+    ]
+)
+
+
+def slow_transcript(messages: list[tuple[str, str]], context_length: int) -> str | None:
+    """The rules of the page, one message after the other."""
+
+    def span(role: str, text: str) -> str:
+        return f"<|{role.upper()}|>{text}<|END|>"
+
+    def size(text: str) -> int:
+        return len(text.encode()) + 2
+
+    rest = list(messages)
+    system = rest.pop(0) if rest and rest[0][0] == "system" else None
+    text, room = "", context_length
+    if system is not None:
+        text, room = span(*system), context_length - size(system[1])
+    written = [system] if system else []
+    pairs = 0
+    while len(rest) >= 2 and rest[0][0] == "user" and rest[1][0] == "assistant":
+        if size(rest[0][1]) + size(rest[1][1]) > (room if pairs == 0 else context_length):
+            break
+        text += span(*rest[0]) + span(*rest[1])
+        written += rest[:2]
+        rest = rest[2:]
+        pairs += 1
+    if not pairs:
+        return None
+    if any("<|END|>" in content for _, content in written):
+        raise ValueError
+    return text
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(loose, paired), min_size=1, max_size=4), st.integers(1, 40))
+def test_transcripts_equal_the_slow_rules(chats: list[list[tuple[str, str]]], context_length: int) -> None:
+    results = transcribe([chat(*one) for one in chats], tokenizer=BYTES, context_length=context_length)
+    assert len(results) == len(chats)
+    for messages, result in zip(chats, results, strict=True):
+        try:
+            expected = slow_transcript(messages, context_length)
+        except ValueError:
+            assert result.outcome is Outcome.UNWRITABLE
+            with pytest.raises(RecordError):
+                write(chat(*messages), context_length)
+            continue
+        assert result.error is None
+        assert result.text == expected == write(chat(*messages), context_length)
+        assert result.messages == (expected or "").count("<|END|>")
+        assert result.tokens == (len(ids_of(expected)) if expected else 0)
+        assert (0 < result.messages == len(messages)) == (result.outcome is Outcome.WHOLE)
+
+
+@pytest.mark.parametrize("name", ["oasst_en100", "crosswoz_zh", "glaive_toolcall_en"])
+def test_real_conversations_go_to_transcripts_and_back_to_trained_spans(name: str) -> None:
+    tokenizer = qwen3()
+    chats = real_conversations(name, 60)
+    results = transcribe(chats, tokenizer=tokenizer, context_length=512)
+    written = [(chat, result) for chat, result in zip(chats, results, strict=True) if result.text is not None]
+    assert len(written) > 20
+    encoded = encode_transcripts([result.text or "" for _, result in written], tokenizer=tokenizer)
+    keywords = encoded.markers.keywords()
+    for (one, result), ids in zip(written, encoded.records, strict=True):
+        mask = post_training_loss_mask(ids, **keywords)
+        answers = [m["content"] for m in one["messages"][: result.messages] if m["role"] == "assistant"]
+        assert encoded.tokenizer.decode(ids) == result.text
+        trained = encoded.tokenizer.decode(ids[mask == 1])
+        assert trained == "".join(f"<|ASSISTANT|>{tokenizer.normalize(answer)}<|END|>" for answer in answers)
+    packed = pack_transcripts([result.text or "" for _, result in written], tokenizer=tokenizer, block_size=512)
+    stream = np.concatenate([np.append(ids, keywords["eos_id"]) for ids in encoded.records])
+    placed = packed.origin >= 0
+    assert np.array_equal(packed.input_ids[placed], stream[packed.origin[placed]])
+    assert int(placed.sum()) == len(stream) - packed.report.left_out
+    assert packed.report.injected > 0
+
+
+def test_the_bulk_renderer_and_its_policy_give_the_same_ids_and_mask() -> None:
+    """Kinds written with the tokens against ids that were searched for markers."""
+    tokenizer = with_control_tokens(qwen3(), MARKERS)
+    chats = [
+        Conversation(parse_messages(record["messages"]))
+        for name in ("oasst_en100", "crosswoz_zh")
+        for record in real_conversations(name, 60)
+    ]
+    results = transcribe(chats, tokenizer=tokenizer, context_length=100_000)
+    whole = [(one, r.text or "") for one, r in zip(chats, results, strict=True) if r.outcome is Outcome.WHOLE]
+    assert len(whole) > 60
+    encoded = encode_transcripts([text for _, text in whole], tokenizer=tokenizer)
+    rendered = render([one for one, _ in whole], "markers", tokenizer).tokens
+    assert np.array_equal(rendered.ids, encoded.stream)
+    weights = find_policy("post_training").token_weights(rendered.kinds, rendered.offsets)
+    mask = post_training_loss_mask(encoded.stream, **encoded.markers.keywords())
+    assert mask.any()
+    assert np.array_equal(weights, mask)
+
+
+@pytest.mark.parametrize("page", ["systems/post-training-stream.md", "commands/transcripts.md"])
+def test_the_examples_of_the_docs_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), {})
+    if "print(" in text:
+        assert capsys.readouterr().out.startswith("(3, 16) 6\n{'records': 2, 'blocks': 3,")

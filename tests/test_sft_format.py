@@ -1,0 +1,749 @@
+"""The token-native SFT format, item by item: serialization, mask, truncation, padding, collation, and any tokenizer."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import chatmill
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.errors import RecordError, TokenizerError
+from chatmill.label.presets import find_policy
+from chatmill.render.registry import TEMPLATES, find_template
+from chatmill.render.render import render
+from chatmill.render.templates.token_native import TokenNative
+from chatmill.systems.token_native_sft import (
+    DEFAULT_SYSTEM_TEXT,
+    MARKERS,
+    ChatExample,
+    ChatMsg,
+    collate_sft_batch,
+    pack_sft_ids_and_mask,
+    serialize_chat_to_ids,
+    sft_loss_mask_for_ids,
+)
+from chatmill.tokenizer.byte_level import ByteTokenizer
+
+SYS, USR, ASST, EOT = 1, 2, 3, 4
+ROLE_IDS = {"sys_id": SYS, "usr_id": USR, "asst_id": ASST, "eot_id": EOT}
+SPOKEN = "you are a helpful assistant. be brief hi hello bye what is it"
+WORDS = {word: 10 + number for number, word in enumerate(SPOKEN.split())}
+DEFAULT = [SYS, 10, 11, 12, 13, 14, EOT]
+
+
+class FakeTokenizer:
+    """Words split on spaces, with fixed ids; a marker's short name in angle brackets is read as the marker."""
+
+    def special_token_ids(self) -> dict[str, int]:
+        return {"sys": SYS, "usr": USR, "asst": ASST, "eot": EOT}
+
+    def encode(self, text: str) -> list[int]:
+        return [EOT if word == "<eot>" else WORDS[word] for word in text.split()]
+
+
+FAKE = FakeTokenizer()
+
+
+def chat(*messages: tuple[str, str], **extra: Any) -> Any:
+    return {"messages": [{"role": role, "content": content} for role, content in messages], **extra}
+
+
+def serialize(ex: Any, tokenizer: Any = FAKE, default_system_text: str = DEFAULT_SYSTEM_TEXT) -> list[int]:
+    return serialize_chat_to_ids(ex, tokenizer=tokenizer, default_system_text=default_system_text)
+
+
+def mask_of(ids: list[int]) -> list[bool]:
+    return sft_loss_mask_for_ids(ids, **ROLE_IDS)
+
+
+def pack(ids: list[int], mask: list[bool], S: int, pad_id: int = EOT) -> tuple[list[int], list[bool]]:
+    return pack_sft_ids_and_mask(ids, mask, S=S, pad_id=pad_id, **ROLE_IDS)
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_control_tokens_are_the_four_of_the_format() -> None:
+    suffix = "84a5023f67d74cf29cc4001becde983c"
+    assert list(MARKERS) == ["sys", "usr", "asst", "eot"]
+    assert all(spelling == f"<|ngpt_{name}_{suffix}|>" for name, spelling in MARKERS.items())
+    assert set(TokenNative.control_tokens) == set(MARKERS.values())
+    assert DEFAULT_SYSTEM_TEXT == "you are a helpful assistant."
+
+
+def test_signatures_are_exact() -> None:
+    def names(function: Any) -> list[tuple[str, str, Any]]:
+        return [(p.name, p.kind.name, p.default) for p in inspect.signature(function).parameters.values()]
+
+    word, keyword, none = "POSITIONAL_OR_KEYWORD", "KEYWORD_ONLY", inspect.Parameter.empty
+    ids = [(name, keyword, none) for name in ("sys_id", "usr_id", "asst_id", "eot_id")]
+    assert names(serialize_chat_to_ids) == [
+        ("ex", word, none), ("tokenizer", keyword, none), ("default_system_text", keyword, none),
+    ]  # fmt: skip
+    assert names(sft_loss_mask_for_ids) == [("ids", word, none), *ids]
+    assert names(pack_sft_ids_and_mask) == [
+        ("ids", word, none), ("mask", word, none), ("S", keyword, none), *ids, ("pad_id", keyword, none),
+    ]  # fmt: skip
+    assert names(collate_sft_batch) == [
+        ("packed", word, none), ("T", keyword, none), ("device", keyword, none), ("ignore_index", keyword, -100),
+    ]  # fmt: skip
+    assert typing.is_typeddict(ChatMsg)
+    assert typing.is_typeddict(ChatExample)
+    assert ChatExample.__required_keys__ == {"messages"}
+    assert ChatExample.__optional_keys__ == {"id"}
+
+
+# --- serialization -------------------------------------------------------------------------------------------------
+
+
+def test_golden_ids_of_one_turn() -> None:
+    ids = serialize(chat(("system", "be brief"), ("user", "hi"), ("assistant", "hello")))
+    assert ids == [SYS, 15, 16, EOT, USR, 17, EOT, ASST, 18, EOT]
+
+
+def test_golden_ids_of_many_turns() -> None:
+    ids = serialize(
+        chat(
+            ("system", "be brief"), ("user", "what is it"), ("assistant", "it is a"), ("user", "bye"), ("assistant", "")
+        )
+    )
+    assert ids == [
+        *[SYS, 15, 16, EOT],
+        *[USR, 20, 21, 22, EOT],
+        *[ASST, 22, 21, 12, EOT],
+        *[USR, 19, EOT],
+        *[ASST, EOT],
+    ]
+
+
+def test_without_a_system_message_the_default_text_is_written() -> None:
+    ex = chat(("user", "hi"), ("assistant", "hello"))
+    assert serialize(ex) == [*DEFAULT, USR, 17, EOT, ASST, 18, EOT]
+    assert serialize(ex, default_system_text="be brief") == [SYS, 15, 16, EOT, USR, 17, EOT, ASST, 18, EOT]
+    assert serialize(ex, default_system_text="") == [SYS, EOT, USR, 17, EOT, ASST, 18, EOT]
+
+
+def test_roles_are_matched_without_case() -> None:
+    loud = chat(("SYSTEM", "be brief"), ("User", "hi"), ("aSSISTANT", "hello"))
+    assert serialize(loud) == serialize(chat(("system", "be brief"), ("user", "hi"), ("assistant", "hello")))
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        (("user", "user", "assistant"), [USR, 17, EOT, USR, 17, EOT, ASST, 17, EOT]),
+        (("assistant", "user"), [ASST, 17, EOT, USR, 17, EOT]),
+        (("user", "assistant", "user"), [USR, 17, EOT, ASST, 17, EOT, USR, 17, EOT]),
+        (("user",), [USR, 17, EOT]),
+    ],
+)
+def test_odd_orders_are_kept_as_they_are(roles: tuple[str, ...], expected: list[int]) -> None:
+    assert serialize(chat(*[(role, "hi") for role in roles])) == DEFAULT + expected
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "path"),
+    [
+        ([{"role": "user", "content": "hi"}, {"role": "system", "content": "hi"}], "late_system", "messages[1].role"),
+        ([{"role": "system", "content": "hi"}] * 2, "late_system", "messages[1].role"),
+        ([{"role": "tool", "content": "hi"}], "role_not_in_template", "messages[0].role"),
+        ([{"role": "judge", "content": "hi"}], "unknown_role", "messages[0].role"),
+        ([{"role": "user", "content": None}], "null_content", "messages[0].content"),
+        ([{"role": "user", "content": "a\ud800"}], "lone_surrogate", "messages[0].content"),
+        ([], "no_messages", "messages"),
+        (None, "messages_type", "messages"),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": "{}"}]}],
+            "tool_calls_not_in_template",
+            "messages[0].tool_calls",
+        ),
+        (
+            [{"role": "assistant", "content": "hi", "channel": "analysis"}],
+            "channel_not_in_template",
+            "messages[0]",
+        ),
+    ],
+)
+def test_bad_chats_are_errors_with_their_name(messages: Any, code: str, path: str) -> None:
+    with pytest.raises(RecordError) as caught:
+        serialize({"id": "chat-7", "messages": messages})
+    assert (caught.value.code, caught.value.path) == (code, path)
+    assert str(caught.value).startswith(f"record 'chat-7', field {path}: ")
+
+
+# --- mask ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_mask_is_on_assistant_content_and_its_eot_only() -> None:
+    ids = serialize(
+        chat(("user", "hi"), ("assistant", "hello bye"), ("user", "what"), ("assistant", ""), ("user", "it"))
+    )
+    trained = [(i, token) for i, (token, on) in enumerate(zip(ids, mask_of(ids), strict=True)) if on]
+    assert trained == [(11, 18), (12, 19), (13, EOT), (18, EOT)]
+    assert [type(value) for value in mask_of(ids)] == [bool] * len(ids)
+
+
+def test_a_role_id_closes_a_span_whose_eot_is_missing() -> None:
+    assert mask_of([ASST, 18, USR, 17, EOT]) == [False, True, False, False, False]
+    assert mask_of([ASST, 18, ASST, 17, EOT]) == [False, True, False, True, True]
+    assert mask_of([17, EOT, EOT]) == [False] * 3
+    assert mask_of([]) == []
+
+
+# --- truncate and pad ----------------------------------------------------------------------------------------------
+
+
+def turn(role_id: int, *content: int) -> list[int]:
+    return [role_id, *content, EOT]
+
+
+def packed_turns(turns: list[list[int]], S: int) -> list[int]:
+    ids = [token for one in turns for token in one]
+    packed, mask = pack(ids, mask_of(ids), S, pad_id=0)
+    assert len(packed) == len(mask) == S
+    return packed
+
+
+HEAD = turn(SYS, 100)
+PAIRS = [turn(USR, 200), turn(ASST, 201, 202), turn(USR, 210), turn(ASST, 211), turn(USR, 220), turn(ASST, 221)]
+
+
+@pytest.mark.parametrize(
+    ("S", "kept"),
+    [
+        (22, [HEAD, *PAIRS]),
+        (21, [HEAD, *PAIRS[2:]]),
+        (15, [HEAD, *PAIRS[2:]]),
+        (14, [HEAD, *PAIRS[4:]]),
+        (9, [HEAD, *PAIRS[4:]]),
+    ],
+)
+def test_oldest_pairs_go_first_and_the_last_assistant_turn_stays(S: int, kept: list[list[int]]) -> None:
+    flat = [token for one in kept for token in one]
+    assert packed_turns([HEAD, *PAIRS], S) == flat + [0] * (S - len(flat))
+
+
+def test_when_the_final_pair_alone_is_too_long_the_last_tokens_are_kept() -> None:
+    assert packed_turns([HEAD, *PAIRS], 8) == [100, EOT, USR, 220, EOT, ASST, 221, EOT]
+    assert packed_turns([HEAD, *PAIRS], 2) == [221, EOT]
+
+
+def test_one_giant_assistant_turn_keeps_its_end_and_its_mask() -> None:
+    ids = HEAD + turn(USR, 200) + turn(ASST, *range(300, 400))
+    packed, mask = pack(ids, mask_of(ids), 10)
+    assert packed == [*range(391, 400), EOT]
+    assert mask == [True] * 10
+
+
+@pytest.mark.parametrize(
+    ("turns", "S", "kept"),
+    [
+        # an assistant first
+        ([turn(ASST, 1001), turn(USR, 1002), turn(ASST, 1003)], 10, [turn(USR, 1002), turn(ASST, 1003)]),
+        # two users in a row: one at a time
+        (
+            [turn(USR, 1001), turn(USR, 1002), turn(ASST, 1003), turn(USR, 1004), turn(ASST, 1005)],
+            15,
+            [turn(USR, 1002), turn(ASST, 1003), turn(USR, 1004), turn(ASST, 1005)],
+        ),
+        # the user before the final assistant belongs to it; the one before that does not
+        ([turn(USR, 1001), turn(USR, 1002), turn(ASST, 1003)], 9, [turn(USR, 1002), turn(ASST, 1003)]),
+        # two assistants in a row: the final one stands alone
+        ([turn(USR, 1001), turn(ASST, 1002), turn(ASST, 1003)], 6, [turn(ASST, 1003)]),
+        # what follows the final assistant stays while turns can be dropped
+        (
+            [turn(USR, 1001), turn(ASST, 1002), turn(USR, 1003), turn(ASST, 1004), turn(USR, 1005)],
+            12,
+            [turn(USR, 1003), turn(ASST, 1004), turn(USR, 1005)],
+        ),
+    ],
+)
+def test_imperfect_turns_are_dropped_one_at_a_time(turns: list[list[int]], S: int, kept: list[list[int]]) -> None:
+    flat = [token for one in [HEAD, *kept] for token in one]
+    assert packed_turns([HEAD, *turns], S) == flat + [0] * (S - len(flat))
+
+
+def test_turns_after_the_final_assistant_are_removed_before_anything_is_cut() -> None:
+    turns = [HEAD, turn(USR, 200), turn(ASST, 201), turn(USR, 300), turn(USR, 301)]
+    assert packed_turns(turns, 15) == [token for one in turns for token in one]
+    assert packed_turns(turns, 14) == [*HEAD, *turn(USR, 200), *turn(ASST, 201), 0, 0, 0, 0, 0]
+    assert packed_turns(turns, 4) == [EOT, ASST, 201, EOT]
+
+
+def test_without_an_assistant_turn_the_last_turn_stays() -> None:
+    turns = [HEAD, turn(USR, 200), turn(USR, 201), turn(USR, 202)]
+    assert packed_turns(turns, 9) == [*HEAD, *turn(USR, 201), *turn(USR, 202)]
+    assert packed_turns(turns, 8) == [*HEAD, *turn(USR, 202), 0, 0]
+    assert packed_turns(turns, 5) == [100, EOT, USR, 202, EOT]
+    assert packed_turns([turn(USR, *range(200, 210))], 4) == [207, 208, 209, EOT]
+
+
+def test_padding_with_the_eot_id_never_trains_padding_and_never_loses_the_real_eot() -> None:
+    ids = serialize(chat(("user", "hi"), ("assistant", "hello")))
+    packed, mask = pack(ids, mask_of(ids), len(ids) + 5, pad_id=EOT)
+    assert packed == ids + [EOT] * 5
+    assert mask == mask_of(ids) + [False] * 5
+    assert mask[len(ids) - 1] is True
+    assert pack([], [], 3) == ([EOT] * 3, [False] * 3)
+
+
+def test_padding_that_is_already_there_does_not_push_the_final_eot_out() -> None:
+    ids = HEAD + turn(USR, 200) + turn(ASST, 201) + [EOT] * 20
+    mask = mask_of(ids)
+    assert pack(ids, mask, 4)[0] == [EOT, ASST, 201, EOT]
+    assert pack(ids, mask, 4)[1] == [False, False, True, True]
+
+
+def test_wrong_numbers_are_value_errors_that_name_them() -> None:
+    with pytest.raises(ValueError, match=r"3 ids and 2 mask values"):
+        pack([1, 2, 3], [True, False], 8)
+    with pytest.raises(ValueError, match=r"S is 1;"):
+        pack([1], [True], 1)
+
+
+class Turn(typing.NamedTuple):
+    role: int
+    tokens: list[int]
+
+
+@st.composite
+def many_turns(draw: st.DrawFn) -> list[Turn]:
+    """Turns with content ids that occur once, so that every token can be followed."""
+    roles = draw(st.lists(st.sampled_from([USR, ASST, USR, ASST, SYS]), max_size=9))
+    if draw(st.booleans()):
+        roles = [SYS, *roles]
+    turns, fresh = [], 100
+    for role in roles:
+        length = draw(st.integers(0, 5))
+        turns.append(Turn(role, [role, *range(fresh, fresh + length), EOT]))
+        fresh += length
+    return turns
+
+
+def slow_pack(turns: list[Turn], S: int) -> list[int]:
+    """The page, word by word: one drop at a time, everything recounted each time."""
+
+    def flat() -> list[int]:
+        return [token for one in turns for token in one.tokens]
+
+    def last_assistant() -> int:
+        return max((i for i, one in enumerate(turns) if one.role == ASST), default=-1)
+
+    turns = list(turns)
+    has_assistant = last_assistant() >= 0
+    oldest = 1 if turns and turns[0].role == SYS else 0
+    while len(flat()) > S:
+        if has_assistant:
+            stays = last_assistant()
+            if stays - 1 >= oldest and turns[stays - 1].role == USR:
+                stays -= 1
+        else:
+            stays = len(turns) - 1
+        if oldest >= stays:
+            break
+        pair = turns[oldest].role == USR and turns[oldest + 1].role == ASST and oldest + 1 < stays
+        del turns[oldest : oldest + (2 if pair else 1)]
+    if len(flat()) > S and has_assistant:
+        del turns[last_assistant() + 1 :]
+    return flat()[-S:]
+
+
+@given(turns=many_turns(), S=st.integers(2, 40), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_packing_equals_the_slow_reference(turns: list[Turn], S: int, data: st.DataObject) -> None:
+    ids = [token for one in turns for token in one.tokens]
+    mask = data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
+    expected = slow_pack(turns, S)
+    packed, packed_mask = pack(ids, mask, S, pad_id=0)
+    assert packed == expected + [0] * (S - len(expected))
+    assert len(packed_mask) == S
+    assert not any(packed_mask[len(expected) :])
+    own = {token: on for token, on in zip(ids, mask, strict=True) if token >= 100}
+    assert all(own[token] == on for token, on in zip(packed, packed_mask, strict=True) if token >= 100)
+
+
+@given(turns=many_turns(), S=st.integers(2, 40))
+@settings(max_examples=200, deadline=None)
+@example(turns=[Turn(ASST, [ASST, 100, EOT]), Turn(USR, [USR, *range(101, 130), EOT])], S=2)
+def test_the_final_assistant_eot_is_present_and_trained(turns: list[Turn], S: int) -> None:
+    ids = [token for one in turns for token in one.tokens]
+    packed, mask = pack(ids, mask_of(ids), S, pad_id=EOT)
+    finals = [one for one in turns if one.role == ASST]
+    if finals and len(finals[-1].tokens) > 2:
+        last_word = finals[-1].tokens[-2]
+        at = packed.index(last_word)
+        assert packed[at + 1] == EOT
+        assert mask[at : at + 2] == [True, True]
+    elif not finals:
+        assert not any(mask)
+
+
+# --- collate -------------------------------------------------------------------------------------------------------
+
+
+def test_collate_shifts_and_ignores_what_is_not_trained() -> None:
+    ids = [*turn(USR, 17), *turn(ASST, 18)]
+    packed = [pack(ids, mask_of(ids), 8, pad_id=EOT), pack([ASST, 20, 21, EOT], [False, True, True, True], 8)]
+    x, y, loss_mask = collate_sft_batch(packed, T=7, device="cpu")
+    assert x.tolist() == [[USR, 17, EOT, ASST, 18, EOT, EOT], [ASST, 20, 21, EOT, EOT, EOT, EOT]]
+    assert y.tolist() == [[-100, -100, -100, 18, EOT, -100, -100], [20, 21, EOT, -100, -100, -100, -100]]
+    assert loss_mask.tolist() == [[False] * 3 + [True] * 2 + [False] * 2, [True] * 3 + [False] * 4]
+    assert (x.dtype, y.dtype, loss_mask.dtype) == (torch.int64, torch.int64, torch.bool)
+    assert x.shape == y.shape == loss_mask.shape == (2, 7)
+    assert {tensor.device.type for tensor in (x, y, loss_mask)} == {"cpu"}
+    assert torch.equal(y == -100, ~loss_mask)
+
+
+def test_collate_takes_another_ignore_index() -> None:
+    _, y, _ = collate_sft_batch([([1, 2, 3], [False, False, True])], T=2, device="cpu", ignore_index=-1)
+    assert y.tolist() == [[-1, 3]]
+
+
+def test_the_mask_of_the_first_token_is_nobodys_target() -> None:
+    x, y, loss_mask = collate_sft_batch([([7, 8], [True, True])], T=1, device="cpu")
+    assert (x.tolist(), y.tolist(), loss_mask.tolist()) == ([[7]], [[8]], [[True]])
+
+
+def test_collate_refuses_an_empty_batch_and_wrong_lengths() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        collate_sft_batch([], T=4, device="cpu")
+    with pytest.raises(ValueError, match=r"row 1 has 3 ids and 3 mask values; with T = 4 each row has T \+ 1 = 5"):
+        collate_sft_batch([([1] * 5, [True] * 5), ([1] * 3, [True] * 3)], T=4, device="cpu")
+    with pytest.raises(ValueError, match=r"row 0 has 5 ids and 4 mask values"):
+        collate_sft_batch([([1] * 5, [True] * 4)], T=4, device="cpu")
+
+
+# --- the same result on every run -----------------------------------------------------------------------------------
+
+SCRIPT = """
+from chatmill.systems.token_native_sft import *
+from chatmill.systems.token_native_sft import MARKERS
+from chatmill.tokenizer.byte_level import ByteTokenizer
+tokenizer = ByteTokenizer(tuple(MARKERS.values()))
+marker = {f"{key}_id": tokenizer.control(name) for key, name in MARKERS.items()}
+turns = [("user", "old"), ("assistant", "x"), ("user", "h\\u00e9"), ("assistant", "yo")]
+ex = {"messages": [{"role": role, "content": content} for role, content in turns]}
+ids = serialize_chat_to_ids(ex, tokenizer=tokenizer, default_system_text=DEFAULT_SYSTEM_TEXT)
+mask = sft_loss_mask_for_ids(ids, **marker)
+print(pack_sft_ids_and_mask(ids, mask, S=40, pad_id=marker["eot_id"], **marker))
+"""
+
+
+def test_the_same_result_on_every_run() -> None:
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+    assert outputs.pop().startswith("([")
+
+
+# --- the bulk path -------------------------------------------------------------------------------------------------
+
+BYTES = ByteTokenizer(tuple(MARKERS.values()))
+BYTE_MARKERS = {f"{key}_id": BYTES.control(name) for key, name in MARKERS.items()}
+TEXTS = st.lists(
+    st.one_of(
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+        st.sampled_from([*MARKERS.values(), "<|ngpt_", "|>", " ", "\n"]),
+    ),
+    max_size=3,
+).map("".join)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> Conversation:
+    turns = draw(st.lists(st.tuples(st.sampled_from([Role.USER, Role.ASSISTANT]), TEXTS), min_size=1, max_size=6))
+    messages = [Message(role, text) for role, text in turns]
+    if draw(st.booleans()):
+        messages.insert(0, Message(Role.SYSTEM, draw(TEXTS)))
+    return Conversation(tuple(messages))
+
+
+def as_chat(conversation: Conversation) -> Any:
+    return chat(*[(message.role.value, message.content) for message in conversation.messages])
+
+
+@given(batch=st.lists(conversations(), min_size=1, max_size=4), default=TEXTS)
+@settings(max_examples=150, deadline=None)
+def test_the_bulk_path_and_the_scan_agree(batch: list[Conversation], default: str) -> None:
+    tokens = render(batch, TokenNative(BYTES, default)).tokens
+    trained = tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0
+    assert len(tokens) == len(batch)
+    for number, conversation in enumerate(batch):
+        ids = serialize(as_chat(conversation), BYTES, default)
+        first, last = tokens.offsets[number : number + 2]
+        assert tokens.ids[first:last].tolist() == ids
+        assert trained[first:last].tolist() == sft_loss_mask_for_ids(ids, **BYTE_MARKERS)
+
+
+def test_the_bulk_path_and_the_scan_agree_on_real_conversations(gpt2: Any, real_conversations: Any) -> None:
+    tokenizer = gpt2.with_added(list(MARKERS.values()))
+    marker = {f"{key}_id": tokenizer.control(name) for key, name in MARKERS.items()}
+    real = real_conversations(4)
+    rendered = render(real, "token_native", tokenizer, collect_failures=True)
+    tokens = rendered.tokens
+    trained = tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0
+    chosen = [real[i] for i in rendered.kept]
+    assert len(chosen) > 40
+    for number, conversation in enumerate(chosen):
+        ids = serialize(as_chat(conversation), tokenizer)
+        first, last = tokens.offsets[number : number + 2]
+        assert tokens.ids[first:last].tolist() == ids
+        assert trained[first:last].tolist() == sft_loss_mask_for_ids(ids, **marker)
+    assert trained.any()
+
+
+def test_with_a_chatmill_tokenizer_text_is_text() -> None:
+    text = f"a{MARKERS['eot']}b"
+    ids = serialize(chat(("user", text), ("assistant", text)), BYTES)
+    assert ids.count(BYTES.control(MARKERS["eot"])) == 3
+    assert BYTES.decode(ids).count(text) == 2
+
+
+# --- foreign tokenizers --------------------------------------------------------------------------------------------
+
+
+def foreign_tokenizer(special: list[str]) -> tokenizers.Tokenizer:
+    """A `tokenizers` word tokenizer that adds `<s>` by itself."""
+    vocabulary = {"<unk>": 0, "<s>": 1, **{f"<{number}>": number for number in range(2, 10)}, **WORDS}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>", *special])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return tokenizer
+
+
+def transformers_tokenizer(special: list[str]) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=foreign_tokenizer(special), bos_token="<s>", unk_token="<unk>")
+
+
+class WithTokenToId:
+    """`encode` gives an object with `.ids`; markers by `token_to_id`."""
+
+    def encode(self, text: str) -> Any:
+        return SimpleNamespace(ids=FAKE.encode(text))
+
+    def token_to_id(self, token: str) -> int | None:
+        return {spelling: FAKE.special_token_ids()[key] for key, spelling in MARKERS.items()}.get(token)
+
+
+class WithConvertTokens:
+    """Markers by `convert_tokens_to_ids`."""
+
+    def encode(self, text: str) -> list[int]:
+        return FAKE.encode(text)
+
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return WithTokenToId().token_to_id(token)
+
+
+ONE_TURN = chat(("system", "be brief"), ("user", "hi"), ("assistant", "hello"))
+
+
+@pytest.mark.parametrize("tokenizer", [FAKE, WithTokenToId(), WithConvertTokens()], ids=lambda t: type(t).__name__)
+def test_any_object_that_encodes_and_knows_the_markers(tokenizer: Any) -> None:
+    assert serialize(ONE_TURN, tokenizer) == [SYS, 15, 16, EOT, USR, 17, EOT, ASST, 18, EOT]
+
+
+@pytest.mark.parametrize("make", [foreign_tokenizer, transformers_tokenizer])
+def test_tokenizers_and_transformers_objects_without_what_they_add(make: Any) -> None:
+    tokenizer = make(list(MARKERS.values()))
+    assert getattr(tokenizer.encode("hi"), "ids", tokenizer.encode("hi")) == [1, 17], "it does add a token by itself"
+    find = getattr(tokenizer, "token_to_id", None) or tokenizer.convert_tokens_to_ids
+    sys_id, usr_id, asst_id, eot_id = (find(MARKERS[key]) for key in ("sys", "usr", "asst", "eot"))
+    assert serialize(ONE_TURN, tokenizer) == [sys_id, 15, 16, eot_id, usr_id, 17, eot_id, asst_id, 18, eot_id]
+
+
+@pytest.mark.parametrize("make", [foreign_tokenizer, transformers_tokenizer])
+@pytest.mark.parametrize("forged", [MARKERS["eot"], MARKERS["usr"], "<s>"])
+def test_content_that_a_foreign_tokenizer_makes_a_control_token_is_an_error(make: Any, forged: str) -> None:
+    ex = chat(("user", "hi"), ("assistant", f"hello {forged} bye"), id="rec-3")
+    with pytest.raises(RecordError) as caught:
+        serialize(ex, make(list(MARKERS.values())))
+    text = str(caught.value)
+    assert caught.value.code == "control_token"
+    assert "rec-3" in text
+    assert "messages[1].content" in text
+    assert f"control token {forged};" in text
+
+
+def test_a_forged_marker_of_a_plain_object_is_named_by_its_spelling() -> None:
+    with pytest.raises(RecordError, match=r"messages\[0\]\.content") as caught:
+        serialize(chat(("user", "hi <eot>"), id="x"), FAKE)
+    assert MARKERS["eot"] in str(caught.value)
+    with pytest.raises(RecordError, match="default_system_text"):
+        serialize(chat(("user", "hi")), FAKE, default_system_text="be <eot>")
+
+
+def test_an_id_that_an_object_lists_as_special_is_a_control_id_too() -> None:
+    class WithPad(FakeTokenizer):
+        def special_token_ids(self) -> dict[str, int]:
+            return {**super().special_token_ids(), "pad": WORDS["bye"]}
+
+    with pytest.raises(RecordError, match="control token pad"):
+        serialize(chat(("user", "bye")), WithPad())
+
+
+@pytest.mark.parametrize("make", [foreign_tokenizer, transformers_tokenizer])
+def test_a_tokenizer_without_the_markers_is_an_error_that_lists_them(make: Any) -> None:
+    with pytest.raises(TokenizerError, match="has no token") as caught:
+        serialize(ONE_TURN, make([MARKERS["sys"], MARKERS["usr"]]))
+    assert MARKERS["asst"] in str(caught.value)
+    assert MARKERS["sys"] not in str(caught.value)
+
+
+def test_objects_that_are_no_tokenizer_are_errors() -> None:
+    with pytest.raises(TokenizerError, match=r"no method encode"):
+        serialize(ONE_TURN, object())
+    with pytest.raises(TokenizerError, match="has no token"):
+        serialize(ONE_TURN, ByteTokenizer())
+
+    class AllUnknown(WithTokenToId):
+        def token_to_id(self, token: str) -> int:
+            return 0
+
+    with pytest.raises(TokenizerError, match="same id"):
+        serialize(ONE_TURN, AllUnknown())
+
+
+# --- no stop by substring ------------------------------------------------------------------------------------------
+
+SEARCHING = frozenset(
+    {"find", "rfind", "index", "rindex", "split", "rsplit", "partition", "rpartition", "count", "replace"}
+    | {"startswith", "endswith", "removesuffix", "search", "match", "fullmatch", "finditer", "findall", "sub"}
+)
+STOP_TOKENS = frozenset(
+    {MARKERS["eot"], "<|END|>", "<|EOS|>", "<|im_end|>", "<|eot_id|>", "<|end|>", "<|return|>", "<|call|>"}
+    | {"<|endoftext|>", "<|end_of_text|>"}
+)
+TEXT_FORMATS = {"read/transcripts.py", "systems/post_training.py"}
+"""Spec 2 reads transcripts that are text with markers by definition; that is parsing of a file, not a stop."""
+SLOW_IMPORTS = {"megatron"}
+"""Seen for string constants only, without the names that its imports bring."""
+
+
+def resolved(node: ast.expr, module: Any) -> Iterator[str]:
+    """The strings that an expression stands for: a constant, or a name of the module."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.Name) and isinstance(getattr(module, node.id, None), str):
+        yield getattr(module, node.id)
+    elif isinstance(node, ast.Attribute):
+        value = getattr(getattr(module, getattr(node.value, "id", ""), None), node.attr, None)
+        if isinstance(value, str):
+            yield value
+    elif isinstance(node, ast.Tuple | ast.JoinedStr | ast.Subscript):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                yield from resolved(child, module)
+
+
+def substring_searches(source: str, module: Any) -> list[str]:
+    """Every place where a text is searched for a stop token."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        searched: list[ast.expr] = []
+        if isinstance(node, ast.Compare) and any(isinstance(op, ast.In | ast.NotIn) for op in node.ops):
+            searched = [node.left]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SEARCHING:
+            searched = list(node.args)
+        if any(text in STOP_TOKENS for one in searched for text in resolved(one, module)):
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_no_module_decides_a_stop_by_looking_for_a_substring() -> None:
+    root = Path(chatmill.__file__).parent
+    checked = 0
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root).as_posix()
+        if relative in TEXT_FORMATS or path.name == "__main__.py":
+            continue
+        source = path.read_text()
+        if not any(stop in source for stop in (*STOP_TOKENS, "EOT", "END", "EOS", "RETURN")):
+            continue
+        name = relative.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        module = SimpleNamespace() if name in SLOW_IMPORTS else importlib.import_module(f"chatmill.{name}")
+        assert substring_searches(source, module) == [], relative
+        checked += 1
+    assert checked >= 6
+
+
+def test_that_search_would_find_one() -> None:
+    module = SimpleNamespace(EOT=MARKERS["eot"])
+    for line in (
+        "done = EOT in text",
+        "done = '<|im_end|>' not in text",
+        "text.endswith(EOT)",
+        "text.split('<|return|>')",
+        "text.find(EOT)",
+        "re.search(EOT, text)",
+        "text.endswith((EOT, 'x'))",
+    ):
+        assert substring_searches(line, module), line
+    assert substring_searches("done = token == EOT\nEOT in names if False else 0", SimpleNamespace(EOT=3)) == []
+
+
+def test_every_template_marks_terminators_by_kind() -> None:
+    """What a model must learn to emit is known from the kind; the spelling of a stop in a text changes nothing."""
+    from chatmill.core.kinds import Part, parts_of
+
+    checked = 0
+    for name in TEMPLATES:
+        if name == "harmony":  # needs its own vocabulary; see the tests of the templates
+            continue
+        template = find_template(name)
+        tokenizer = ByteTokenizer(template.control_tokens)
+        spelled = "".join(template.control_tokens)
+        batch = [
+            Conversation((Message(Role.USER, text), Message(Role.ASSISTANT, text), Message(Role.USER, text)))
+            for text in ("plain", spelled)
+        ]
+        tokens = render(batch, name, tokenizer).tokens
+        counts = [
+            np.count_nonzero(parts_of(tokens.conversation(i).kinds) == Part.TERMINATOR) for i in range(len(batch))
+        ]
+        assert counts[0] == counts[1] >= 3
+        checked += 1
+    assert checked == len(TEMPLATES) - 1
+
+
+def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parents[1] / "docs" / "systems" / "token-native-sft.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    Path("talks.jsonl").write_text(json.dumps(chat(("user", "2 + 2?"), ("assistant", "4"))) + "\n")
+    namespace: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, namespace)
+    assert namespace["first"].tolist() == namespace["ids"]
+    assert namespace["trained"].tolist() == namespace["mask"]
+    assert namespace["loss_mask"].sum() == 2
