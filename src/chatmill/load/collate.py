@@ -1,0 +1,377 @@
+"""Packed rows to torch batches: padding, labels, and the document boundaries in the form each kernel reads.
+
+The first torch import on the way from text to loss. Labels here are unshifted: a transformers model, or
+`chatmill.core.shift`, moves them by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from chatmill.core.blocks import (
+    Boundaries,
+    Segments,
+    boundaries_from_starts,
+    boundaries_from_token,
+    whole_rows,
+)
+from chatmill.core.shift import IGNORE_INDEX
+from chatmill.core.special_ids import special_id
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import ConfigError, DataError, UnknownNameError
+
+STARTS = "document_starts"
+"""The column that says where the documents of a row begin."""
+
+
+class Padding(StrEnum):
+    """How wide the rows of a batch become; the names of transformers' `tokenizer.pad`."""
+
+    LONGEST = "longest"
+    """As wide as the longest row."""
+    MAX_LENGTH = "max_length"
+    """Always `max_length`."""
+    DO_NOT_PAD = "do_not_pad"
+    """Rows must be equally long."""
+
+
+class MaskForm(StrEnum):
+    """What `return_document_mask` gives."""
+
+    DENSE = "dense"
+    """A (B, 1, T, T) additive float tensor: 0 where a token may look, the lowest float elsewhere."""
+    FLEX = "flex"
+    """A FlexAttention `BlockMask`. It does not travel between processes: use it with `num_workers=0`."""
+
+
+def get_pos_ids_for_packed_sequence(
+    x: Any, token_id: int | None = None, document_starts: Any = None, eos: bool = True
+) -> Any:
+    """Positions `(B, T)` that count from 0 in every document of the packed ids `x` `(B, T)`.
+
+    `document_starts` decides where it is given: one list per row, or an integer tensor padded with -1. Else a
+    document begins after each `token_id` (`eos=True`), or at it (`eos=False`: a BOS). A tensor gives an int64
+    tensor on the same device, a numpy array a numpy array.
+    """
+    ids = _as_numpy(x)
+    if ids.ndim != 2:
+        raise DataError(f"x must be (rows, tokens), not of shape {tuple(ids.shape)}")
+    rows, width = ids.shape
+    if document_starts is not None:
+        starts = _as_numpy(document_starts) if hasattr(document_starts, "ndim") else document_starts
+        boundaries = boundaries_from_starts(starts, np.full(rows, width, dtype=np.int64))
+    elif token_id is not None:
+        offsets = np.arange(rows + 1, dtype=np.int64) * width
+        boundaries = boundaries_from_token(ids.reshape(-1), offsets, token_id, after=eos)
+    else:
+        raise ConfigError("positions need document_starts, or the token_id that ends (or begins) a document")
+    positions = boundaries.segments(width).position_ids
+    return torch.from_numpy(positions).to(x.device) if isinstance(x, torch.Tensor) else positions
+
+
+def dense_document_mask(seq_idx: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The causal document mask `(B, 1, T, T)` of segment numbers `(B, T)`, to be added to attention scores.
+
+    0 where query q may see key k (same segment, k <= q), else the lowest value of `dtype`. Float, because a
+    bool mask fails silently in the eager attention of transformers.
+    """
+    same = seq_idx[:, :, None] == seq_idx[:, None, :]
+    allowed = same & torch.ones(same.shape[1:], dtype=torch.bool, device=seq_idx.device).tril()
+    return torch.zeros(same.shape, dtype=dtype, device=seq_idx.device).masked_fill(~allowed, torch.finfo(dtype).min)[
+        :, None
+    ]
+
+
+def document_mask_mod(seq_idx: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """The same rule as a FlexAttention `mask_mod(b, h, q, k)`."""
+
+    def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (q >= k) & (seq_idx[b, q] == seq_idx[b, k])
+
+    return mask_mod
+
+
+def flex_document_mask(seq_idx: torch.Tensor) -> Any:
+    """A FlexAttention `BlockMask` of segment numbers `(B, T)`, for every head; on the device of `seq_idx`."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    rows, width = seq_idx.shape
+    return create_block_mask(
+        document_mask_mod(seq_idx), B=rows, H=None, Q_LEN=width, KV_LEN=width, device=str(seq_idx.device)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """How rows become a rectangle: the part of `tokenizer.pad`'s options that the collator takes."""
+
+    padding: Padding
+    max_length: int | None
+    multiple: int
+    as_torch: bool
+    attention_mask: bool
+
+    def width(self, lengths: NDArray[np.int64]) -> int:
+        """Tokens per row of the batch."""
+        longest = int(lengths.max(initial=0))
+        if self.padding is Padding.DO_NOT_PAD and (lengths != longest).any():
+            raise DataError(f"padding is off, but rows have {lengths.min()} to {longest} tokens: use padding='longest'")
+        if self.padding is Padding.MAX_LENGTH:
+            longest = self._checked_against_max_length(lengths)
+        return -(-longest // self.multiple) * self.multiple
+
+    def _checked_against_max_length(self, lengths: NDArray[np.int64]) -> int:
+        assert self.max_length is not None
+        over = np.flatnonzero(lengths > self.max_length)
+        if len(over):
+            raise DataError(
+                f"row {over[0]} has {lengths[over[0]]} tokens, more than max_length {self.max_length}: "
+                "pass truncation=True to cut, or pack into shorter blocks"
+            )
+        return self.max_length
+
+
+class DataCollatorForCausalLM:
+    """Makes one batch of a list of features with `input_ids` and, for packed rows, `document_starts`.
+
+    Padding stands on the right and is known by length, so a real EOS that equals PAD keeps its label. No
+    `attention_mask` unless `return_attention_mask=True`: transformers isolates packed documents by position
+    ids only when no mask is given (and `use_cache=False`).
+
+    - `packed_sequences`: None: `position_ids` exactly when the features carry `document_starts`; True: always
+      (without starts a document ends at the EOS id); False: never, starts are ignored.
+    - `mask_document_starts`: no label on the first token of a document that follows another one.
+    - `return_flattened`: all rows one after the other, without padding, as one row.
+    - `return_cu_seqlens` (with `cu_seqlens_size` entries), `return_seq_idx`, `return_document_mask` (True or
+      "dense": additive float; "flex": a FlexAttention BlockMask): the same boundaries for other kernels.
+    - `pad_kwargs`: `padding`, `max_length`, `pad_to_multiple_of`, `return_tensors`, `return_attention_mask`.
+
+    Features may bring `labels` (unshifted) or `loss_mask` (1 = train); a token is a target where all of
+    these, and `mask_document_starts`, allow it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        truncation: bool = False,
+        ignore_index: int = IGNORE_INDEX,
+        input_name: str = "input_ids",
+        labels_name: str | None = "labels",
+        packed_sequences: bool | None = None,
+        mask_document_starts: bool = True,
+        return_flattened: bool = False,
+        return_cu_seqlens: bool = False,
+        cu_seqlens_size: int | None = None,
+        return_seq_idx: bool = False,
+        return_document_mask: bool | str = False,
+        **pad_kwargs: Any,
+    ) -> None:
+        self.eos_id = special_id(tokenizer, "eos")
+        pad_id = special_id(tokenizer, "pad")
+        self.pad_id = next(i for i in (pad_id, self.eos_id, 0) if i is not None)
+        self.truncation = truncation
+        self.ignore_index = ignore_index
+        self.input_name = input_name
+        self.labels_name = labels_name
+        self.packed_sequences = packed_sequences
+        self.mask_document_starts = mask_document_starts
+        self.return_flattened = return_flattened
+        self.return_cu_seqlens = return_cu_seqlens
+        self.cu_seqlens_size = cu_seqlens_size
+        self.return_seq_idx = return_seq_idx
+        self.document_mask = _mask_form(return_document_mask)
+        self._shape = _shape(tokenizer, pad_kwargs, needs_max_length=truncation)
+        self._check_options()
+
+    def _check_options(self) -> None:
+        if self.return_flattened and self._shape.padding is Padding.MAX_LENGTH:
+            raise ConfigError(
+                "return_flattened=True is the form without padding, so padding='max_length' has no meaning: "
+                "leave it out (pad_to_multiple_of still rounds the one row up)"
+            )
+        boundaries_told = self.return_cu_seqlens or self.return_seq_idx or self.document_mask
+        if self.return_flattened and self.packed_sequences is False and not boundaries_told:
+            raise ConfigError(
+                "return_flattened=True joins the rows, and with packed_sequences=False nothing would say "
+                "where they meet: leave packed_sequences=None, or ask for cu_seqlens, seq_idx or a mask"
+            )
+        if self.document_mask is MaskForm.FLEX and not self._shape.as_torch:
+            raise ConfigError("a FlexAttention mask exists for torch only: use return_tensors='pt'")
+
+    def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
+        """The batch as a dict, or `(inputs, labels)` with `labels_name=None`."""
+        if not features:
+            raise DataError("an empty list of features makes no batch")
+        rows = _integer_rows(features, self.input_name if _carried(features, self.input_name) else "input_ids")
+        targets = self._targets(features, rows)
+        boundaries, position_ids_on = self._boundaries(features, rows)
+        if self.truncation:
+            most = cast(int, self._shape.max_length)
+            rows, targets = [row[:most] for row in rows], [row[:most] for row in targets]
+            boundaries = boundaries.cut(most)
+        if self.return_flattened:
+            boundaries = boundaries.joined()
+
+        width = self._shape.width(boundaries.lengths)
+        segments = boundaries.segments(width)
+        real = np.arange(width) < boundaries.lengths[:, None]
+        labels = _grid(targets, real, self.ignore_index)
+        if self.mask_document_starts:
+            labels.reshape(-1)[boundaries.later_documents(width)] = self.ignore_index
+
+        batch: dict[str, Any] = {self.input_name: _grid(rows, real, self.pad_id)}
+        if self.labels_name is not None:
+            batch[self.labels_name] = labels
+        if position_ids_on:
+            batch["position_ids"] = segments.position_ids
+        if self._shape.attention_mask:
+            batch["attention_mask"] = real.astype(np.int64)
+        batch |= self._kernel_forms(segments)
+        batch = {name: self._finished(value) for name, value in batch.items()}
+        return batch if self.labels_name is not None else (batch, self._finished(labels))
+
+    def _finished(self, value: Any) -> Any:
+        return torch.from_numpy(value) if self._shape.as_torch and isinstance(value, np.ndarray) else value
+
+    def _boundaries(
+        self, features: Sequence[Mapping[str, Any]], rows: list[NDArray[np.int64]]
+    ) -> tuple[Boundaries, bool]:
+        """The documents of the rows before any cut, and whether the batch gets position ids."""
+        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        has_starts = _carried(features, STARTS)
+        if self.packed_sequences is False:
+            return whole_rows(lengths), False
+        if has_starts:
+            return boundaries_from_starts([_as_numpy(f[STARTS]) for f in features], lengths), True
+        if self.packed_sequences is None:
+            # Rows that are joined into one must not see each other, so positions say where each begins.
+            return whole_rows(lengths), self.return_flattened
+        if self.eos_id is None:
+            raise ConfigError(
+                "packed_sequences=True, but the features carry no document_starts and the tokenizer has no "
+                "EOS id to find documents by: pack with block_tokenize_fn, or leave packed_sequences=None"
+            )
+        return boundaries_from_token(np.concatenate(rows), offsets_of(lengths), self.eos_id, after=True), True
+
+    def _targets(self, features: Sequence[Mapping[str, Any]], rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+        """Unshifted labels per row: the features' own or the ids, `ignore_index` where a `loss_mask` is 0."""
+        own = self.labels_name if self.labels_name and _carried(features, self.labels_name) else "labels"
+        targets = rows
+        if _carried(features, own):
+            targets = _integer_rows(features, own)
+            _check_lengths(own, targets, rows)
+        if _carried(features, "loss_mask"):
+            masks = [_as_numpy(feature["loss_mask"]) for feature in features]
+            _check_lengths("loss_mask", masks, rows)
+            targets = [np.where(mask != 0, row, self.ignore_index) for mask, row in zip(masks, targets, strict=True)]
+        return targets
+
+    def _kernel_forms(self, segments: Segments) -> dict[str, Any]:
+        forms: dict[str, Any] = {}
+        if self.return_cu_seqlens:
+            forms["cu_seqlens"] = segments.cu_seqlens(self.cu_seqlens_size)
+            forms["max_seqlen"] = np.array(segments.max_seqlen, dtype=np.int32)
+        if self.return_seq_idx:
+            forms["seq_idx"] = segments.seq_idx
+        if self.document_mask is MaskForm.FLEX:
+            forms["document_mask"] = flex_document_mask(torch.from_numpy(segments.seq_idx))
+        elif self.document_mask is MaskForm.DENSE:
+            forms["document_mask"] = dense_document_mask(torch.from_numpy(segments.seq_idx)).numpy()
+        return forms
+
+
+def _mask_form(option: bool | str) -> MaskForm | None:
+    if isinstance(option, bool):
+        return MaskForm.DENSE if option else None
+    if option not in set(MaskForm):
+        raise UnknownNameError("document mask", option, [form.value for form in MaskForm])
+    return MaskForm(option)
+
+
+def _shape(tokenizer: Any, pad_kwargs: dict[str, Any], *, needs_max_length: bool) -> _Shape:
+    """Read the options of `tokenizer.pad`; what this collator cannot do is refused, not ignored."""
+    options: dict[str, Any] = {
+        "padding": "longest",
+        "max_length": None,
+        "pad_to_multiple_of": None,
+        "return_tensors": "pt",
+        "return_attention_mask": False,
+        "padding_side": "right",
+    }
+    for name in pad_kwargs:
+        if name not in options:
+            raise UnknownNameError("collator option", name, sorted(options))
+    options |= pad_kwargs
+    padding = {True: "longest", False: "do_not_pad"}.get(options["padding"], options["padding"])
+    padding = getattr(padding, "value", padding)  # transformers has an enum of these names
+    if padding not in set(Padding):
+        raise UnknownNameError("padding", padding, [p.value for p in Padding])
+    if options["return_tensors"] not in ("pt", "np"):
+        raise UnknownNameError("return_tensors", options["return_tensors"], ["pt", "np"])
+    if options["padding_side"] != "right":
+        raise ConfigError(f"padding_side is {options['padding_side']!r}; padding stands on the right")
+    max_length = options["max_length"]
+    if max_length is None and (needs_max_length or padding == Padding.MAX_LENGTH):
+        max_length = _model_max_length(tokenizer)
+    if max_length is not None and max_length < 1:
+        raise ConfigError(f"max_length is {max_length}; a row holds at least one token")
+    return _Shape(
+        padding=Padding(padding),
+        max_length=max_length,
+        multiple=options["pad_to_multiple_of"] or 1,
+        as_torch=options["return_tensors"] == "pt",
+        attention_mask=bool(options["return_attention_mask"]),
+    )
+
+
+def _model_max_length(tokenizer: Any) -> int:
+    """The tokenizer's own limit; transformers writes a huge number where there is none."""
+    limit = getattr(tokenizer, "model_max_length", None)
+    if limit is None or limit > 10**9:
+        raise ConfigError("truncation=True and padding='max_length' need max_length: this tokenizer declares no limit")
+    return int(limit)
+
+
+def _as_numpy(values: Any) -> NDArray[Any]:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+def _carried(features: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Whether the features carry a column (None counts as absent); only some of them is an error."""
+    absent = [row for row, feature in enumerate(features) if feature.get(name) is None]
+    if absent and len(absent) < len(features):
+        raise DataError(
+            f"only {len(features) - len(absent)} of {len(features)} features carry {name!r} (row {absent[0]} "
+            "does not): give it to all of them or to none"
+        )
+    return not absent
+
+
+def _integer_rows(features: Sequence[Mapping[str, Any]], name: str) -> list[NDArray[np.int64]]:
+    if not _carried(features, name):
+        raise DataError(f"the features carry no {name!r}; they have: {', '.join(map(str, features[0]))}")
+    rows = [_as_numpy(feature[name]) for feature in features]
+    for row, values in enumerate(rows):
+        if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
+            raise DataError(f"{name} of row {row} must be a flat list of integers, not {values.dtype} {values.shape}")
+    return [values.astype(np.int64, copy=False) for values in rows]
+
+
+def _check_lengths(name: str, values: list[NDArray[Any]], rows: list[NDArray[np.int64]]) -> None:
+    for row, (own, ids) in enumerate(zip(values, rows, strict=True)):
+        if own.shape != ids.shape:
+            raise DataError(f"{name} of row {row} has the shape {own.shape}, but the row has {len(ids)} tokens")
+
+
+def _grid(rows: list[NDArray[np.int64]], real: NDArray[np.bool_], fill: int) -> NDArray[np.int64]:
+    """The rows' values where `real` is True, in order, and `fill` elsewhere."""
+    grid = np.full(real.shape, fill, dtype=np.int64)
+    grid[real] = np.concatenate(rows)
+    return grid

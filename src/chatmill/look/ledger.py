@@ -1,0 +1,40 @@
+"""The ledger of a build as a table: where every token of every source went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from rich.table import Table
+
+
+def ledger_table(manifest: dict[str, Any]) -> Table:
+    """One row per source: records, and what became of the rendered tokens."""
+    ledger = manifest["ledger"]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("source")
+    for name in ("records", "rejected", "trained", "context", "cut", "dropped", "injected"):
+        table.add_column(name, justify="right")
+    totals: Counter[str] = Counter()
+    for source in sorted({*ledger["records"], *ledger["tokens"]}):
+        row = _row(ledger, source)
+        totals.update(row)
+        table.add_row(source, *(f"{row[name]:,}" for name in _COLUMNS))
+    if len(ledger["records"]) > 1:
+        table.add_row("all", *(f"{totals[name]:,}" for name in _COLUMNS), style="bold")
+    table.caption = f"padding: {ledger['padding']:,} tokens" if ledger["padding"] else None
+    return table
+
+
+_COLUMNS = ("built", "rejected", "trained", "context", "cut", "dropped", "injected")
+
+
+def _row(ledger: dict[str, Any], source: str) -> Counter[str]:
+    row: Counter[str] = Counter()
+    records = ledger["records"].get(source, {})
+    row["built"] = sum(records.get("built", {}).values())
+    row["rejected"] = sum(records.get("quarantined", {}).values()) + sum(records.get("skipped", {}).values())
+    for fates in ledger["tokens"].get(source, {}).values():
+        for fate, count in fates.items():
+            row[fate.split("_")[0]] += count
+    return row

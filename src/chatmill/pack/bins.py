@@ -1,0 +1,191 @@
+"""The algorithms of the planner: exact fits over intervals of equal bins, and the lower bound."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of, ranges
+
+Lengths = NDArray[np.int32]
+Ints = NDArray[np.int64]
+
+CHUNK = 1 << 20
+"""Documents (or bins) whose positions are computed at a time: bounds the temporary arrays of a large plan."""
+
+
+def decreasing(lengths: Lengths, capacity: int, *, best: bool) -> tuple[Ints, Ints]:
+    """(order, bin_offsets) of best-fit or first-fit decreasing; Python loops over distinct lengths only."""
+    if not len(lengths):
+        return np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    values, counts = _histogram(lengths, capacity)
+    moves = _moves(values[::-1].tolist(), counts[::-1].tolist(), capacity, best=best)
+    # NumPy sorts 16-bit keys by radix, in linear time.
+    key = (capacity - lengths).astype(np.uint16 if capacity <= 1 << 16 else np.int32, copy=False)
+    return _carry_out(moves, np.argsort(key, kind="stable"))
+
+
+def _histogram(lengths: Lengths, capacity: int) -> tuple[Ints, Ints]:
+    """Distinct lengths, ascending, and how many documents have each."""
+    if capacity > 4 * len(lengths) + 65536:  # a table of all lengths would be larger than the lengths
+        values, counts = np.unique(lengths, return_counts=True)
+        return values.astype(np.int64), counts.astype(np.int64)
+    table = np.bincount(lengths)
+    present = np.flatnonzero(table)
+    return present, table[present].astype(np.int64, copy=False)
+
+
+def _moves(lengths: list[int], counts: list[int], capacity: int, *, best: bool) -> Ints:
+    """Place `counts[i]` documents of each length, longest first; rows of (first bin, bins, held, each).
+
+    A row says: the next `bins * each` documents go into the bins `first .. first + bins`, `each` into every
+    one, behind the `held` documents that each of them has already.
+
+    Bins that were opened for equal documents are neighbours, and stay alike until the documents of some
+    length run out between them. So the state is a set of intervals of bins with one room. A bin just chosen
+    for a document stays the first choice for the next equal one while it has room (it has least room of all,
+    or is the earliest): therefore a whole interval takes `room // length` documents a bin in one step, and is
+    left with less room than `length`. `ready` holds every interval with enough room, in order of choice, and
+    `waiting` the others. A step at least halves an interval's room and a length adds at most four intervals,
+    so the number of steps is bounded by distinct lengths x log2(capacity), whatever the number of documents.
+    """
+    ready: list[tuple[int, int, int, int, int]] = []  # choice, first bin, bins, room, held
+    waiting: list[tuple[int, int, int, int]] = []  # -room, first bin, bins, held
+    moves: list[tuple[int, int, int, int]] = []
+    opened = 0
+
+    def keep(first: int, bins: int, room: int, held: int) -> None:
+        if room >= length:
+            heappush(ready, (room if best else 0, first, bins, room, held))
+        elif room >= lengths[-1]:
+            heappush(waiting, (-room, first, bins, held))
+
+    for length, left in zip(lengths, counts, strict=True):
+        while waiting and -waiting[0][0] >= length:
+            negative, first, bins, held = heappop(waiting)
+            keep(first, bins, -negative, held)
+        while left:
+            if ready:
+                _, first, bins, room, held = heappop(ready)
+            else:
+                first, bins, room, held = opened, -(-left // (capacity // length)), capacity, 0
+                opened += bins
+            each = room // length
+            full = min(bins, left // each)
+            left -= full * each
+            if full:
+                moves.append((first, full, held, each))
+                keep(first, full, room - each * length, held + each)
+            if full < bins and left:
+                moves.append((first + full, 1, held, left))
+                keep(first + full, 1, room - left * length, held + left)
+                left, full = 0, full + 1
+            if full < bins:
+                keep(first + full, bins - full, room, held)
+    return np.array(moves, dtype=np.int64)
+
+
+def _carry_out(moves: Ints, documents: Ints) -> tuple[Ints, Ints]:
+    """(order, bin_offsets) when `documents` are placed, in their order, as the moves say."""
+    first, bins, held, each = moves.T
+    change = np.zeros(int((first + bins).max()) + 1, dtype=np.int64)
+    np.add.at(change, first, each)
+    np.subtract.at(change, first + bins, each)
+    bin_offsets = offsets_of(np.cumsum(change[:-1]))
+    order = np.empty(len(documents), dtype=np.int64)
+    done = 0
+    for a, b in _chunks(offsets_of(bins * each)):
+        which = ranges(first[a:b], bins[a:b])
+        number = np.repeat(each[a:b], bins[a:b])
+        places = ranges(bin_offsets[which] + np.repeat(held[a:b], bins[a:b]), number)
+        order[places] = documents[done : done + len(places)]
+        done += len(places)
+    return order, bin_offsets
+
+
+def _chunks(offsets: Ints) -> list[tuple[int, int]]:
+    """Neighbouring pieces in groups of about CHUNK items, as index pairs; a larger piece is a group alone."""
+    items = np.arange(CHUNK, int(offsets[-1]), CHUNK)
+    cuts = np.unique(np.concatenate(([0], np.searchsorted(offsets, items), [len(offsets) - 1])))
+    return list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+
+
+def next_fit(lengths: Lengths, capacity: int) -> tuple[Ints, Ints]:
+    """(order, bin_offsets) of input order, a new bin when a document does not fit; Python loops over bins."""
+    total = offsets_of(lengths)
+    starts = []
+    at, count = 0, len(lengths)
+    # `following[i]`: the first document that does not fit into a bin that starts with document i
+    following = np.searchsorted(total, total[:-1] + capacity, side="right") - 1
+    item = following.item
+    while at < count:
+        starts.append(at)
+        at = item(at)
+    return np.arange(count, dtype=np.int64), np.array([*starts, count], dtype=np.int64)
+
+
+def online_first_fit(lengths: Lengths, capacity: int) -> tuple[Ints, Ints]:
+    """(order, bin_offsets) of input order, each into the earliest bin that holds it; loops over documents.
+
+    `tree` is a tournament over the bins: leaf `leaves + b` is the room of bin b, an inner node the larger of
+    its two children. Unopened bins are leaves with full room, so that there always is an answer.
+    """
+    chosen = np.empty(len(lengths), dtype=np.int64)
+    note = chosen.data  # writes single values several times faster than the array
+    leaves = 1024
+    tree = [capacity] * (2 * leaves)
+    for document, length in enumerate(np.ascontiguousarray(lengths).data):
+        node = 1
+        while node < leaves:
+            node += node
+            if tree[node] < length:
+                node += 1
+        note[document] = taken = node - leaves
+        room = tree[node] = tree[node] - length
+        while node > 1:
+            other = tree[node ^ 1]
+            if other > room:  # a call of max() would cost more than all the rest
+                room = other
+            node >>= 1
+            if tree[node] == room:
+                break
+            tree[node] = room
+        if taken == leaves - 1:
+            tree = _tournament(tree[leaves:] + [capacity] * leaves)
+            leaves *= 2
+    bins = np.bincount(chosen)
+    return np.argsort(chosen, kind="stable"), offsets_of(bins)
+
+
+def _tournament(rooms: list[int]) -> list[int]:
+    """A tree over a power of two of rooms: node i has the children 2i and 2i + 1; the root is node 1."""
+    levels = [rooms]
+    while len(levels[-1]) > 1:
+        below = levels[-1]
+        levels.append(list(map(max, below[::2], below[1::2])))
+    return [0, *(room for level in reversed(levels) for room in level)]
+
+
+def lower_bound(lengths: Lengths, capacity: int) -> int:
+    """Bins that any packing of whole documents needs: the Martello-Toth bound L2, from the histogram.
+
+    For each `least` up to half the capacity: documents over half the capacity need a bin each; those of
+    `least` up to half fill what the bins of documents no longer than `capacity - least` leave free, and then
+    further bins.
+    """
+    if not len(lengths):
+        return 0
+    values, counts = _histogram(lengths, capacity)
+    number, tokens = offsets_of(counts), offsets_of(values * counts)
+    half = int(np.searchsorted(values, capacity // 2, side="right"))
+    big = int(number[-1] - number[half])
+    least = values[:half]
+    if not half:
+        return big
+    up_to = np.searchsorted(values, capacity - least, side="right")
+    shared = number[up_to] - number[half]
+    free = shared * capacity - (tokens[up_to] - tokens[half])
+    small = tokens[half] - tokens[:half]
+    return big + int(np.maximum(0, -((free - small) // capacity)).max())

@@ -1,0 +1,233 @@
+"""Overflow policies: what becomes of conversations longer than a row, and what that costs in tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import Tokens, offsets_of, ranges
+from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.pack.overflow_report import OverflowReport, counted, counted_untouched, head_lengths
+from chatmill.pack.turns import outline
+from chatmill.pack.windows import Piece, newest_turns, windows
+
+Ints = NDArray[np.int64]
+
+
+class Overflow(StrEnum):
+    """What to do with a conversation that is longer than the row."""
+
+    ERROR = "error"
+    """Fail, naming the conversations."""
+    DROP = "drop"
+    """Leave the conversation out."""
+    DROP_OLDEST_TURNS = "drop_oldest_turns"
+    """Keep the head and the newest turns that fit (the rules of the token-native format)."""
+    WINDOWS = "windows"
+    """Several episodes of whole turns; each assistant message trains once, the head comes again untrained."""
+    CUT = "cut"
+    """Keep the first tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverflowResult:
+    """Episodes of at most `capacity` tokens, in the order of their conversations and windows."""
+
+    tokens: Tokens
+    """One conversation per episode; message indices (and weights) are those of the source conversation."""
+    run_weights: NDArray[np.float32]
+    """One weight per run of `tokens`; 0 on injected runs (a policy applied again would train them)."""
+    source_index: Ints
+    """Which conversation of the input each episode comes from."""
+    window: NDArray[np.int32]
+    """Number of the episode among those of its conversation, from 0."""
+    dropped: Ints
+    """Conversations of the input of which nothing is left."""
+    kept_of_run: Ints
+    """Tokens that are left of each run of the input, repetitions not counted."""
+    injected_runs: NDArray[np.bool_]
+    """Which runs of `tokens` are untrained repetitions."""
+    report: OverflowReport
+
+
+def apply_overflow(
+    tokens: Tokens, run_weights: NDArray[np.float32], capacity: int, policy: Overflow | str
+) -> OverflowResult:
+    """Make every conversation fit into `capacity` tokens, after the policy; shorter ones pass as they are.
+
+    `run_weights` has one weight per run of `tokens` (`Policy.run_weights`). Python touches only over-long
+    conversations.
+    """
+    try:
+        chosen = Overflow(policy)
+    except ValueError:
+        raise UnknownNameError("overflow policy", policy, [str(p) for p in Overflow]) from None
+    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
+        raise ConfigError(f"the capacity of a row is a whole number of tokens, 1 or more, not {capacity!r}")
+    if run_weights.shape != tokens.run_kinds.shape:
+        raise DataError(f"there are {len(tokens.run_kinds)} runs, and run_weights has shape {run_weights.shape}")
+    over_long = np.flatnonzero(tokens.lengths > capacity)
+    if chosen is Overflow.ERROR and len(over_long):
+        raise DataError(_too_long(tokens, over_long, capacity))
+    if not len(over_long):
+        return OverflowResult(
+            tokens=tokens,
+            run_weights=run_weights,
+            source_index=np.arange(len(tokens), dtype=np.int64),
+            window=np.zeros(len(tokens), dtype=np.int32),
+            dropped=over_long,
+            kept_of_run=tokens.run_lengths,
+            injected_runs=np.zeros(len(tokens.run_kinds), dtype=np.bool_),
+            report=counted_untouched(tokens, run_weights),
+        )
+    episodes = [_episodes(tokens, run_weights, index, int(capacity), chosen) for index in over_long.tolist()]
+    return _result(tokens, run_weights, _Pieces.of(tokens, over_long, episodes))
+
+
+def _too_long(tokens: Tokens, over_long: Ints, capacity: int) -> str:
+    shown = ", ".join(f"{index} ({tokens.lengths[index]:,} tokens)" for index in over_long[:5].tolist())
+    more = f" and {len(over_long) - 5} more" if len(over_long) > 5 else ""
+    others = ", ".join(p for p in Overflow if p is not Overflow.ERROR)
+    return (
+        f"{len(over_long)} of {len(tokens)} conversations are longer than the row of {capacity:,} tokens: "
+        f"conversation {shown}{more}. Choose another overflow policy ({others}) or a longer row."
+    )
+
+
+def _episodes(
+    tokens: Tokens, run_weights: NDArray[np.float32], index: int, capacity: int, policy: Overflow
+) -> list[list[Piece]]:
+    """The episodes of one over-long conversation."""
+    if policy is Overflow.DROP:
+        return []
+    if policy is Overflow.CUT:
+        return [[Piece(0, capacity)]]
+    if policy is Overflow.DROP_OLDEST_TURNS:
+        return [newest_turns(outline(tokens, index), capacity)]
+    a, b = tokens.conversation_runs[index : index + 2]
+    borders = tokens.run_offsets[a : b + 1] - tokens.offsets[index]
+    trained = (run_weights[a:b] > 0) & (np.diff(borders) > 0)
+    starts, ends = borders[:-1][trained], borders[1:][trained]
+
+    def trains(start: int, end: int) -> bool:
+        return bool(((starts < end) & (start < ends)).any())
+
+    return windows(outline(tokens, index), capacity, trains)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pieces:
+    """Slices of the flat batch, in output order; a conversation that fits is one slice."""
+
+    source: Ints
+    window: Ints
+    start: Ints
+    end: Ints
+    first_run: Ints
+    last_run: Ints
+    """One past the last run that the slice touches."""
+    injected: NDArray[np.bool_]
+    over_long: Ints
+
+    @classmethod
+    def of(cls, tokens: Tokens, over_long: Ints, episodes: list[list[list[Piece]]]) -> _Pieces:
+        fitting = np.delete(np.arange(len(tokens)), over_long)
+        rows = [
+            (source, window, piece.start, piece.end, piece.injected)
+            for source, made in zip(over_long.tolist(), episodes, strict=True)
+            for window, pieces in enumerate(made)
+            for piece in pieces
+        ]
+        source, window, start, end, injected = np.array(rows, dtype=np.int64).reshape(-1, 5).T
+        start, end = start + tokens.offsets[source], end + tokens.offsets[source]
+        # Of several runs that start at one place all but the last are empty.
+        first_run = np.searchsorted(tokens.run_offsets, start, side="right") - 1
+        last_run = np.searchsorted(tokens.run_offsets, end, side="left")
+        nothing = np.zeros_like(fitting)
+        order = np.argsort(np.concatenate([fitting, source]), kind="stable")
+
+        def merged(whole: Ints, parts: Ints) -> Ints:
+            return np.concatenate([whole, parts])[order]
+
+        return cls(
+            source=merged(fitting, source),
+            window=merged(nothing, window),
+            start=merged(tokens.offsets[fitting], start),
+            end=merged(tokens.offsets[fitting + 1], end),
+            first_run=merged(tokens.conversation_runs[fitting], first_run),
+            last_run=merged(tokens.conversation_runs[fitting + 1], last_run),
+            injected=merged(nothing, injected).astype(np.bool_),
+            over_long=over_long,
+        )
+
+
+def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Pieces) -> OverflowResult:
+    """Copy the pieces into a new batch."""
+    runs = pieces.last_run - pieces.first_run
+    run = ranges(pieces.first_run, runs)
+    start = np.maximum(tokens.run_offsets[run], np.repeat(pieces.start, runs))
+    end = np.minimum(tokens.run_offsets[run + 1], np.repeat(pieces.end, runs))
+    injected = np.repeat(pieces.injected, runs)
+    opens = np.ones(len(pieces.source), dtype=np.bool_)
+    opens[1:] = (np.diff(pieces.source) != 0) | (np.diff(pieces.window) != 0)
+    first_piece = np.flatnonzero(opens)
+    source = pieces.source[first_piece]
+    run_offsets = offsets_of(end - start)
+    conversation_runs = np.append(offsets_of(runs)[first_piece], len(run))
+    messages = np.diff(tokens.message_offsets)[source]
+    weights = run_weights[run]
+    weights[injected] = 0
+    made = Tokens(
+        ids=_joined(tokens.ids, pieces.start, pieces.end),
+        offsets=run_offsets[conversation_runs],
+        run_offsets=run_offsets,
+        run_kinds=tokens.run_kinds[run],
+        run_messages=tokens.run_messages[run],
+        conversation_runs=conversation_runs,
+        message_offsets=offsets_of(messages),
+        message_weights=tokens.message_weights[ranges(tokens.message_offsets[source], messages)],
+    )
+    lengths = end - start
+    kept = np.bincount(run[~injected], weights=lengths[~injected], minlength=len(tokens.run_kinds)).astype(np.int64)
+    dropped = np.setdiff1d(pieces.over_long, source)
+    report = counted(tokens, run_weights, kept, pieces.over_long, dropped)
+    report = replace(
+        report,
+        episodes=int(np.isin(source, pieces.over_long).sum()),
+        injected=int(lengths[injected].sum()),
+        heads_lost=_without_head(tokens, pieces, first_piece),
+    )
+    return OverflowResult(
+        tokens=made,
+        run_weights=weights,
+        source_index=source,
+        window=pieces.window[first_piece].astype(np.int32),
+        dropped=dropped,
+        kept_of_run=kept,
+        injected_runs=injected,
+        report=report,
+    )
+
+
+def _without_head(tokens: Tokens, pieces: _Pieces, first_piece: Ints) -> int:
+    """How many episodes lack some token of their conversation's head."""
+    if not len(first_piece):
+        return 0
+    head_start = tokens.offsets[pieces.source]
+    head_end = head_start + head_lengths(tokens)[pieces.source]
+    overlap = np.minimum(pieces.end, head_end) - np.maximum(pieces.start, head_start)
+    present = np.add.reduceat(np.maximum(overlap, 0), first_piece)
+    return int((present < (head_end - head_start)[first_piece]).sum())
+
+
+def _joined(ids: NDArray[np.int32], starts: Ints, ends: Ints) -> NDArray[np.int32]:
+    """The slices one after another; neighbours in the source are copied in one go."""
+    if not len(starts):
+        return np.empty(0, dtype=np.int32)
+    breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
+    firsts = starts[np.concatenate(([0], breaks))].tolist()
+    lasts = ends[np.concatenate((breaks - 1, [len(ends) - 1]))].tolist()
+    return np.concatenate([ids[a:b] for a, b in zip(firsts, lasts, strict=True)])

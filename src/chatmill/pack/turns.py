@@ -1,0 +1,184 @@
+"""The outline of one conversation: head, messages, steps and turns as token spans, read from its runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chatmill.core.kinds import Part, RoleCode, part_of, role_of
+from chatmill.core.tokens import Tokens
+
+Span = tuple[int, int]
+"""First token and one past the last, counted in the conversation."""
+
+LEADING = frozenset({RoleCode.NONE, RoleCode.SYSTEM, RoleCode.DEVELOPER})
+"""Roles of the head; a later system message is an ordinary message."""
+REPLYING = frozenset({RoleCode.ASSISTANT, RoleCode.TOOL})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message behind the head, with all its tokens."""
+
+    role: RoleCode
+    start: int
+    end: int
+    content: int
+    """First token behind the header (its `end` when there is nothing else)."""
+    calls: bool
+    """Whether an assistant calls a tool in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An assistant message with the tool results behind it; never parted while it fits.
+
+    Several assistant messages are one step when all but the last call a tool: their results come later.
+    """
+
+    start: int
+    answer: int
+    """End of the assistant's part; the tool results are `answer .. end`."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What stands before an assistant answers (user messages, as a rule), and the steps of the answer."""
+
+    lead: Span
+    lead_content: int
+    """First token behind the header of the last message of the lead."""
+    lead_message: int
+    """First token of that last message."""
+    steps: tuple[Step, ...]
+    """Empty only in a last turn that nobody answers."""
+
+    @property
+    def start(self) -> int:
+        """First token."""
+        return self.lead[0]
+
+    @property
+    def end(self) -> int:
+        """One past the last token."""
+        return self.steps[-1].end if self.steps else self.lead[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """A conversation of `length` tokens: `0 .. head`, the messages, `tail .. length`."""
+
+    head: int
+    """End of the head: document start, system and developer messages, tool definitions."""
+    tail: int
+    """Start of the tail: the document end, which belongs to no message."""
+    length: int
+    messages: tuple[Message, ...]
+    """Cover `head .. tail` without gaps."""
+
+    def steps(self, first: int, limit: int) -> tuple[list[Step], int]:
+        """The steps from message `first` up to the next message of another role, and the index of that one.
+
+        Assistant messages that belong together but are longer than `limit` tokens together are parted.
+        """
+        steps: list[Step] = []
+        at = first
+        while at < len(self.messages) and self.messages[at].role in REPLYING:
+            last = at
+            while self.messages[last].calls and self._role(last + 1) is RoleCode.ASSISTANT:
+                last += 1
+            if self.messages[last].end - self.messages[at].start > limit:
+                last = at
+            start = self.messages[at].start
+            answer = self.messages[last].end if self.messages[at].role is RoleCode.ASSISTANT else start
+            at = last + 1 if self.messages[at].role is RoleCode.ASSISTANT else at
+            while self._role(at) is RoleCode.TOOL:
+                at += 1
+            steps.append(Step(start=start, answer=answer, end=self.messages[at - 1].end))
+        return steps, at
+
+    def turns(self, limit: int) -> list[Turn]:
+        """All messages as turns, in order."""
+        turns: list[Turn] = []
+        at = 0
+        while at < len(self.messages):
+            first = at
+            while at < len(self.messages) and self.messages[at].role not in REPLYING:
+                at += 1
+            start = self.messages[first].start
+            last = self.messages[at - 1] if at > first else None
+            steps, at = self.steps(at, limit)
+            turns.append(
+                Turn(
+                    lead=(start, last.end if last else start),
+                    lead_message=last.start if last else start,
+                    lead_content=last.content if last else start,
+                    steps=tuple(steps),
+                )
+            )
+        return turns
+
+    def _role(self, index: int) -> RoleCode | None:
+        return self.messages[index].role if index < len(self.messages) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    role: RoleCode
+    part: Part
+    message: int
+    start: int
+    end: int
+
+
+def outline(tokens: Tokens, index: int) -> Outline:
+    """The outline of one conversation of a batch."""
+    runs = _runs(tokens, index)
+    length = int(tokens.offsets[index + 1] - tokens.offsets[index])
+    first = next((i for i, run in enumerate(runs) if run.role not in LEADING), len(runs))
+    last = len(runs)
+    while last > first and runs[last - 1].role is RoleCode.NONE:
+        last -= 1
+    groups: list[list[_Run]] = []
+    for run in runs[first:last]:
+        # Tokens of no message (a document start between turns) open the message behind them.
+        if groups and (groups[-1][-1].role is RoleCode.NONE or _continues(run, groups[-1][-1])):
+            groups[-1].append(run)
+        else:
+            groups.append([run])
+    return Outline(
+        head=runs[first].start if first < len(runs) else length,
+        tail=runs[last].start if last < len(runs) else length,
+        length=length,
+        messages=tuple(map(_message, groups)),
+    )
+
+
+def _continues(run: _Run, before: _Run) -> bool:
+    return run.message == before.message and (run.message >= 0 or run.role is before.role)
+
+
+def _runs(tokens: Tokens, index: int) -> list[_Run]:
+    """The runs of one conversation that are not empty."""
+    a, b = int(tokens.conversation_runs[index]), int(tokens.conversation_runs[index + 1])
+    borders = (tokens.run_offsets[a : b + 1] - tokens.offsets[index]).tolist()
+    columns = zip(
+        tokens.run_kinds[a:b].tolist(),
+        tokens.run_messages[a:b].tolist(),
+        borders[:-1],
+        borders[1:],
+        strict=True,
+    )
+    return [_Run(role_of(kind), part_of(kind), m, start, end) for kind, m, start, end in columns if end > start]
+
+
+def _message(runs: list[_Run]) -> Message:
+    role = next(run.role for run in runs if run.role is not RoleCode.NONE)
+    behind = next((run for run in runs if run.role is not RoleCode.NONE and run.part is not Part.HEADER), None)
+    return Message(
+        role=role,
+        start=runs[0].start,
+        end=runs[-1].end,
+        content=behind.start if behind else runs[-1].end,
+        calls=role is RoleCode.ASSISTANT and any(run.part is Part.TOOL_CALL for run in runs),
+    )

@@ -1,0 +1,200 @@
+"""Which token spans of one over-long conversation are kept: whole-turn windows, or the newest turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from chatmill.core.kinds import RoleCode
+from chatmill.pack.turns import Outline, Span, Step, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A span of the conversation that stands in an episode."""
+
+    start: int
+    end: int
+    injected: bool = False
+    """A repetition of tokens that belong to another episode; never trained."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """A window while it is filled, without head and tail."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    used: int = 0
+    head: bool = True
+    tail: bool = True
+
+    def add(self, start: int, end: int, injected: bool = False) -> None:
+        if start < end:
+            self.used += end - start
+            self.pieces.append(Piece(start, end, injected))
+
+
+def windows(outline: Outline, capacity: int, trains: Callable[[int, int], bool]) -> list[list[Piece]]:
+    """Episodes of at most `capacity` tokens that together train every assistant message once.
+
+    Consecutive whole turns go into one window while they fit between head and tail. A turn that does not fit
+    into a window of its own is parted between its steps, and each further window opens with the turn's lead,
+    injected. A step that does not fit behind head and lead is squeezed (see `_squeezed`). Windows in which
+    `trains(start, end)` is true for no span are left out; the first window left holds the head, the last the
+    tail, the others inject them.
+    """
+    fixed = outline.head + outline.length - outline.tail
+    made: list[_Window] = []
+    room = 0  # of the newest window
+    for turn in outline.turns(capacity):
+        size = turn.end - turn.start
+        if size > room and fixed + size > capacity:
+            room = _part(turn, outline, capacity, made)
+            continue
+        if size > room:
+            made.append(_Window())
+            room = capacity - fixed
+        made[-1].add(turn.start, turn.end)
+        room -= size
+    useful = [w for w in made if any(trains(p.start, p.end) for p in w.pieces if not p.injected)]
+    return _closed(useful, outline)
+
+
+def _part(turn: Turn, outline: Outline, capacity: int, made: list[_Window]) -> int:
+    """Add the windows of a turn that is too long for one; returns the room that the newest has left."""
+    space = capacity - outline.head - (outline.length - outline.tail)
+    room = 0
+    for number, step in enumerate(turn.steps):
+        size = step.end - step.start
+        if size > room or number == 0:
+            lead = turn.lead[1] - turn.lead[0]
+            if lead + size > space:
+                made.append(_squeezed(turn, step, number > 0, outline, capacity))
+                room = 0
+                continue
+            made.append(_Window())
+            made[-1].add(*turn.lead, injected=number > 0)
+            room = space - lead
+        made[-1].add(step.start, step.end)
+        room -= size
+    return room
+
+
+def _squeezed(turn: Turn, step: Step, injected: bool, outline: Outline, capacity: int) -> _Window:
+    """A window for one step that does not fit whole: what matters most is kept first.
+
+    In this order, each as far as there is room: the assistant's tokens (the last ones, so that the terminator
+    stays), the tail and the head (whole or not at all), the lead (the last tokens of its last message behind
+    that message's header), the tool results (their first tokens).
+    """
+    window = _Window()
+    left = capacity - min(step.answer - step.start, capacity)
+    answer = max(step.start, step.answer - capacity)
+    tail = outline.length - outline.tail
+    window.tail = tail <= left
+    left -= tail if window.tail else 0
+    window.head = outline.head <= left
+    left -= outline.head if window.head else 0
+    for span in _last_of_lead(turn, left):
+        window.add(*span, injected=injected)
+    left -= window.used
+    window.add(answer, step.answer)
+    window.add(step.answer, min(step.end, step.answer + left))
+    return window
+
+
+def _last_of_lead(turn: Turn, room: int) -> list[Span]:
+    """The lead, or the header of its last message and that message's last tokens, or nothing."""
+    start, end = turn.lead
+    if end - start <= room:
+        return [turn.lead]
+    header = (turn.lead_message, turn.lead_content)
+    left = room - (header[1] - header[0])
+    if left <= 0:
+        return []
+    if end - turn.lead_content <= left:
+        return [(turn.lead_message, end)]
+    return [header, (end - left, end)]
+
+
+def _closed(made: list[_Window], outline: Outline) -> list[list[Piece]]:
+    """The pieces of each window between head and tail, original in one and injected in the others."""
+    heads = [i for i, window in enumerate(made) if window.head]
+    tails = [i for i, window in enumerate(made) if window.tail]
+    episodes = []
+    for number, window in enumerate(made):
+        whole = _Window()
+        if window.head:
+            whole.add(0, outline.head, injected=number != heads[0])
+        for piece in window.pieces:
+            whole.add(piece.start, piece.end, piece.injected)
+        if window.tail:
+            whole.add(outline.tail, outline.length, injected=number != tails[-1])
+        episodes.append(whole.pieces)
+    return episodes
+
+
+def newest_turns(outline: Outline, capacity: int) -> list[Piece]:
+    """One episode of at most `capacity` tokens: head and newest turns, as the token-native format rules.
+
+    1. While the rest is too long, the oldest pair (a user message and the step right behind it) is dropped,
+       whole; anything unpaired is dropped alone. The final step of an assistant stays, with the user message
+       right before it and with all that follows.
+    2. Still too long: what follows the final assistant message is removed, and the last `capacity` tokens are
+       kept. Without an assistant message the last message plays its part.
+    """
+    tail = (outline.tail, outline.length)
+    items = _items(outline)
+    if not items:
+        return _last([(0, outline.head), tail], capacity)
+    replies = [i for i, item in enumerate(items) if item.role is RoleCode.ASSISTANT]
+    final = replies[-1] if replies else len(items) - 1
+    pairs = {i for i in replies if i and items[i - 1].role is RoleCode.USER}
+    protected = final - 1 if final in pairs else final
+    kept = 0
+    while kept < protected and outline.head + outline.length - items[kept].start > capacity:
+        kept += 2 if kept + 1 in pairs else 1
+    start = items[kept].start
+    if outline.head + outline.length - start <= capacity:
+        return _last([(0, outline.head), (start, outline.length)], capacity)
+    end = items[final].answer
+    return _last([(0, outline.head), (start, end), tail], capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A step, or a message that is in none."""
+
+    role: RoleCode
+    start: int
+    answer: int
+    """End of the assistant's part, or of the whole item."""
+
+
+def _items(outline: Outline) -> list[_Item]:
+    items: list[_Item] = []
+    at = 0
+    while at < len(outline.messages):
+        message = outline.messages[at]
+        steps, following = outline.steps(at, outline.length)
+        items += [
+            _Item(RoleCode.ASSISTANT, step.start, step.answer)
+            if step.answer > step.start
+            else _Item(RoleCode.TOOL, step.start, step.end)
+            for step in steps
+        ]
+        if not steps:
+            items.append(_Item(message.role, message.start, message.end))
+        at = following if steps else at + 1
+    return items
+
+
+def _last(spans: list[Span], room: int) -> list[Piece]:
+    """The last `room` tokens of the spans."""
+    pieces: list[Piece] = []
+    for start, end in reversed(spans):
+        start = max(start, end - room)
+        room -= end - start
+        if start < end:
+            pieces.append(Piece(start, end))
+    return pieces[::-1]

@@ -1,0 +1,93 @@
+"""`chatmill isolate` on a small saved model: verdict, exit status, other ways to call, JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from chatmill.cli import isolate as module
+from chatmill.errors import ConfigError, DataError
+
+APP = typer.Typer()
+APP.command(help=module.__doc__)(module.command)
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(APP, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    import transformers as hf
+
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.5,
+    )
+    folder = tmp_path_factory.mktemp("model")
+    hf.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_random_rows_pass(model_dir: Path) -> None:
+    result = run(model_dir, "--max-length", 32)
+    assert result.exit_code == 0, result.output
+    assert result.output.startswith("isolated: 9 documents, 0 leak")
+
+
+def test_the_default_cache_is_caught(model_dir: Path) -> None:
+    result = run(model_dir, "--max-length", 32, "--use-cache")
+    assert result.exit_code == 1
+    assert "NOT ISOLATED" in result.output
+    assert "use_cache=False" in result.output
+
+
+@pytest.mark.parametrize(("attention", "bool_mask"), [("sdpa", "isolated"), ("eager", "LEAKS")])
+def test_other_ways_to_call_are_listed(model_dir: Path, attention: str, bool_mask: str) -> None:
+    result = run(model_dir, "--max-length", 32, "--compare", "--attention", attention)
+    assert result.exit_code == 0, result.output
+    table = result.output.split("the same rows, called with")[1].splitlines()[1:]
+    assert [(line[:40].strip(), line.split()[-1]) for line in table] == [
+        ("position_ids", "isolated"),
+        ("position_ids, cache on (the default)", "LEAKS"),
+        ("position_ids + attention_mask of ones", "LEAKS"),
+        ("position_ids + 4D bool mask", bool_mask),
+        ("position_ids + 4D float mask", "isolated"),
+        ("neither positions nor mask", "LEAKS"),
+    ]
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_stored_rows_and_json(model_dir: Path, tmp_path: Path) -> None:
+    rows = {"input_ids": [[5] * 12, list(range(20))], "document_starts": [[0], [0, 6, 11]]}
+    pq.write_table(pa.table(rows), tmp_path / "packed.parquet")
+    result = run(model_dir, tmp_path / "packed.parquet", "--json", "--compare", "--random-weights")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.output)
+    assert report["passed"] is True
+    assert [(d["start"], d["length"]) for d in report["documents"]] == [(0, 6), (6, 5), (11, 9)]
+    assert [way["passed"] for way in report["ways"].values()] == [True, False, False, True, True, False]
+    pq.write_table(pa.table(rows).slice(0, 1), tmp_path / "single.parquet")
+    with pytest.raises(DataError, match="no row with two documents"):
+        CliRunner().invoke(APP, [str(model_dir), str(tmp_path / "single.parquet")], catch_exceptions=False)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        CliRunner().invoke(APP, [str(tmp_path)], catch_exceptions=False)
+    (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
+    with pytest.raises(ConfigError, match="--random-weights"):
+        CliRunner().invoke(APP, [str(tmp_path)], catch_exceptions=False)

@@ -1,0 +1,436 @@
+"""The collator: padding, labels and boundaries, checked row by row against plain loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.load.collate import (
+    DataCollatorForCausalLM,
+    dense_document_mask,
+    document_mask_mod,
+    flex_document_mask,
+    get_pos_ids_for_packed_sequence,
+)
+from chatmill.tokenizer.byte_level import ByteTokenizer
+
+EOS = 2
+
+
+class PadIsEos:
+    """As many base tokenizers: one id ends documents and pads rows."""
+
+    eos_token_id = pad_token_id = EOS
+
+
+class NoSpecials:
+    """No BOS, no EOS, no PAD."""
+
+
+PACKED = [
+    {"input_ids": [5, 6, EOS, 7, EOS], "document_starts": [0, 3]},
+    {"input_ids": [9, 8, EOS], "document_starts": [0]},
+]
+
+
+def collate(features: list[dict[str, Any]], tokenizer: Any = None, **options: Any) -> Any:
+    return DataCollatorForCausalLM(tokenizer or PadIsEos(), **options)(features)
+
+
+def lists(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.tolist() for name, value in batch.items()}
+
+
+def test_a_packed_batch() -> None:
+    batch = collate(PACKED)
+    assert {name: (value.dtype, value.shape) for name, value in batch.items()} == {
+        "input_ids": (torch.int64, (2, 5)),
+        "labels": (torch.int64, (2, 5)),
+        "position_ids": (torch.int64, (2, 5)),
+    }
+    assert lists(batch) == {
+        "input_ids": [[5, 6, EOS, 7, EOS], [9, 8, EOS, EOS, EOS]],
+        # The first token of the second document has no label; the real EOS keeps its own.
+        "labels": [[5, 6, EOS, -100, EOS], [9, 8, EOS, -100, -100]],
+        "position_ids": [[0, 1, 2, 0, 1], [0, 1, 2, 0, 1]],
+    }
+
+
+@st.composite
+def feature_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
+    features = []
+    for lengths in draw(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4)):
+        ids = draw(st.lists(st.integers(0, 4), min_size=sum(lengths), max_size=sum(lengths)))
+        starts = [sum(lengths[:d]) for d in range(len(lengths))]
+        mask = draw(st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids)))
+        features.append({"input_ids": ids, "document_starts": starts, "loss_mask": mask})
+    return features
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    features=feature_lists(),
+    multiple=st.sampled_from([None, 1, 4, 8]),
+    cut=st.sampled_from([None, 3, 7]),
+    keep_loss_mask=st.booleans(),
+    mask_starts=st.booleans(),
+    flattened=st.booleans(),
+)
+def test_every_value_equals_the_plain_loop(
+    features: list[dict[str, Any]],
+    multiple: int | None,
+    cut: int | None,
+    keep_loss_mask: bool,
+    mask_starts: bool,
+    flattened: bool,
+) -> None:
+    if not keep_loss_mask:
+        features = [{k: v for k, v in feature.items() if k != "loss_mask"} for feature in features]
+    batch = collate(
+        features,
+        truncation=cut is not None,
+        max_length=cut,
+        pad_to_multiple_of=multiple,
+        mask_document_starts=mask_starts,
+        return_flattened=flattened,
+        return_cu_seqlens=True,
+        return_seq_idx=True,
+        return_attention_mask=True,
+    )
+    rows: list[list[tuple[int, int, int, int]]] = []  # (id, label, position, segment) of every real token
+    for feature in features:
+        row: list[tuple[int, int, int, int]] = []
+        document, start = -1, 0
+        for t, token in enumerate(feature["input_ids"][:cut]):
+            if t in feature["document_starts"]:
+                document, start = document + 1, t
+            trained = feature.get("loss_mask", [1] * (t + 1))[t]
+            across = t == start and (t > 0 or (flattened and any(rows)))
+            label = token if trained and not (mask_starts and across) else -100
+            row.append((token, label, t - start, document))
+        rows.append(row)
+    if flattened:
+        joined: list[tuple[int, int, int, int]] = []
+        for row in rows:
+            first = joined[-1][3] + 1 if joined else 0
+            joined += [(token, label, position, first + segment) for token, label, position, segment in row]
+        rows = [joined]
+    width = max(map(len, rows))
+    width = -(-width // (multiple or 1)) * (multiple or 1)
+    padded = [row + [(EOS, -100, t, row[-1][3] + 1) for t in range(width - len(row))] for row in rows]
+    for name, field in {"input_ids": 0, "labels": 1, "position_ids": 2, "seq_idx": 3}.items():
+        assert batch[name].tolist() == [[token[field] for token in row] for row in padded], name
+    assert batch["attention_mask"].tolist() == [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+    borders = [i for i, token in enumerate(t for row in padded for t in row) if token[2] == 0]
+    assert batch["cu_seqlens"].tolist() == [*borders, len(padded) * width]
+    assert batch["cu_seqlens"].dtype == batch["max_seqlen"].dtype == batch["seq_idx"].dtype == torch.int32
+    assert batch["max_seqlen"].item() == max(np.diff(batch["cu_seqlens"].numpy()))
+
+
+@pytest.mark.parametrize("as_type", [list, np.array, torch.tensor], ids=["list", "numpy", "torch"])
+def test_features_may_be_lists_arrays_or_tensors(as_type: Any) -> None:
+    features = [{name: as_type(value) for name, value in feature.items()} for feature in PACKED]
+    assert lists(collate(features)) == lists(collate(PACKED))
+
+
+# ---- packed_sequences
+
+
+def without_starts(features: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in feature.items() if k != "document_starts"} for feature in features]
+
+
+def test_none_gives_positions_exactly_when_there_are_starts() -> None:
+    assert "position_ids" in collate(PACKED)
+    plain = collate(without_starts(PACKED))
+    assert set(plain) == {"input_ids", "labels"}
+    assert plain["labels"].tolist() == [[5, 6, EOS, 7, EOS], [9, 8, EOS, -100, -100]]
+
+
+def test_true_falls_back_to_the_eos_id() -> None:
+    batch = collate(without_starts(PACKED), packed_sequences=True)
+    assert lists(batch) == lists(collate(PACKED))
+    with_starts = collate([{"input_ids": [5, EOS, 6], "document_starts": [0]}], packed_sequences=True)
+    assert with_starts["position_ids"].tolist() == [[0, 1, 2]], "explicit starts come before the EOS"
+    with pytest.raises(ValueError, match="no document_starts and the tokenizer has no EOS"):
+        collate(without_starts(PACKED), NoSpecials(), packed_sequences=True)
+    assert "position_ids" in collate(PACKED, NoSpecials(), packed_sequences=True)
+
+
+def test_false_ignores_the_starts_for_labels_too() -> None:
+    batch = collate(PACKED, packed_sequences=False, return_seq_idx=True)
+    assert set(batch) == {"input_ids", "labels", "seq_idx"}
+    assert batch["labels"].tolist() == [[5, 6, EOS, 7, EOS], [9, 8, EOS, -100, -100]]
+    assert batch["seq_idx"].tolist() == [[0] * 5, [0, 0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("packed", [None, True, False])
+def test_starts_on_some_features_only_are_an_error(packed: bool | None) -> None:
+    with pytest.raises(ValueError, match=r"only 1 of 2 features carry 'document_starts' \(row 1"):
+        collate([PACKED[0], {"input_ids": [1, 2]}], packed_sequences=packed)
+    with pytest.raises(ValueError, match=r"row 1"):
+        collate([PACKED[0], {"input_ids": [1, 2], "document_starts": None}], packed_sequences=packed)
+
+
+def test_wrong_starts_are_refused_with_row_and_value() -> None:
+    with pytest.raises(ValueError, match=r"row 1: entry 1 is 2; entries must lie inside the row"):
+        collate([PACKED[0], {"input_ids": [1, 2], "document_starts": [0, 2]}])
+
+
+# ---- padding and labels
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "pad"),
+    [(PadIsEos(), EOS), (ByteTokenizer(), 258), (ByteTokenizer(["<|eos|>"]), 256), (NoSpecials(), 0)],
+)
+def test_the_pad_id_is_pad_else_eos_else_zero(tokenizer: Any, pad: int) -> None:
+    batch = collate([{"input_ids": [5, 6]}, {"input_ids": [7]}], tokenizer)
+    assert batch["input_ids"].tolist() == [[5, 6], [7, pad]]
+    assert batch["labels"].tolist() == [[5, 6], [7, -100]]
+
+
+def test_padding_to_max_length_and_to_a_multiple() -> None:
+    assert collate(PACKED, padding="max_length", max_length=7)["input_ids"].shape == (2, 7)
+    assert collate(PACKED, pad_to_multiple_of=4)["input_ids"].shape == (2, 8)
+    assert collate(PACKED, padding="max_length", max_length=7, pad_to_multiple_of=4)["input_ids"].shape == (
+        2,
+        8,
+    )
+    assert collate(PACKED, padding=True)["input_ids"].shape == (2, 5)
+    assert collate(PACKED, padding="max_length", max_length=8)["position_ids"].tolist() == [
+        [0, 1, 2, 0, 1, 0, 1, 2],
+        [0, 1, 2, 0, 1, 2, 3, 4],
+    ]
+    with pytest.raises(ValueError, match="row 0 has 5 tokens, more than max_length 4"):
+        collate(PACKED, padding="max_length", max_length=4)
+    with pytest.raises(ValueError, match="padding is off, but rows have 3 to 5 tokens"):
+        collate(PACKED, padding=False)
+    assert collate(PACKED[:1], padding=False)["input_ids"].shape == (1, 5)
+
+
+def test_the_limit_of_the_tokenizer_stands_in_for_max_length() -> None:
+    class Limited(PadIsEos):
+        model_max_length = 4
+
+    assert collate(PACKED, Limited(), truncation=True, padding="max_length")["input_ids"].shape == (2, 4)
+    with pytest.raises(ValueError, match="need max_length"):
+        DataCollatorForCausalLM(PadIsEos(), truncation=True)
+
+
+def test_truncation_cuts_rows_and_drops_starts_beyond() -> None:
+    batch = collate(PACKED, truncation=True, max_length=3)
+    assert lists(batch) == {
+        "input_ids": [[5, 6, EOS], [9, 8, EOS]],
+        "labels": [[5, 6, EOS], [9, 8, EOS]],
+        "position_ids": [[0, 1, 2], [0, 1, 2]],
+    }
+
+
+def test_own_labels_and_loss_masks_are_respected() -> None:
+    features = [
+        {"input_ids": [5, 6, 7, 8], "document_starts": [0, 2], "labels": [-100, 60, 70, -100]},
+        {"input_ids": [1, 2], "document_starts": [0], "labels": [10, 20]},
+    ]
+    assert collate(features)["labels"].tolist() == [[-100, 60, -100, -100], [10, 20, -100, -100]]
+    unchanged = collate(features, mask_document_starts=False)["labels"].tolist()
+    assert unchanged == [[-100, 60, 70, -100], [10, 20, -100, -100]]
+    masks = [[0, 1, 1, 1], [True, False]]
+    features = [dict(feature, loss_mask=mask) for feature, mask in zip(features, masks, strict=True)]
+    assert collate(features)["labels"].tolist() == [[-100, 60, -100, -100], [10, -100, -100, -100]]
+    for feature in features:
+        del feature["labels"]
+    assert collate(features, ignore_index=-1)["labels"].tolist() == [[-1, 6, -1, 8], [1, -1, -1, -1]]
+
+
+def test_labels_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"labels of row 0 has the shape \(1,\), but the row has 2 tokens"):
+        collate([{"input_ids": [1, 2], "labels": [1]}])
+    with pytest.raises(ValueError, match=r"loss_mask of row 0"):
+        collate([{"input_ids": [1, 2], "loss_mask": [1, 1, 1]}])
+
+
+def test_names_of_inputs_and_labels() -> None:
+    batch = collate(PACKED, input_name="tokens", labels_name="targets")
+    assert set(batch) == {"tokens", "targets", "position_ids"}
+    inputs, labels = collate(PACKED, labels_name=None)
+    assert set(inputs) == {"input_ids", "position_ids"}
+    assert labels.tolist() == collate(PACKED)["labels"].tolist()
+    assert collate([{"tokens": [1, 2]}], input_name="tokens")["tokens"].tolist() == [[1, 2]]
+
+
+def test_numpy_instead_of_torch() -> None:
+    options = {"return_cu_seqlens": True, "return_seq_idx": True, "return_document_mask": True}
+    batch = collate(PACKED, return_tensors="np", **options)
+    assert all(isinstance(value, np.ndarray) for value in batch.values())
+    assert lists(batch) == lists(collate(PACKED, **options))
+    _, labels = collate(PACKED, return_tensors="np", labels_name=None)
+    assert isinstance(labels, np.ndarray)
+
+
+def test_an_attention_mask_only_when_asked_for() -> None:
+    assert "attention_mask" not in collate(PACKED)
+    mask = collate(PACKED, return_attention_mask=True)["attention_mask"]
+    assert mask.tolist() == [[1] * 5, [1, 1, 1, 0, 0]]
+
+
+def test_wrong_options_and_features_are_refused() -> None:
+    for options, message in [
+        ({"pading": "longest"}, "unknown collator option 'pading'. Did you mean 'padding'"),
+        ({"padding": "shortest"}, "unknown padding 'shortest'"),
+        ({"return_tensors": "tf"}, "unknown return_tensors 'tf'"),
+        ({"padding_side": "left"}, "padding stands on the right"),
+        ({"return_document_mask": "bool"}, "unknown document mask 'bool'.* dense, flex"),
+        ({"return_document_mask": "flex", "return_tensors": "np"}, "torch only"),
+        ({"return_flattened": True, "padding": "max_length", "max_length": 8}, "without padding"),
+        ({"return_flattened": True, "packed_sequences": False}, "nothing would say where they meet"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            DataCollatorForCausalLM(PadIsEos(), **options)
+    with pytest.raises(ValueError, match="empty list"):
+        collate([])
+    with pytest.raises(ValueError, match="carry no 'input_ids'; they have: ids"):
+        collate([{"ids": [1]}])
+    with pytest.raises(ValueError, match="input_ids of row 1 must be a flat list of integers"):
+        collate([{"input_ids": [1]}, {"input_ids": [[1]]}])
+
+
+def test_empty_rows_are_all_padding() -> None:
+    batch = collate([{"input_ids": [1, 2], "document_starts": [0]}, {"input_ids": [], "document_starts": []}])
+    assert lists(batch) == {
+        "input_ids": [[1, 2], [EOS, EOS]],
+        "labels": [[1, 2], [-100, -100]],
+        "position_ids": [[0, 1], [0, 1]],
+    }
+
+
+# ---- other kernels
+
+
+def test_flattened_rows_have_no_padding_and_no_target_across_documents() -> None:
+    batch = collate(PACKED, return_flattened=True, return_cu_seqlens=True, return_seq_idx=True)
+    assert lists(batch) == {
+        "input_ids": [[5, 6, EOS, 7, EOS, 9, 8, EOS]],
+        "labels": [[5, 6, EOS, -100, EOS, -100, 8, EOS]],
+        "position_ids": [[0, 1, 2, 0, 1, 0, 1, 2]],
+        "cu_seqlens": [0, 3, 5, 8],
+        "max_seqlen": 3,
+        "seq_idx": [[0, 0, 0, 1, 1, 2, 2, 2]],
+    }
+
+
+def test_flattened_rows_without_starts_are_kept_apart() -> None:
+    batch = collate(without_starts(PACKED), return_flattened=True)
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2]]
+    assert batch["labels"].tolist() == [[5, 6, EOS, 7, EOS, -100, 8, EOS]]
+
+
+def test_cu_seqlens_of_a_fixed_size() -> None:
+    batch = collate(PACKED, return_cu_seqlens=True, cu_seqlens_size=7)
+    assert batch["cu_seqlens"].tolist() == [0, 3, 5, 8, 10, 10, 10]
+    with pytest.raises(ValueError, match="cu_seqlens_size is 4"):
+        collate(PACKED, return_cu_seqlens=True, cu_seqlens_size=4)
+
+
+@given(feature_lists())
+@settings(max_examples=50, deadline=None)
+def test_all_mask_forms_say_the_same(features: list[dict[str, Any]]) -> None:
+    batch = collate(features, return_seq_idx=True, return_document_mask=True)
+    seq_idx, mask = batch["seq_idx"], batch["document_mask"]
+    rows, width = seq_idx.shape
+    allowed = torch.zeros(rows, width, width, dtype=torch.bool)
+    for r in range(rows):
+        for q in range(width):
+            for k in range(q + 1):
+                allowed[r, q, k] = bool(seq_idx[r, q] == seq_idx[r, k])
+    assert mask.shape == (rows, 1, width, width)
+    assert mask.dtype == torch.float32
+    assert torch.equal(mask[:, 0] == 0, allowed)
+    assert torch.equal(mask[:, 0] == torch.finfo(torch.float32).min, ~allowed)
+    index = torch.arange(width)
+    mod = document_mask_mod(seq_idx)
+    by_mod = mod(torch.arange(rows)[:, None, None], torch.tensor(0), index[:, None], index[None, :])
+    assert torch.equal(by_mod, allowed)
+
+
+def test_the_dense_mask_in_another_dtype() -> None:
+    mask = dense_document_mask(torch.tensor([[0, 0, 1]]), dtype=torch.bfloat16)
+    assert mask.dtype == torch.bfloat16
+    assert (mask == 0)[0, 0].tolist() == [[True, False, False], [True, True, False], [False, False, True]]
+
+
+def test_the_flex_mask_is_a_block_mask() -> None:
+    from torch.nn.attention.flex_attention import BlockMask, create_mask
+
+    features = [{"input_ids": list(range(300)), "document_starts": [0, 128, 200]}] * 2
+    batch = collate(features, return_document_mask="flex", return_seq_idx=True)
+    assert isinstance(batch["document_mask"], BlockMask)
+    assert batch["document_mask"].shape == (2, 1, 300, 300)
+    # Blocks of 128: the first document fills block 0 and is unseen by the others; the rest is masked in part.
+    assert batch["document_mask"].to_dense()[0, 0].tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
+    dense = create_mask(document_mask_mod(batch["seq_idx"]), 2, 1, 300, 300, device="cpu")
+    assert torch.equal(dense, dense_document_mask(batch["seq_idx"]) == 0)
+    assert flex_document_mask(batch["seq_idx"]).shape == (2, 1, 300, 300)
+
+
+# ---- get_pos_ids_for_packed_sequence
+
+
+def test_positions_from_tokens() -> None:
+    x = torch.tensor([[5, 6, EOS, EOS, 7, 8], [EOS, 5, 6, 7, 8, EOS]])
+    after = get_pos_ids_for_packed_sequence(x, token_id=EOS)
+    assert after.tolist() == [[0, 1, 2, 0, 0, 1], [0, 0, 1, 2, 3, 4]]
+    assert after.dtype == torch.int64
+    at = get_pos_ids_for_packed_sequence(x, token_id=EOS, eos=False)
+    assert at.tolist() == [[0, 1, 0, 0, 1, 2], [0, 1, 2, 3, 4, 0]]
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        [[0, 2, 4], [0]],
+        [np.array([0, 2, 4]), np.array([0])],
+        [torch.tensor([0, 2, 4]), torch.tensor([0])],
+        torch.tensor([[0, 2, 4], [0, -1, -1]]),
+        np.array([[0, 2, 4], [0, -1, -1]], dtype=np.int32),
+    ],
+    ids=["lists", "arrays", "tensors", "padded tensor", "padded array"],
+)
+def test_positions_from_starts(starts: Any) -> None:
+    x = torch.full((2, 5), EOS)
+    positions = get_pos_ids_for_packed_sequence(x, token_id=EOS, document_starts=starts)
+    assert positions.tolist() == [[0, 1, 0, 1, 0], [0, 1, 2, 3, 4]]
+
+
+def test_positions_of_a_numpy_array_are_one() -> None:
+    positions = get_pos_ids_for_packed_sequence(np.array([[1, 2, 3]]), document_starts=[[0, 1]])
+    assert isinstance(positions, np.ndarray)
+    assert positions.tolist() == [[0, 0, 1]]
+
+
+def test_positions_need_starts_or_a_token() -> None:
+    x = torch.zeros(1, 4, dtype=torch.int64)
+    with pytest.raises(ValueError, match="document_starts, or the token_id"):
+        get_pos_ids_for_packed_sequence(x)
+    with pytest.raises(ValueError, match=r"row 0: entry 1 is 4"):
+        get_pos_ids_for_packed_sequence(x, document_starts=[[0, 4]])
+    with pytest.raises(ValueError, match=r"not of shape \(4,\)"):
+        get_pos_ids_for_packed_sequence(x[0], token_id=1)
+
+
+def test_a_torch_dataloader_with_workers() -> None:
+    from torch.utils.data import DataLoader
+
+    features = [{"input_ids": [7] * (n % 5 + 3), "document_starts": [0, 1 + n % 2]} for n in range(10)]
+    collator = DataCollatorForCausalLM(PadIsEos(), return_cu_seqlens=True, return_seq_idx=True)
+    loader = DataLoader(features, batch_size=4, collate_fn=collator, num_workers=2)  # type: ignore[arg-type]
+    batches = list(loader)
+    assert [len(batch["input_ids"]) for batch in batches] == [4, 4, 2]
+    for number, batch in enumerate(batches):
+        expected = collator(features[4 * number : 4 * number + 4])
+        assert all(torch.equal(batch[name], expected[name]) for name in expected)

@@ -1,0 +1,334 @@
+"""The planner against obvious sequential references, its guarantees, its errors, and batches of even cost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from chatmill.errors import ConfigError, DataError
+from chatmill.pack.balance import Balance, attention_cost, balance
+from chatmill.pack.plan import Plan, Strategy, plan
+
+CAPACITIES = [1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65]
+
+
+def reference(lengths: list[int], capacity: int, strategy: str) -> list[list[int]]:
+    """One document after another, every bin looked at: slow and plainly right."""
+    documents = list(range(len(lengths)))
+    if strategy in ("best_fit", "first_fit"):
+        documents.sort(key=lambda d: (-lengths[d], d))
+    bins: list[list[int]] = []
+    rooms: list[int] = []
+    for document in documents:
+        length = lengths[document]
+        fitting = [b for b in range(len(bins)) if rooms[b] >= length]
+        if strategy == "greedy":
+            fitting = [b for b in fitting if b == len(bins) - 1]
+        if not fitting:
+            bins.append([])
+            rooms.append(capacity)
+            chosen = len(bins) - 1
+        elif strategy == "best_fit":
+            chosen = min(fitting, key=lambda b: (rooms[b], b))
+        else:
+            chosen = fitting[0]
+        bins[chosen].append(document)
+        rooms[chosen] -= length
+    return bins
+
+
+def bins_of(made: Plan) -> list[list[int]]:
+    return [made.bin(b).tolist() for b in range(made.bins)]
+
+
+def lognormal(count: int, capacity: int = 4096, seed: int = 0) -> np.ndarray:
+    rng = np.random.RandomState(seed)
+    return np.clip(np.exp(rng.normal(6.0, 1.0, count)).astype(np.int64), 1, capacity)
+
+
+@st.composite
+def planned_input(draw: st.DrawFn) -> tuple[list[int], int]:
+    capacity = draw(st.one_of(st.sampled_from(CAPACITIES), st.integers(1, 200)))
+    few = st.lists(st.integers(1, capacity), min_size=1, max_size=4)
+    values = draw(st.one_of(few.map(st.sampled_from), st.just(st.integers(1, capacity))))
+    return draw(st.lists(values, max_size=120)), capacity
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+@settings(max_examples=250, deadline=None)
+@given(planned_input())
+@example(([3, 2, 3], 10))
+@example(([], 5))
+def test_same_bins_in_the_same_order_as_the_reference(strategy: Strategy, data: tuple[list[int], int]) -> None:
+    lengths, capacity = data
+    made = plan(lengths, capacity, strategy)
+    assert bins_of(made) == reference(lengths, capacity, strategy)
+    assert sorted(made.order.tolist()) == list(range(len(lengths)))
+    assert all(0 < size <= capacity for size in made.bin_lengths(lengths))
+    assert made.tokens == sum(lengths)
+    assert made.lower_bound <= made.bins
+    assert made.lower_bound >= -(-sum(lengths) // capacity)
+    assert made.order.dtype == made.bin_offsets.dtype == np.int64
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.parametrize("capacity", [255, 256, 257, 4095, 4096, 4097])
+def test_equal_to_the_reference_on_thousands_of_documents(strategy: Strategy, capacity: int) -> None:
+    lengths = np.clip(lognormal(1500, seed=capacity) // 4 + 1, 1, capacity)
+    made = plan(lengths, capacity, strategy)
+    assert bins_of(made) == reference(lengths.tolist(), capacity, strategy)
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.parametrize("capacity", [65_535, 65_536, 65_537, 1_000_000, 2**31 - 1])
+def test_large_capacities(strategy: Strategy, capacity: int) -> None:
+    rng = np.random.RandomState(capacity % 1000)
+    lengths = np.concatenate([rng.randint(1, capacity, 300), [capacity, capacity - 1, 1, 1]])
+    made = plan(lengths, capacity, strategy)
+    assert bins_of(made) == reference(lengths.tolist(), capacity, strategy)
+
+
+def test_the_example_of_three_documents() -> None:
+    assert bins_of(plan([3, 2, 3], 10, "best_fit")) == [[0, 2, 1]]
+
+
+def test_best_fit_and_first_fit_differ_where_they_should() -> None:
+    lengths = [8, 6, 3, 1]  # when the 1 comes, the first bin has room for 2 and the second for 1
+    assert bins_of(plan(lengths, 10, "best_fit")) == [[0], [1, 2, 3]]
+    assert bins_of(plan(lengths, 10, "first_fit")) == [[0, 3], [1, 2]]
+
+
+def test_greedy_keeps_the_input_and_in_order_keeps_order_inside_bins() -> None:
+    lengths = lognormal(3000, 1024)
+    greedy, in_order = plan(lengths, 1024, "greedy"), plan(lengths, 1024, "in_order")
+    assert greedy.order.tolist() == list(range(3000))
+    firsts = in_order.order[in_order.bin_offsets[:-1]]
+    assert (np.diff(firsts) > 0).all()
+    assert all((np.diff(in_order.bin(b)) > 0).all() for b in range(in_order.bins))
+    assert in_order.bins < greedy.bins
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_all_lengths_equal(strategy: Strategy) -> None:
+    made = plan([3] * 1000, 10, strategy)
+    assert made.bins == 334  # three each: no order can do better, though tokens alone would fit into 300
+    assert made.bin(0).tolist() == [0, 1, 2]
+    assert made.bin(-1).tolist() == [999]
+    assert made.order.tolist() == list(range(1000))
+    assert bins_of(plan([10] * 5, 10, strategy)) == [[0], [1], [2], [3], [4]]
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_one_giant_among_many_small(strategy: Strategy) -> None:
+    lengths = [1] * 50 + [100] + [1] * 50
+    made = plan(lengths, 100, strategy)
+    assert [50] in bins_of(made)
+    assert made.lower_bound == 2
+    assert made.bins == (3 if strategy is Strategy.GREEDY else 2)
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.parametrize("nothing", [[], np.empty(0), np.empty(0, dtype=np.int32)])
+def test_no_documents(strategy: Strategy, nothing: object) -> None:
+    made = plan(nothing, 8, strategy)  # type: ignore[arg-type]
+    assert (made.bins, made.documents, made.tokens, made.lower_bound, made.fill) == (0, 0, 0, 0, 1.0)
+    assert made.bin_offsets.tolist() == [0]
+    assert len(made) == 0
+
+
+@st.composite
+def full_bins(draw: st.DrawFn) -> tuple[list[int], int, int]:
+    """Lengths that are cut out of full bins, so that the best possible number of bins is known."""
+    capacity = draw(st.integers(2, 120))
+    bins = draw(st.lists(st.sets(st.integers(1, capacity - 1), max_size=6), min_size=1, max_size=25))
+    lengths = [b - a for cuts in bins for a, b in pairwise([0, *sorted(cuts), capacity])]
+    return draw(st.permutations(lengths)), capacity, len(bins)
+
+
+@settings(max_examples=300, deadline=None)
+@given(full_bins())
+def test_no_worse_than_the_guarantee_of_first_fit_decreasing(data: tuple[list[int], int, int]) -> None:
+    """FFD needs at most 11/9 OPT + 6/9 bins; full bins that were cut up have OPT = their number."""
+    lengths, capacity, optimum = data
+    for strategy in (Strategy.BEST_FIT, Strategy.FIRST_FIT):
+        made = plan(lengths, capacity, strategy)
+        assert made.lower_bound == optimum
+        assert 9 * made.bins <= 11 * optimum + 6
+
+
+def fewest_bins(lengths: list[int], capacity: int) -> int:
+    """The true optimum, over all subsets: (bins, least fill of the last) of each."""
+    best = [(0, capacity)] + [(len(lengths) + 1, 0)] * (2 ** len(lengths) - 1)
+    for chosen in range(1, 2 ** len(lengths)):
+        for document, length in enumerate(lengths):
+            if chosen >> document & 1:
+                bins, used = best[chosen ^ 1 << document]
+                step = (bins, used + length) if used + length <= capacity else (bins + 1, length)
+                best[chosen] = min(best[chosen], step)
+    return best[-1][0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(2, 30).flatmap(lambda c: st.tuples(st.lists(st.integers(1, c), min_size=1, max_size=8), st.just(c))))
+def test_the_lower_bound_and_the_guarantee_against_the_true_optimum(data: tuple[list[int], int]) -> None:
+    lengths, capacity = data
+    optimum = fewest_bins(lengths, capacity)
+    for strategy in (Strategy.BEST_FIT, Strategy.FIRST_FIT):
+        made = plan(lengths, capacity, strategy)
+        assert made.lower_bound <= optimum <= made.bins
+        assert 9 * made.bins <= 11 * optimum + 6
+
+
+def test_the_lower_bound_sees_more_than_the_sum_of_tokens() -> None:
+    assert plan([6] * 10, 10).lower_bound == 10
+    assert plan([7, 7, 4, 4], 10).lower_bound == 3  # neither 4 fits beside a 7
+    assert plan([7, 7, 3, 3], 10).lower_bound == 2
+    assert plan([5, 5, 5], 10).lower_bound == 2
+
+
+def test_a_million_documents_in_a_second_and_close_to_the_bound() -> None:
+    lengths = lognormal(1_000_000)
+    begun = time.process_time()
+    made = plan(lengths, 4096)
+    assert time.process_time() - begun < 1.0
+    assert made.bins <= 1.001 * made.lower_bound
+    assert made.bins * 4096 - made.tokens < 0.001 * made.tokens
+    assert (np.bincount(made.order, minlength=1_000_000) == 1).all()
+    assert made.bin_lengths(lengths).max() <= 4096
+
+
+MEMORY = """
+import resource, sys
+import numpy as np
+from chatmill.pack.plan import plan
+rng = np.random.RandomState(1)
+lengths = np.clip(np.exp(rng.normal(6.0, 1.0, 10_000_000)), 1, 4096).astype(np.int32)
+if sys.argv[2] == "equal":
+    lengths[:] = 1500
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+made = plan(lengths, 4096, sys.argv[1])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / len(lengths), made.bins)
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "data"), [("best_fit", "lognormal"), ("best_fit", "equal"), ("greedy", "lognormal")]
+)
+def test_ten_million_documents_in_bounded_memory(strategy: str, data: str) -> None:
+    command = [sys.executable, "-c", MEMORY, strategy, data]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    bytes_per_document, bins = float(out[0]), int(out[1])
+    assert bins > 1_000_000
+    assert bytes_per_document < 60
+
+
+@pytest.mark.parametrize(
+    ("lengths", "capacity", "strategy", "error", "says"),
+    [
+        (
+            [3, 11, 12],
+            10,
+            "best_fit",
+            DataError,
+            r"document 1 has length 11.*capacity of 10 \(2 such documents of 3\)",
+        ),
+        ([3, 0], 10, "greedy", DataError, "document 1 has length 0"),
+        ([3, -2], 10, "in_order", DataError, "document 1 has length -2"),
+        ([3.0, 2.0], 10, "best_fit", DataError, "integers.*float64"),
+        ([True], 10, "best_fit", DataError, "integers.*bool"),
+        ([[1, 2]], 10, "best_fit", DataError, r"shape \(1, 2\)"),
+        ([1], 0, "best_fit", ConfigError, "not 0"),
+        ([1], 2.5, "best_fit", ConfigError, "not 2.5"),
+        ([1], True, "best_fit", ConfigError, "not True"),
+        ([1], 2**31, "best_fit", ConfigError, "2147483648"),
+        ([1], 4, "bestfit", ConfigError, "best_fit, first_fit, greedy, in_order"),
+    ],
+)
+def test_errors_say_what_and_where(
+    lengths: list[int], capacity: int, strategy: str, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        plan(lengths, capacity, strategy)
+
+
+def test_what_a_plan_reports() -> None:
+    made = plan([6, 4, 9, 3], 10)
+    assert bins_of(made) == [[2], [0, 1], [3]]
+    assert made.fill == pytest.approx(22 / 30)
+    assert made.bin_lengths([6, 4, 9, 3]).tolist() == [9, 10, 3]
+    assert made.summary() == ("best_fit: 4 documents, 22 tokens in 3 bins of 10 (lower bound 3), fill 73.333%")
+    with pytest.raises(IndexError):
+        made.bin(3)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 1000])
+@pytest.mark.parametrize("objective", list(Balance))
+def test_balance_keeps_every_bin_and_is_deterministic(rows: int, objective: Balance) -> None:
+    lengths = lognormal(2000)
+    made = plan(lengths, 4096, "greedy")
+    balanced = balance(made, lengths, rows, objective)
+    assert sorted(bins_of(balanced)) == sorted(bins_of(made))
+    assert bins_of(balance(made, lengths, rows, objective)) == bins_of(balanced)
+    assert (balanced.tokens, balanced.lower_bound, balanced.fill) == (
+        made.tokens,
+        made.lower_bound,
+        made.fill,
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(planned_input(), st.integers(1, 7), st.sampled_from(list(Balance)))
+def test_balance_on_any_plan(data: tuple[list[int], int], rows: int, objective: Balance) -> None:
+    lengths, capacity = data
+    made = plan(lengths, capacity, "greedy")
+    assert sorted(bins_of(balance(made, lengths, rows, objective))) == sorted(bins_of(made))
+
+
+def batches_of(made: Plan, lengths: np.ndarray, rows: int) -> np.ndarray:
+    cost = attention_cost(made, lengths)
+    return cost[: len(cost) // rows * rows].reshape(-1, rows)
+
+
+def test_balance_within_batches_lowers_the_spread_between_the_rows_of_a_batch() -> None:
+    lengths, rows = lognormal(5000), 8
+    made = plan(lengths, 4096, "greedy")
+    before = batches_of(made, lengths, rows)
+    after = batches_of(balance(made, lengths, rows), lengths, rows)
+    waiting_before, waiting_after = (np.max(b, axis=1).sum() / b.mean(axis=1).sum() for b in (before, after))
+    assert waiting_before > 1.5
+    assert waiting_after < 1.02
+
+
+@pytest.mark.parametrize(("strategy", "spread"), [("best_fit", 0.02), ("in_order", 0.02), ("greedy", 0.04)])
+def test_balance_across_batches_makes_all_batches_cost_the_same(strategy: str, spread: float) -> None:
+    lengths, rows = lognormal(5000), 8
+    made = plan(lengths, 4096, strategy)
+    before = batches_of(made, lengths, rows).sum(axis=1)
+    after = batches_of(balance(made, lengths, rows, "across_batches"), lengths, rows).sum(axis=1)
+    assert before.std() / before.mean() > 0.15
+    assert after.std() / after.mean() < spread
+
+
+def test_balance_leaves_the_cheapest_bins_for_the_last_batch_and_keeps_order_otherwise() -> None:
+    lengths = [1, 9, 2, 8, 3]
+    made = plan(lengths, 9, "greedy")
+    assert bins_of(made) == [[0], [1], [2], [3], [4]]
+    assert bins_of(balance(made, lengths, 2)) == [[1], [3], [2], [4], [0]]
+    assert bins_of(balance(made, lengths, 2, "across_batches")) == [[1], [2], [3], [4], [0]]
+
+
+def test_balance_errors() -> None:
+    made = plan([1, 2], 4)
+    with pytest.raises(ConfigError, match=r"rows_per_batch.*not 0"):
+        balance(made, [1, 2], 0)
+    with pytest.raises(DataError, match=r"2 documents.*shape"):
+        balance(made, [1, 2, 3], 2)
+    with pytest.raises(ConfigError, match="within_batches, across_batches"):
+        balance(made, [1, 2], 2, "evenly")

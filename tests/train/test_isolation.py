@@ -1,0 +1,313 @@
+"""The isolation check on small random transformers models: it passes when it should, and sees every leak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chatmill.load.collate import DataCollatorForCausalLM
+from chatmill.train.isolation import IsolationReport, check_isolation
+
+VOCABULARY = 97
+ARCHITECTURES = ["qwen3", "llama", "gpt2"]
+
+
+class Special:
+    eos_token_id = pad_token_id = 2
+
+
+def rows() -> list[dict[str, Any]]:
+    """Two packed rows, one of them shorter, so that padding is there; one document has a single token."""
+    torch.manual_seed(1)
+    ids = torch.randint(3, VOCABULARY, (2, 24)).tolist()
+    return [
+        {"input_ids": ids[0], "document_starts": [0, 7, 8, 15]},
+        {"input_ids": ids[1][:20], "document_starts": [0, 9]},
+    ]
+
+
+def collated(**options: Any) -> dict[str, Any]:
+    return DataCollatorForCausalLM(Special(), **options)(rows())
+
+
+@cache
+def model(architecture: str, attention: str = "sdpa", dtype: torch.dtype = torch.float64) -> Any:
+    import transformers as hf
+
+    torch.manual_seed(0)
+    if architecture == "gpt2":
+        config: Any = hf.GPT2Config(
+            vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=2, n_head=2, initializer_range=0.5
+        )
+    else:
+        make = {"qwen3": hf.Qwen3Config, "llama": hf.LlamaConfig}[architecture]
+        config = make(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=64,
+            initializer_range=0.5,
+        )
+    config._attn_implementation = attention
+    return hf.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+
+
+# ---- what isolates
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_position_ids_without_mask_and_cache_isolate(architecture: str, attention: str, dtype: torch.dtype) -> None:
+    report = check_isolation(model(architecture, attention, dtype), collated(), use_cache=False)
+    assert report.passed, str(report)
+    assert report.moved == 0.0
+    assert report.alone < (1e-12 if dtype is torch.float64 else 1e-4)
+    assert [(d.row, d.number, d.start, d.length) for d in report.documents] == [
+        (0, 0, 0, 7),
+        (0, 1, 7, 1),
+        (0, 2, 8, 7),
+        (0, 3, 15, 9),
+        (1, 0, 0, 9),
+        (1, 1, 9, 11),
+        (1, 2, 20, 4),
+    ]
+    assert report.advice == ()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_4d_float_mask_isolates_in_every_attention(architecture: str, attention: str) -> None:
+    batch = collated(return_document_mask=True)
+    batch["attention_mask"] = batch.pop("document_mask").double()
+    for options in ({"use_cache": False}, {}):
+        report = check_isolation(model(architecture, attention), batch, **options)
+        assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_flattened_batch_is_isolated(architecture: str) -> None:
+    report = check_isolation(model(architecture), collated(return_flattened=True), use_cache=False)
+    assert report.passed, str(report)
+    assert len(report.documents) == 6
+
+
+# ---- what leaks, pinned: the check must see it
+
+
+def leaks(report: IsolationReport) -> bool:
+    """Later documents see earlier ones; the first of a row never does."""
+    assert not report.passed
+    assert all(d.moved == 0 for d in report.documents if d.number == 0)
+    later = [d for d in report.documents if d.number > 0]
+    assert later
+    assert all(d.moved_by is not None and d.moved_by < d.number for d in later if d.moved > 0)
+    return all(d.moved > 1e-3 and d.alone > 1e-3 for d in later)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_without_position_ids_documents_leak(architecture: str, attention: str) -> None:
+    batch = collated(packed_sequences=False)
+    starts = [row["document_starts"] for row in rows()]
+    report = check_isolation(model(architecture, attention), batch, document_starts=starts, use_cache=False)
+    assert leaks(report)
+    assert any("give position_ids" in line for line in report.advice)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_all_ones_mask_breaks_isolation(architecture: str, attention: str) -> None:
+    batch = collated()
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    report = check_isolation(model(architecture, attention), batch, use_cache=False)
+    assert leaks(report)
+    assert "leave attention_mask out" in report.advice[0]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_default_cache_breaks_isolation(architecture: str, attention: str) -> None:
+    report = check_isolation(model(architecture, attention), collated())
+    assert leaks(report)
+    assert any("use_cache=False" in line for line in report.advice)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_4d_bool_mask_isolates_in_sdpa_and_fails_silently_in_eager(architecture: str) -> None:
+    batch = collated(return_document_mask=True)
+    batch["attention_mask"] = batch.pop("document_mask") == 0
+    assert check_isolation(model(architecture, "sdpa"), batch, use_cache=False).passed
+    report = check_isolation(model(architecture, "eager"), batch, use_cache=False)
+    assert not report.passed
+    assert report.moved > 1e-3
+    assert any("additive float" in line for line in report.advice)
+
+
+def test_positions_that_do_not_restart_are_seen_by_absolute_embeddings() -> None:
+    """With the mask alone documents are apart, but learned positions are read at other places."""
+    batch = collated(return_document_mask=True, return_seq_idx=True)
+    batch["attention_mask"] = batch.pop("document_mask").double()
+    batch["position_ids"] = torch.arange(24).expand(2, -1)
+    report = check_isolation(model("gpt2"), batch, use_cache=False)
+    assert not report.passed
+    assert report.moved == 0.0
+    assert report.alone > 1e-3
+    assert any("positions do not restart" in line for line in report.advice)
+    batch["attention_mask"] = batch["attention_mask"].float().clamp(min=torch.finfo(torch.float32).min)
+    relative = check_isolation(model("llama", dtype=torch.float32), batch, use_cache=False)
+    assert relative.passed, "rotary positions are relative, to the precision of their float32 angles"
+
+
+def test_the_trainer_of_transformers_keeps_documents_apart_when_it_sees_the_starts(tmp_path: Path) -> None:
+    """It switches the cache off by itself, but drops `document_starts` unless told not to."""
+    import datasets
+    import transformers as hf
+
+    def first_batch(remove_unused_columns: bool) -> tuple[Any, dict[str, Any]]:
+        arguments = hf.TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=2,
+            remove_unused_columns=remove_unused_columns,
+            dataloader_pin_memory=False,
+            report_to=[],
+            use_cpu=True,
+        )
+        trained = model.__wrapped__("llama", dtype=torch.float32)
+        trainer = hf.Trainer(
+            model=trained,
+            args=arguments,
+            train_dataset=datasets.Dataset.from_list(rows()),
+            data_collator=DataCollatorForCausalLM(Special()),
+        )
+        return trainer.model, next(iter(trainer.get_train_dataloader()))
+
+    trained, batch = first_batch(remove_unused_columns=False)
+    assert trained.config.use_cache is False
+    assert check_isolation(trained, batch).passed
+    assert "position_ids" not in first_batch(remove_unused_columns=True)[1]
+
+
+# ---- any callable, and guards
+
+
+def callable_of(batch_to_logits: Any) -> Callable[[dict[str, Any]], torch.Tensor]:
+    return lambda batch: (
+        batch_to_logits(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
+    )
+
+
+def test_a_callable_from_batch_to_logits() -> None:
+    batch = collated(return_cu_seqlens=True, cu_seqlens_size=12, return_seq_idx=True, return_document_mask=True)
+    seen: list[dict[str, Any]] = []
+
+    def logits(batch: dict[str, Any]) -> torch.Tensor:
+        seen.append(batch)
+        return callable_of(model("qwen3"))(batch)
+
+    assert check_isolation(logits, batch).passed
+    alone = seen[-1]
+    assert alone["input_ids"].shape == alone["position_ids"].shape == alone["seq_idx"].shape == (1, 4)
+    assert alone["cu_seqlens"].tolist() == [0] + [4] * 11
+    assert alone["max_seqlen"].item() == 4
+    assert alone["document_mask"].shape == (1, 1, 4, 4)
+    with pytest.raises(ValueError, match="use_cache: a plain callable"):
+        check_isolation(logits, batch, use_cache=False)
+
+
+def test_a_callable_that_reads_only_the_mask_of_each_kernel() -> None:
+    """One attention layer by hand, with the FlexAttention rule and with the dense mask."""
+    torch.manual_seed(0)
+    table = torch.randn(VOCABULARY, 16, dtype=torch.float64)
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def dense(batch: dict[str, Any]) -> torch.Tensor:
+        x = table[batch["input_ids"]][:, None]
+        return attend(x, x, x, attn_mask=batch["document_mask"].double())[:, 0]
+
+    def flex(batch: dict[str, Any]) -> torch.Tensor:
+        x = table[batch["input_ids"]][:, None]
+        width = x.shape[2]
+        index = torch.arange(width)
+        rows = torch.arange(len(x))[:, None, None]
+        mask = batch["document_mask"].mask_mod(rows, torch.tensor(0), index[:, None], index[None, :])
+        return attend(x, x, x, attn_mask=mask[:, None])[:, 0]
+
+    def leaking(batch: dict[str, Any]) -> torch.Tensor:
+        x = table[batch["input_ids"]][:, None]
+        return attend(x, x, x, is_causal=True)[:, 0]
+
+    assert check_isolation(dense, collated(return_document_mask=True)).passed
+    assert check_isolation(flex, collated(return_document_mask="flex")).passed
+    assert not check_isolation(leaking, collated(return_document_mask=True)).passed
+
+
+def test_a_model_in_training_mode_is_still_while_checked() -> None:
+    import transformers as hf
+
+    config = hf.GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=16, n_layer=1, n_head=2)
+    dropping = hf.GPT2LMHeadModel(config).train()
+    assert config.resid_pdrop > 0
+    assert check_isolation(dropping, collated(), use_cache=False).passed
+    assert dropping.training
+    with pytest.raises(ValueError, match="differ by"):
+        check_isolation(callable_of(dropping), collated())
+
+
+def test_the_check_cannot_pass_without_seeing_anything() -> None:
+    blind = torch.randn(2, 24, VOCABULARY)
+    with pytest.raises(ValueError, match="did not move its own logits"):
+        check_isolation(lambda batch: blind, collated())
+    with pytest.raises(ValueError, match="no row of the batch holds two documents"):
+        check_isolation(model("gpt2"), {"input_ids": torch.ones(1, 4, dtype=torch.int64)}, document_starts=[[0]])
+    with pytest.raises(ValueError, match="pass document_starts"):
+        check_isolation(model("gpt2"), collated(packed_sequences=False))
+    with pytest.raises(ValueError, match="needs input_ids"):
+        check_isolation(model("gpt2"), {})
+    with pytest.raises(ValueError, match="logits have shape"):
+        check_isolation(lambda batch: torch.zeros(2, 3), collated())
+
+
+def test_nan_logits_do_not_pass() -> None:
+    def broken(batch: dict[str, Any]) -> torch.Tensor:
+        logits = callable_of(model("llama"))(batch)
+        changed = batch["input_ids"].shape[1] < 24
+        return logits * float("nan") if changed else logits
+
+    assert not check_isolation(broken, collated()).passed
+
+
+def test_few_probes_still_reach_the_first_and_the_last_document() -> None:
+    ids = torch.arange(3, 43)[None]
+    features = [{"input_ids": ids[0].tolist(), "document_starts": list(range(0, 40, 2))}]
+    calls = 0
+
+    def logits(batch: dict[str, Any]) -> torch.Tensor:
+        nonlocal calls
+        calls += batch["input_ids"].shape[1] == 40
+        return callable_of(model("qwen3"))(batch)
+
+    report = check_isolation(logits, DataCollatorForCausalLM(Special())(features), max_probes=3)
+    assert report.passed
+    assert len(report.documents) == 20
+    assert calls == 2 + 3
+
+
+def test_the_report_reads_well_at_80_columns() -> None:
+    good = str(check_isolation(model("llama"), collated(), use_cache=False))
+    bad = str(check_isolation(model("llama"), collated()))
+    assert good.startswith("isolated: 7 documents, 0 leak")
+    assert bad.startswith("NOT ISOLATED: 7 documents, 5 leak")
+    assert "What to change:" in bad
+    lines = (good + "\n" + bad).splitlines()
+    assert len(lines) > 20
+    assert max(map(len, lines)) <= 80
