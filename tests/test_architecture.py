@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems": {"core", "tokenizer", "render", "label", "pack", "load"},
     "train": {"core", "load", "label", "pack", "tokenizer", "render"},
     "look": {"core", "store", "tokenizer", "render", "label"},
-    "build": MIDDLE,
+    "build": MIDDLE | {"__init__"},
     "megatron": {"core", "store", "load", "train"},
     "cli": MIDDLE | {"train", "look", "build", "megatron", "__init__"},
 }

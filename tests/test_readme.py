@@ -20,7 +20,12 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 
 
 def shell_commands() -> list[str]:
-    lines = [line.split("  #")[0].strip() for language, body in FENCE.findall(README) if not language for line in body.splitlines()]
+    lines = [
+        line.split("  #")[0].strip()
+        for language, body in FENCE.findall(README)
+        if not language
+        for line in body.splitlines()
+    ]
     return [line for line in lines if re.match(r"^(make|chatmill|python|git|pip)\b", line)]
 
 
@@ -33,7 +38,11 @@ def test_every_command_is_known_to_this_test() -> None:
 @pytest.mark.parametrize("command", [c for c in shell_commands() if not NOT_RUN.match(c)])
 def test_commands_run(command: str) -> None:
     words = shlex.split(command)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"}
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "80",
+    }
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()

@@ -104,7 +104,10 @@ def decode_line(line: bytes, where: str) -> Raw:
 
 def _without_repeated_key(line: bytes, where: str, value: Any) -> Raw:
     """The decoded record, or the error that a key of the outermost object which holds messages stands twice."""
-    if line.count(b'"messages"') > 1 or line.count(b'"conversations"') > 1:
+    names = value if isinstance(value, dict) else ("messages", "conversations")  # saves a search for most lines
+    if ("messages" in names and line.count(b'"messages"') > 1) or (
+        "conversations" in names and line.count(b'"conversations"') > 1
+    ):
         try:
             repeated = _repeated_key(line)
         except RecursionError:
@@ -116,10 +119,14 @@ def _without_repeated_key(line: bytes, where: str, value: Any) -> Raw:
 
 
 def _decode_slowly(line: bytes, where: str, error: Exception) -> Raw:
+    raw = _value_slowly(line, where, error)
+    return raw if raw.error is not None else _without_repeated_key(line, where, raw.value)
+
+
+def _value_slowly(line: bytes, where: str, error: Exception) -> Raw:
     """The standard library decodes lone surrogates, so that the check of the texts can name them."""
     try:
-        value = json.loads(line.rstrip().decode(), parse_constant=_refuse_constant)
-        return _without_repeated_key(line, where, value)
+        return Raw(where, json.loads(line.rstrip().decode(), parse_constant=_refuse_constant))
     except UnicodeDecodeError as broken:
         message, code = (
             f"not UTF-8: byte 0x{line[broken.start]:02X} at byte {broken.start} of the line",
@@ -163,7 +170,7 @@ def list_entries(data: bytes, path: str | Path) -> tuple[list[bytes], bool]:
     except msgspec.ValidationError:
         raise DataError(f"{path} must hold a list of records; for one record a line, name it .jsonl") from None
     except (ValueError, RecursionError) as error:
-        whole = _decode_slowly(data, str(path), error)
+        whole = _value_slowly(data, str(path), error)
         if whole.error is not None:
             raise DataError(f"{whole.error}. Is it JSONL? Then name it .jsonl.") from None
         return [json.dumps(value).encode() for value in whole.value], False

@@ -61,12 +61,13 @@ class Chunk:
 
 def chunk_records(chunk: Chunk) -> Iterator[Raw]:
     """The records of a chunk: those that `read_records` gives for this part of the file, places and errors included."""
-    if chunk.kind is ChunkKind.ROWS:
-        return _rows(chunk)
-    lines, first = chunk_lines(chunk)
-    if chunk.kind is ChunkKind.ENTRIES:
-        return decode_entries(lines, chunk.path, first)
-    return decode_lines(lines, chunk.path, first)
+    match chunk.kind:
+        case ChunkKind.ROWS:
+            return _rows(chunk)
+        case ChunkKind.ENTRIES:
+            return decode_entries(_entries(chunk), chunk.path, chunk.first)
+        case ChunkKind.LINES:
+            return decode_lines(_lines(chunk), chunk.path, chunk.first)
 
 
 def chunk_lines(chunk: Chunk) -> tuple[list[bytes], int]:
@@ -75,16 +76,25 @@ def chunk_lines(chunk: Chunk) -> tuple[list[bytes], int]:
     Blank lines are among them, so that numbers count on; lines keep their line ends; a byte order mark is taken off
     the first line of a file. Rows of Parquet have no such form: `ValueError`.
     """
-    if chunk.kind is ChunkKind.ROWS:
-        raise ValueError(f"chunk {chunk.ordinal} holds rows of {chunk.path}, which are not lines: use chunk_records")
-    data = _bytes(chunk)
-    if chunk.kind is ChunkKind.ENTRIES:
-        entries, _ = list_entries(b"[" + data + b"]", chunk.path)
-        return entries, chunk.first
-    lines = io.BytesIO(data).readlines()
-    if chunk.first == 1 and lines:
-        lines[0] = lines[0].removeprefix(BOM)
-    return lines, chunk.first
+    match chunk.kind:
+        case ChunkKind.ROWS:
+            raise ValueError(f"chunk {chunk.ordinal} holds rows of {chunk.path}, not lines: use chunk_records")
+        case ChunkKind.ENTRIES:
+            return _entries(chunk), chunk.first
+        case ChunkKind.LINES:
+            lines = _lines(chunk)
+            if chunk.first == 1 and lines:
+                lines[0] = lines[0].removeprefix(BOM)
+            return lines, chunk.first
+
+
+def _lines(chunk: Chunk) -> list[bytes]:
+    return io.BytesIO(_bytes(chunk)).readlines()
+
+
+def _entries(chunk: Chunk) -> list[bytes]:
+    entries, _ = list_entries(b"[" + _bytes(chunk) + b"]", chunk.path)
+    return entries
 
 
 def _bytes(chunk: Chunk) -> bytes:

@@ -44,7 +44,7 @@ def render(
     template cannot write raises its `RecordError`; with `collect_failures` it is left out and reported instead.
     """
     bound = template if isinstance(template, Template) else bind(template, tokenizer)
-    out = Emitter()
+    out = Emitter(bound.table)
     kept: list[int] = []
     failed: list[tuple[int, RecordError]] = []
     for index, conversation in enumerate(conversations):
@@ -65,5 +65,5 @@ def render(
         weights = [message.weight for message in conversation.messages]
         out.end_conversation([*weights, None] if add_generation_prompt else weights)
         kept.append(index)
-    tokens, stripped = out.finish(bound.tokenizer, bound.literals)
+    tokens, stripped = out.finish(bound.tokenizer)
     return Rendered(tokens=tokens, kept=np.array(kept, dtype=np.int64), stripped=stripped, failed=tuple(failed))

@@ -8,7 +8,7 @@ from typing import ClassVar
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import Part, RoleCode, kind
 from chatmill.errors import RecordError, TokenizerError
-from chatmill.render.emitter import Emitter, Frame, literal_run
+from chatmill.render.emitter import Emitter, Frame, FrameTable, literal_run
 from chatmill.tokenizer.protocol import Tokenizer
 
 ROLE_CODES: dict[Role, RoleCode] = {role: RoleCode[role.name] for role in Role}
@@ -47,7 +47,7 @@ class Template:
                 "(--add-control-tokens on the command line); the model's embedding must grow with it."
             )
         self.tokenizer = tokenizer
-        self.literals: list[list[int]] = []
+        self.table = FrameTable()
 
     def literal(self, *parts: str) -> int:
         """Make a literal of control tokens and texts (a part that is a needed control token becomes its id)."""
@@ -61,8 +61,7 @@ class Template:
 
     def literal_ids(self, ids: Sequence[int]) -> int:
         """Make a literal of ids."""
-        self.literals.append(list(ids))
-        return len(self.literals) - 1
+        return self.table.literal(ids)
 
     def frame(
         self,
@@ -74,7 +73,9 @@ class Template:
     ) -> Frame:
         """A frame for texts of this kind; `before` and `after` are (literal, kind), `head` is (text, kind)."""
         runs_before, runs_after = (tuple(literal_run(*pair) for pair in side) for side in (before, after))
-        return Frame(runs_before, *head, kind, runs_after)
+        text, head_kind = head
+        own = (head_kind, kind) if text else (kind,)
+        return Frame(self.table.add((*runs_before, *own, *runs_after), text), text)
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write one conversation; the caller has checked roles, calls and tools."""
@@ -144,6 +145,11 @@ class Template:
             code="role_not_in_template",
             path=f"messages[{index}].role",
         )
+
+
+def reasoning_length(messages: Sequence[Message]) -> int:
+    """Characters of reasoning in messages, for templates that have no place for it."""
+    return sum([len(message.reasoning) for message in messages if message.reasoning])
 
 
 _PLAIN = Message(Role.USER, "")[3:]

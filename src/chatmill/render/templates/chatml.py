@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from chatmill.core.conversation import Conversation, Role
 from chatmill.render.emitter import Emitter, Frame
-from chatmill.render.template import KINDS_OF, Template
+from chatmill.render.template import KINDS_OF, Template, reasoning_length
 from chatmill.tokenizer.protocol import Tokenizer
 
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
@@ -45,11 +45,8 @@ class ChatML(Template):
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write every message in order."""
-        for index, message in enumerate(conversation.messages):
-            out.message(index)
-            out.framed(self._frames[message.role], message.content)
-            if message.reasoning:
-                out.stripped += len(message.reasoning)
+        out.framed_messages(conversation.messages, self._frames)
+        out.stripped += reasoning_length(conversation.messages)
 
     def emit_generation_prompt(self, conversation: Conversation, out: Emitter) -> None:
         """`<|im_start|>assistant` and a newline."""

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from chatmill.core.conversation import Conversation, Role
 from chatmill.render.emitter import Emitter
-from chatmill.render.template import DOCUMENT, KINDS_OF, Template
+from chatmill.render.template import DOCUMENT, KINDS_OF, Template, reasoning_length
 from chatmill.tokenizer.protocol import Tokenizer
 
 SYSTEM, USER, ASSISTANT, END, EOS = "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|END|>", "<|EOS|>"
@@ -40,11 +40,8 @@ class Markers(Template):
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write every message, then the end of the conversation."""
-        for index, message in enumerate(conversation.messages):
-            out.message(index)
-            out.framed(self._frames[message.role], message.content)
-            if message.reasoning:
-                out.stripped += len(message.reasoning)
+        out.framed_messages(conversation.messages, self._frames)
+        out.stripped += reasoning_length(conversation.messages)
         out.message(-1)
         out.put(self._eos, DOCUMENT)
 

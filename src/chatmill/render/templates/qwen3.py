@@ -70,6 +70,12 @@ class Qwen3(ChatML):
         )
         self._no_reasoning = self.literal(THINK, "\n\n", THINK_END)
         self._answer = self.frame(_ASSISTANT.content, head=("\n\n", _ASSISTANT.reasoning), after=closing)
+        self._unreasoned = self.frame(
+            _ASSISTANT.content,
+            before=[opening, (self._no_reasoning, _ASSISTANT.reasoning)],
+            head=("\n\n", _ASSISTANT.reasoning),
+            after=closing,
+        )
         self._system_tools = self.frame(
             _SYSTEM.content,
             before=[(self._start, _SYSTEM.header)],
@@ -120,6 +126,10 @@ class Qwen3(ChatML):
         written, calls = content, message.tool_calls
         if self._shows_reasoning(index, count, last_query, reasoning):
             reasoning, written = reasoning.strip("\n"), content.lstrip("\n")
+            if not reasoning and not calls:
+                out.framed(self._unreasoned, written)
+                out.stripped += len(message.content) + len(message.reasoning or "") - len(written)
+                return
             if reasoning:
                 out.framed(self._reasoning, f"\n{reasoning}\n")
             else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from chatmill.render.templates.qwen3 import Qwen3
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.render.emitter import Emitter
+from chatmill.render.templates.qwen3 import THINK_END, Qwen3
+from chatmill.tokenizer.protocol import Tokenizer
 
 
 class Qwen3Training(Qwen3):
@@ -17,8 +20,28 @@ class Qwen3Training(Qwen3):
         "its own is taken out of it."
     )
 
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Encode what is fixed."""
+        super().__init__(tokenizer)
+        self._plain_frames = {**self._frames, Role.ASSISTANT: self._unreasoned}
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        """Write the system part, then every message in order; plain conversations all at once."""
+        if not conversation.tools and all(map(_is_plain, conversation.messages)):
+            out.framed_messages(conversation.messages, self._plain_frames)
+        else:
+            super().emit(conversation, out)
+
     def _shows_reasoning(self, index: int, count: int, last_query: int, reasoning: str) -> bool:
         return True
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether a message is nothing but its content, and that is written as it is."""
+    role, content, reasoning, calls = message[:4]
+    if reasoning is not None or calls or role is Role.TOOL:
+        return False
+    return role is not Role.ASSISTANT or (content[:1] != "\n" and THINK_END not in content)
 
 
 TEMPLATE = Qwen3Training

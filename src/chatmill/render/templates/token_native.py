@@ -7,7 +7,7 @@ from typing import ClassVar
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
 from chatmill.render.emitter import Emitter
-from chatmill.render.template import KINDS_OF, Template
+from chatmill.render.template import KINDS_OF, Template, reasoning_length
 from chatmill.tokenizer.protocol import Tokenizer
 
 DEFAULT_SYSTEM_TEXT = "you are a helpful assistant."
@@ -56,11 +56,8 @@ class TokenNative(Template):
         if not conversation.messages or conversation.messages[0].role is not Role.SYSTEM:
             out.message(-1)
             out.framed(self._frames[Role.SYSTEM], self._default_system)
-        for index, message in enumerate(conversation.messages):
-            out.message(index)
-            out.framed(self._frames[message.role], message.content)
-            if message.reasoning:
-                out.stripped += len(message.reasoning)
+        out.framed_messages(conversation.messages, self._frames)
+        out.stripped += reasoning_length(conversation.messages)
 
     def emit_generation_prompt(self, conversation: Conversation, out: Emitter) -> None:
         """The assistant marker."""

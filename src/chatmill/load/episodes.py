@@ -1,0 +1,181 @@
+"""The episode loader: whole conversations in rows of fixed shape, in a deterministic order."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+from chatmill.core.special_ids import special_id
+from chatmill.errors import ConfigError
+from chatmill.label.policy import Policy
+from chatmill.label.presets import find_policy
+from chatmill.load.config import DatasetMode, TrainingConfig, as_training_config
+from chatmill.load.distributed import rank_and_world
+from chatmill.load.episode_feed import EpisodeFeed, EpisodeOptions, flag
+from chatmill.load.loader import BatchLoader, choose_device, directory_of
+from chatmill.load.order import Share
+from chatmill.load.rows import EpisodeRows, Weights, strategy_named
+from chatmill.pack.plan import Strategy
+from chatmill.store.episode_layout import SPLITS
+from chatmill.store.episodes import EpisodeDataset
+
+log = logging.getLogger(__name__)
+
+
+class GPTEpisodeDataLoader(BatchLoader):
+    """Samples whole conversations, never crosses their boundaries, and always returns the same shapes.
+
+    `get_batch` gives `(x, y)` or `(x, y, mask)`, each `(batch_size, block_size)`: x and y int64, mask float32
+    and aligned with y. With `pack=True` it gives a `PackedBatch`: `(x, y, mask, document_starts)`.
+    """
+
+    kind = "sft_episode"
+
+    def __init__(
+        self,
+        config: Any,
+        tokenizer: Any = None,
+        dataset_dir: str | Path | None = None,
+        *,
+        use_loss_mask: bool | None = None,
+        batch_sampling_mode: str | None = None,
+        epoch_shuffle: bool | None = None,
+        epoch_drop_last: bool | None = None,
+        epoch_seed: int | None = None,
+        pad_token_id: int | None = None,
+        episode_min_tokens: int | None = None,
+        device: Any = None,
+        pack: bool = False,
+        packing_strategy: str = Strategy.BEST_FIT,
+        policy: Policy | str | None = None,
+        strict: bool = False,
+        prefetch: bool = True,
+        pin_memory: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        """Open `dataset_dir` (or the config's); an option that is None is as the config says.
+
+        - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`).
+        - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
+        - `strict`: masks that are asked for and are missing or of the wrong length, and a split whose writer
+          did not finish, are errors instead of a warning.
+        - `prefetch`: a thread prepares the next batch. `pin_memory`: by default when the device is a GPU.
+        """
+        overrides = {
+            "use_loss_mask": use_loss_mask,
+            "batch_sampling_mode": batch_sampling_mode,
+            "epoch_shuffle": epoch_shuffle,
+            "epoch_drop_last": epoch_drop_last,
+            "epoch_seed": epoch_seed,
+            "pad_token_id": pad_token_id,
+            "episode_min_tokens": episode_min_tokens,
+        }
+        self.config = as_training_config(config).replace(
+            **{name: value for name, value in overrides.items() if value is not None}
+        )
+        if policy is not None and use_loss_mask is False:
+            raise ConfigError(f"policy {policy!r} chooses what is trained, but use_loss_mask=False refuses masks")
+        self.rank, self.world_size = rank_and_world(rank, world_size)
+        device = choose_device(device, self.config.device)
+        self.options = episode_options(
+            self.config,
+            tokenizer,
+            rank=self.rank,
+            world_size=self.world_size,
+            policy=policy,
+            strategy=packing_strategy if pack else None,
+            pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
+        )
+        self.directory = directory_of(dataset_dir, self.config)
+        splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
+        opened = {s: self.options.rows(EpisodeDataset(self.directory, s, strict=strict)) for s in splits}
+        report_opened(opened, self.options, strict=strict)
+        feeds = {split: EpisodeFeed(split, rows, self.options) for split, rows in opened.items()}
+        super().__init__(feeds, dataset=str(self.directory), device=device, prefetch=prefetch)
+        self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
+        self.pad_token_id = self.options.pad_id
+
+    def dataset(self, split: str = "train") -> EpisodeDataset:
+        """The dataset that a split is read from."""
+        return self._episode_feed(split).rows.dataset
+
+    def epoch(self, split: str = "train") -> int:
+        """The epoch of the last delivered batch; 0 before the first, and in random mode."""
+        self._feed(split)
+        return int(self._places[split].epoch)
+
+    def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
+        """How many batches an epoch has; packed, that may differ from epoch to epoch."""
+        return self._episode_feed(split).steps_per_epoch(epoch)
+
+    def _episode_feed(self, split: str) -> EpisodeFeed:
+        feed = self._feed(split)
+        assert isinstance(feed, EpisodeFeed)
+        return feed
+
+
+def episode_options(
+    config: TrainingConfig,
+    tokenizer: Any,
+    *,
+    rank: int,
+    world_size: int,
+    policy: Policy | str | None,
+    strategy: str | None,
+    pin: bool,
+) -> EpisodeOptions:
+    """Settle every option; a policy asks for masks by itself."""
+    return EpisodeOptions(
+        share=Share(batch_size=config.batch_size, rank=rank, world_size=world_size),
+        block_size=config.block_size,
+        sampling=config.sampling_in(DatasetMode.SFT_EPISODE),
+        shuffle=config.epoch_shuffle,
+        drop_last=config.epoch_drop_last,
+        seed=config.epoch_seed,
+        pad_id=_pad_id(config, tokenizer),
+        min_tokens=config.episode_min_tokens,
+        use_mask=config.use_loss_mask or policy is not None,
+        policy=None if policy is None else find_policy(policy),
+        strategy=None if strategy is None else strategy_named(strategy),
+        pin=pin,
+    )
+
+
+def report_opened(opened: dict[str, EpisodeRows], options: EpisodeOptions, *, strict: bool) -> None:
+    """Log each split; warn once, or raise with `strict`, when masks are asked for and cannot be had."""
+    problems: list[str] = []
+    for split, rows in opened.items():
+        dataset = rows.dataset
+        if options.use_mask and rows.weights is Weights.ONES:
+            problems.append(dataset.mask_problem or f"{dataset.folder}: there is no mask.bin")
+        left_out = len(dataset) - rows.episodes
+        log.info(
+            "[EpisodeLoader] split=%s episodes=%d tokens=%d shards=%d mask=%s%s",
+            split,
+            rows.episodes,
+            dataset.tokens,
+            len(dataset.shards),
+            flag(dataset.has_masks),
+            f" shorter_than_{options.min_tokens}={left_out}" if left_out else "",
+        )
+    if not problems:
+        return
+    message = f"masks are asked for and cannot be had: {'; '.join(problems)}"
+    if strict:
+        raise ConfigError(message)
+    warnings.warn(f"{message}; batches come without", UserWarning, stacklevel=3)
+
+
+def _pad_id(config: TrainingConfig, tokenizer: Any) -> int:
+    if config.pad_token_id is not None:
+        return config.pad_token_id
+    eos = None if tokenizer is None else special_id(tokenizer, "eos")
+    if eos is None:
+        raise ConfigError(
+            "rows need padding: set pad_token_id, or give a tokenizer with an eos id"
+            + ("" if tokenizer is None else " (this one has none)")
+        )
+    return eos

@@ -1,0 +1,123 @@
+"""Episodes as a `datasets.Dataset` of processed rows, as the trainers of the Hugging Face world read them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.shift import IGNORE_INDEX
+from chatmill.core.tokens import offsets_of, ranges
+from chatmill.errors import ConfigError, MissingExtraError
+from chatmill.label.policy import Policy
+from chatmill.label.presets import find_policy
+from chatmill.load.rows import EpisodeRows, PackedRows, strategy_named
+from chatmill.load.stage import Stage
+from chatmill.pack.plan import Strategy
+from chatmill.store.episodes import EpisodeDataset
+
+TOKENS_AT_A_TIME = 1 << 20
+
+
+def to_hf_dataset(
+    dataset: EpisodeDataset | str | Path,
+    split: str = "train",
+    *,
+    max_length: int | None = None,
+    pack: bool = False,
+    packing_strategy: str = Strategy.BEST_FIT,
+    shuffle: bool = False,
+    seed: int = 1337,
+    episode_min_tokens: int = 2,
+    policy: Policy | str | None = None,
+    arrow_file: str | Path | None = None,
+) -> Any:
+    """A `datasets.Dataset` with `input_ids` and `labels`, and with `pack=True` also `seq_lengths`.
+
+    `labels` are the ids where the weight is above 0 (all of them without masks), -100 elsewhere and on the first
+    token of each packed document. Episodes give their first `max_length` tokens (default: all; needed to pack).
+    The rows stand in dataset order, or with `shuffle` in the order of epoch 0 of the loaders. `arrow_file`: write
+    there in constant memory and map it; else the table is held in memory.
+    """
+    opened = dataset if isinstance(dataset, EpisodeDataset) else EpisodeDataset(dataset, split)
+    if pack and max_length is None:
+        raise ConfigError("pack=True needs max_length: the tokens of a packed row")
+    longest = int(opened.lengths.max())
+    options: dict[str, Any] = {
+        "width": longest if max_length is None else max_length,
+        "min_tokens": episode_min_tokens,
+        "seed": seed,
+        "shuffle": shuffle,
+        "use_mask": True,
+        "policy": None if policy is None else find_policy(policy),
+    }
+    rows = (
+        PackedRows(opened, strategy=strategy_named(packing_strategy), **options)
+        if pack
+        else EpisodeRows(opened, **options)
+    )
+    return _dataset(_batches(rows), arrow_file)
+
+
+def _batches(rows: EpisodeRows) -> Iterator[dict[str, tuple[NDArray[Any], NDArray[np.int64]]]]:
+    """Columns as (flat values, offsets), about a million tokens at a time."""
+    at_a_time = max(1, TOKENS_AT_A_TIME // rows.width)
+    stage = Stage(at_a_time, rows.width - 1, pad_id=0, weights=rows.weight_dtype, pin=False)
+    assert stage.weights is not None
+    fractions = 0
+    for first in range(0, rows.rows_of(0), at_a_time):
+        chosen = rows.select(0, first, at_a_time)
+        stage.clear()
+        laid = rows.lay(stage, 0, chosen, np.arange(len(chosen)))
+        tokens = np.bincount(laid.slots, weights=laid.lengths, minlength=len(chosen)).astype(np.int64)
+        places = ranges(np.arange(len(chosen)) * rows.width, tokens)
+        ids = stage.ids.reshape(-1)[places].astype(np.int32)
+        weights = stage.weights.reshape(-1)[places]
+        fractions += int(np.count_nonzero((weights != 0) & (weights != 1)))
+        columns = {
+            "input_ids": (ids, offsets_of(tokens)),
+            "labels": (np.where(weights > 0, ids, np.int32(IGNORE_INDEX)), offsets_of(tokens)),
+        }
+        if isinstance(rows, PackedRows):
+            counts = np.bincount(laid.slots, minlength=len(chosen))
+            columns["seq_lengths"] = (laid.lengths.astype(np.int32), offsets_of(counts))
+        yield columns
+    if fractions:
+        warnings.warn(
+            f"{rows.dataset.folder}: {fractions:,} tokens have a weight other than 0 and 1; labels only say trained "
+            "or not, so these weights are lost",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _dataset(
+    batches: Iterator[dict[str, tuple[NDArray[Any], NDArray[np.int64]]]], arrow_file: str | Path | None
+) -> Any:
+    try:
+        import datasets
+        import pyarrow as pa
+    except ImportError as error:
+        raise MissingExtraError("datasets", "hf", "giving a datasets.Dataset") from error
+
+    def record_batches() -> Iterator[Any]:
+        for columns in batches:
+            arrays = [pa.ListArray.from_arrays(pa.array(o.astype(np.int32)), pa.array(v)) for v, o in columns.values()]
+            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
+
+    if arrow_file is None:
+        return datasets.Dataset(datasets.table.InMemoryTable(pa.Table.from_batches(list(record_batches()))))
+    path = Path(arrow_file)
+    partial = path.with_name(f".{path.name}.partial")
+    stream = record_batches()
+    first = next(stream)
+    with partial.open("wb") as file, pa.ipc.new_stream(file, first.schema) as writer:
+        writer.write_batch(first)
+        for batch in stream:
+            writer.write_batch(batch)
+    partial.rename(path)
+    return datasets.Dataset.from_file(str(path))

@@ -1,0 +1,232 @@
+"""What all loaders share: batches by split, the state that a run goes on from, prefetching, and iteration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from chatmill.errors import ConfigError
+from chatmill.load.config import TrainingConfig
+from chatmill.load.packed_batch import PackedBatch
+from chatmill.load.prefetch import Prefetcher
+
+if TYPE_CHECKING:
+    import torch
+
+STATE_VERSION = 1
+
+
+class Feed(Protocol):
+    """The batches of one split. A place is a hashable value; a step begins at one place and leads to the next."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the files that are read."""
+        ...
+
+    @property
+    def order(self) -> Mapping[str, Any]:
+        """The options that give a place its meaning: a state is refused when one of them differs."""
+        ...
+
+    def begin(self) -> Any:
+        """The first place."""
+        ...
+
+    def step_at(self, place: Any) -> Any:
+        """The global step at a place, as this rank sees it; it has the attribute `after`, the next place."""
+        ...
+
+    def batch(self, step: Any) -> tuple[torch.Tensor, ...]:
+        """The tensors of a step, on the CPU."""
+        ...
+
+    def announce(self, step: Any) -> None:
+        """Log what a delivered step begins (an epoch, say)."""
+        ...
+
+    def unpin(self) -> None:
+        """From now on make batches in ordinary memory."""
+        ...
+
+    def place_to_json(self, place: Any) -> dict[str, Any]:
+        """A place as plain numbers and names."""
+        ...
+
+    def place_from_json(self, value: Mapping[str, Any]) -> Any:
+        """The place that `place_to_json` described."""
+        ...
+
+
+class BatchLoader:
+    """`get_batch`, `state_dict`, `load_state_dict` over the feeds of the splits; also an iterable dataset of torch.
+
+    The state describes what was delivered, never what was prepared ahead.
+    """
+
+    kind: str
+    """The name of this kind of loader in a state."""
+
+    def __init__(self, feeds: Mapping[str, Feed], *, dataset: str, device: Any, prefetch: bool) -> None:
+        """`dataset` names the data in errors."""
+        self._feeds = dict(feeds)
+        self._dataset = dataset
+        self._places = {split: feed.begin() for split, feed in self._feeds.items()}
+        self._locks = {split: threading.Lock() for split in self._feeds}
+        self._prefetch = prefetch
+        self._ahead = Prefetcher()
+        self._worker: tuple[int, int] | None = None
+        self.device = device
+        _register_as_iterable(type(self))
+
+    def get_batch(self, split: str = "train") -> tuple[torch.Tensor, ...]:
+        """The next batch of a split: this rank's rows of the next global step."""
+        feed = self._feed(split)
+        place = self._places[split]
+        started = self._ahead.take(split, place)
+        step, tensors = self._prepare(split, place) if started is None else started.result()
+        self._places[split] = step.after
+        feed.announce(step)
+        if self._prefetch and self._worker is None:
+            self._ahead.start(split, step.after, lambda: self._prepare(split, step.after))
+        return self._to_device(tensors)
+
+    def _prepare(self, split: str, place: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        feed = self._feeds[split]
+        with self._locks[split]:  # a feed lays one batch at a time
+            step = feed.step_at(place)
+            return step, feed.batch(step)
+
+    def _feed(self, split: str) -> Feed:
+        if split not in self._feeds:
+            raise ConfigError(
+                f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._feeds)}); "
+                f"get_batch({split!r}) needs the folder {split}/"
+            )
+        return self._feeds[split]
+
+    def _to_device(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        if self._worker is not None or str(self.device) == "cpu":
+            return tensors
+        if isinstance(tensors, PackedBatch):
+            return tensors.to(self.device, non_blocking=True)
+        return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where each split stands, with the fingerprint of its data; plain values that JSON can hold."""
+        return {
+            "version": STATE_VERSION,
+            "loader": self.kind,
+            "worker": list(self._worker) if self._worker else None,
+            "splits": {
+                split: {
+                    "fingerprint": feed.fingerprint,
+                    "order": dict(feed.order),
+                    "place": feed.place_to_json(self._places[split]),
+                }
+                for split, feed in self._feeds.items()
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken, with any number of ranks; another dataset or order is refused."""
+        version, kind = state.get("version"), state.get("loader")
+        if version != STATE_VERSION or kind != self.kind:
+            raise ConfigError(
+                f"{self._dataset}: this is a state of loader {kind!r} version {version!r}; "
+                f"a {self.kind!r} state of version {STATE_VERSION} is needed"
+            )
+        places = dict(self._places)
+        for split, saved in state["splits"].items():
+            feed = self._feed(split)
+            if saved["fingerprint"] != feed.fingerprint:
+                raise ConfigError(
+                    f"{self._dataset}: the state belongs to another dataset: its {split} split has the fingerprint "
+                    f"{saved['fingerprint']}, this one {feed.fingerprint}; open the dataset that the run began with"
+                )
+            self._refuse_other_order(split, saved["order"], dict(feed.order))
+            places[split] = feed.place_from_json(saved["place"])
+        self._places = places
+        worker = state.get("worker")
+        self._worker = (int(worker[0]), int(worker[1])) if worker else None
+
+    def _refuse_other_order(self, split: str, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        for name in sorted(saved.keys() | own.keys()):
+            if saved.get(name) != own.get(name):
+                raise ConfigError(
+                    f"{self._dataset}: {split}: the state was taken with {name} = {saved.get(name)!r}, this loader has "
+                    f"{own.get(name)!r}: its position would mean other rows; use the options that the run began with"
+                )
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Batches of the train split without end; in a worker of torch's `DataLoader`, every K-th of them.
+
+        Worker k of K gives the global steps k, k + K, k + 2K, ..., so the `DataLoader`, which asks its workers in
+        turn, hands out the same batches in the same order as `get_batch` would.
+        """
+        from torch.utils.data import get_worker_info
+
+        info = get_worker_info()
+        if info is None:
+            while True:
+                yield self.get_batch()
+        worker = (info.id, info.num_workers)
+        self._enter_worker(worker)
+        while True:
+            batch = self.get_batch()
+            self._skip(info.num_workers - 1)
+            yield batch
+
+    def _enter_worker(self, worker: tuple[int, int]) -> None:
+        """Take this worker's part; after a resume the state is already that of the worker.
+
+        A forked process inherits locks that may be held, and cannot use CUDA, which pinned memory would.
+        """
+        self._locks = {split: threading.Lock() for split in self._feeds}
+        for feed in self._feeds.values():
+            feed.unpin()
+        if self._worker is None:
+            self._worker = worker
+            self._skip(worker[0])
+        elif self._worker != worker:
+            raise ConfigError(
+                f"the state is of worker {self._worker[0]} of {self._worker[1]}, this is worker {worker[0]} of "
+                f"{worker[1]}: resume with the same num_workers"
+            )
+
+    def _skip(self, steps: int) -> None:
+        for _ in range(steps):
+            self._places["train"] = self._feeds["train"].step_at(self._places["train"]).after
+
+    def close(self) -> None:
+        """End the prefetch thread; the loader can still be used."""
+        self._ahead.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_locks"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._locks = {split: threading.Lock() for split in self._feeds}
+
+
+def choose_device(device: Any, configured: str | None) -> Any:
+    """The argument, else the config's device, else the CPU."""
+    return device if device is not None else configured or "cpu"
+
+
+def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:
+    """The argument, else the config's `dataset_dir`."""
+    chosen = dataset_dir if dataset_dir is not None else config.dataset_dir
+    if chosen is None:
+        raise ConfigError("no dataset: give dataset_dir, or set dataset_dir in the config")
+    return Path(chosen)
+
+
+def _register_as_iterable(loader: type) -> None:
+    """Let torch's `DataLoader` see an iterable dataset, without importing torch to define the class."""
+    from torch.utils.data import IterableDataset
+
+    IterableDataset.register(loader)

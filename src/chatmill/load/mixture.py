@@ -1,0 +1,259 @@
+"""Several datasets mixed by weight: which one each row comes from is drawn from a seed, by global position."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.errors import ConfigError
+from chatmill.label.policy import Policy
+from chatmill.load.config import SamplingMode, as_training_config
+from chatmill.load.distributed import rank_and_world
+from chatmill.load.episode_feed import EpisodeOptions, Group, RowBatcher
+from chatmill.load.episodes import episode_options, report_opened
+from chatmill.load.loader import BatchLoader, choose_device
+from chatmill.load.order import CHUNK, Draws, EpochPlace, random_state, take_rows
+from chatmill.load.rows import EpisodeRows
+from chatmill.pack.plan import Strategy
+from chatmill.store.episode_layout import SPLITS
+from chatmill.store.episodes import EpisodeDataset
+
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureSource:
+    """One dataset of a mixture."""
+
+    name: str
+    directory: Path
+    weight: float
+    """Its share of the rows, over the sum of all weights."""
+
+
+class SourceDraws:
+    """The source of every row of the mixture, indexed by global position.
+
+    Chunk j of 65,536 rows is `searchsorted(cumulative shares, RandomState(seed + j).random_sample(65536), "right")`.
+    """
+
+    def __init__(self, seed: int, weights: Sequence[float]) -> None:
+        """Weights are relative to their sum."""
+        shares = np.cumsum(np.asarray(weights, dtype=np.float64))
+        self._shares = shares / shares[-1]
+        self._seed = seed
+        self._number, self._chunk = -1, np.empty(0, dtype=np.int64)
+
+    def take(self, position: int, count: int) -> Ints:
+        """Source numbers of rows `position` up to `position + count - 1`."""
+        parts = []
+        while count > 0:
+            number, start = divmod(position, CHUNK)
+            if number != self._number:
+                draws = random_state(self._seed + number).random_sample(CHUNK)
+                self._number = number
+                self._chunk = np.searchsorted(self._shares[:-1], draws, side="right").astype(np.int64)
+            parts.append(self._chunk[start : start + count])
+            position += len(parts[-1])
+            count -= len(parts[-1])
+        return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixturePlace:
+    """Where a mixture stands: rows taken in all, and the place of each source in its own epochs."""
+
+    position: int
+    sources: tuple[EpochPlace, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureStep:
+    """This rank's rows of one global step, by source and epoch."""
+
+    groups: tuple[Group, ...]
+    epochs: tuple[tuple[int, int], ...]
+    """(source, epoch) of every epoch that begins in this global step."""
+    after: MixturePlace
+
+
+class MixtureFeed:
+    """The batches of one split, mixed from several datasets."""
+
+    def __init__(
+        self,
+        split: str,
+        names: Sequence[str],
+        rows: Sequence[EpisodeRows],
+        weights: Sequence[float],
+        options: EpisodeOptions,
+    ) -> None:
+        """Names, rows and weights of the sources, in one order."""
+        self.split, self.names, self.rows, self._options = split, list(names), list(rows), options
+        self._weights = [float(w) for w in weights]
+        self._batcher = RowBatcher(rows, options)
+        self._which = SourceDraws(options.seed, weights)
+        self._draws: list[Draws] | None = None
+        if options.sampling is SamplingMode.RANDOM:
+            self._draws = [Draws(options.seed, source.rows_of(0)) for source in rows]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all sources, in order."""
+        return sha256("\0".join(source.dataset.fingerprint for source in self.rows).encode()).hexdigest()
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What gives a position its meaning."""
+        sources = {
+            name: {"weight": weight, "episodes": source.episodes}
+            for name, weight, source in zip(self.names, self._weights, self.rows, strict=True)
+        }
+        return self._options.order() | {"sources": sources}
+
+    def begin(self) -> MixturePlace:
+        """Every source at its first row."""
+        return MixturePlace(position=0, sources=tuple(EpochPlace() for _ in self.rows))
+
+    def step_at(self, place: MixturePlace) -> MixtureStep:
+        """Rows of the whole global step are given to their sources; this rank keeps its own."""
+        share = self._options.share
+        which = self._which.take(place.position, share.step)
+        groups: list[Group] = []
+        begun: list[tuple[int, int]] = []
+        after: list[EpochPlace] = []
+        for source, at in enumerate(place.sources):
+            slots = np.flatnonzero(which == source) - share.first
+            pieces, end = self._take(source, at, len(slots))
+            after.append(end)
+            done = 0
+            for epoch, first, rows in pieces:
+                begun += [(source, epoch)] if first == 0 and self._draws is None else []
+                mine = slots[done : done + len(rows)]
+                chosen = (mine >= 0) & (mine < share.batch_size)
+                if chosen.any():
+                    groups.append(Group(source=source, epoch=epoch, rows=rows[chosen], slots=mine[chosen]))
+                done += len(rows)
+        after_all = MixturePlace(position=place.position + share.step, sources=tuple(after))
+        return MixtureStep(groups=tuple(groups), epochs=tuple(begun), after=after_all)
+
+    def _take(self, source: int, at: EpochPlace, count: int) -> tuple[list[tuple[int, int, Ints]], EpochPlace]:
+        """The next rows of a source as (epoch, first position, rows); its own epochs follow one another."""
+        if self._draws is not None:
+            rows = self._draws[source].take(at.position, count)
+            return [(0, at.position, rows)], EpochPlace(position=at.position + count)
+        pieces, end = take_rows(at, self.rows[source].rows_of, count)
+        return [(e, first, self.rows[source].select(e, first, number)) for e, first, number in pieces], end
+
+    def batch(self, step: MixtureStep) -> tuple[torch.Tensor, ...]:
+        """The tensors of a step; a mixture has no rows of padding."""
+        return self._batcher.batch(step.groups, self._options.share.batch_size)
+
+    def unpin(self) -> None:
+        """From now on make batches in ordinary memory."""
+        self._batcher.stage.pin = False
+
+    def announce(self, step: MixtureStep) -> None:
+        """One line when a source begins an epoch."""
+        for source, epoch in step.epochs:
+            log.info(
+                "[EpisodeLoader] split=%s source=%s epoch=%d episodes=%d",
+                self.split,
+                self.names[source],
+                epoch,
+                self.rows[source].episodes,
+            )
+
+    def place_to_json(self, place: MixturePlace) -> dict[str, Any]:
+        """The position, and epoch and position of every source by name."""
+        sources = {name: asdict(at) for name, at in zip(self.names, place.sources, strict=True)}
+        return {"position": place.position, "sources": sources}
+
+    def place_from_json(self, value: Mapping[str, Any]) -> MixturePlace:
+        """The place that `place_to_json` described."""
+        saved = value["sources"]
+        places = (EpochPlace(epoch=int(saved[n]["epoch"]), position=int(saved[n]["position"])) for n in self.names)
+        return MixturePlace(position=int(value["position"]), sources=tuple(places))
+
+
+class MixtureLoader(BatchLoader):
+    """Rows of several episode datasets, mixed by weight; every dataset goes through its own epochs.
+
+    Batches are those of `GPTEpisodeDataLoader`. No row is dropped at an epoch's end: the next epoch of that dataset
+    follows, whatever `epoch_drop_last` says. The `val` split mixes the datasets that have one.
+    """
+
+    kind = "mixture"
+
+    def __init__(
+        self,
+        config: Any,
+        datasets: Mapping[str | Path, float] | Sequence[MixtureSource],
+        tokenizer: Any = None,
+        *,
+        device: Any = None,
+        pack: bool = False,
+        packing_strategy: str = Strategy.BEST_FIT,
+        policy: Policy | str | None = None,
+        strict: bool = False,
+        prefetch: bool = True,
+        pin_memory: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        """`datasets`: folder -> weight, or a list of `MixtureSource`. Weights are shares of the rows."""
+        self.config = as_training_config(config)
+        self.sources = _checked_sources(datasets)
+        self.rank, self.world_size = rank_and_world(rank, world_size)
+        device = choose_device(device, self.config.device)
+        self.options = episode_options(
+            self.config,
+            tokenizer,
+            rank=self.rank,
+            world_size=self.world_size,
+            policy=policy,
+            strategy=packing_strategy if pack else None,
+            pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
+        )
+        opened = {
+            (split, source.name): self.options.rows(EpisodeDataset(source.directory, split, strict=strict))
+            for split in SPLITS
+            for source in self.sources
+            if split == "train" or (source.directory / split).exists()
+        }
+        report_opened({f"{s} source={n}": rows for (s, n), rows in opened.items()}, self.options, strict=strict)
+        feeds: dict[str, MixtureFeed] = {}
+        for split in SPLITS:
+            there = [source for source in self.sources if (split, source.name) in opened]
+            if there:
+                rows = [opened[split, source.name] for source in there]
+                names, weights = [source.name for source in there], [source.weight for source in there]
+                feeds[split] = MixtureFeed(split, names, rows, weights, self.options)
+        super().__init__(feeds, dataset=", ".join(s.name for s in self.sources), device=device, prefetch=prefetch)
+        self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
+        self.pad_token_id = self.options.pad_id
+
+
+def _checked_sources(datasets: Mapping[str | Path, float] | Sequence[MixtureSource]) -> list[MixtureSource]:
+    if isinstance(datasets, Mapping):
+        datasets = [MixtureSource(name=str(path), directory=Path(path), weight=w) for path, w in datasets.items()]
+    names = [source.name for source in datasets]
+    if not names:
+        raise ConfigError("a mixture needs at least one dataset: {folder: weight, ...}")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two sources of the mixture have the same name: {', '.join(sorted(names))}")
+    for source in datasets:
+        if not np.isfinite(source.weight) or source.weight <= 0:
+            raise ConfigError(f"the weight of {source.name} is {source.weight!r}; weights are finite and above 0")
+    return list(datasets)

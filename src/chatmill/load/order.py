@@ -1,0 +1,153 @@
+"""Which rows a global step takes: epoch orders, the endless stream of draws, and the arithmetic of positions.
+
+Pure numpy. A position is global: it counts the rows that all ranks together have taken, so that a run may go on
+with another number of ranks. A global step takes `world_size * batch_size` rows; rank `r` gets the rows from
+`r * batch_size` on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.errors import ConfigError
+
+CHUNK = 65_536
+"""Draws per chunk; chunk j has the seed `seed + j`."""
+MAX_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """This rank's part of every global step."""
+
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def step(self) -> int:
+        """Rows of a global step, over all ranks."""
+        return self.batch_size * self.world_size
+
+    @property
+    def first(self) -> int:
+        """The first of this rank's rows in a global step."""
+        return self.rank * self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochPlace:
+    """A place in the endless sequence of epochs."""
+
+    epoch: int = 0
+    position: int = 0
+    """Rows of this epoch that are taken, over all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStep:
+    """One global step as one rank sees it: rows `first` up to `first + real - 1` of the order of `epoch`.
+
+    The other `batch_size - real` rows of the batch are padding.
+    """
+
+    epoch: int
+    first: int
+    real: int
+    starts_epoch: bool
+    after: EpochPlace
+    """Where the next global step begins."""
+
+
+def random_state(seed: int) -> np.random.RandomState:
+    """The generator of a seed; one beyond 32 bits is refused in words."""
+    if not 0 <= seed <= MAX_SEED:
+        raise ConfigError(
+            f"seed {seed} is outside 0 to {MAX_SEED} (epoch_seed plus epoch or chunk): choose a smaller epoch_seed"
+        )
+    return np.random.RandomState(seed)
+
+
+def epoch_order(seed: int, epoch: int, rows: int, *, shuffle: bool) -> NDArray[np.int64]:
+    """The order of one epoch: `RandomState(seed + epoch).permutation(rows)`, or 0, 1, 2, ..."""
+    if not shuffle:
+        return np.arange(rows, dtype=np.int64)
+    return random_state(seed + epoch).permutation(rows).astype(np.int64, copy=False)
+
+
+class Draws:
+    """The endless stream of draws with replacement from `rows` rows, indexed by global position."""
+
+    def __init__(self, seed: int, rows: int) -> None:
+        """Chunk j is `RandomState(seed + j).randint(0, rows, CHUNK)`; the last one used is kept."""
+        self._seed, self._rows = seed, rows
+        self._number, self._chunk = -1, np.empty(0, dtype=np.int64)
+
+    def take(self, position: int, count: int) -> NDArray[np.int64]:
+        """Draws `position` up to `position + count - 1`."""
+        parts = []
+        while count > 0:
+            number, start = divmod(position, CHUNK)
+            if number != self._number:
+                draws = random_state(self._seed + number).randint(0, self._rows, CHUNK)
+                self._number, self._chunk = number, draws.astype(np.int64, copy=False)
+            parts.append(self._chunk[start : start + count])
+            position += len(parts[-1])
+            count -= len(parts[-1])
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def epoch_step(
+    place: EpochPlace, rows_of: Callable[[int], int], share: Share, *, drop_last: bool, what: str
+) -> EpochStep:
+    """The global step at `place`; `rows_of(epoch)` is the number of rows of an epoch, `what` names them in errors.
+
+    With `drop_last` the next epoch begins when fewer rows than a global step are left; without it the last step of
+    an epoch is filled up with padding.
+    """
+    left = rows_of(place.epoch) - place.position
+    if left <= 0 or (drop_last and left < share.step):
+        place = EpochPlace(epoch=place.epoch + 1) if place.position else place
+        left = rows_of(place.epoch) - place.position
+    if drop_last and left < share.step:
+        raise ConfigError(
+            f"{what}: {left:,} rows in an epoch, but a global step takes {share.step:,} ({share.world_size} ranks x "
+            f"batch_size {share.batch_size}): lower batch_size, or set epoch_drop_last to false"
+        )
+    first = place.position + share.first
+    return EpochStep(
+        epoch=place.epoch,
+        first=first,
+        real=max(0, min(share.batch_size, place.position + left - first)),
+        starts_epoch=place.position == 0,
+        after=EpochPlace(epoch=place.epoch, position=place.position + min(left, share.step)),
+    )
+
+
+def steps_per_epoch(rows: int, share: Share, *, drop_last: bool) -> int:
+    """Global steps in an epoch of `rows` rows."""
+    return rows // share.step if drop_last else -(-rows // share.step)
+
+
+def take_rows(
+    place: EpochPlace, rows_of: Callable[[int], int], count: int
+) -> tuple[list[tuple[int, int, int]], EpochPlace]:
+    """The next `count` rows of the endless sequence of epochs, as pieces `(epoch, first, number)`.
+
+    For mixtures, where no row is ever dropped or filled up.
+    """
+    pieces: list[tuple[int, int, int]] = []
+    while count > 0:
+        left = rows_of(place.epoch) - place.position
+        if left <= 0:
+            place = EpochPlace(epoch=place.epoch + 1)
+            continue
+        number = min(left, count)
+        pieces.append((place.epoch, place.position, number))
+        place = EpochPlace(epoch=place.epoch, position=place.position + number)
+        count -= number
+    return pieces, place

@@ -1,0 +1,119 @@
+"""A batch of packed rows: four tensors, and the boundaries in every form that an attention kernel reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.blocks import Segments, boundaries_from_starts
+from chatmill.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from chatmill.load.rows import Laid
+
+
+class _Four(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+    mask: torch.Tensor
+    document_starts: torch.Tensor
+
+
+class PackedBatch(_Four):
+    """`(x, y, mask, document_starts)`: unpacks as these four, and knows the rest.
+
+    - `x`, `y`: (batch, block) int64; `mask`: float32, aligned with y; 0 on padding and on the first token of every
+      document, because the token before it belongs to another one.
+    - `document_starts`: (batch, most documents of a row) int64, padded with -1. A row of padding has the one start 0.
+    """
+
+    tokens: NDArray[np.int64] | None = None
+    """Tokens in each row of `x`; what follows is padding, whatever its id."""
+
+    @classmethod
+    def of(cls, four: tuple[torch.Tensor, ...], tokens: NDArray[np.int64]) -> PackedBatch:
+        """The four tensors with the number of tokens in each row of `x`."""
+        batch = cls(*four)
+        batch.tokens = tokens
+        return batch
+
+    @cached_property
+    def segments(self) -> Segments:
+        """Documents, and the padding after the last of a row as a segment of its own."""
+        if self.tokens is None:
+            raise ConfigError(
+                "this batch lost the lengths of its rows on the way (torch's default conversion keeps the four tensors "
+                "only): give the DataLoader a collate_fn that returns the batch as it is"
+            )
+        starts = self.document_starts.cpu().numpy().copy()
+        starts[self.tokens == 0] = -1
+        return boundaries_from_starts(starts, self.tokens).segments(self.x.shape[1])
+
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """(batch, block): the place of each token in its document, from 0."""
+        return self._tensor(self.segments.position_ids)
+
+    @property
+    def seq_idx(self) -> torch.Tensor:
+        """(batch, block) int32: the number of each token's segment, from 0 in its row."""
+        return self._tensor(self.segments.seq_idx)
+
+    def cu_seqlens(self, size: int | None = None) -> torch.Tensor:
+        """int32 cumulative lengths over the batch as one long row; `size` pads to a fixed count."""
+        return self._tensor(self.segments.cu_seqlens(size))
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens in the longest segment."""
+        return self.segments.max_seqlen
+
+    def dense_mask(self) -> torch.Tensor:
+        """(batch, 1, block, block) additive float mask."""
+        from chatmill.load.collate import dense_document_mask
+
+        return dense_document_mask(self.seq_idx)
+
+    def flex_mask(self) -> Any:
+        """A FlexAttention `BlockMask`."""
+        from chatmill.load.collate import flex_document_mask
+
+        return flex_document_mask(self.seq_idx)
+
+    def _tensor(self, values: NDArray[Any]) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(values).to(self.x.device)
+
+    def to(self, device: Any, non_blocking: bool = False) -> PackedBatch:
+        """The same batch with its tensors on another device."""
+        moved = tuple(tensor.to(device, non_blocking=non_blocking) for tensor in self)
+        assert self.tokens is not None
+        return PackedBatch.of(moved, self.tokens)
+
+
+def document_starts(
+    laid: Sequence[Laid], rows: int, most: int, block_size: int
+) -> tuple[torch.Tensor, NDArray[np.int64]]:
+    """The starts as (rows, most) padded with -1, and how many tokens of each row `x` holds.
+
+    A document of one token in the last place of a row is a target only: it does not begin inside `x`.
+    """
+    import torch
+
+    starts = np.full((rows, most), -1, dtype=np.int64)
+    starts[:, 0] = 0
+    tokens = np.zeros(rows, dtype=np.int64)
+    for documents in laid:
+        first = np.flatnonzero(np.diff(documents.slots, prepend=-1))
+        number = np.arange(len(documents.slots)) - np.repeat(first, np.diff(first, append=len(documents.slots)))
+        inside = documents.starts < block_size
+        starts[documents.slots[inside], number[inside]] = documents.starts[inside]
+        tokens += np.bincount(documents.slots, weights=documents.lengths, minlength=rows).astype(np.int64)
+    return torch.from_numpy(starts), np.minimum(tokens, block_size)

@@ -1,0 +1,239 @@
+"""The rows of one split of episodes: which episodes there are, in which order, and how they are laid into a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of, ranges
+from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.label.policy import Policy
+from chatmill.load.order import epoch_order, random_state
+from chatmill.load.stage import Stage
+from chatmill.pack.plan import Plan, Strategy, plan
+from chatmill.store.episodes import EpisodeDataset
+
+Ints = NDArray[np.int64]
+ValueT = TypeVar("ValueT")
+
+
+class Weights(StrEnum):
+    """Where the weights of a row come from."""
+
+    POLICY = "policy"
+    """Computed from the stored kinds."""
+    MASK = "mask"
+    """Stored in the dataset."""
+    ONES = "ones"
+    """Every token counts: only packed rows, which always come with a mask, lay these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laid:
+    """The documents that were laid into a stage; those of one row follow each other."""
+
+    slots: Ints
+    """The row of the stage that each document stands in."""
+    starts: Ints
+    """Where it starts in its row, in tokens."""
+    lengths: Ints
+    """How many of its tokens were laid."""
+
+
+class EpisodeRows:
+    """One episode per row: its first `width` tokens, and their weights."""
+
+    def __init__(
+        self,
+        dataset: EpisodeDataset,
+        *,
+        width: int,
+        min_tokens: int,
+        seed: int,
+        shuffle: bool,
+        use_mask: bool,
+        policy: Policy | None,
+    ) -> None:
+        """Episodes shorter than `min_tokens` are left out; `width` is block_size + 1.
+
+        With a policy the weights come from the stored kinds; else, with `use_mask`, from the stored masks.
+        """
+        if policy is not None:
+            _refuse_unfit_policy(dataset, policy)
+        self.dataset, self.width, self.seed, self.shuffle = dataset, width, seed, shuffle
+        self._policy = policy
+        stored = Weights.MASK if use_mask and dataset.has_masks else Weights.ONES
+        self.weights = stored if policy is None else Weights.POLICY
+        lengths = dataset.lengths
+        valid = lengths >= min_tokens
+        self.episodes = int(np.count_nonzero(valid))
+        """Episodes that are long enough."""
+        if not self.episodes:
+            raise FormatError(
+                f"{dataset.folder}: an empty split: none of its {len(dataset):,} episodes has episode_min_tokens = "
+                f"{min_tokens} tokens (the longest has {int(lengths.max())})"
+            )
+        self._valid: Ints | None = None if self.episodes == len(dataset) else np.flatnonzero(valid)
+        self._orders: _Recent[Ints] = _Recent(self._order)
+
+    @property
+    def weight_dtype(self) -> np.dtype[Any]:
+        """The type in which weights are laid: uint8 unless a policy or a shard has fractions."""
+        whole = all(shard.mask_dtype == np.uint8 for shard in self.dataset.shards)
+        if self.weights is Weights.POLICY or (self.weights is Weights.MASK and not whole):
+            return np.dtype(np.float32)
+        return np.dtype(np.uint8)
+
+    def rows_of(self, epoch: int) -> int:
+        """Rows of an epoch: here the episodes, whatever the epoch."""
+        return self.episodes
+
+    def select(self, epoch: int, first: int, count: int) -> Ints:
+        """Rows `first` up to `first + count - 1` in the order of an epoch."""
+        return self._orders.get(epoch)[first : first + count]
+
+    def _order(self, epoch: int) -> Ints:
+        return epoch_order(self.seed, epoch, self.episodes, shuffle=self.shuffle)
+
+    def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
+        """Lay rows into the given slots of a stage."""
+        limits = np.full(len(rows), self.width)
+        lengths = self._lay(stage, self._numbers(rows), slots * self.width, limits)
+        return Laid(slots=slots, starts=np.zeros(len(rows), dtype=np.int64), lengths=lengths)
+
+    def _numbers(self, rows: Ints) -> Ints:
+        """Episode numbers in the dataset of rows counted among the valid ones."""
+        return rows if self._valid is None else self._valid[rows]
+
+    def _lay(self, stage: Stage, episodes: Ints, places: Ints, limits: Ints) -> Ints:
+        """Lay the first `limits` tokens of each episode at its place, and its weights when the stage has any.
+
+        Returns how many tokens of each were laid.
+        """
+        numbers, starts, lengths = self.dataset.locate(episodes)
+        used = np.minimum(lengths, limits)
+        for number in dict.fromkeys(numbers.tolist()):
+            mine = numbers == number if len(self.dataset.shards) > 1 else slice(None)
+            shard = self.dataset.shard(number)
+            span = starts[mine].tolist(), used[mine].tolist(), places[mine].tolist()
+            stage.lay_ids(shard.token_ids, *span)
+            if stage.weights is None:
+                continue
+            if self._policy is not None:
+                weights, begins = _policy_weights(self._policy, shard.column("kinds"), span[0], lengths[mine])
+                stage.lay_weights(weights, begins, *span[1:])
+            elif self.weights is Weights.MASK:
+                stage.lay_weights(shard.mask, *span)
+            else:
+                stage.lay_weights(np.ones(self.width, dtype=np.uint8), [0] * len(span[0]), *span[1:])
+        return used
+
+
+class PackedRows(EpisodeRows):
+    """Several episodes per row, planned anew for each epoch from their lengths.
+
+    The plan of epoch e depends on lengths, width and `seed + e` alone: it is the same on every rank.
+    """
+
+    def __init__(self, dataset: EpisodeDataset, *, strategy: Strategy, **options: Any) -> None:
+        """`options` as for `EpisodeRows`; episodes longer than a row give their first `width` tokens."""
+        super().__init__(dataset, **options)
+        self.strategy = strategy
+        lengths = dataset.lengths if self._valid is None else dataset.lengths[self._valid]
+        self._lengths: Ints = np.minimum(lengths, self.width)
+        shortest = np.sort(self._lengths)[: self.width]
+        self.most_documents = int(np.searchsorted(np.cumsum(shortest), self.width, side="right"))
+        """No row of any epoch holds more documents than this."""
+        self._plans: _Recent[tuple[Plan, Ints, Ints]] = _Recent(self._plan)
+
+    def _plan(self, epoch: int) -> tuple[Plan, Ints, Ints]:
+        """The plan over the epoch's order, that order, and the order of its rows."""
+        if not self.shuffle:
+            made = plan(self._lengths, self.width, self.strategy)
+            return made, np.arange(self.episodes), np.arange(made.bins)
+        generator = random_state(self.seed + epoch)
+        order = generator.permutation(self.episodes)
+        made = plan(self._lengths[order], self.width, self.strategy)
+        return made, order, generator.permutation(made.bins)
+
+    def rows_of(self, epoch: int) -> int:
+        """Packed rows of an epoch."""
+        return self._plans.get(epoch)[0].bins
+
+    def select(self, epoch: int, first: int, count: int) -> Ints:
+        """Bins of the epoch's plan."""
+        return self._plans.get(epoch)[2][first : first + count]
+
+    def documents(self, epoch: int, row: int) -> Ints:
+        """The episodes of one bin, in the order in which they stand in the row; numbers in the dataset."""
+        made, order, _ = self._plans.get(epoch)
+        return self._numbers(order[made.bin(row)])
+
+    def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
+        """Lay packed rows; the first token of a document is never a target."""
+        made, order, _ = self._plans.get(epoch)
+        counts = made.bin_offsets[rows + 1] - made.bin_offsets[rows]
+        chosen = order[made.order[ranges(made.bin_offsets[rows], counts)]]
+        lengths = self._lengths[chosen]
+        ends, firsts = offsets_of(lengths), offsets_of(counts)
+        starts = ends[:-1] - np.repeat(ends[firsts[:-1]], counts)
+        slot_of = np.repeat(slots, counts)
+        places = slot_of * self.width + starts
+        self._lay(stage, self._numbers(chosen), places, lengths)
+        if stage.weights is not None:
+            stage.weights.reshape(-1)[places] = 0
+        return Laid(slots=slot_of, starts=starts, lengths=lengths)
+
+
+class _Recent(Generic[ValueT]):
+    """The values of the last two epochs asked for; they are large, and steps ask for one or two of them."""
+
+    def __init__(self, make: Callable[[int], ValueT]) -> None:
+        self._make = make
+        self._kept: tuple[tuple[int, ValueT], ...] = ()
+
+    def get(self, epoch: int) -> ValueT:
+        """Made when needed; safe for two threads, because what is kept is replaced as a whole."""
+        for known, value in self._kept:
+            if known == epoch:
+                return value
+        made = self._make(epoch)
+        self._kept = ((epoch, made), *self._kept[:1])
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process makes its own."""
+        return {"_make": self._make, "_kept": ()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+def strategy_named(name: str) -> Strategy:
+    """A packing strategy by name; an unknown one lists the known."""
+    if name not in list(Strategy):
+        raise UnknownNameError("packing strategy", name, list(Strategy))
+    return Strategy(name)
+
+
+def _policy_weights(
+    policy: Policy, kinds: NDArray[np.uint8], starts: list[int], lengths: Ints
+) -> tuple[NDArray[np.float32], list[int]]:
+    """Weights of whole episodes, one after the other, and where each begins; a policy may look at all turns."""
+    offsets = offsets_of(lengths)
+    pieces = [kinds[start : start + length] for start, length in zip(starts, lengths.tolist(), strict=True)]
+    return policy.token_weights(np.concatenate(pieces), offsets), offsets[:-1].tolist()
+
+
+def _refuse_unfit_policy(dataset: EpisodeDataset, policy: Policy) -> None:
+    if "kinds" not in dataset.columns:
+        raise ConfigError(
+            f"{dataset.folder}: policy {policy.name!r} at load needs the kinds of the tokens, and they are not stored: "
+            "write the dataset with kinds, or use its masks (use_loss_mask)"
+        )
+    policy.token_weights(np.zeros(1, dtype=np.uint8))

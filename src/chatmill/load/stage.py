@@ -1,0 +1,98 @@
+"""Rows on their way to tensors: token ids and weights laid into preallocated arrays, then shifted into x, y, mask.
+
+Slices go straight from the memory map into the stage, one assignment per episode and column; the widening to
+int64 and float32 and the shift then happen once for the whole batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.shift import IGNORE_INDEX, model_inputs, next_token
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Stage:
+    """`batch_size` rows of `block_size + 1` tokens; what is not laid is padding with weight 0."""
+
+    def __init__(
+        self, batch_size: int, block_size: int, *, pad_id: int, weights: np.dtype[Any] | None, pin: bool
+    ) -> None:
+        """`weights`: the type in which weights are laid (uint8 or float32), or None for batches without a mask."""
+        self.batch_size, self.block_size, self.pad_id = batch_size, block_size, pad_id
+        self.width = block_size + 1
+        """Tokens per row."""
+        self.ids: NDArray[np.uint32] = np.empty((batch_size, self.width), dtype=np.uint32)
+        self.weights = None if weights is None else np.empty((batch_size, self.width), dtype=weights)
+        self._flat_ids = self.ids.reshape(-1)
+        self._flat_weights = None if self.weights is None else self.weights.reshape(-1)
+        self.pin = pin
+        """Whether batches are made in pinned memory, which speeds up copies to a GPU."""
+
+    def clear(self) -> None:
+        """Begin a new batch: padding everywhere."""
+        self._flat_ids.fill(self.pad_id)
+        if self._flat_weights is not None:
+            self._flat_weights.fill(0)
+
+    def lay_ids(self, source: NDArray[np.uint32], starts: list[int], lengths: list[int], places: list[int]) -> None:
+        """Copy `source[start : start + length]` to each place, counted in tokens over all rows of the stage."""
+        _copy(self._flat_ids, source, starts, lengths, places)
+
+    def lay_weights(self, source: NDArray[Any], starts: list[int], lengths: list[int], places: list[int]) -> None:
+        """The same for token-aligned weights."""
+        if self._flat_weights is not None:
+            _copy(self._flat_weights, source, starts, lengths, places)
+
+    def tensors(self, real: int) -> tuple[torch.Tensor, ...]:
+        """New contiguous tensors `(x, y)` or `(x, y, mask)`; rows from `real` on are padding.
+
+        Without a mask the targets of padding rows are `IGNORE_INDEX`.
+        """
+        x, inputs = self._new(np.int64)
+        y, targets = self._new(np.int64)
+        inputs[...] = model_inputs(self.ids)
+        targets[...] = next_token(self.ids)
+        if self.weights is None:
+            targets[real:] = IGNORE_INDEX
+            return x, y
+        mask, weights = self._new(np.float32)
+        weights[...] = next_token(self.weights)
+        return x, y, mask
+
+    def _new(self, dtype: type[np.generic]) -> tuple[torch.Tensor, NDArray[Any]]:
+        """A tensor and the array that shares its memory; every batch has its own, so none is overwritten.
+
+        The memory is numpy's: torch's allocator gives fresh pages each time, and touching them costs as much as
+        the copy. Pinned memory comes from torch, which reuses it.
+        """
+        import torch
+
+        shape = (self.batch_size, self.block_size)
+        if not self.pin:
+            array = np.empty(shape, dtype=dtype)
+            return torch.from_numpy(array), array
+        tensor = torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name), pin_memory=True)
+        return tensor, tensor.numpy()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Settings only: another process lays its own batches."""
+        weights = None if self.weights is None else self.weights.dtype
+        names = ("batch_size", "block_size", "pad_id")
+        return {name: getattr(self, name) for name in names} | {"weights": weights, "pin": self.pin}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _copy(target: NDArray[Any], source: NDArray[Any], starts: list[int], lengths: list[int], places: list[int]) -> None:
+    """Slice by slice, without a temporary; equal types go through memoryviews, whose slices are cheaper."""
+    to: Any = target.data if target.dtype == source.dtype else target
+    out_of: Any = source.data if target.dtype == source.dtype else source
+    for start, length, place in zip(starts, lengths, places, strict=True):
+        to[place : place + length] = out_of[start : start + length]

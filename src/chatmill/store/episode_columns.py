@@ -1,0 +1,185 @@
+"""Episodes on their way to disk: flat columns, checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from chatmill.core.kinds import KINDS
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import DataError
+
+MAX_ID = 2**32 - 1
+
+
+@dataclass(slots=True)
+class SourceCodes:
+    """Source names in the order in which they were first seen; a name's place is its code."""
+
+    codes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, in code order."""
+        return tuple(self.codes)
+
+    def encode(self, names: str | Sequence[str], count: int) -> NDArray[np.uint32]:
+        """Codes of `count` episodes, from one name for all or one each."""
+        if isinstance(names, str):
+            return np.full(count, self.codes.setdefault(names, len(self.codes)), dtype=np.uint32)
+        return np.array([self.codes.setdefault(str(n), len(self.codes)) for n in names], dtype=np.uint32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeColumns:
+    """C episodes as flat columns; per-token columns have one value per token, the others one per episode."""
+
+    ids: NDArray[np.uint32]
+    lengths: NDArray[np.int64]
+    mask: NDArray[Any] | None = None
+    """Token-aligned weights: uint8 when all of them are whole numbers up to 255, else float32."""
+    kinds: NDArray[np.uint8] | None = None
+    source: NDArray[np.uint32] | None = None
+    turns: NDArray[np.uint32] | None = None
+    trained: NDArray[np.uint32] | None = None
+    record_id: tuple[bytes, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The optional columns that are there."""
+        optional = ("mask", "kinds", "source", "turns", "trained", "record_id")
+        return tuple(name for name in optional if getattr(self, name) is not None)
+
+    def part(self, first: int, last: int) -> EpisodeColumns:
+        """Episodes `first` up to `last - 1` (views)."""
+        offsets = offsets_of(self.lengths)
+        tokens, episodes = slice(int(offsets[first]), int(offsets[last])), slice(first, last)
+        mask = None if self.mask is None else as_bytes(self.mask[tokens])
+        return EpisodeColumns(
+            ids=self.ids[tokens],
+            lengths=self.lengths[episodes],
+            mask=mask,
+            kinds=None if self.kinds is None else self.kinds[tokens],
+            source=None if self.source is None else self.source[episodes],
+            turns=None if self.turns is None else self.turns[episodes],
+            trained=None if self.trained is None else self.trained[episodes],
+            record_id=None if self.record_id is None else self.record_id[episodes],
+        )
+
+
+def checked_columns(
+    ids: ArrayLike,
+    offsets: ArrayLike,
+    weights: ArrayLike | None,
+    kinds: ArrayLike | None,
+    *,
+    source: str | Sequence[str] | None,
+    turns: ArrayLike | None,
+    trained: ArrayLike | None,
+    record_ids: Sequence[str] | None,
+    first: int,
+    sources: SourceCodes,
+) -> EpisodeColumns:
+    """Check and convert what a caller handed over; `first` is the number of its first episode, for errors."""
+    borders = np.asarray(offsets)
+    tokens = np.asarray(ids)
+    _check_tokens(tokens, borders, first)
+    count = len(borders) - 1
+    lengths: NDArray[np.int64] = np.diff(borders).astype(np.int64)
+    mask = None if weights is None else _weights(np.asarray(weights), tokens.size, first)
+    per_episode = {"turns": turns, "trained": trained, "source": source, "record_ids": record_ids}
+    for name, values in per_episode.items():
+        if values is not None and not isinstance(values, str) and len(np.atleast_1d(np.asarray(values))) != count:
+            raise DataError(f"episode {first} and on: {name} has not one value for each of {count} episodes")
+    if trained is None and mask is not None:
+        trained = _counts(mask != 0, borders)
+    return EpisodeColumns(
+        ids=tokens.astype("<u4", copy=False),
+        lengths=lengths,
+        mask=mask,
+        kinds=None if kinds is None else _kinds(np.asarray(kinds), tokens.size, first),
+        turns=None if turns is None else _numbers(turns, "turns", first),
+        trained=None if trained is None else _numbers(trained, "trained", first),
+        record_id=None if record_ids is None else tuple(str(r).encode() for r in record_ids),
+        source=None if source is None else sources.encode(source, count),
+    )
+
+
+def _check_tokens(tokens: NDArray[Any], borders: NDArray[Any], first: int) -> None:
+    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise DataError(
+            f"episode {first}: token ids are {tokens.dtype} of shape {tokens.shape}; one row of integers is needed"
+        )
+    if borders.ndim != 1 or borders.dtype.kind not in "iu" or not len(borders) or borders[0] != 0:
+        raise DataError(f"episode {first}: offsets must be a row of integers that begins with 0")
+    if borders[-1] != tokens.size:
+        raise DataError(f"episode {first} and on: offsets end at {borders[-1]}, but there are {tokens.size} token ids")
+    short = np.flatnonzero(borders[1:] <= borders[:-1])
+    if len(short):
+        raise DataError(
+            f"episode {first + int(short[0])}: an episode needs at least one token, and offsets must increase"
+        )
+    if tokens.size and (int(tokens.min()) < 0 or int(tokens.max()) > MAX_ID):
+        bad = int(np.flatnonzero((tokens < 0) | (tokens > MAX_ID))[0])
+        episode = int(np.searchsorted(borders, bad, side="right")) - 1
+        raise DataError(
+            f"episode {first + episode}: token {bad - int(borders[episode])} has the id {tokens[bad]}; "
+            f"ids are stored as uint32, 0 to {MAX_ID}"
+        )
+
+
+def _per_token(values: NDArray[Any], tokens: int, what: str, first: int) -> None:
+    if values.shape != (tokens,):
+        raise DataError(
+            f"episode {first} and on: {what} of shape {values.shape} for {tokens} tokens; one value per token is needed"
+        )
+
+
+def _weights(values: NDArray[Any], tokens: int, first: int) -> NDArray[Any]:
+    _per_token(values, tokens, "weights", first)
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"episode {first}: weights are {values.dtype}; numbers are needed")
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        raise DataError(f"episode {first} and on: a weight is not finite")
+    if values.dtype.kind in "if" and tokens and values.min() < 0:
+        raise DataError(f"episode {first} and on: a weight is {values.min()}; weights are 0 or more")
+    return as_bytes(values)
+
+
+def as_bytes(values: NDArray[Any]) -> NDArray[Any]:
+    """Weights as uint8 when that loses nothing, else as float32."""
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype.kind == "b":
+        return values.astype(np.uint8)
+    if values.size == 0 or (values.max() <= 255 and bool((values == np.floor(values)).all())):
+        return values.astype(np.uint8)
+    return values.astype("<f4")
+
+
+def _kinds(values: NDArray[Any], tokens: int, first: int) -> NDArray[np.uint8]:
+    _per_token(values, tokens, "kinds", first)
+    if tokens and (values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= KINDS):
+        raise DataError(f"episode {first} and on: kinds are codes from 0 to {KINDS - 1} (chatmill.core.kinds)")
+    return values.astype(np.uint8, copy=False)
+
+
+def _numbers(values: ArrayLike, name: str, first: int) -> NDArray[np.uint32]:
+    array = np.atleast_1d(np.asarray(values))
+    if array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() > MAX_ID):
+        raise DataError(f"episode {first} and on: {name} must be whole numbers from 0 to {MAX_ID}")
+    return array.astype("<u4")
+
+
+def _counts(flags: NDArray[np.bool_], borders: NDArray[Any]) -> NDArray[np.int64]:
+    """How many flags are set in each piece."""
+    if len(borders) < 2:
+        return np.empty(0, dtype=np.int64)
+    return np.add.reduceat(flags, borders[:-1], dtype=np.int64)

@@ -1,0 +1,83 @@
+"""Where the files of a split are: the flat layout, numbered shard folders, and what may not be mixed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from chatmill.errors import ConfigError, FormatError
+
+TOKENS = "tokens.bin"
+"""uint32 token ids, little-endian."""
+INDEX = "episodes.idx"
+"""Records of 16 bytes: start and length, uint64 little-endian, counted in tokens."""
+MASK = "mask.bin"
+"""uint8 or float32 weights, one per token; which of the two is told from the file size."""
+MANIFEST = "episodes.json"
+"""What was written: counts, columns and hashes; written last. Readers of the three files do not need it."""
+
+SPLITS = ("train", "val")
+SHARD_NAME = re.compile(r"shard_\d+")
+MAX_SHARDS = 100_000
+"""Shard numbers have five digits, so that the order of names is the order of numbers."""
+
+
+def shard_name(number: int) -> str:
+    """`shard_00000`, `shard_00001`, ..."""
+    if number >= MAX_SHARDS:
+        raise ConfigError(f"more than {MAX_SHARDS:,} shards: choose a larger shard_tokens")
+    return f"shard_{number:05d}"
+
+
+def writing_mark(directory: Path, split: str) -> Path:
+    """The file that stands beside a split while a writer is at work, or after one was killed."""
+    return directory / f".{split}.writing"
+
+
+def split_folder(directory: Path, split: str) -> Path:
+    """The folder of a split, which must be there."""
+    folder = directory / split
+    if folder.is_dir():
+        return folder
+    if writing_mark(directory, split).exists():
+        raise FormatError(
+            f"{folder}: nothing is published yet: a writer is at work on this split, or was stopped "
+            f"({writing_mark(directory, split).name} is beside it)"
+        )
+    if not directory.is_dir():
+        raise FormatError(f"{directory}: no such folder")
+    there = sorted(path.name for path in directory.iterdir())[:10]
+    raise FormatError(f"{folder}: no such folder; {directory} holds {', '.join(there) or 'nothing'}")
+
+
+def shard_folders(folder: Path) -> list[Path]:
+    """`shard_*` folders of a split in name order; empty for the flat layout."""
+    return sorted(p for p in folder.iterdir() if SHARD_NAME.fullmatch(p.name) and p.is_dir())
+
+
+def episode_folders(folder: Path) -> list[Path]:
+    """The folders that hold the three files: the split itself (flat layout), or its shards in name order."""
+    flat = (folder / INDEX).exists() or (folder / TOKENS).exists()
+    shards = shard_folders(folder)
+    if flat and shards:
+        raise FormatError(
+            f"{folder}: holds both {TOKENS} and shard folders ({shards[0].name}, ...): which of them is the dataset? "
+            "Move one of the two away"
+        )
+    if not flat and not shards:
+        there = sorted(path.name for path in folder.iterdir())[:10]
+        raise FormatError(
+            f"{folder}: an empty split: neither {INDEX} nor a shard folder is there "
+            f"(found: {', '.join(there) or 'nothing'})"
+        )
+    folders = shards or [folder]
+    for shard in folders:
+        for name in (TOKENS, INDEX):
+            if not (shard / name).is_file():
+                raise FormatError(f"{shard}: {name} is missing; a shard has {TOKENS} and {INDEX}, and may have {MASK}")
+    return folders
+
+
+def is_episode_split(folder: Path) -> bool:
+    """Whether a split folder holds episodes (flat or sharded) rather than plain token files."""
+    return (folder / INDEX).exists() or any((shard / INDEX).exists() for shard in shard_folders(folder))

@@ -1,0 +1,182 @@
+"""The manifest of an episode split: counts, optional columns, source names and file hashes, as one JSON object.
+
+`EpisodeManifest.to_json` gives a plain object, so a larger manifest can hold it as one of its entries.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from chatmill.errors import FormatError
+from chatmill.store.episode_layout import MANIFEST
+
+FORMAT = "chatmill-episodes"
+VERSION = 1
+
+
+class Per(StrEnum):
+    """What one value of a column speaks of."""
+
+    TOKEN = "token"
+    EPISODE = "episode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnSpec:
+    """One optional column beside the three files; its name never ends in `.bin`."""
+
+    name: str
+    file: str
+    dtype: str
+    """A numpy dtype string such as `<u4`, or `utf8` for strings (see `offsets_file`)."""
+    per: Per
+    offsets_file: str = ""
+    """For `utf8`: uint64 byte offsets into `file`, one more than there are values."""
+
+
+KINDS = ColumnSpec(name="kinds", file="kinds.u8", dtype="|u1", per=Per.TOKEN)
+SOURCE = ColumnSpec(name="source", file="source.u32", dtype="<u4", per=Per.EPISODE)
+TURNS = ColumnSpec(name="turns", file="turns.u32", dtype="<u4", per=Per.EPISODE)
+TRAINED = ColumnSpec(name="trained", file="trained.u32", dtype="<u4", per=Per.EPISODE)
+RECORD_ID = ColumnSpec(
+    name="record_id", file="record_id.utf8", dtype="utf8", per=Per.EPISODE, offsets_file="record_id.offsets"
+)
+COLUMNS = (KINDS, SOURCE, TURNS, TRAINED, RECORD_ID)
+"""The columns that the writer knows, in the order of their files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """Size and sha256 of one file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """One published shard."""
+
+    name: str
+    """Folder name; empty for the flat layout."""
+    episodes: int
+    tokens: int
+    files: Mapping[str, FileRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeManifest:
+    """What a writer put into a split."""
+
+    split: str
+    columns: tuple[ColumnSpec, ...] = ()
+    sources: tuple[str, ...] = ()
+    """Names of the codes in the `source` column."""
+    shards: tuple[ShardRecord, ...] = field(default=())
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of all shards."""
+        return sum(shard.episodes for shard in self.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain object of strings, numbers, lists and objects."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "split": self.split,
+            "episodes": self.episodes,
+            "tokens": self.tokens,
+            "columns": {column.name: _column_json(column) for column in self.columns},
+            "sources": list(self.sources),
+            "shards": [
+                {
+                    "name": shard.name,
+                    "episodes": shard.episodes,
+                    "tokens": shard.tokens,
+                    "files": {n: {"bytes": f.bytes, "sha256": f.sha256} for n, f in sorted(shard.files.items())},
+                }
+                for shard in self.shards
+            ],
+        }
+
+    def to_bytes(self) -> bytes:
+        """The file as it is written: UTF-8, indented by one space, a newline at the end."""
+        return (json.dumps(self.to_json(), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _column_json(column: ColumnSpec) -> dict[str, str]:
+    entry = {"file": column.file, "dtype": column.dtype, "per": str(column.per)}
+    return entry | ({"offsets_file": column.offsets_file} if column.offsets_file else {})
+
+
+def read_manifest(folder: Path) -> EpisodeManifest | None:
+    """The manifest of a split folder; None when there is none (three plain files)."""
+    path = folder / MANIFEST
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        return manifest_from_json(json.loads(raw), str(path))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(
+            f"{path}: not a manifest of an episode split ({type(error).__name__}: {error}); "
+            "without this file the three plain files still open, without their extra columns"
+        ) from error
+
+
+def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
+    """Read the object that `to_json` gave; `where` names its place in errors."""
+    if value.get("format") != FORMAT or value.get("version") != VERSION:
+        raise FormatError(
+            f"{where}: format {value.get('format')!r} version {value.get('version')!r}; "
+            f"this package reads {FORMAT!r} version {VERSION}"
+        )
+    return EpisodeManifest(
+        split=str(value["split"]),
+        columns=tuple(
+            ColumnSpec(
+                name=name,
+                file=_file_name(entry["file"], where),
+                dtype=str(entry["dtype"]),
+                per=Per(entry["per"]),
+                offsets_file=_file_name(entry.get("offsets_file", ""), where),
+            )
+            for name, entry in value["columns"].items()
+        ),
+        sources=tuple(map(str, value["sources"])),
+        shards=tuple(
+            ShardRecord(
+                name=_file_name(shard["name"], where),
+                episodes=int(shard["episodes"]),
+                tokens=int(shard["tokens"]),
+                files={
+                    _file_name(n, where): FileRecord(bytes=int(f["bytes"]), sha256=str(f["sha256"]))
+                    for n, f in shard["files"].items()
+                },
+            )
+            for shard in value["shards"]
+        ),
+    )
+
+
+def _file_name(name: str, where: str) -> str:
+    """Names only: a manifest never points outside its folder."""
+    if "/" in name or "\\" in name or name in {".", ".."}:
+        raise FormatError(f"{where}: {name!r} is no plain file name")
+    return name

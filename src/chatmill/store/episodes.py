@@ -1,0 +1,227 @@
+"""Reading a split of episodes: memory-mapped, checked when opened, with random access to every column."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import ConfigError, FormatError
+from chatmill.store.episode_layout import MASK, episode_folders, split_folder, writing_mark
+from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_manifest
+from chatmill.store.episode_shard import EpisodeShard
+from chatmill.store.fingerprint import probe
+from chatmill.store.mapped import RecentlyUsed, open_file_limit
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One conversation. The arrays are read-only views of the files, one value per token."""
+
+    index: int
+    ids: NDArray[np.uint32]
+    weights: NDArray[np.uint8] | NDArray[np.float32] | None
+    """Token-aligned: how much each token counts as a target; None when the split has no masks."""
+    kinds: NDArray[np.uint8] | None
+    """What each token is (`chatmill.core.kinds`); None when not stored."""
+    source: str | None
+    turns: int | None
+    trained: int | None
+    """Tokens with a weight above 0."""
+    record_id: str | None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class EpisodeDataset:
+    """The episodes of one split, flat or sharded, in the order of their shards' names.
+
+    Opening reads the index, checks it against the files, and maps the rest when it is needed.
+    """
+
+    def __init__(self, dir: str | Path, split: str = "train", *, strict: bool = True) -> None:
+        """Open `dir/split`.
+
+        A mask that is missing in some shards or has the wrong length is an error; with `strict=False` the split is
+        then read without masks, and `mask_problem` says why. A split whose writer has not finished is an error too,
+        or a logged warning with `strict=False`.
+        """
+        self.directory, self.split = Path(dir), split
+        self.folder = split_folder(self.directory, split)
+        self._refuse_unfinished(strict)
+        self.manifest: EpisodeManifest | None = read_manifest(self.folder)
+        folders = episode_folders(self.folder)
+        _match_manifest(self.manifest, folders, self.folder)
+        specs = self.manifest.columns if self.manifest else ()
+        self.columns: dict[str, ColumnSpec] = {spec.name: spec for spec in specs}
+        self.shards: list[EpisodeShard] = []
+        for folder in folders:
+            self.shards.append(EpisodeShard(folder, specs))
+            if len(folders) > 1:
+                self.shards[-1].release()
+        self.episode_offsets: NDArray[np.int64] = offsets_of(np.array([s.episodes for s in self.shards]))
+        """First episode of each shard, and the number of all episodes."""
+        self.tokens: int = sum(shard.tokens for shard in self.shards)
+        """Tokens in all `tokens.bin` files."""
+        self.mask_problem: str = _mask_problem(self.shards)
+        """Why a split with some masks is read without them; empty when nothing is wrong."""
+        if strict and self.mask_problem:
+            raise FormatError(self.mask_problem)
+        self.has_masks: bool = not self.mask_problem and all(s.mask_dtype is not None for s in self.shards)
+        if len(self) == 0:
+            raise FormatError(f"{self.folder}: an empty split: its index has no episodes")
+        self._mapped = RecentlyUsed(open_file_limit(files_per_shard=3 + len(specs)))
+        self._fingerprint = ""
+
+    def _refuse_unfinished(self, strict: bool) -> None:
+        mark = writing_mark(self.directory, self.split)
+        if not mark.exists():
+            return
+        message = f"{self.folder}: unfinished: a writer is at work on it, or was stopped ({mark.name} is beside it)"
+        if strict:
+            raise FormatError(f"{message}; write it again, or open it with strict=False for the shards that are there")
+        log.warning("%s; reading the shards that are published", message)
+
+    def __len__(self) -> int:
+        return int(self.episode_offsets[-1])
+
+    def __repr__(self) -> str:
+        return f"EpisodeDataset({str(self.folder)!r}: {len(self):,} episodes, {self.tokens:,} tokens)"
+
+    def __getitem__(self, index: int) -> Episode:
+        position = operator.index(index)
+        if position < 0:
+            position += len(self)
+        if not 0 <= position < len(self):
+            raise IndexError(f"episode {index} of {len(self):,} in {self.folder}")
+        number = int(np.searchsorted(self.episode_offsets, position, side="right")) - 1
+        shard, row = self.shard(number), position - int(self.episode_offsets[number])
+        start, length = (int(v) for v in shard.index[row])
+        tokens = slice(start, start + length)
+        names = self.manifest.sources if self.manifest else ()
+        source = shard.value("source", row)
+        return Episode(
+            index=position,
+            ids=shard.token_ids[tokens],
+            weights=shard.mask[tokens] if self.has_masks else None,
+            kinds=shard.column("kinds")[tokens] if "kinds" in self.columns else None,
+            source=None if source is None else self._source_name(names, source, shard, row),
+            turns=shard.value("turns", row),
+            trained=shard.value("trained", row),
+            record_id=shard.text("record_id", row),
+        )
+
+    def __iter__(self) -> Iterator[Episode]:
+        return (self[i] for i in range(len(self)))
+
+    @staticmethod
+    def _source_name(names: tuple[str, ...], code: int, shard: EpisodeShard, row: int) -> str:
+        if code >= len(names):
+            raise FormatError(
+                f"{shard.folder}: episode {row} has source code {code}; the manifest has {len(names)} names"
+            )
+        return names[code]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of every episode (a new array)."""
+        out = np.empty(len(self), dtype=np.int64)
+        for i in range(len(self.shards)):
+            out[self.episode_offsets[i] : self.episode_offsets[i + 1]] = self.shard(i).index[:, 1]
+        return out
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the source codes, in code order."""
+        return self.manifest.sources if self.manifest else ()
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A whole per-episode column of numbers (a new array when there are several shards)."""
+        spec = self.columns.get(name)
+        if spec is None or spec.per != "episode" or spec.offsets_file:
+            known = [c.name for c in self.columns.values() if c.per == "episode" and not c.offsets_file]
+            raise ConfigError(
+                f"{self.folder}: no column of numbers per episode named {name!r}; there is: {known or 'none'}"
+            )
+        parts = [self.shard(i).column(name) for i in range(len(self.shards))]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def shard(self, number: int) -> EpisodeShard:
+        """A shard ready to be read: its files are checked for a changed size, and old mappings are let go."""
+        shard = self.shards[number]
+        old = self._mapped.use(number)
+        if old is not None:
+            self.shards[old].release()
+        shard.check_sizes()
+        return shard
+
+    def locate(self, episodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Shard number, start and length (in tokens) of each of the given episodes."""
+        if len(self.shards) == 1:
+            starts, lengths = self.shard(0).index[episodes].astype(np.int64).T
+            return np.zeros(len(episodes), dtype=np.int64), starts, lengths
+        numbers = np.searchsorted(self.episode_offsets, episodes, side="right") - 1
+        spans = np.empty((len(episodes), 2), dtype=np.int64)
+        for number in np.unique(numbers).tolist():
+            chosen = numbers == number
+            spans[chosen] = self.shard(number).index[episodes[chosen] - self.episode_offsets[number]]
+        return numbers, spans[:, 0], spans[:, 1]
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 over shard names, sizes, the whole index and samples of the tokens and masks.
+
+        Files up to 256 KiB are hashed whole, larger ones at evenly spaced places: it is made to tell datasets apart
+        when a run goes on, at the price of milliseconds. The manifest's file hashes are what proves every byte.
+        """
+        if not self._fingerprint:
+            digest = hashlib.sha256(b"chatmill-episodes-1")
+            for i, shard in enumerate(self.shards):
+                self.shard(i)
+                name = shard.folder.name if len(self.shards) > 1 else ""
+                digest.update(f"{name}\0{shard.episodes}\0{shard.tokens}\0{shard.mask_dtype}\0".encode())
+                digest.update(shard.index.data)
+                probe(digest, shard.token_ids, shards=len(self.shards))
+                if self.has_masks:
+                    probe(digest, shard.mask, shards=len(self.shards))
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+
+def _mask_problem(shards: list[EpisodeShard]) -> str:
+    """What is wrong with the masks of a split, or nothing; a split without any mask is fine."""
+    for shard in shards:
+        if shard.mask_problem:
+            return shard.mask_problem
+    missing = [shard for shard in shards if shard.mask_dtype is None]
+    if missing and len(missing) < len(shards):
+        return (
+            f"{missing[0].folder}: {MASK} is missing, but {len(shards) - len(missing)} of {len(shards)} shards have one"
+        )
+    return ""
+
+
+def _match_manifest(manifest: EpisodeManifest | None, folders: list[Path], split: Path) -> None:
+    """The shards on disk must be the ones the manifest names."""
+    if manifest is None:
+        return
+    found = [] if folders == [split] else [folder.name for folder in folders]
+    named = [shard.name for shard in manifest.shards if shard.name]
+    if found != named:
+        gone, more = sorted(set(named) - set(found)), sorted(set(found) - set(named))
+        raise FormatError(
+            f"{split}: the manifest names {len(named)} shards, {len(found)} are there"
+            + (f"; missing: {', '.join(gone[:5])}" if gone else "")
+            + (f"; not named: {', '.join(more[:5])}" if more else "")
+        )

@@ -1,0 +1,134 @@
+"""Files mapped into memory, with the size they had when they were opened: a later change is an error, not a crash."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from chatmill.errors import FormatError
+
+
+def open_file_limit(files_per_shard: int) -> int:
+    """How many shards may be mapped at once: every mapping holds a file descriptor, and those are limited."""
+    try:
+        import resource
+    except ImportError:  # no such limit to read on this platform
+        return 64
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 20
+    return max(4, (soft - 256) // files_per_shard)
+
+
+class RecentlyUsed:
+    """Which shards are mapped, the one used longest ago first."""
+
+    def __init__(self, limit: int) -> None:
+        """At most `limit` at a time."""
+        self._limit = limit
+        self._keys: OrderedDict[int, None] = OrderedDict()
+
+    def use(self, key: int) -> int | None:
+        """Note that a shard is used; returns the one that must be let go for it, if any.
+
+        Safe without a lock (one shard may be used by two threads): every operation here is atomic.
+        """
+        try:
+            self._keys.move_to_end(key)
+        except KeyError:
+            self._keys[key] = None
+            if len(self._keys) > self._limit:
+                return self._keys.popitem(last=False)[0]
+        return None
+
+
+class MappedFile:
+    """One file of equal records, mapped on first use; knows its size at opening and can tell when it changed.
+
+    Reading a mapping beyond the end of a file that has shrunk kills the process, so readers call `check` first.
+    """
+
+    __slots__ = ("_array", "_map", "dtype", "path", "records", "size")
+
+    def __init__(self, path: Path, dtype: DTypeLike, records: int | None = None) -> None:
+        """`records`: how many there must be; without it the size must be a multiple of a record."""
+        self.path = path
+        self.dtype = np.dtype(dtype)
+        self.size = file_size(path)
+        self.records = whole_records(path, self.size, self.dtype.itemsize) if records is None else records
+        if self.records * self.dtype.itemsize != self.size:
+            raise FormatError(
+                f"{path}: {self.size:,} bytes, but {self.records:,} records of {self.dtype.itemsize} bytes "
+                f"are expected ({self.records * self.dtype.itemsize:,} bytes): the file was cut or does not belong here"
+            )
+        self._map: mmap.mmap | None = None
+        self._array: NDArray[Any] | None = None
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The records, read-only, straight from the file."""
+        if self._array is None:
+            self._open()
+        assert self._array is not None
+        return self._array
+
+    def _open(self) -> None:
+        if self.size == 0:
+            self._array = np.empty(0, dtype=self.dtype)
+            return
+        try:
+            with self.path.open("rb") as file:
+                self._refuse_change(os.fstat(file.fileno()).st_size)
+                self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise FormatError(f"{self.path}: cannot be read any more: {error.strerror or error}") from error
+        self._array = np.frombuffer(self._map, dtype=self.dtype)
+
+    def check(self) -> None:
+        """Raise a `FormatError` when the file no longer has the size it had at opening."""
+        if self._map is not None:
+            self._refuse_change(self._map.size())
+
+    def _refuse_change(self, size: int) -> None:
+        if size != self.size:
+            raise FormatError(
+                f"{self.path}: had {self.size:,} bytes when it was opened and has {size:,} now: something wrote to "
+                "the dataset while it was being read; restore the file and open the dataset again"
+            )
+
+    def release(self) -> None:
+        """Unmap as soon as no view is left; the next use maps the file again."""
+        self._array = None
+        self._map = None
+
+    def __getstate__(self) -> tuple[Path, np.dtype[Any], int, int]:
+        return self.path, self.dtype, self.size, self.records
+
+    def __setstate__(self, state: tuple[Path, np.dtype[Any], int, int]) -> None:
+        self.path, self.dtype, self.size, self.records = state
+        self._map, self._array = None, None
+
+
+def file_size(path: Path) -> int:
+    """Bytes in a file; a missing or unreadable one is a `FormatError`."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise FormatError(f"{path}: {error.strerror or error}; the dataset is not complete") from error
+
+
+def whole_records(path: Path, size: int, record: int) -> int:
+    """How many records of `record` bytes a file of `size` bytes holds; a rest is a `FormatError`."""
+    count, rest = divmod(size, record)
+    if rest:
+        raise FormatError(
+            f"{path}: {size:,} bytes is no multiple of its {record}-byte records ({count:,} records and {rest} bytes): "
+            "the file was cut or is of another format"
+        )
+    return count

@@ -1,0 +1,134 @@
+"""One shard while it grows: open files, running hashes, and the mask that turns float32 when it must."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of
+from chatmill.store.episode_columns import EpisodeColumns
+from chatmill.store.episode_layout import INDEX, MASK, TOKENS
+from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, FileRecord, ShardRecord
+
+BUFFER = 1 << 20
+COPY = 1 << 22
+
+
+class _GrowingFile:
+    """A file being written, with the hash of its bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] = path.open("wb", buffering=BUFFER)
+        self._hash = hashlib.sha256()
+        self._bytes = 0
+
+    def write(self, values: NDArray[Any] | bytes) -> None:
+        """Append the bytes of an array (or bytes)."""
+        data = values.tobytes() if isinstance(values, np.ndarray) else values
+        self._file.write(data)
+        self._hash.update(data)
+        self._bytes += len(data)
+
+    def finish(self) -> FileRecord:
+        """Flush, sync to disk and close."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return FileRecord(bytes=self._bytes, sha256=self._hash.hexdigest())
+
+    def discard(self) -> None:
+        """Close without a sync; a write error at this point changes nothing."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class ShardWriter:
+    """Writes the files of one shard into a folder that is not yet visible to readers."""
+
+    def __init__(self, folder: Path, columns: Sequence[ColumnSpec], *, masks: bool) -> None:
+        """Create the folder and open its files; what an earlier, killed writer left there goes."""
+        self.folder = folder
+        self.episodes = 0
+        self.tokens = 0
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        self._specs = tuple(columns)
+        names = [TOKENS, INDEX, *([MASK] if masks else []), *(c.file for c in columns)]
+        names += [c.offsets_file for c in columns if c.offsets_file]
+        self._files = {name: _GrowingFile(folder / name) for name in names}
+        self._mask_dtype: np.dtype[Any] = np.dtype(np.uint8)
+        self._text_bytes = 0
+        if RECORD_ID in self._specs:
+            self._files[RECORD_ID.offsets_file].write(np.zeros(1, dtype="<u8"))
+
+    def append(self, columns: EpisodeColumns) -> None:
+        """Write whole episodes behind the ones that are there."""
+        starts = offsets_of(columns.lengths)[:-1] + self.tokens
+        self._files[TOKENS].write(columns.ids)
+        self._files[INDEX].write(np.stack([starts, columns.lengths], axis=1).astype("<u8"))
+        if columns.mask is not None:
+            self._append_mask(columns.mask)
+        for spec in self._specs:
+            if spec.offsets_file:
+                self._append_text(spec, columns.record_id or ())
+            else:
+                self._files[spec.file].write(getattr(columns, spec.name).astype(spec.dtype, copy=False))
+        self.episodes += len(columns)
+        self.tokens += len(columns.ids)
+
+    def _append_text(self, spec: ColumnSpec, values: tuple[bytes, ...]) -> None:
+        ends = self._text_bytes + offsets_of(np.array([len(v) for v in values], dtype=np.int64))[1:]
+        self._files[spec.file].write(b"".join(values))
+        self._files[spec.offsets_file].write(ends.astype("<u8"))
+        self._text_bytes = int(ends[-1])
+
+    def _append_mask(self, mask: NDArray[Any]) -> None:
+        if mask.dtype != np.uint8 and self._mask_dtype == np.uint8:
+            self._widen_mask()
+        self._files[MASK].write(mask.astype(self._mask_dtype, copy=False))
+
+    def _widen_mask(self) -> None:
+        """The first fractional weight of the shard: rewrite what is there as float32, piece by piece."""
+        self._files[MASK].finish()
+        narrow = self.folder / f"{MASK}.uint8"
+        (self.folder / MASK).rename(narrow)
+        self._mask_dtype = np.dtype("<f4")
+        self._files[MASK] = _GrowingFile(self.folder / MASK)
+        with narrow.open("rb") as file:
+            while piece := file.read(COPY):
+                self._files[MASK].write(np.frombuffer(piece, dtype=np.uint8).astype(self._mask_dtype))
+        narrow.unlink()
+
+    def finish(self, name: str) -> ShardRecord:
+        """Sync every file and the folder; the caller renames the folder."""
+        files = {file: growing.finish() for file, growing in self._files.items()}
+        sync_folder(self.folder)
+        return ShardRecord(name=name, episodes=self.episodes, tokens=self.tokens, files=files)
+
+    def discard(self) -> None:
+        """Close and remove everything."""
+        for growing in self._files.values():
+            growing.discard()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable, where the system can do that."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # folders cannot be opened on this platform
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

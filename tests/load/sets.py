@@ -1,0 +1,97 @@
+"""Small episode datasets for the tests, written by hand, and the slow, obvious batches they must give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+PAD = 50_256
+
+
+@dataclass(frozen=True)
+class Item:
+    """One episode: ids and token-aligned weights."""
+
+    ids: list[int]
+    weights: list[float]
+
+
+def items(count: int, *, seed: int = 0, low: int = 2, high: int = 20, fractional: bool = False) -> list[Item]:
+    """Episodes whose ids tell them apart: token t of episode i is 1000 * i + t."""
+    rng = np.random.RandomState(seed)
+    made = []
+    for i in range(count):
+        length = int(rng.randint(low, high + 1))
+        weights = rng.randint(0, 2, length) * (0.25 if fractional else 1)
+        made.append(Item(ids=[1000 * i + t for t in range(length)], weights=weights.tolist()))
+    return made
+
+
+def write_by_hand(folder: Path, episodes: Sequence[Item], *, mask: str | None = "u1") -> None:
+    """The three files as the page describes them, without the writer."""
+    folder.mkdir(parents=True)
+    np.array([t for e in episodes for t in e.ids], dtype="<u4").tofile(folder / "tokens.bin")
+    lengths = np.array([len(e.ids) for e in episodes], dtype="<u8")
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype("<u8")
+    np.stack([starts, lengths], axis=1).astype("<u8").tofile(folder / "episodes.idx")
+    if mask is not None:
+        np.array([w for e in episodes for w in e.weights], dtype=mask).tofile(folder / "mask.bin")
+
+
+def write_set(
+    directory: Path,
+    train: Sequence[Item],
+    val: Sequence[Item] = (),
+    *,
+    shards: int = 0,
+    mask: str | None = "u1",
+) -> Path:
+    """A dataset folder, flat or in some shards of about equal numbers of episodes."""
+    for split, episodes in (("train", train), ("val", val)):
+        if not episodes:
+            continue
+        if not shards:
+            write_by_hand(directory / split, episodes, mask=mask)
+        for number in range(shards):
+            part = episodes[len(episodes) * number // shards : len(episodes) * (number + 1) // shards]
+            write_by_hand(directory / split / f"shard_{number:05d}", part, mask=mask)
+    return directory
+
+
+def row(item: Item, block: int, pad: int = PAD) -> tuple[list[int], list[int], list[float]]:
+    """x, y and mask of one episode, token by token."""
+    ids = [item.ids[t] if t < len(item.ids) else pad for t in range(block + 1)]
+    weights = [item.weights[t] if t < len(item.weights) else 0.0 for t in range(block + 1)]
+    return ids[:-1], ids[1:], weights[1:]
+
+
+def batch(rows: Sequence[Item | None], block: int, pad: int = PAD) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The batch of some episodes; None is a row of padding."""
+    made = [row(item or Item(ids=[], weights=[]), block, pad) for item in rows]
+    x, y, mask = zip(*made, strict=True)
+    return torch.tensor(x), torch.tensor(y), torch.tensor(mask, dtype=torch.float32)
+
+
+def epoch_steps(
+    episodes: Sequence[Item], *, seed: int, epoch: int, step: int, shuffle: bool = True, drop_last: bool = True
+) -> list[list[Item | None]]:
+    """The rows of every global step of an epoch, filled up with None when nothing is dropped."""
+    n = len(episodes)
+    order = np.random.RandomState(seed + epoch).permutation(n) if shuffle else np.arange(n)
+    rows: list[Item | None] = [episodes[i] for i in order]
+    if drop_last:
+        rows = rows[: n // step * step]
+    else:
+        rows += [None] * (-n % step)
+    return [rows[i : i + step] for i in range(0, len(rows), step)]
+
+
+def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    """Same tensors: types, shapes, values."""
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) for a, b in zip(one, other, strict=True)
+    )

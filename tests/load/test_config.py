@@ -1,0 +1,201 @@
+"""The training config: XML, YAML and keyword arguments, and every mistake in them."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from chatmill.errors import ConfigError
+from chatmill.load.config import TrainingConfig, as_training_config, load_training_config
+
+FULL = """<config>
+  <model><batch_siz>ignored, not under training</batch_siz></model>
+  <training>
+    <batch_size>8</batch_size> <block_size>1024</block_size>
+    <dataset_mode>sft_episode</dataset_mode>
+    <batch_sampling_mode>random</batch_sampling_mode>
+    <epoch_shuffle>false</epoch_shuffle> <epoch_drop_last>False</epoch_drop_last> <epoch_seed>7</epoch_seed>
+    <use_loss_mask>true</use_loss_mask>
+    <pad_token_id>50256</pad_token_id>
+    <episode_min_tokens>4</episode_min_tokens>
+  </training>
+</config>
+"""
+VALUES = {
+    "batch_size": 8,
+    "block_size": 1024,
+    "dataset_mode": "sft_episode",
+    "batch_sampling_mode": "random",
+    "epoch_shuffle": False,
+    "epoch_drop_last": False,
+    "epoch_seed": 7,
+    "use_loss_mask": True,
+    "pad_token_id": 50256,
+    "episode_min_tokens": 4,
+}
+
+
+def xml(tmp_path: Path, inner: str, name: str = "config.xml") -> Path:
+    path = tmp_path / name
+    path.write_text(f"<config>\n<training>\n{inner}\n</training>\n</config>\n")
+    return path
+
+
+NEEDED = "<batch_size>2</batch_size><block_size>4</block_size>"
+
+
+def test_every_option_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.xml"
+    path.write_text(FULL)
+    config = load_training_config(path)
+    assert {name: getattr(config, name) for name in VALUES} == VALUES
+
+
+def test_yaml_and_keywords_give_the_same_config(tmp_path: Path) -> None:
+    path = tmp_path / "config.xml"
+    path.write_text(FULL)
+    lines = [f"  {name}: {str(value).lower()}" for name, value in VALUES.items()]
+    (tmp_path / "nested.yaml").write_text("\n".join(["config:", " training:", *lines]))
+    (tmp_path / "section.yml").write_text("\n".join(["model: {x: 1}", "training:", *lines]))
+    (tmp_path / "flat.yaml").write_text("\n".join(line.strip() for line in lines))
+    wanted = load_training_config(path)
+    for other in ("nested.yaml", "section.yml", "flat.yaml"):
+        assert load_training_config(tmp_path / other) == wanted
+    assert load_training_config(**VALUES) == wanted
+    assert TrainingConfig(**VALUES) == wanted
+    assert as_training_config(VALUES) == wanted
+    assert as_training_config(SimpleNamespace(**VALUES, unrelated=1)) == wanted
+
+
+def test_training_may_be_the_root_and_defaults_are_those_of_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "c.xml"
+    path.write_text(f"<training>{NEEDED}</training>")
+    config = load_training_config(path)
+    assert config.dataset_mode == "token_stream"
+    assert config.batch_sampling_mode == "random"
+    assert (config.epoch_shuffle, config.epoch_drop_last, config.use_loss_mask) == (True, True, False)
+    assert (config.epoch_seed, config.episode_min_tokens, config.pad_token_id) == (1337, 2, None)
+    episodes = load_training_config(path, dataset_mode="sft_episode")
+    assert episodes.batch_sampling_mode == "epoch"
+    assert config.replace(dataset_mode="sft_episode").batch_sampling_mode == "epoch"
+    assert episodes.replace(batch_sampling_mode="random").batch_sampling_mode == "random"
+
+
+def test_a_file_without_a_telling_suffix_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "a.conf").write_text(f"\n<training>{NEEDED}</training>")
+    (tmp_path / "b.conf").write_text("batch_size: 2\nblock_size: 4\n")
+    assert load_training_config(tmp_path / "a.conf") == load_training_config(tmp_path / "b.conf")
+
+
+def test_keywords_override_a_file(tmp_path: Path) -> None:
+    config = load_training_config(xml(tmp_path, NEEDED), batch_size=9)
+    assert (config.batch_size, config.block_size) == (9, 4)
+
+
+@pytest.mark.parametrize(
+    ("inner", "says"),
+    [
+        ("<batch_size>2</batch_size>", [":2:", "<block_size>", "required"]),
+        ("<block_size>2</block_size>", ["<batch_size>", "required"]),
+        (
+            "<batch_size>2</batch_size>\n<block_size>x</block_size>",
+            [":4:", "<block_size>", "'x'", "whole number, 1 or more"],
+        ),
+        ("<batch_size>2.0</batch_size><block_size>4</block_size>", [":3:", "<batch_size>", "whole number"]),
+        ("<batch_size>0</batch_size><block_size>4</block_size>", ["<batch_size>", "0", "1 or more"]),
+        (NEEDED + "\n<dataset_mode>sft</dataset_mode>", [":4:", "<dataset_mode>", "token_stream, sft_episode"]),
+        (NEEDED + "\n<batch_sampling_mode>all</batch_sampling_mode>", [":4:", "random, epoch"]),
+        (NEEDED + "\n\n<epoch_shuffle>yes please</epoch_shuffle>", [":5:", "<epoch_shuffle>", "true, false"]),
+        (NEEDED + "<epoch_seed>-1</epoch_seed>", ["<epoch_seed>", "-1", "0 to 4294967295"]),
+        (NEEDED + "<pad_token_id></pad_token_id>", ["<pad_token_id>", "whole number"]),
+        (NEEDED + "<pad_token_id><x>1</x></pad_token_id>", ["<pad_token_id>"]),
+        (NEEDED + "<episode_min_tokens>0</episode_min_tokens>", ["<episode_min_tokens>", "1 or more"]),
+        (NEEDED + "\n<batch_size>3</batch_size>", [":4:", "<batch_size>", "second time", "line 3"]),
+        (NEEDED + "\n<bach_size>3</bach_size>", [":4:", "<bach_size>", "did you mean <batch_size>"]),
+        (NEEDED + "\n<Epoch-Seed>3</Epoch-Seed>", [":4:", "did you mean <epoch_seed>"]),
+        (NEEDED + "\n<use_lossmask>true</use_lossmask>", ["did you mean <use_loss_mask>"]),
+    ],
+)
+def test_mistakes_name_line_element_and_what_is_allowed(tmp_path: Path, inner: str, says: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_training_config(xml(tmp_path, inner))
+    for part in ["config.xml", *says]:
+        assert part in str(caught.value)
+
+
+def test_other_unknown_elements_are_kept_and_named_in_one_warning(tmp_path: Path) -> None:
+    path = xml(tmp_path, NEEDED + "<learning_rate>1e-4</learning_rate><vocab_size>99</vocab_size><o><p>1</p></o>")
+    with pytest.warns(UserWarning, match="not options of the loaders") as caught:
+        config = load_training_config(path)
+    assert len(caught) == 1
+    assert "learning_rate, vocab_size, o" in str(caught[0].message)
+    assert config.extra == {"learning_rate": "1e-4", "vocab_size": "99", "o": {"p": "1"}}
+    assert config.learning_rate == "1e-4"
+    with pytest.raises(AttributeError, match="no_such"):
+        _ = config.no_such
+
+
+def test_elements_outside_training_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "c.xml"
+    path.write_text(f"<config><batchsize>1</batchsize><training>{NEEDED}</training><seed/></config>")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_training_config(path).batch_size == 2
+
+
+BOMB = """<!DOCTYPE bomb [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">
+<!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;"><!ENTITY d "&c;&c;&c;&c;&c;&c;&c;&c;">]>
+<training><batch_size>&d;</batch_size><block_size>4</block_size></training>"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (BOMB, "entity"),
+        (
+            '<!DOCTYPE t [<!ENTITY x SYSTEM "file:///etc/hostname">]><training><batch_size>&x;</batch_size></training>',
+            "entity",
+        ),
+        ('<!DOCTYPE t [<!ENTITY % x SYSTEM "http://localhost/x.dtd"> %x;]><training/>', "entity"),
+        ("<training><batch_size>1</training>", "not well-formed"),
+        ("", "not well-formed"),
+        ("<config><other/></config>", "<training>"),
+        (f"<config><training>{NEEDED}</training>\n<training/></config>", "a second <training>"),
+    ],
+)
+def test_unsafe_or_broken_xml_is_one_clear_error(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "evil.xml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_training_config(path)
+    assert says in str(caught.value)
+    assert "evil.xml:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("batch_size: 2\nblock_size: 4\nbatch_size: 3\n", [":3:", "batch_size", "line 1"]),
+        ("batch_size: '2'\nblock_size: 4\n", [":1:", "whole number"]),
+        ("batch_size: true\nblock_size: 4\n", [":1:", "whole number"]),
+        ("training: [1, 2]\n", [":1:", "mapping"]),
+        ("a: [1\n", ["not well-formed"]),
+        ("training:\n  batch_size: 2\n  blok_size: 4\n", [":3:", "block_size"]),
+        ("", ["mapping"]),
+    ],
+)
+def test_mistakes_in_yaml(tmp_path: Path, text: str, says: list[str]) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_training_config(path)
+    for part in ["c.yaml", *says]:
+        assert part in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.xml"):
+        load_training_config(tmp_path / "nowhere.xml")

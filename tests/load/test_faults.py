@@ -1,0 +1,138 @@
+"""Broken datasets at the loaders: one clear error each, at opening wherever it can be seen there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chatmill.errors import ConfigError, FormatError
+from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.load.mixture import MixtureLoader
+from chatmill.store.episode_writer import EpisodeWriter
+from tests.load.sets import PAD, items, write_set
+
+BASE = {"batch_size": 2, "block_size": 6, "dataset_mode": "sft_episode", "pad_token_id": PAD, "use_loss_mask": True}
+
+
+def cut(name: str, size: int) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / name
+        path.write_bytes(path.read_bytes()[:size])
+
+    return damage
+
+
+def index_outside(folder: Path) -> None:
+    index = np.fromfile(folder / "episodes.idx", dtype="<u8").reshape(-1, 2)
+    index[1] = (40, 10**6)
+    index.tofile(folder / "episodes.idx")
+
+
+def without(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
+    "truncated tokens": (cut("tokens.bin", 40), ["tokens.bin has 10 tokens", "record"]),
+    "half a token": (cut("tokens.bin", 41), ["tokens.bin", "41 bytes", "4-byte"]),
+    "half an index record": (cut("episodes.idx", 30), ["episodes.idx", "30 bytes", "16-byte"]),
+    "index outside": (index_outside, ["record 1", "1,000,000"]),
+    "no episodes": (cut("episodes.idx", 0), ["empty split"]),
+    "no index": (without("episodes.idx"), ["episodes.idx"]),
+    "no tokens": (without("tokens.bin"), ["tokens.bin"]),
+}
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_at_opening(tmp_path: Path, fault: str, split: str) -> None:
+    write_set(tmp_path, items(12), items(12))
+    damage, says = FAULTS[fault]
+    damage(tmp_path / split)
+    with pytest.raises(FormatError) as caught:
+        GPTEpisodeDataLoader(BASE, None, tmp_path)
+    for part in [str(tmp_path / split), *says]:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", ["truncated tokens", "no index", "index outside"])
+def test_faults_in_one_shard(tmp_path: Path, fault: str) -> None:
+    write_set(tmp_path, items(60, low=10), shards=3)
+    damage, _ = FAULTS[fault]
+    damage(tmp_path / "train/shard_00001")
+    for opened in (
+        lambda: GPTEpisodeDataLoader(BASE, None, tmp_path),
+        lambda: MixtureLoader(BASE, {tmp_path: 1.0}),
+    ):
+        with pytest.raises(FormatError, match="shard_00001"):
+            opened()
+
+
+def test_no_episode_is_long_enough(tmp_path: Path) -> None:
+    write_set(tmp_path, items(9, high=5))
+    with pytest.raises(
+        FormatError, match=r"none of its 9 episodes has episode_min_tokens = 6 tokens .*the longest has"
+    ):
+        GPTEpisodeDataLoader({**BASE, "episode_min_tokens": 6}, None, tmp_path)
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no such folder"):
+        GPTEpisodeDataLoader(BASE, None, tmp_path / "nowhere")
+    (tmp_path / "tain").mkdir()
+    with pytest.raises(FormatError, match="holds tain"):
+        GPTEpisodeDataLoader(BASE, None, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "mask.bin", "episodes.idx"])
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_a_file_that_changes_size_between_open_and_read(tmp_path: Path, name: str, prefetch: bool) -> None:
+    write_set(tmp_path, items(4000, low=10))
+    made = GPTEpisodeDataLoader(BASE, None, tmp_path, prefetch=prefetch)
+    made.get_batch()
+    place = made.state_dict()["splits"]["train"]["place"]
+    path = tmp_path / "train" / name
+    data = path.read_bytes()
+    made.close()
+    with path.open("r+b") as file:
+        file.truncate(16)
+    with pytest.raises(FormatError, match=f"{name}.*when it was opened"):
+        made.get_batch()
+    made.close()
+    with path.open("r+b") as file:
+        file.write(data)
+    made.get_batch()
+    assert made.state_dict()["splits"]["train"]["place"]["position"] > place["position"]
+
+
+def test_a_split_whose_writer_was_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = EpisodeWriter(tmp_path, "train", shard_tokens=10)
+    for i in range(6):
+        writer.append([i] * 5, [1] * 5)
+    with caplog.at_level(logging.WARNING):
+        made = GPTEpisodeDataLoader(BASE, None, tmp_path)
+    assert "unfinished" in caplog.text
+    assert len(made.dataset()) == 4
+    with pytest.raises(FormatError, match="unfinished"):
+        GPTEpisodeDataLoader(BASE, None, tmp_path, strict=True)
+    writer.abort()
+    with pytest.raises(FormatError, match="unfinished"):
+        GPTEpisodeDataLoader(BASE, None, tmp_path, strict=True)
+
+
+def test_masks_with_strict(tmp_path: Path) -> None:
+    write_set(tmp_path / "none", items(6), mask=None)
+    with pytest.raises(ConfigError, match=r"there is no mask\.bin"):
+        GPTEpisodeDataLoader(BASE, None, tmp_path / "none", strict=True)
+    assert (
+        len(GPTEpisodeDataLoader({**BASE, "use_loss_mask": False}, None, tmp_path / "none", strict=True).get_batch())
+        == 2
+    )
+    write_set(tmp_path / "short", items(6))
+    cut("mask.bin", 3)(tmp_path / "short/train")
+    with pytest.raises(FormatError, match=r"mask\.bin: 3 bytes"):
+        GPTEpisodeDataLoader({**BASE, "use_loss_mask": False}, None, tmp_path / "short", strict=True)

@@ -1,0 +1,141 @@
+"""Mixtures: shares, own epochs, determinism, resume and other world sizes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from chatmill.errors import ConfigError
+from chatmill.load.mixture import MixtureLoader, MixtureSource
+from tests.load.sets import PAD, Item, items, row, same, write_set
+
+BASE = {"batch_size": 4, "block_size": 8, "dataset_mode": "sft_episode", "pad_token_id": PAD, "use_loss_mask": True}
+WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
+SIZES = {"a": 9, "b": 5, "c": 14}
+
+
+@pytest.fixture
+def sets(tmp_path: Path) -> dict[str, list[Item]]:
+    made = {}
+    for number, (name, size) in enumerate(SIZES.items(), 1):
+        shifted = [
+            Item(ids=[t + 100_000 * number for t in item.ids], weights=item.weights)
+            for item in items(size, seed=number)
+        ]
+        write_set(tmp_path / name, shifted, shifted[:3] if name != "c" else [])
+        made[name] = shifted
+    return made
+
+
+def make(directory: Path, **options: object) -> MixtureLoader:
+    sources = [MixtureSource(name=name, directory=directory / name, weight=w) for name, w in WEIGHTS.items()]
+    return MixtureLoader({**BASE, **options.pop("config", {})}, sources, **options)  # type: ignore[dict-item,arg-type]
+
+
+def reference(sets: dict[str, list[Item]], rows: int) -> list[Item]:
+    """Row by row: draw the source, then take the next episode of that source's own epochs."""
+    shares = np.cumsum(list(WEIGHTS.values())) / sum(WEIGHTS.values())
+    draws = np.random.RandomState(1337).random_sample(65536)
+    orders = {
+        name: [i for epoch in range(60) for i in np.random.RandomState(1337 + epoch).permutation(len(episodes))]
+        for name, episodes in sets.items()
+    }
+    taken = dict.fromkeys(sets, 0)
+    made = []
+    for u in draws[:rows]:
+        name = list(sets)[int(np.sum(u >= shares))]
+        made.append(sets[name][orders[name][taken[name]]])
+        taken[name] += 1
+    return made
+
+
+def as_tensors(rows: list[Item]) -> tuple[torch.Tensor, ...]:
+    x, y, mask = zip(*(row(item, 8) for item in rows), strict=True)
+    return torch.tensor(x), torch.tensor(y), torch.tensor(mask, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_rows_equal_the_slow_reference(tmp_path: Path, sets: dict[str, list[Item]], world: int) -> None:
+    ranks = [make(tmp_path, rank=r, world_size=world) for r in range(world)]
+    wanted = reference(sets, 4 * world * 20)
+    for step in range(20):
+        for rank, one in enumerate(ranks):
+            first = (step * world + rank) * 4
+            assert same(one.get_batch(), as_tensors(wanted[first : first + 4]))
+
+
+def test_shares_follow_the_weights_and_epochs_are_in_the_state(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    made = make(tmp_path, config={"batch_size": 100})
+    counts = np.zeros(3)
+    for _ in range(35):
+        firsts = made.get_batch()[0][:, 0].numpy() // 100_000 - 1
+        counts += np.bincount(firsts, minlength=3)
+    assert np.abs(counts / counts.sum() - np.array([2, 4, 1]) / 7).max() < 0.02
+    place = json.loads(json.dumps(made.state_dict()))["splits"]["train"]["place"]
+    assert place["position"] == 3500
+    for i, name in enumerate(WEIGHTS):
+        at = place["sources"][name]
+        assert at["epoch"] * SIZES[name] + at["position"] == counts[i]
+        assert at["epoch"] > 10
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_resume_at_every_step_and_with_another_world_size(
+    tmp_path: Path, sets: dict[str, list[Item]], pack: bool
+) -> None:
+    whole = make(tmp_path, pack=pack)
+    states, rows = [], []
+    for _ in range(12):
+        states.append(json.loads(json.dumps(whole.state_dict())))
+        rows.append(whole.get_batch())
+    for start, state in enumerate(states):
+        resumed = make(tmp_path, pack=pack, prefetch=False)
+        resumed.load_state_dict(state)
+        assert all(same(resumed.get_batch(), one) for one in rows[start:])
+    pair = [make(tmp_path, pack=pack, rank=r, world_size=2) for r in range(2)]
+    for one in pair:
+        one.load_state_dict(states[4])
+    for step in range(4):
+        for rank, one in enumerate(pair):
+            assert same(one.get_batch(), rows[4 + 2 * step + rank])
+
+
+def test_val_mixes_the_sets_that_have_one(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    made = make(tmp_path)
+    firsts = np.concatenate([made.get_batch("val")[0][:, 0].numpy() // 100_000 for _ in range(20)])
+    assert set(firsts.tolist()) == {1, 2}
+
+
+def test_random_mode_and_a_mapping_of_folders(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    folders = {tmp_path / name: weight for name, weight in WEIGHTS.items()}
+    made = MixtureLoader({**BASE, "batch_sampling_mode": "random"}, folders)
+    again = MixtureLoader({**BASE, "batch_sampling_mode": "random"}, folders)
+    assert all(same(made.get_batch(), again.get_batch()) for _ in range(5))
+
+
+def test_other_weights_or_sets_are_refused_on_resume(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    state = make(tmp_path).state_dict()
+    changed = [MixtureSource(name=n, directory=tmp_path / n, weight=w + (n == "b")) for n, w in WEIGHTS.items()]
+    with pytest.raises(ConfigError, match="sources"):
+        MixtureLoader(BASE, changed).load_state_dict(state)
+    swapped = [MixtureSource(name=n, directory=tmp_path / "a", weight=w) for n, w in WEIGHTS.items()]
+    with pytest.raises(ConfigError, match="another dataset"):
+        MixtureLoader(BASE, swapped).load_state_dict(state)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_weights_that_mean_nothing_are_refused(tmp_path: Path, sets: dict[str, list[Item]], weight: float) -> None:
+    with pytest.raises(ConfigError, match="weight"):
+        MixtureLoader(BASE, {tmp_path / "a": weight})
+
+
+def test_no_sets_and_double_names_are_refused(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        MixtureLoader(BASE, {})
+    twice = [MixtureSource(name="x", directory=tmp_path / "a", weight=1)] * 2
+    with pytest.raises(ConfigError, match="same name"):
+        MixtureLoader(BASE, twice)

@@ -1,0 +1,73 @@
+"""Orders, draws and the arithmetic of global positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatmill.errors import ConfigError
+from chatmill.load.order import CHUNK, Draws, EpochPlace, Share, epoch_order, epoch_step, steps_per_epoch, take_rows
+
+
+def test_the_order_of_an_epoch_is_the_permutation_of_its_seed() -> None:
+    for epoch in range(3):
+        assert (epoch_order(5, epoch, 40, shuffle=True) == np.random.RandomState(5 + epoch).permutation(40)).all()
+    assert (epoch_order(5, 2, 6, shuffle=False) == np.arange(6)).all()
+
+
+@pytest.mark.parametrize("position", [0, 1, CHUNK - 3, CHUNK - 1, CHUNK, 2 * CHUNK - 5])
+def test_draws_are_one_stream_in_chunks(position: int) -> None:
+    stream = np.concatenate([np.random.RandomState(9 + j).randint(0, 1000, CHUNK) for j in range(4)])
+    draws = Draws(9, 1000)
+    for count in (1, 7, 100, CHUNK + 9):
+        assert (draws.take(position, count) == stream[position : position + count]).all()
+
+
+def test_a_seed_beyond_32_bits_is_refused() -> None:
+    with pytest.raises(ConfigError, match="epoch_seed"):
+        epoch_order(2**32 - 1, 1, 4, shuffle=True)
+
+
+@given(
+    rows=st.integers(1, 60),
+    batch=st.integers(1, 5),
+    world=st.integers(1, 4),
+    drop_last=st.booleans(),
+    steps=st.integers(1, 30),
+)
+def test_ranks_share_every_epoch_without_gap_or_overlap(
+    rows: int, batch: int, world: int, drop_last: bool, steps: int
+) -> None:
+    place = EpochPlace()
+    shares = [Share(batch_size=batch, rank=rank, world_size=world) for rank in range(world)]
+    if drop_last and rows < batch * world:
+        with pytest.raises(ConfigError, match=f"{rows:,} rows"):
+            epoch_step(place, lambda e: rows, shares[0], drop_last=True, what="here")
+        return
+    taken: dict[int, list[int]] = {}
+    for _ in range(steps):
+        made = [epoch_step(place, lambda e: rows, share, drop_last=drop_last, what="here") for share in shares]
+        assert len({(step.epoch, step.after) for step in made}) == 1
+        for step in made:
+            assert 0 <= step.real <= batch
+            taken.setdefault(step.epoch, []).extend(range(step.first, step.first + step.real))
+        place = made[0].after
+    *whole, last = sorted(taken)
+    per_epoch = rows // (batch * world) * batch * world if drop_last else rows
+    for epoch in whole:
+        assert taken[epoch] == list(range(per_epoch))
+    assert taken[last] == list(range(len(taken[last])))
+    assert last == (steps - 1) // steps_per_epoch(rows, shares[0], drop_last=drop_last)
+
+
+@given(st.integers(1, 9), st.lists(st.integers(0, 20), min_size=1, max_size=8))
+def test_rows_of_endless_epochs(rows: int, counts: list[int]) -> None:
+    place, seen = EpochPlace(), []
+    for count in counts:
+        pieces, place = take_rows(place, lambda epoch: rows + epoch, count)
+        seen += [(epoch, row) for epoch, first, number in pieces for row in range(first, first + number)]
+    assert len(seen) == sum(counts)
+    wanted = [(epoch, row) for epoch in range(200) for row in range(rows + epoch)]
+    assert seen == wanted[: len(seen)]

@@ -1,0 +1,274 @@
+"""The reader: random access, columns, fingerprints, and every fault one clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chatmill.errors import ConfigError, FormatError
+from chatmill.store.episode_check import check_episodes
+from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.token_files import TokenFiles
+
+
+def write(directory: Path, shard_tokens: int | None = None, count: int = 12) -> Path:
+    with EpisodeWriter(directory, "train", shard_tokens) as writer:
+        for i in range(count):
+            n = 2 + i % 5
+            writer.append(
+                [10 * i + t for t in range(n)], [t % 2 for t in range(n)], kinds=[34] * n,
+                source=f"s{i % 2}", turns=i, record_id=f"id-{i}",
+            )  # fmt: skip
+    return directory
+
+
+@pytest.mark.parametrize("shard_tokens", [None, 9])
+def test_random_access(tmp_path: Path, shard_tokens: int | None) -> None:
+    dataset = EpisodeDataset(write(tmp_path, shard_tokens))
+    assert len(dataset) == 12
+    assert len(dataset.shards) == (1 if shard_tokens is None else 7)
+    for i in (0, 11, 5, 3, -1, -12):
+        episode = dataset[i]
+        assert episode.index == i % 12
+        assert episode.ids.tolist() == [10 * (i % 12) + t for t in range(2 + i % 12 % 5)]
+        assert len(episode) == 2 + i % 12 % 5
+        assert episode.record_id == f"id-{i % 12}"
+        assert not episode.ids.flags.writeable
+    for i in (12, -13):
+        with pytest.raises(IndexError, match="of 12"):
+            dataset[i]
+    assert [e.index for e in dataset] == list(range(12))
+    assert dataset.lengths.tolist() == [2 + i % 5 for i in range(12)]
+    assert dataset.column("turns").tolist() == list(range(12))
+    assert dataset.source_names == ("s0", "s1")
+    assert dataset.column("trained").tolist() == [(2 + i % 5) // 2 for i in range(12)]
+    with pytest.raises(ConfigError, match="turns"):
+        dataset.column("no such column")
+    assert "12 episodes" in repr(dataset)
+
+
+def test_an_index_in_any_order_and_with_overlaps(tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    np.arange(10, dtype="<u4").tofile(folder / "tokens.bin")
+    np.array([[7, 3], [0, 4], [2, 5], [10, 0]], dtype="<u8").tofile(folder / "episodes.idx")
+    dataset = EpisodeDataset(tmp_path)
+    assert [e.ids.tolist() for e in dataset] == [[7, 8, 9], [0, 1, 2, 3], [2, 3, 4, 5, 6], []]
+
+
+def test_a_copy_in_another_process_maps_the_files_itself(tmp_path: Path) -> None:
+    dataset = EpisodeDataset(write(tmp_path, 9))
+    dataset[3]
+    data = pickle.dumps(dataset)
+    assert len(data) < 40_000
+    assert [e.ids.tolist() for e in pickle.loads(data)] == [e.ids.tolist() for e in dataset]
+
+
+def test_fingerprints_tell_data_apart(tmp_path: Path) -> None:
+    one, same, sharded = write(tmp_path / "a"), write(tmp_path / "b"), write(tmp_path / "c", 9)
+    prints = [EpisodeDataset(d).fingerprint for d in (one, same, sharded)]
+    assert prints[0] == prints[1] != prints[2]
+    for name in ("tokens.bin", "mask.bin", "episodes.idx"):
+        changed = write(tmp_path / name)
+        data = bytearray((changed / "train" / name).read_bytes())
+        data[-8] ^= 1
+        (changed / "train" / name).write_bytes(data)
+        assert EpisodeDataset(changed).fingerprint != prints[0]
+
+
+def test_more_shards_than_open_files(tmp_path: Path) -> None:
+    write(tmp_path, 2, count=400)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, limit[1]))
+    try:
+        dataset = EpisodeDataset(tmp_path)
+        assert len(dataset.shards) == 400
+        order = np.random.RandomState(0).permutation(400).tolist()
+        assert all(dataset[i].ids[0] == 10 * i for i in order)
+        files = TokenFiles(tmp_path / "train")
+        assert all(files.shard(i).token_ids[0] == 10 * i for i in order)
+        assert dataset.lengths.sum() == files.tokens.sum()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def damage_tokens(folder: Path) -> None:
+    (folder / "tokens.bin").write_bytes((folder / "tokens.bin").read_bytes()[:-4])
+
+
+def damage_record(folder: Path) -> None:
+    index = np.fromfile(folder / "episodes.idx", dtype="<u8").reshape(-1, 2)
+    index[3] = (2**63, 2**63)
+    index.tofile(folder / "episodes.idx")
+
+
+def damage_start(folder: Path) -> None:
+    index = np.fromfile(folder / "episodes.idx", dtype="<u8").reshape(-1, 2)
+    index[5, 0] = 1_000_000
+    index.tofile(folder / "episodes.idx")
+
+
+FAULTS = {
+    "cut tokens": (damage_tokens, ["episodes.idx", "record 11", "tokens.bin has 44 tokens"]),
+    "tokens in half": (lambda f: (f / "tokens.bin").write_bytes(b"123"), ["tokens.bin", "3 bytes", "multiple"]),
+    "index cut": (
+        lambda f: (f / "episodes.idx").write_bytes((f / "episodes.idx").read_bytes()[:-5]),
+        ["episodes.idx", "16-byte", "11 bytes"],
+    ),
+    "start outside": (damage_start, ["record 5", "1,000,000"]),
+    "sum that wraps around": (damage_record, ["record 3", "9,223,372,036,854,775,808"]),
+    "mask too short": (
+        lambda f: (f / "mask.bin").write_bytes(b"1" * 44),
+        ["mask.bin", "44 bytes for 45 tokens"],
+    ),
+    "no index": (lambda f: (f / "episodes.idx").unlink(), ["episodes.idx is missing"]),
+    "no tokens": (lambda f: (f / "tokens.bin").unlink(), ["tokens.bin is missing"]),
+    "no column": (lambda f: (f / "kinds.u8").unlink(), ["kinds.u8 is missing"]),
+    "column cut": (lambda f: (f / "turns.u32").write_bytes(b"1234"), ["turns.u32", "4 bytes"]),
+    "no manifest format": (
+        lambda f: (f / "episodes.json").write_text('{"format": "x"}'),
+        ["episodes.json", "'x'", "version 1"],
+    ),
+    "broken manifest": (lambda f: (f / "episodes.json").write_text("{"), ["episodes.json", "not a manifest"]),
+    "manifest that points elsewhere": (
+        lambda f: (f / "episodes.json").write_text((f / "episodes.json").read_text().replace("kinds.u8", "../x")),
+        ["no plain file name"],
+    ),
+    "two layouts": (lambda f: (f / "shard_00000").mkdir(), ["both"]),
+    "no episodes": (lambda f: [(f / n).write_bytes(b"") for n in ("tokens.bin", "episodes.idx", "mask.bin")], []),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_one_clear_error(tmp_path: Path, fault: str) -> None:
+    write(tmp_path)
+    damage, says = FAULTS[fault]
+    damage(tmp_path / "train")
+    with pytest.raises(FormatError) as caught:
+        EpisodeDataset(tmp_path)
+    for part in says:
+        assert part in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert check_episodes(tmp_path).problems == (str(caught.value),)
+
+
+def test_an_empty_split(tmp_path: Path) -> None:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    with pytest.raises(FormatError, match="empty split"):
+        EpisodeDataset(tmp_path)
+    (folder / "tokens.bin").write_bytes(b"")
+    (folder / "episodes.idx").write_bytes(b"")
+    with pytest.raises(FormatError, match="empty split"):
+        EpisodeDataset(tmp_path)
+    with pytest.raises(FormatError, match="no such folder"):
+        EpisodeDataset(tmp_path, "val")
+    with pytest.raises(FormatError, match="no such folder"):
+        EpisodeDataset(tmp_path / "nowhere")
+
+
+def test_faults_of_sharded_sets(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", 9) / "train"
+    (folder / "shard_00002/episodes.idx").unlink()
+    with pytest.raises(FormatError, match="shard_00002"):
+        EpisodeDataset(tmp_path / "a")
+    folder = write(tmp_path / "b", 9) / "train"
+    (folder / "shard_00002").rename(tmp_path / "away")
+    with pytest.raises(FormatError, match=r"missing: shard_00002"):
+        EpisodeDataset(tmp_path / "b")
+    folder = write(tmp_path / "c", 9) / "train"
+    (folder / "shard_00001/mask.bin").unlink()
+    with pytest.raises(FormatError, match=r"shard_00001.*mask\.bin is missing"):
+        EpisodeDataset(tmp_path / "c")
+    loose = EpisodeDataset(tmp_path / "c", strict=False)
+    assert not loose.has_masks
+    assert "shard_00001" in loose.mask_problem
+    assert loose[0].weights is None
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "episodes.idx", "mask.bin", "kinds.u8"])
+@pytest.mark.parametrize("change", ["shrinks", "grows"])
+def test_a_file_that_changes_size_after_opening(tmp_path: Path, name: str, change: str) -> None:
+    dataset = EpisodeDataset(write(tmp_path))
+    dataset[0]
+    path = tmp_path / "train" / name
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(0 if change == "shrinks" else size + 8)
+    with pytest.raises(FormatError, match=rf"{name}.*had {size:,} bytes when it was opened"):
+        dataset[1]
+
+
+def test_a_file_that_is_replaced_is_read_as_it_was(tmp_path: Path) -> None:
+    """A rename puts another file in place; what was mapped stays as it was."""
+    dataset = EpisodeDataset(write(tmp_path))
+    before = [e.ids.tolist() for e in dataset]
+    (tmp_path / "new").write_bytes(b"\0" * 4)
+    os.replace(tmp_path / "new", tmp_path / "train/tokens.bin")
+    assert [e.ids.tolist() for e in dataset] == before
+
+
+def test_a_read_only_folder_is_enough_to_read(tmp_path: Path) -> None:
+    write(tmp_path)
+    for path in (tmp_path / "train").iterdir():
+        path.chmod(0o444)
+    (tmp_path / "train").chmod(0o555)
+    try:
+        before = sorted(p.name for p in tmp_path.rglob("*"))
+        assert EpisodeDataset(tmp_path)[3].ids[0] == 30
+        assert EpisodeDataset(tmp_path).fingerprint
+        assert sorted(p.name for p in tmp_path.rglob("*")) == before
+    finally:
+        (tmp_path / "train").chmod(0o755)
+
+
+@pytest.mark.parametrize("shard_tokens", [None, 9])
+def test_the_check_reads_every_byte(tmp_path: Path, shard_tokens: int | None) -> None:
+    write(tmp_path, shard_tokens)
+    sound = check_episodes(tmp_path)
+    assert sound.problems == ()
+    assert (sound.episodes, sound.tokens, sound.files) == (12, 45, 9 * (1 if shard_tokens is None else 7))
+    folder = tmp_path / "train" / ("" if shard_tokens is None else "shard_00003")
+    for name in ("tokens.bin", "mask.bin", "kinds.u8", "record_id.utf8"):
+        original = (folder / name).read_bytes()
+        (folder / name).write_bytes(original[:-1] + bytes([original[-1] ^ 64]))
+        problems = check_episodes(tmp_path).problems
+        assert any(name in p and "sha256" in p and str(folder) in p for p in problems)
+        (folder / name).write_bytes(original)
+    assert check_episodes(tmp_path).problems == ()
+
+
+def test_the_check_compares_columns(tmp_path: Path) -> None:
+    write(tmp_path)
+    folder = tmp_path / "train"
+    (folder / "kinds.u8").write_bytes(b"\xff" * 45)
+    (folder / "source.u32").write_bytes(np.full(12, 7, dtype="<u4").tobytes())
+    (folder / "trained.u32").write_bytes(np.full(12, 1, dtype="<u4").tobytes())
+    text = "\n".join(check_episodes(tmp_path).problems)
+    for part in ("code 255", "code 7; the manifest has 2 names", "says 1, its mask has 3"):
+        assert part in text
+    with pytest.raises(FormatError, match="source code 7"):
+        EpisodeDataset(tmp_path)[0]
+
+
+def test_the_reader_needs_numpy_alone(tmp_path: Path) -> None:
+    write(tmp_path)
+    script = (
+        "import sys, json\n"
+        "from chatmill.store.episodes import EpisodeDataset\n"
+        f"dataset = EpisodeDataset({str(tmp_path)!r})\n"
+        "ids = [e.ids.tolist() for e in dataset]\n"
+        "print(json.dumps([ids[3], sorted(m for m in sys.modules if m in "
+        "{'torch', 'pydantic', 'msgspec', 'pyarrow', 'rich', 'yaml', 'defusedxml'})]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[30, 31, 32, 33, 34], []]

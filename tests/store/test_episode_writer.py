@@ -1,0 +1,343 @@
+"""The writer: exact bytes, shards, columns, mask types, and nothing half-published."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.store import shard_writer
+from chatmill.store.episode_check import check_episodes
+from chatmill.store.episode_manifest import manifest_from_json
+from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.episodes import EpisodeDataset
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Relative name -> sha256 of every file below a folder."""
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
+
+
+def test_the_three_files_to_the_byte(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([1, 2, 70_000], [0, 1, 1])
+        writer.append([4_294_967_295], [0])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["train"]
+    folder = tmp_path / "train"
+    assert (folder / "tokens.bin").read_bytes().hex() == "010000000200000070110100ffffffff"
+    assert (folder / "mask.bin").read_bytes() == bytes([0, 1, 1, 0])
+    numbers = [0, 3, 3, 1]
+    assert (folder / "episodes.idx").read_bytes() == b"".join(n.to_bytes(8, "little") for n in numbers)
+    assert (folder / "trained.u32").read_bytes() == bytes([2, 0, 0, 0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [
+        ([0, 1, 1], "u1"),
+        ([True, False, True], "u1"),
+        ([0.0, 1.0, 2.0], "u1"),
+        ([0, 0.5, 1], "<f4"),
+        ([0, 300, 1], "<f4"),
+    ],
+)
+def test_masks_are_bytes_unless_a_weight_needs_more(tmp_path: Path, weights: list[Any], dtype: str) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([1, 2], [0, 1])
+        writer.append([7, 8, 9], weights)
+        writer.append([3], [1])
+    stored = np.fromfile(tmp_path / "train/mask.bin", dtype=dtype)
+    assert stored.tolist() == [0, 1, *map(float, weights), 1]
+
+
+def test_each_shard_has_its_own_mask_type(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train", shard_tokens=4) as writer:
+        writer.append_batch(np.arange(9), [0, 3, 6, 9], [0, 1, 1, 0, 0.5, 1, 1, 1, 0])
+    dtypes = [shard.mask_dtype for shard in EpisodeDataset(tmp_path).shards]
+    assert dtypes == [np.uint8, np.float32, np.uint8]
+
+
+episodes = st.lists(
+    st.lists(st.tuples(st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 1, 0.5])), min_size=1, max_size=9),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(episodes, st.sampled_from([None, 1, 5, 12, 1000]), st.lists(st.integers(1, 5), min_size=1))
+def test_batches_of_any_size_give_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory,
+    made: list[list[tuple[int, float]]],
+    shard_tokens: int | None,
+    sizes: list[int],
+) -> None:
+    one, many = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("many")
+    with EpisodeWriter(one, "train", shard_tokens) as writer:
+        for i, episode in enumerate(made):
+            writer.append(
+                [t for t, _ in episode], [w for _, w in episode], kinds=[i % 40] * len(episode),
+                source=f"s{i % 3}", turns=i, record_id=f"r{i}é",
+            )  # fmt: skip
+    with EpisodeWriter(many, "train", shard_tokens) as writer:
+        done = 0
+        while done < len(made):
+            part = made[done : done + sizes[done % len(sizes)]]
+            numbers = range(done, done + len(part))
+            writer.append_batch(
+                np.array([t for e in part for t, _ in e], dtype=np.uint32),
+                np.cumsum([0] + [len(e) for e in part]),
+                np.array([w for e in part for _, w in e]),
+                np.repeat([i % 40 for i in numbers], [len(e) for e in part]),
+                source=[f"s{i % 3}" for i in numbers],
+                turns=list(numbers),
+                record_ids=[f"r{i}é" for i in numbers],
+            )
+            done += len(part)
+    assert files(one) == files(many)
+    dataset = EpisodeDataset(one)
+    assert check_episodes(one).problems == ()
+    assert len(dataset) == len(made)
+    for i, (got, wanted) in enumerate(zip(dataset, made, strict=True)):
+        assert got.ids.tolist() == [t for t, _ in wanted]
+        assert got.weights is not None
+        assert got.weights.tolist() == [w for _, w in wanted]
+        assert got.kinds is not None
+        assert got.kinds.tolist() == [i % 40] * len(wanted)
+        assert (got.source, got.turns, got.record_id) == (f"s{i % 3}", i, f"r{i}é")
+        assert got.trained == sum(w > 0 for _, w in wanted)
+    if shard_tokens is not None:
+        sizes_on_disk = [(shard.tokens, shard.episodes) for shard in dataset.shards]
+        assert all(tokens <= shard_tokens or count == 1 for tokens, count in sizes_on_disk)
+
+
+def test_the_manifest_says_what_is_there(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train", 5) as writer:
+        for i in range(4):
+            writer.append([i, i, i], [0, 1, 1], kinds=[1, 2, 3], source="web" if i % 2 else "books", record_id=str(i))
+    value = json.loads((tmp_path / "train/episodes.json").read_text())
+    assert (value["format"], value["version"], value["episodes"], value["tokens"]) == ("chatmill-episodes", 1, 4, 12)
+    assert value["sources"] == ["books", "web"]
+    assert value["columns"]["kinds"] == {"file": "kinds.u8", "dtype": "|u1", "per": "token"}
+    assert list(value["columns"]) == ["kinds", "source", "trained", "record_id"]
+    names = {name for shard in value["shards"] for name in shard["files"]}
+    assert not {n for n in names if n.endswith(".bin")} - {"tokens.bin", "mask.bin"}
+    assert manifest_from_json(value, "here").to_json() == value
+    assert writer.manifest().to_json() == value
+
+
+def test_readers_that_know_only_three_files_still_work(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([1, 2], [0, 1], kinds=[1, 2], source="x")
+    for path in (tmp_path / "train").iterdir():
+        if path.name not in {"tokens.bin", "mask.bin", "episodes.idx"}:
+            path.unlink()
+    episode = EpisodeDataset(tmp_path)[0]
+    assert (episode.ids.tolist(), episode.kinds, episode.source) == ([1, 2], None, None)
+
+
+def test_a_shard_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    writer = EpisodeWriter(tmp_path, "train", shard_tokens=4)
+    for i in range(5):
+        writer.append([i] * 3, [1] * 3)
+        visible = sorted(p.name for p in (tmp_path / "train").iterdir() if not p.name.startswith("."))
+        assert visible == [f"shard_{n:05d}" for n in range(i)]
+        if i:
+            assert len(EpisodeDataset(tmp_path, strict=False)) == i
+    with pytest.raises(FormatError, match="unfinished"):
+        EpisodeDataset(tmp_path)
+    writer.close()
+    assert len(EpisodeDataset(tmp_path)) == 5
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_the_flat_layout_appears_at_the_end(tmp_path: Path) -> None:
+    writer = EpisodeWriter(tmp_path, "train")
+    writer.append([1, 2])
+    assert not (tmp_path / "train").exists()
+    with pytest.raises(FormatError, match="nothing is published yet"):
+        EpisodeDataset(tmp_path)
+    writer.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["train"]
+
+
+def test_an_exception_publishes_nothing_more(tmp_path: Path) -> None:
+    def half(shard_tokens: int | None) -> None:
+        with EpisodeWriter(tmp_path / str(shard_tokens), "train", shard_tokens) as writer:
+            writer.append([1, 2])
+            writer.append([3, 4])
+            raise RuntimeError("stop")
+
+    for shard_tokens in (None, 2, 100):
+        with pytest.raises(RuntimeError, match="stop"):
+            half(shard_tokens)
+    assert not list((tmp_path / "None").iterdir())
+    assert not list((tmp_path / "100").iterdir())
+    assert sorted(p.name for p in (tmp_path / "2").iterdir()) == [".train.writing", "train"]
+    with pytest.raises(FormatError, match="unfinished"):
+        EpisodeDataset(tmp_path / "2")
+
+
+KILLED = """
+import sys, time
+from chatmill.store.episode_writer import EpisodeWriter
+writer = EpisodeWriter(sys.argv[1], "train", int(sys.argv[2]) or None)
+for i in range(10**9):
+    writer.append([i % 1000] * 50, [1] * 50)
+    if i == 300:
+        print("ready", flush=True)
+"""
+
+
+@pytest.mark.parametrize("shard_tokens", [0, 1000])
+def test_a_killed_writer_leaves_whole_shards_and_a_new_one_starts_over(tmp_path: Path, shard_tokens: int) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(shard_tokens)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        with pytest.raises(ConfigError, match="another process"):
+            EpisodeWriter(tmp_path, "train")
+        time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+    assert (tmp_path / ".train.writing").exists()
+    if shard_tokens:
+        dataset = EpisodeDataset(tmp_path, strict=False)
+        assert len(dataset) >= 280
+        assert all(episode.ids.tolist() == [episode.index % 1000] * 50 for episode in dataset)
+        with pytest.raises(ConfigError, match="already holds files"):
+            EpisodeWriter(tmp_path, "train", 1000)
+        with pytest.raises(FormatError, match="unfinished"):
+            EpisodeDataset(tmp_path)
+        for shard in (tmp_path / "train").glob("shard_*"):
+            for path in shard.iterdir():
+                path.unlink()
+            shard.rmdir()
+    with EpisodeWriter(tmp_path, "train", shard_tokens or None) as writer:
+        writer.append([5, 6])
+    assert [e.ids.tolist() for e in EpisodeDataset(tmp_path)] == [[5, 6]]
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_a_published_split_is_never_added_to(tmp_path: Path) -> None:
+    for shard_tokens in (None, 10):
+        folder = tmp_path / str(shard_tokens)
+        with EpisodeWriter(folder, "train", shard_tokens) as writer:
+            writer.append([1])
+        before = files(folder)
+        with pytest.raises(ConfigError, match="already holds files"):
+            EpisodeWriter(folder, "train", shard_tokens)
+        assert files(folder) == before
+        assert sorted(p.name for p in folder.iterdir()) == ["train"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"ids": []}, "at least one token"),
+        ({"ids": [1, -1]}, "token 1 has the id -1"),
+        ({"ids": [2**32]}, "4294967296"),
+        ({"ids": [1.5]}, "integers"),
+        ({"ids": [[1, 2]]}, "one row"),
+        ({"ids": [1, 2], "mask": [1]}, "one value per token"),
+        ({"ids": [1, 2], "mask": [1, float("nan")]}, "finite"),
+        ({"ids": [1, 2], "mask": [1, -0.5]}, "0 or more"),
+        ({"ids": [1, 2], "mask": ["a", "b"]}, "numbers"),
+        ({"ids": [1, 2], "kinds": [1, 48]}, "codes from 0 to 47"),
+        ({"ids": [1, 2], "kinds": [1]}, "one value per token"),
+        ({"ids": [1, 2], "turns": -1}, "turns"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_written(tmp_path: Path, arguments: dict[str, Any], says: str) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([9, 9])
+        with pytest.raises(DataError, match=says) as caught:
+            writer.append(**arguments)
+        assert "episode 1" in str(caught.value)
+        writer.append([8])
+    assert [e.ids.tolist() for e in EpisodeDataset(tmp_path)] == [[9, 9], [8]]
+
+
+def test_columns_are_there_for_all_or_for_none(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([1], [1], source="a")
+        for other in ({}, {"source": "a"}, {"mask": [1]}, {"mask": [1], "source": "a", "turns": 3}):
+            with pytest.raises(DataError, match="for all episodes of a split or for none"):
+                writer.append([1], **other)  # type: ignore[arg-type]
+
+
+def test_bad_offsets_and_columns_of_a_batch(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        for offsets in ([0, 2], [1, 3], [0, 2, 2, 3], [0, 3, 1], []):
+            with pytest.raises(DataError, match="episode"):
+                writer.append_batch([1, 2, 3], offsets)
+        with pytest.raises(DataError, match="turns"):
+            writer.append_batch([1, 2, 3], [0, 1, 3], turns=[1])
+        with pytest.raises(DataError, match="source"):
+            writer.append_batch([1, 2, 3], [0, 1, 3], source=["a", "b", "c"])
+        writer.append_batch([], [0])
+        writer.append_batch([1, 2, 3], [0, 1, 3], turns=[1, 2])
+    assert len(EpisodeDataset(tmp_path)) == 2
+
+
+def test_an_empty_or_closed_writer(tmp_path: Path) -> None:
+    writer = EpisodeWriter(tmp_path, "train")
+    with pytest.raises(DataError, match="no episode"):
+        writer.close()
+    assert not list(tmp_path.iterdir())
+    writer = EpisodeWriter(tmp_path, "train")
+    writer.append([1])
+    writer.close()
+    writer.close()
+    with pytest.raises(DataError, match="closed"):
+        writer.append([1])
+
+
+@pytest.mark.parametrize("split", ["", ".train", "a/b"])
+def test_a_split_is_a_plain_name(tmp_path: Path, split: str) -> None:
+    with pytest.raises(ConfigError, match="split"):
+        EpisodeWriter(tmp_path, split)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        EpisodeWriter(tmp_path / "file", "train")
+
+    def read_only(self: Path, *args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(ConfigError, match="Read-only file system"):
+        EpisodeWriter(tmp_path / "new", "train")
+
+
+def test_a_full_disk_publishes_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = EpisodeWriter(tmp_path, "train", 4)
+    writer.append([1, 2, 3])
+
+    def full(self: Any, values: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shard_writer._GrowingFile, "write", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        writer.append([4, 5, 6])
+    monkeypatch.undo()
+    assert [e.ids.tolist() for e in EpisodeDataset(tmp_path, strict=False)] == [[1, 2, 3]]
+    assert not list((tmp_path / "train").glob(".*"))
