@@ -12,7 +12,27 @@ from typing import Any
 
 from tests.conftest import CONVERSATION_FILES
 
-SYLLABLES = "ba co di fu ga he ji ko lu ma ne po qua ri so tu va we xi yo zu tra ster ing ment ly pre con dis".split()
+SYLLABLES = (
+    "ba",
+    "co",
+    "di",
+    "fu",
+    "ga",
+    "he",
+    "ji",
+    "ko",
+    "lu",
+    "ma",
+    "ne",
+    "po",
+    "qua",
+    "ri",
+    "so",
+    "tu",
+    "va",
+    "we",
+)
+SYLLABLES += ("xi", "yo", "zu", "tra", "ster", "ing", "ment", "ly", "pre", "con", "dis")
 WORD = re.compile(r"\b[a-zA-Z]{4,}\b")
 SHARE_CHANGED = 0.08
 """Share of the words (of four letters and more) that are replaced in every copy."""

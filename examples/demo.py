@@ -15,8 +15,16 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from chatmill import EpisodeDataset, EpisodeWriter, GPTEpisodeDataLoader, find_policy, load_tokenizer, plan
-from chatmill import read_conversations, render_conversations
+from chatmill import (
+    EpisodeDataset,
+    EpisodeWriter,
+    GPTEpisodeDataLoader,
+    find_policy,
+    load_tokenizer,
+    plan,
+    read_conversations,
+    render_conversations,
+)
 from chatmill.core.conversation import Role
 from chatmill.look.preview import ConversationView, role_counts, runs_of, summary_table
 
@@ -79,7 +87,9 @@ def main() -> None:
     x, y, mask = loader.get_batch("train")
     console.print(f"{OUT}/train: {len(dataset)} episodes, read back equal; every file is memory-mapped")
     console.print(f"a batch: x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)}, mask {tuple(mask.shape)}")
-    console.print(f"trained targets in it: {int(mask.sum()):,}; the first: {tokenizer.decode(y[0][mask[0] > 0][:12])!r}")
+    console.print(
+        f"trained targets in it: {int(mask.sum()):,}; the first: {tokenizer.decode(y[0][mask[0] > 0][:12])!r}"
+    )
     console.print("\nYour own file: chatmill preview FILE   (in .venv/bin)", style="bold")
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import Part, RoleCode, kind, role_of
 from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.errors import ConfigError, DataError
@@ -22,6 +23,7 @@ from chatmill.pack.turns import outline
 from chatmill.read.conversations import read_conversations
 from chatmill.render.registry import find_template
 from chatmill.render.render import render
+from chatmill.systems.token_native_sft import pack_sft_ids_and_mask, sft_loss_mask_for_ids
 from chatmill.tokenizer.byte_level import ByteTokenizer
 
 S, D, U, A, T = RoleCode.SYSTEM, RoleCode.DEVELOPER, RoleCode.USER, RoleCode.ASSISTANT, RoleCode.TOOL
@@ -438,6 +440,29 @@ def test_drop_oldest_turns_by_example(chat: str, capacity: int, episode: str) ->
 def test_drop_oldest_turns_keeps_the_document_end() -> None:
     _tokens, _, result = applied([one("s3 u4 a5 u4 a5", bos=True, eod=True)], 14, "drop_oldest_turns")
     assert ids_of(result.tokens, 0) == [0, 1, 2, 3, *range(13, 22), 22]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text("ab", max_size=6)), min_size=1, max_size=7),
+    st.booleans(),
+    st.integers(2, 70),
+)
+def test_drop_oldest_turns_of_rendered_chats_equals_the_public_function(
+    said: list[tuple[str, str]], system: bool, capacity: int
+) -> None:
+    template = find_template("token_native")(ByteTokenizer(find_template("token_native").control_tokens))
+    sys_id, usr_id, asst_id, eot_id = (template.tokenizer.control(name) for name in template.control_tokens)
+    messages = [Message(Role(role), text) for role, text in [("system", "be")] * system + said]
+    tokens = render([Conversation(messages=tuple(messages))], template).tokens
+    weights = find_policy("assistant").run_weights(tokens)
+    result = apply_overflow(tokens, weights, capacity, "drop_oldest_turns")
+    markers = {"sys_id": sys_id, "usr_id": usr_id, "asst_id": asst_id, "eot_id": eot_id}
+    mask = sft_loss_mask_for_ids(tokens.ids.tolist(), **markers)
+    ids, trained = pack_sft_ids_and_mask(tokens.ids.tolist(), mask, S=capacity, pad_id=-1, **markers)
+    kept = [i for i in ids if i != -1]
+    assert result.tokens.ids.tolist() == kept
+    assert (result.tokens.per_token(result.run_weights) > 0).tolist() == trained[: len(kept)]
 
 
 # --- the plain ones

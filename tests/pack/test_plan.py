@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -332,3 +334,15 @@ def test_balance_errors() -> None:
         balance(made, [1, 2, 3], 2)
     with pytest.raises(ConfigError, match="within_batches, across_batches"):
         balance(made, [1, 2], 2, "evenly")
+
+
+def test_the_examples_of_the_packing_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "packing.md").read_text()
+    names: dict[str, object] = {}
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(block, names)
+    shown = capsys.readouterr().out
+    for promised in re.findall(r"print\(.*\)  # (.*)", page):
+        assert promised in shown

@@ -8,7 +8,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 

@@ -91,7 +91,8 @@ class Template:
         for index, message in enumerate(conversation.messages):
             if message.role not in cls.roles:
                 cls._refuse_role(message.role, index)
-            if message[3:] != _PLAIN:
+            special = message.tool_calls or message.channel or message.recipient or message.content_type
+            if special or message.structured is not None:
                 cls._check_message(message, index)
         if conversation.tools and not cls.writes_tool_calls:
             raise RecordError(
@@ -150,9 +151,6 @@ class Template:
 def reasoning_length(messages: Sequence[Message]) -> int:
     """Characters of reasoning in messages, for templates that have no place for it."""
     return sum([len(message.reasoning) for message in messages if message.reasoning])
-
-
-_PLAIN = Message(Role.USER, "")[3:]
 
 
 class RoleKinds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,15 @@ from chatmill.tokenizer.protocol import Encoded
 
 ENGINE_FAILURES = (ValueError, TypeError, KeyError, RuntimeError, NotImplementedError, OSError)
 """What the libraries raise when they cannot load a vocabulary (their Rust errors arrive as one of these)."""
+
+
+class Engine(StrEnum):
+    """Which library encodes text."""
+
+    FAST = "fast"
+    """gigatoken, where it loads the vocabulary and agrees with the reference on the probe."""
+    REFERENCE = "reference"
+    """`tokenizers` or `tiktoken`, without gigatoken: the slow path that proofs are made with."""
 
 
 class Backend(Protocol):

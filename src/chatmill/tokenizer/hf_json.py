@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from chatmill.errors import TokenizerError
-from chatmill.tokenizer.backends import ENGINE_FAILURES, Backend, GigatokenBackend, HuggingFaceBackend
+from chatmill.tokenizer.backends import ENGINE_FAILURES, Backend, Engine, GigatokenBackend, HuggingFaceBackend
 from chatmill.tokenizer.probe import PROBE, first_difference
 from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
 
@@ -18,7 +18,11 @@ SPELLING_MODELS = frozenset({"Unigram", "WordPiece", "WordLevel"})
 
 
 def tokenizer_from_json(
-    raw: bytes, name: str, config: Mapping[str, Any] | None = None, named: NamedIds | None = None
+    raw: bytes,
+    name: str,
+    config: Mapping[str, Any] | None = None,
+    named: NamedIds | None = None,
+    engine: Engine = Engine.FAST,
 ) -> VocabularyTokenizer:
     """A tokenizer from the bytes of a tokenizer.json and, where there is one, the decoded tokenizer_config.json.
 
@@ -34,7 +38,7 @@ def tokenizer_from_json(
     stripped = {**data, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
     if model.get("type") in SPELLING_MODELS:
         stripped["model"] = _unspellable(model, set(controls.values()) - {unknown_id})
-    reference, fast = _engines(msgspec.json.encode(stripped), name)
+    reference, fast = _engines(msgspec.json.encode(stripped), name, engine)
     backend: Backend = fast or reference
     token_bytes = fast.vocabulary() if fast else _bytes_of_vocabulary(data)
     tokenizer = VocabularyTokenizer(
@@ -49,7 +53,7 @@ def tokenizer_from_json(
         document_backend=_document_backend(data, raw),
     )
     tokenizer.bytes_add_up = _bytes_add_up(tokenizer)
-    tokenizer.origin = (tokenizer_from_json, (raw, name, config, named))
+    tokenizer.origin = (tokenizer_from_json, (raw, name, config, named, engine))
     return tokenizer
 
 
@@ -65,12 +69,14 @@ def _unspellable(model: Mapping[str, Any], control_ids: set[int]) -> dict[str, A
     return {**model, "vocab": [[name(entry[0], i), *entry[1:]] for i, entry in enumerate(vocab)]}
 
 
-def _engines(stripped: bytes, name: str) -> tuple[HuggingFaceBackend, GigatokenBackend | None]:
-    """The reference engine and, where it loads and agrees on the probe, the fast one."""
+def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBackend, GigatokenBackend | None]:
+    """The reference engine and, where it is wanted, loads and agrees on the probe, the fast one."""
     try:
         reference = HuggingFaceBackend.from_json(stripped)
     except Exception as error:  # the library raises bare Exception
         raise TokenizerError(f"{name} cannot be loaded: {error}") from None
+    if engine is Engine.REFERENCE:
+        return reference, None
     try:
         fast = GigatokenBackend.from_json(stripped)
         agrees = first_difference(fast, reference) is None

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from chatmill.errors import TokenizerError
+from chatmill.errors import TokenizerError, UnknownNameError
+from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.byte_level import ByteTokenizer
 from chatmill.tokenizer.hf_json import tokenizer_from_json
 from chatmill.tokenizer.protocol import Tokenizer
@@ -19,35 +20,44 @@ from chatmill.tokenizer.tiktoken_file import load_o200k, load_tiktoken
 from chatmill.tokenizer.vocabulary import NamedIds
 
 
-def load_tokenizer(source: Any, *, pattern: str | None = None, control_tokens: Sequence[str] = ()) -> Tokenizer:
+def load_tokenizer(
+    source: Any,
+    *,
+    pattern: str | None = None,
+    control_tokens: Sequence[str] = (),
+    engine: Engine | str = Engine.FAST,
+) -> Tokenizer:
     """Load a tokenizer.
 
     `source` is "o200k", "bytes", a .tiktoken file (with `pattern`, the name of its split pattern), a tokenizer.json
     (also .json.xz) or a folder with one, or a loaded `tokenizers` or transformers tokenizer. A Chatmill tokenizer
     comes back as it is. `control_tokens` that are missing are added above the vocabulary, in the order given.
+    `engine="reference"` encodes with `tokenizers` or `tiktoken` alone, which is slow and made for proofs.
     """
-    tokenizer = _load(source, pattern)
+    if engine not in list(Engine):
+        raise UnknownNameError("engine", engine, [str(known) for known in Engine])
+    tokenizer = _load(source, pattern, Engine(engine))
     return with_control_tokens(tokenizer, control_tokens) if control_tokens else tokenizer
 
 
-def _load(source: Any, pattern: str | None) -> Tokenizer:
+def _load(source: Any, pattern: str | None, engine: Engine) -> Tokenizer:
     if isinstance(source, Tokenizer):
         return source
     if isinstance(source, str | os.PathLike):
         text = os.fspath(source)
         if text == "o200k":
-            return load_o200k()
+            return load_o200k(engine=engine)
         if text == "bytes":
             return ByteTokenizer()
-        return _from_path(Path(text), pattern)
-    return _from_object(source)
+        return _from_path(Path(text), pattern, engine)
+    return _from_object(source, engine)
 
 
-def _from_path(path: Path, pattern: str | None) -> Tokenizer:
+def _from_path(path: Path, pattern: str | None, engine: Engine) -> Tokenizer:
     if path.is_dir():
         for file in ("tokenizer.json", "tokenizer.json.xz"):
             if (path / file).is_file():
-                return tokenizer_from_json(_read(path / file), name=path.name, config=_config(path))
+                return tokenizer_from_json(_read(path / file), name=path.name, config=_config(path), engine=engine)
         raise TokenizerError(
             f"{path} holds no tokenizer.json. It has: {', '.join(sorted(os.listdir(path))) or 'nothing'}"
         )
@@ -57,8 +67,9 @@ def _from_path(path: Path, pattern: str | None) -> Tokenizer:
             "file. Nothing is downloaded."
         )
     if path.suffix == ".tiktoken":
-        return load_tiktoken(path, pattern=pattern)
-    return tokenizer_from_json(_read(path), name=path.parent.name or path.name, config=_config(path.parent))
+        return load_tiktoken(path, pattern=pattern, engine=engine)
+    name = path.parent.name or path.name
+    return tokenizer_from_json(_read(path), name=name, config=_config(path.parent), engine=engine)
 
 
 def _read(path: Path) -> bytes:
@@ -79,7 +90,7 @@ def _config(folder: Path) -> dict[str, Any] | None:
     return config
 
 
-def _from_object(source: Any) -> Tokenizer:
+def _from_object(source: Any, engine: Engine) -> Tokenizer:
     """A loaded `tokenizers.Tokenizer`, or a fast transformers tokenizer."""
     inner = getattr(source, "backend_tokenizer", source)
     to_str = getattr(inner, "to_str", None)
@@ -92,7 +103,7 @@ def _from_object(source: Any) -> Tokenizer:
     if inner is not source:
         named = NamedIds(bos=source.bos_token_id, eos=source.eos_token_id, pad=source.pad_token_id)
     name = getattr(source, "name_or_path", "") or type(source).__name__
-    return tokenizer_from_json(to_str().encode(), name=Path(name).name, named=named)
+    return tokenizer_from_json(to_str().encode(), name=Path(name).name, named=named, engine=engine)
 
 
 def with_control_tokens(tokenizer: Any, names: Sequence[str]) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from chatmill.errors import TokenizerError, UnknownNameError
 from chatmill.tokenizer.assets import find_o200k
-from chatmill.tokenizer.backends import ENGINE_FAILURES, GigatokenBackend, TiktokenBackend
+from chatmill.tokenizer.backends import ENGINE_FAILURES, Backend, Engine, GigatokenBackend, TiktokenBackend
 from chatmill.tokenizer.probe import first_difference
 from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
 
@@ -64,7 +64,7 @@ def harmony_control_ids() -> dict[str, int]:
     return {**HARMONY_NAMES, **reserved}
 
 
-def load_o200k(path: str | os.PathLike[str] | None = None) -> VocabularyTokenizer:
+def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engine.FAST) -> VocabularyTokenizer:
     """The o200k Harmony tokenizer: 201088 ids, eos `<|endoftext|>` (199999), no bos, no pad."""
     return load_tiktoken(
         find_o200k(path),
@@ -72,6 +72,7 @@ def load_o200k(path: str | os.PathLike[str] | None = None) -> VocabularyTokenize
         name="o200k",
         control_ids=harmony_control_ids(),
         named=NamedIds(eos=HARMONY_NAMES["<|endoftext|>"]),
+        engine=engine,
     )
 
 
@@ -81,6 +82,7 @@ def load_tiktoken(
     name: str | None = None,
     control_ids: Mapping[str, int] | None = None,
     named: NamedIds | None = None,
+    engine: Engine = Engine.FAST,
 ) -> VocabularyTokenizer:
     """A tokenizer from a .tiktoken rank file; the file does not hold its split pattern, so it must be named."""
     path = Path(path)
@@ -93,15 +95,12 @@ def load_tiktoken(
         )
     raw = path.read_bytes()
     ranks = _ranks(raw, path)
-    try:
-        backend = GigatokenBackend.from_tiktoken(str(path), pattern)
-    except ENGINE_FAILURES as error:
-        raise TokenizerError(f"{path} cannot be loaded: {error}") from None
-    expression = PATTERNS[pattern]
-    if expression is not None and importlib.util.find_spec("tiktoken"):
-        difference = first_difference(backend, TiktokenBackend(ranks, expression))
-        if difference:
-            raise TokenizerError(f"{path}: {difference}. Is {pattern!r} the right pattern?")
+    backend = _fast(path, ranks, pattern) if engine is Engine.FAST else _reference(ranks, pattern)
+    if backend is None:
+        raise TokenizerError(
+            f"{path}: no reference engine encodes the pattern {pattern!r} here (tiktoken must be installed, and knows "
+            f"{', '.join(name for name, known in PATTERNS.items() if known)}); load it with engine='fast'"
+        )
     rules = hashlib.sha256(hashlib.sha256(raw).digest() + pattern.encode()).hexdigest()
     tokenizer = VocabularyTokenizer(
         name=name or path.stem,
@@ -111,8 +110,29 @@ def load_tiktoken(
         named=named or NamedIds(),
         rules_fingerprint=rules,
     )
-    tokenizer.origin = (load_tiktoken, (path, pattern, name, control_ids, named))
+    tokenizer.origin = (load_tiktoken, (path, pattern, name, control_ids, named, engine))
     return tokenizer
+
+
+def _fast(path: Path, ranks: dict[bytes, int], pattern: str) -> Backend:
+    """gigatoken, compared with the reference on the probe where there is one."""
+    try:
+        backend = GigatokenBackend.from_tiktoken(str(path), pattern)
+    except ENGINE_FAILURES as error:
+        raise TokenizerError(f"{path} cannot be loaded: {error}") from None
+    reference = _reference(ranks, pattern)
+    difference = first_difference(backend, reference) if reference else None
+    if difference:
+        raise TokenizerError(f"{path}: {difference}. Is {pattern!r} the right pattern?")
+    return backend
+
+
+def _reference(ranks: dict[bytes, int], pattern: str) -> Backend | None:
+    """tiktoken, where it is installed and the pattern has an expression for it."""
+    expression = PATTERNS[pattern]
+    if expression is None or not importlib.util.find_spec("tiktoken"):
+        return None
+    return TiktokenBackend(ranks, expression)
 
 
 def _ranks(raw: bytes, path: Path) -> dict[bytes, int]:

@@ -170,7 +170,8 @@ class VocabularyTokenizer:
         if not self.bytes_add_up:
             assert self._reference is not None
             return self._reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
-        size = np.array([self._normalised_size(prefix) for prefix in prefixes], dtype=np.int64)
+        sizes = {prefix: self._normalised_size(prefix) for prefix in dict.fromkeys(prefixes)}
+        size = np.fromiter(map(sizes.__getitem__, prefixes), dtype=np.int64, count=len(prefixes))
         ids, offsets = encoded
         first, last = offsets[which], offsets[which + 1]
         points = np.empty(len(which), dtype=np.int64)
