@@ -154,9 +154,10 @@ def made_rows(draw: st.DrawFn) -> Made:
     """Random packed rows, straight from the rules: cut points in rows, any ids, any document numbers."""
     capacity = draw(st.integers(1, 8))
     row_lengths, starts, ids, weights, kinds = [], [], [], [], []
-    values = draw(st.sampled_from([[0, 1], [0, 1, 255, 7], [0, 1, 0.5], [0, 300], [0.0, -0.0, 1.0, 0.25]]))
+    choices = draw(st.sampled_from([[[0, 1, 255]], [[0, 1], [0.0, -0.0, 1.0, 0.25]], [[0, 1], [0, 1], [0, 300]]]))
     for _ in range(draw(st.integers(1, 12))):
         length = draw(st.integers(1, capacity))
+        values = draw(st.sampled_from(choices))  # most splits have whole rows and rows with fractions
         row_lengths.append(length)
         starts.append([0, *sorted(draw(st.sets(st.integers(1, length - 1)) if length > 1 else st.just(set())))])
         ids.append([draw(st.integers(0, 2**31 - 1)) for _ in range(length)] + [PAD] * (capacity - length))
@@ -270,16 +271,17 @@ def weights_files(split: Path) -> set[str]:
     return {path.name for path in split.rglob("weights.*")}
 
 
+@pytest.mark.parametrize("rows_per_shard", [1, 3])
 @pytest.mark.parametrize("fraction_at", [0, 14, 28], ids=["first", "middle", "last"])
-def test_one_fraction_anywhere_makes_all_weights_float32(tmp_path: Path, fraction_at: int) -> None:
+def test_one_fraction_anywhere_makes_all_weights_float32(tmp_path: Path, fraction_at: int, rows_per_shard: int) -> None:
     lengths = [6, 2, 3, 1, 4, 2, 6, 5]
     rows = packed(lengths, fraction_at=fraction_at)
-    found = {tuple(files(make(tmp_path / str(n), rows, 1, [n])).items()) for n in (1, 2, 100)}
-    found.add(tuple(files(make(tmp_path / "said", rows, 1, [1], fractional=True)).items()))
+    found = {tuple(files(make(tmp_path / str(n), rows, rows_per_shard, [n])).items()) for n in (1, 2, 100)}
+    found.add(tuple(files(make(tmp_path / "said", rows, rows_per_shard, [1], fractional=True)).items()))
     assert len(found) == 1
     dataset = BlockDataset(tmp_path / "1")
     assert weights_files(dataset.folder) == {"weights.f32"}
-    assert len(dataset.shards) >= 5
+    assert len(dataset.shards) == -(-len(rows) // rows_per_shard) >= 2
     assert dataset.rows(slice(None)).weights.tolist() == rows.columns["weights"].tolist()  # type: ignore[union-attr]
     assert check_blocks(tmp_path / "1") == ()
 
@@ -460,6 +462,39 @@ def test_an_exception_leaves_nothing(tmp_path: Path, rows_per_shard: int) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def test_an_interrupt_in_the_middle_of_a_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = packed([6] * 5)
+    writer = BlockWriter(tmp_path, "train", capacity=6, pad_id=0, rows_per_shard=2)
+    writer.append(**fields(rows, 0, 3))
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(block_writer._Shard, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.append(**fields(rows, 3, 5))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(DataError, match="closed"):
+        writer.append(**fields(rows, 3, 5))
+
+
+def test_what_cannot_be_removed_is_hidden_and_swept_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(path: Path) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(block_writer, "remove_path", stuck)
+        writer = BlockWriter(tmp_path, "train", capacity=6, pad_id=0, rows_per_shard=2)
+        writer.append(**fields(packed([6] * 5)))
+        writer.abort()
+    names = sorted(path.name for path in (tmp_path / "train").iterdir())
+    assert names == [".shard_00000.partial", ".shard_00001.partial"]
+    with pytest.raises(FormatError, match="unfinished"):
+        BlockDataset(tmp_path)
+    assert len(BlockDataset(small(tmp_path).parent)) == 5
+    assert not list(tmp_path.rglob(".*"))
+
+
 KILLED = """
 import sys
 import numpy as np
@@ -514,12 +549,12 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     writes = iter(range(10**6))
     space = 10**6
 
-    def write(self: Any, values: Any, real: Any = block_writer._GrowingFile.write) -> None:
+    def write(self: Any, values: Any, real: Any = block_writer.GrowingFile.write) -> None:
         if next(writes) >= space:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(self, values)
 
-    monkeypatch.setattr(block_writer._GrowingFile, "write", write)
+    monkeypatch.setattr(block_writer.GrowingFile, "write", write)
     make(tmp_path / "probe", rows)
     needed = next(writes)
     assert needed > 40
@@ -686,6 +721,13 @@ def test_checks_do_not_depend_on_how_many_rows_are_looked_at_together(
     assert len(BlockDataset(tmp_path)) == 5
     patched(split / "shard_00000/starts_offsets.i64", "<i8", 2, 99)
     with pytest.raises(FormatError, match="row 1: its document starts end at 99 of 8"):
+        BlockDataset(tmp_path)
+
+
+def test_values_whose_difference_does_not_fit_are_seen(tmp_path: Path) -> None:
+    split = make(tmp_path, packed([2, 2, 2]))
+    patched(split / SHARD / "starts.i32", "<i4", 2, -(2**31))
+    with pytest.raises(FormatError, match="row 0: starts entry 2 is -2,147,483,648; starts increase"):
         BlockDataset(tmp_path)
 
 

@@ -335,7 +335,7 @@ def test_a_full_disk_publishes_nothing_more(tmp_path: Path, monkeypatch: pytest.
     def full(self: Any, values: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(shard_writer._GrowingFile, "write", full)
+    monkeypatch.setattr(shard_writer.GrowingFile, "write", full)
     with pytest.raises(ConfigError, match="No space left"):
         writer.append([4, 5, 6])
     monkeypatch.undo()

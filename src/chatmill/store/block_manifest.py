@@ -13,7 +13,7 @@ from typing import Any
 
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import SHARD_NAME, shard_folders, writing_mark
-from chatmill.store.episode_manifest import FileRecord, _file_name
+from chatmill.store.episode_manifest import FileRecord, plain_file_name
 
 MANIFEST = "blocks.json"
 FORMAT = "chatmill-blocks"
@@ -237,7 +237,9 @@ def _shard(value: Mapping[str, Any], where: str) -> BlockShardRecord:
         tokens=_number(value, "tokens", f"{where}: {name}", low=1),
         documents=_number(value, "documents", f"{where}: {name}", low=1),
         files={
-            _file_name(n, where): FileRecord(bytes=_number(f, "bytes", f"{where}: {name}/{n}"), sha256=str(f["sha256"]))
+            plain_file_name(n, where): FileRecord(
+                bytes=_number(f, "bytes", f"{where}: {name}/{n}"), sha256=str(f["sha256"])
+            )
             for n, f in value["files"].items()
         },
     )

@@ -35,9 +35,9 @@ from chatmill.store.block_manifest import (
     BlockShardRecord,
 )
 from chatmill.store.block_rows import BlockRows, RowShape, checked_rows
+from chatmill.store.durable import GrowingFile, lock_file, remove_path, sync_folder, write_synced
 from chatmill.store.episode_layout import MAX_SHARDS, SHARD_NAME, shard_name, writing_mark
-from chatmill.store.episode_writer import _locked, _remove, _write_synced
-from chatmill.store.shard_writer import COPY, _GrowingFile, sync_folder
+from chatmill.store.shard_writer import COPY
 
 PARTIAL = re.compile(r"\.(shard_\d+|blocks\.json)\.partial")
 """Names under which the parts of a split grow, and go."""
@@ -98,7 +98,7 @@ class BlockWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         mark = writing_mark(self.directory, self.split)
         was_stopped = mark.exists()
-        lock = _locked(mark)
+        lock = lock_file(mark)
         try:
             self._sweep(was_stopped)
             self._folder.mkdir(exist_ok=True)
@@ -250,7 +250,7 @@ class BlockWriter:
         if self._wide:
             self._published = [self._widened(record) for record in self._published]
         partial = self._partial(MANIFEST)
-        _write_synced(partial, self.manifest().to_bytes())
+        write_synced(partial, self.manifest().to_bytes())
         partial.rename(self._folder / MANIFEST)
         sync_folder(self._folder)
         sync_folder(self.directory)
@@ -315,10 +315,10 @@ class _Shard:
         self._documents = 0
         folder.mkdir()
         self._columns = {column.name: column for column in columns}
-        self._files: dict[str, _GrowingFile] = {}
+        self._files: dict[str, GrowingFile] = {}
         try:
             for column in columns:
-                self._files[column.name] = _GrowingFile(folder / column.file)
+                self._files[column.name] = GrowingFile(folder / column.file)
         except BaseException:
             self.discard()
             raise
@@ -363,9 +363,9 @@ class _Shard:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _widened_weights(folder: Path) -> _GrowingFile:
+def _widened_weights(folder: Path) -> GrowingFile:
     """The weights of a hidden shard as float32, in a file that may grow; the uint8 file goes."""
-    wide = _GrowingFile(folder / WEIGHTS_F32.file)
+    wide = GrowingFile(folder / WEIGHTS_F32.file)
     try:
         with (folder / WEIGHTS_U8.file).open("rb") as file:
             while piece := file.read(COPY):
@@ -381,4 +381,4 @@ def _take_away(path: Path) -> None:
     """Remove a file or folder; a shard is hidden first, so that it is never seen in half."""
     if SHARD_NAME.fullmatch(path.name) and path.exists():
         path = path.rename(path.with_name(f".{path.name}.partial"))
-    _remove(path)
+    remove_path(path)

@@ -152,21 +152,21 @@ def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
         columns=tuple(
             ColumnSpec(
                 name=name,
-                file=_file_name(entry["file"], where),
+                file=plain_file_name(entry["file"], where),
                 dtype=str(entry["dtype"]),
                 per=Per(entry["per"]),
-                offsets_file=_file_name(entry.get("offsets_file", ""), where),
+                offsets_file=plain_file_name(entry.get("offsets_file", ""), where),
             )
             for name, entry in value["columns"].items()
         ),
         sources=tuple(map(str, value["sources"])),
         shards=tuple(
             ShardRecord(
-                name=_file_name(shard["name"], where),
+                name=plain_file_name(shard["name"], where),
                 episodes=int(shard["episodes"]),
                 tokens=int(shard["tokens"]),
                 files={
-                    _file_name(n, where): FileRecord(bytes=int(f["bytes"]), sha256=str(f["sha256"]))
+                    plain_file_name(n, where): FileRecord(bytes=int(f["bytes"]), sha256=str(f["sha256"]))
                     for n, f in shard["files"].items()
                 },
             )
@@ -175,7 +175,7 @@ def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
     )
 
 
-def _file_name(name: str, where: str) -> str:
+def plain_file_name(name: str, where: str) -> str:
     """Names only: a manifest never points outside its folder."""
     if "/" in name or "\\" in name or name in {".", ".."}:
         raise FormatError(f"{where}: {name!r} is no plain file name")

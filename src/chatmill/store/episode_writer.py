@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,10 +19,11 @@ from numpy.typing import ArrayLike
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
+from chatmill.store.durable import lock_file, remove_path, sync_folder, write_synced
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, checked_columns
 from chatmill.store.episode_layout import MANIFEST, shard_name, writing_mark
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
-from chatmill.store.shard_writer import ShardWriter, sync_folder
+from chatmill.store.shard_writer import ShardWriter
 
 PARTIAL = re.compile(r"\.(shard_\d+|episodes\.json)\.partial")
 """Names under which the parts of a split grow."""
@@ -69,7 +69,7 @@ class EpisodeWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         mark = writing_mark(self.directory, self.split)
         left_by_another = mark.exists()
-        lock = _locked(mark)
+        lock = lock_file(mark)
         try:
             rests = [self._flat_folder]
             if self._folder.exists():
@@ -81,7 +81,7 @@ class EpisodeWriter:
                         "choose another folder, or delete this one first"
                     )
             for rest in rests:
-                _remove(rest)
+                remove_path(rest)
             if self.shard_tokens is not None:
                 self._folder.mkdir(exist_ok=True)
         except BaseException:
@@ -241,14 +241,14 @@ class EpisodeWriter:
             if self._shard is not None:
                 self._publish_shard()
             partial = self._folder / f".{MANIFEST}.partial"
-            _write_synced(partial, self.manifest().to_bytes())
+            write_synced(partial, self.manifest().to_bytes())
             partial.rename(self._folder / MANIFEST)
             sync_folder(self._folder)
         else:
             assert self._shard is not None
             self._published.append(self._shard.finish(""))
             self._shard = None
-            _write_synced(self._flat_folder / MANIFEST, self.manifest().to_bytes())
+            write_synced(self._flat_folder / MANIFEST, self.manifest().to_bytes())
             sync_folder(self._flat_folder)
             self._flat_folder.rename(self._folder)
         sync_folder(self.directory)
@@ -284,34 +284,3 @@ class EpisodeWriter:
             self.close()
         else:
             self.abort()
-
-
-def _locked(path: Path) -> IO[bytes]:
-    """Open the mark and lock it; the system lets go of the lock when its process dies."""
-    lock: IO[bytes] = path.open("ab")
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this platform
-        return lock
-    try:
-        fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise ConfigError(f"{path}: another process is writing this split now") from None
-    except OSError:  # a file system without locks; two writers at once are then not noticed
-        pass
-    return lock
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    elif path.exists():
-        path.unlink()
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

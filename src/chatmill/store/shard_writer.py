@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
+from chatmill.store.durable import GrowingFile, sync_folder
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
-from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, FileRecord, ShardRecord
+from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, ShardRecord
 
-BUFFER = 1 << 20
 COPY = 1 << 22
-
-
-class _GrowingFile:
-    """A file being written, with the hash of its bytes."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[bytes] = path.open("wb", buffering=BUFFER)
-        self._hash = hashlib.sha256()
-        self._bytes = 0
-
-    def write(self, values: NDArray[Any] | bytes) -> None:
-        """Append the bytes of an array (or bytes)."""
-        data = values.tobytes() if isinstance(values, np.ndarray) else values
-        self._file.write(data)
-        self._hash.update(data)
-        self._bytes += len(data)
-
-    def finish(self) -> FileRecord:
-        """Flush, sync to disk and close."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return FileRecord(bytes=self._bytes, sha256=self._hash.hexdigest())
-
-    def discard(self) -> None:
-        """Close without a sync; a write error at this point changes nothing."""
-        with contextlib.suppress(OSError):
-            self._file.close()
 
 
 class ShardWriter:
@@ -65,7 +33,7 @@ class ShardWriter:
         self._specs = tuple(columns)
         names = [TOKENS, INDEX, *([MASK] if masks else []), *(c.file for c in columns)]
         names += [c.offsets_file for c in columns if c.offsets_file]
-        self._files = {name: _GrowingFile(folder / name) for name in names}
+        self._files = {name: GrowingFile(folder / name) for name in names}
         self._mask_dtype: np.dtype[Any] = np.dtype(np.uint8)
         self._text_bytes = 0
         if RECORD_ID in self._specs:
@@ -103,7 +71,7 @@ class ShardWriter:
         narrow = self.folder / f"{MASK}.uint8"
         (self.folder / MASK).rename(narrow)
         self._mask_dtype = np.dtype("<f4")
-        self._files[MASK] = _GrowingFile(self.folder / MASK)
+        self._files[MASK] = GrowingFile(self.folder / MASK)
         with narrow.open("rb") as file:
             while piece := file.read(COPY):
                 self._files[MASK].write(np.frombuffer(piece, dtype=np.uint8).astype(self._mask_dtype))
@@ -120,15 +88,3 @@ class ShardWriter:
         for growing in self._files.values():
             growing.discard()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system can do that."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # folders cannot be opened on this platform
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
