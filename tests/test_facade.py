@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,11 @@ HEAVY = ("torch", "transformers", "megatron", "ray", "datasets", "numpy", "gigat
 def test_public_names_are_importable(name: str) -> None:
     assert getattr(chatmill, name) is not None
     assert name in dir(chatmill)
+
+
+def test_the_room_of_builds_can_be_called() -> None:
+    assert run_python("import chatmill; print(callable(chatmill.build))") == "True"
+    assert run_python("from chatmill import build; print(callable(build))") == "True"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -78,3 +84,58 @@ def test_types_are_checked_strictly_where_it_was_promised() -> None:
     strict = settings[settings.index("[[tool.mypy.overrides]]") :].split("strict = true")[0]
     listed = ast.literal_eval(strict[strict.index("[", strict.index("module")) : strict.rindex("]") + 1])
     assert {f"chatmill.{room}.*" for room in ("core", "render", "label", "pack", "store")} <= set(listed)
+
+
+PARAMETERS = {
+    "post_training_loss_mask": "ids, *, system_id, user_id, assistant_id, end_id, eos_id",
+    "pack_post_training_stream": (
+        "records, *, block_size, system_id, user_id, assistant_id, end_id, eos_id, drop_last=False"
+    ),
+    "post_training_targets": "input_ids, loss_mask, ignore_index=-100",
+    "conversation_to_transcript": "conversation, *, tokenizer, context_length",
+    "block_tokenize_fn": (
+        "features, tokenizer, feature, max_length=512, overflow=True, packed=False, packing_strategy='greedy', "
+        "shuffle_output=False, seed=42, stride=0, min_len=1, max_len=None, add_bos=True, add_eos=True, truncate_at=None"
+    ),
+    "DataCollatorForCausalLM": (
+        "tokenizer, truncation=False, ignore_index=-100, input_name='input_ids', labels_name='labels', "
+        "packed_sequences=None, mask_document_starts=True, return_flattened=False, return_cu_seqlens=False, "
+        "cu_seqlens_size=None, return_seq_idx=False, return_document_mask=False, **pad_kwargs"
+    ),
+    "get_pos_ids_for_packed_sequence": "x, token_id=None, document_starts=None, eos=True",
+    "load_training_config": "path",
+    "make_loader": "config, dataset_dir, tokenizer=None",
+    "GPTDataLoader": "config, tokenizer=None, dataset_dir=None, use_loss_mask=False, *, rank=None, world_size=None",
+    "GPTEpisodeDataLoader": (
+        "config, tokenizer=None, dataset_dir=None, *, use_loss_mask=None, batch_sampling_mode=None, "
+        "epoch_shuffle=None, epoch_drop_last=None, epoch_seed=None, pad_token_id=None, episode_min_tokens=None, "
+        "device=None, pack=False, rank=None, world_size=None"
+    ),
+    "EpisodeWriter": "dir, split, shard_tokens=None",
+}
+"""Parameters of the functions and classes that the specifications fix; further optional ones may be there."""
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_parameters_are_those_of_the_specification(name: str) -> None:
+    fixed: dict[str, object] = {}
+    exec(f"def written({PARAMETERS[name]}): ...", fixed)
+    wanted = inspect.signature(fixed["written"]).parameters  # type: ignore[arg-type]
+    given = inspect.signature(getattr(chatmill, name)).parameters
+    in_order = [p for p in given.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    for place, parameter in enumerate(wanted.values()):
+        own = given[parameter.name]
+        assert own.kind is parameter.kind
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            assert in_order[place].name == parameter.name
+        assert own.default == parameter.default or parameter.default is parameter.empty
+    assert all(given[n].default is not inspect.Parameter.empty for n in given.keys() - wanted.keys() if n != "options")
+
+
+def test_the_other_names_of_the_specifications_are_public() -> None:
+    others = {
+        *("IGNORE_INDEX", "DEFAULT_SYSTEM_TEXT", "ChatMsg", "ChatExample", "serialize_chat_to_ids", "PackedStream"),
+        *("sft_loss_mask_for_ids", "pack_sft_ids_and_mask", "collate_sft_batch", "EpisodeDataset", "check_isolation"),
+    }
+    assert others | set(PARAMETERS) <= set(PUBLIC)
+    assert chatmill.IGNORE_INDEX == -100

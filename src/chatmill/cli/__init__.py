@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-COMMANDS = ("preview", "transcripts")
+COMMANDS = ("preview", "build", "merge", "verify", "diff", "export", "inspect", "transcripts", "isolate")
 """Each is a module of this package with a function `command`."""
 
 app = typer.Typer(
@@ -52,4 +52,4 @@ def main() -> None:
         from rich.text import Text
 
         Console(stderr=True).print(Panel(Text(str(error)), title=type(error).__name__, border_style="red"))
-        sys.exit(2)
+        sys.exit(3 if type(error).__name__ == "GateError" else 2)

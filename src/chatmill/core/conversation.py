@@ -25,6 +25,8 @@ class Role(StrEnum):
     ASSISTANT = "assistant"
     TOOL = "tool"
 
+    __hash__ = str.__hash__  # an enum's own is Python code, and roles are looked up for every message
+
 
 ROLE_ALIASES: Mapping[str, Role] = {
     **{role.value: role for role in Role},

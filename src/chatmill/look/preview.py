@@ -141,7 +141,7 @@ def _group_lines(group: list[Run], tokenizer: Tokenizer, show_ids: bool, limit: 
     text = Text()
     style = COLOURS[role] if trained else f"{COLOURS[role]} dim"
     for run in group:
-        for is_control, part in _control_parts(run, control_ids, tokenizer):
+        for is_control, part in control_parts(run, control_ids, tokenizer):
             if is_control:
                 text.append(f"\u00ab{visible(part)}\u00bb", style="bold reverse" if trained else "bold dim")
             else:
@@ -155,7 +155,7 @@ def _group_lines(group: list[Run], tokenizer: Tokenizer, show_ids: bool, limit: 
         yield role, trained, Text(" ".join(map(str, ids)), style="bright_black")
 
 
-def _control_parts(run: Run, control_ids: set[int], tokenizer: Tokenizer) -> Iterator[tuple[bool, str]]:
+def control_parts(run: Run, control_ids: set[int], tokenizer: Tokenizer) -> Iterator[tuple[bool, str]]:
     """The run as (is control token, text) parts; decoded in stretches, so that no character is torn apart."""
     is_control = np.isin(run.ids, list(control_ids))
     borders = np.flatnonzero(np.diff(is_control)) + 1

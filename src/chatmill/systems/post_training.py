@@ -283,7 +283,7 @@ def _is_span(message: Message, role: Role) -> bool:
 def _as_conversation(given: Conversation | Mapping[str, Any]) -> Conversation:
     if isinstance(given, Conversation):
         return given
-    name = str(given.get("id") or "")
+    name = "" if given.get("id") is None else str(given["id"])
     items = given.get("messages")
     if items == []:
         return Conversation((), id=name)

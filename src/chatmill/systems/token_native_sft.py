@@ -56,7 +56,7 @@ def serialize_chat_to_ids(ex: ChatExample, *, tokenizer: Any, default_system_tex
     `tokenizer` is a Chatmill, `tokenizers` or transformers tokenizer, or any object with `encode(str)` and a way to
     find the four control ids. Content never becomes a control id: a foreign tokenizer that would do so is an error.
     """
-    record_id = str(ex.get("id") or "")
+    record_id = "" if ex.get("id") is None else str(ex["id"])
     encoder = AnyTokenizer(tokenizer)
     marker = encoder.marker_ids(MARKERS)
     try:

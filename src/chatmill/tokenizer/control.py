@@ -15,7 +15,7 @@ def lookup(control_ids: Mapping[str, int], name: str, tokenizer: str) -> int:
         listed = ", ".join(list(control_ids)[:12]) + (", ..." if len(control_ids) > 12 else "")
         raise TokenizerError(
             f"tokenizer {tokenizer!r} has no control token {name!r}. It has: {listed or 'none'}. "
-            "Add it with with_control_tokens(tokenizer, [...]), or load with add_control_tokens=True."
+            "Add it with with_control_tokens(tokenizer, [...]), or load with load_tokenizer(..., control_tokens=[...])."
         )
     return found
 

@@ -129,11 +129,9 @@ class VocabularyTokenizer:
 
     def encode_documents(self, texts: Sequence[str]) -> Encoded:
         """Encode finished documents: control tokens spelled in the text become their ids."""
-        if self._document_backend is not None:
-            return self._document_backend.encode_batch(texts)
         pattern = self._document_pattern
         if pattern is None:
-            return self.encode_batch(texts)
+            return self._encode_between(texts)
         pieces: list[str] = []
         piece_document: list[int] = []
         controls: list[int] = []
@@ -142,7 +140,7 @@ class VocabularyTokenizer:
                 pieces.append("" if i % 2 else piece)
                 controls.append(self.control_ids[piece] if i % 2 else -1)
                 piece_document.append(index)
-        ids, offsets = self.encode_batch(pieces)
+        ids, offsets = self._encode_between(pieces)
         is_control = np.array(controls, dtype=np.int32)
         lengths = np.where(is_control >= 0, 1, np.diff(offsets))
         starts = offsets_of(lengths)
@@ -155,9 +153,19 @@ class VocabularyTokenizer:
         counts = np.bincount(np.array(piece_document, dtype=np.int64), weights=lengths, minlength=len(texts))
         return out, offsets_of(counts.astype(np.int64))
 
+    def _encode_between(self, texts: Sequence[str]) -> Encoded:
+        """Encode what stands between the control tokens that `_document_pattern` finds."""
+        if self._document_backend is None:
+            return self.encode_batch(texts)
+        try:
+            return self._document_backend.encode_batch(texts)
+        except (UnicodeError, TypeError):
+            raise TokenizerError(_lone_surrogate(texts)) from None
+
     @cached_property
     def _document_pattern(self) -> re.Pattern[str] | None:
-        return control_pattern(self.control_ids)
+        """Matches the control tokens of documents; with an engine for documents, those that it does not know."""
+        return control_pattern(self.control_ids if self._document_backend is None else self._added)
 
     def encode(self, text: str) -> list[int]:
         """Encode one text; control tokens are not recognised."""

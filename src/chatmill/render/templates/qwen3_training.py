@@ -38,10 +38,10 @@ class Qwen3Training(Qwen3):
 
 def _is_plain(message: Message) -> bool:
     """Whether a message is nothing but its content, and that is written as it is."""
-    role, content, reasoning, calls = message[:4]
-    if reasoning is not None or calls or role is Role.TOOL:
+    if message.reasoning is not None or message.tool_calls or message.role is Role.TOOL:
         return False
-    return role is not Role.ASSISTANT or (content[:1] != "\n" and THINK_END not in content)
+    content = message.content
+    return message.role is not Role.ASSISTANT or not (content.startswith("\n") or THINK_END in content)
 
 
 TEMPLATE = Qwen3Training

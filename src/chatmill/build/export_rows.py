@@ -1,0 +1,194 @@
+"""Documents laid out as rows for an export: one a row, as they were packed, or packed anew by one global plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.build.documents import BlockDocuments, Documents, DocumentSet, even_ranges
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.pack.overflow import Overflow
+from chatmill.pack.plan import Strategy, plan
+
+Ints = NDArray[np.int64]
+
+ON_STORED = (Overflow.ERROR, Overflow.DROP, Overflow.CUT)
+"""Overflow policies that need nothing but tokens; the others work on turns, which only a build knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlan:
+    """Which documents stand in which row: row `r` holds `documents[row_offsets[r]:row_offsets[r + 1]]`."""
+
+    documents: Ints
+    """Numbers of documents, row after row."""
+    lengths: Ints
+    """Tokens that are taken of each of them (the first ones)."""
+    row_offsets: Ints
+    """One more than there are rows."""
+    packed: bool
+    """Whether rows may hold several documents."""
+    capacity: int | None = None
+    """Tokens of a row, padding included; None where rows have no fixed size."""
+    left_out: tuple[str, ...] = ()
+    """Sentences about documents that were dropped or cut."""
+
+    @property
+    def row_tokens(self) -> Ints:
+        """Tokens of each row, without padding."""
+        return np.diff(offsets_of(self.lengths)[self.row_offsets])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowBatch:
+    """Consecutive rows, without padding."""
+
+    documents: Documents
+    """Their documents, one after another."""
+    numbers: Ints
+    """The number of each document."""
+    row_offsets: Ints
+    """One more than there are rows: which documents belong to each."""
+
+    def __len__(self) -> int:
+        return len(self.row_offsets) - 1
+
+    @property
+    def token_offsets(self) -> Ints:
+        """One more than there are rows: where the tokens of each begin."""
+        return self.documents.offsets[self.row_offsets]
+
+    @property
+    def starts(self) -> Ints:
+        """Where each document starts in its row."""
+        counts = np.diff(self.row_offsets)
+        return self.documents.offsets[:-1] - np.repeat(self.token_offsets[:-1], counts)
+
+
+def one_each(documents: DocumentSet) -> RowPlan:
+    """A row for each document, in order."""
+    count = len(documents)
+    return RowPlan(
+        documents=np.arange(count, dtype=np.int64),
+        lengths=documents.lengths,
+        row_offsets=np.arange(count + 1, dtype=np.int64),
+        packed=False,
+    )
+
+
+def as_stored(documents: DocumentSet) -> RowPlan:
+    """The rows of packed blocks as they are on disk; episodes one a row."""
+    if not isinstance(documents, BlockDocuments):
+        return one_each(documents)
+    numbers = np.argsort(documents.order, kind="stable")
+    return RowPlan(
+        documents=numbers,
+        lengths=documents.lengths[numbers],
+        row_offsets=documents.row_documents,
+        packed=True,
+        capacity=documents.capacity,
+    )
+
+
+def packed_anew(documents: DocumentSet, max_length: int, strategy: Strategy | str, overflow: str) -> RowPlan:
+    """Rows of `max_length` tokens, planned over all documents of the split.
+
+    Longer documents are refused, dropped, or cut to their first tokens; what is lost is in `left_out`.
+    """
+    chosen, lengths, left_out = _fitted(documents, max_length, overflow)
+    made = plan(lengths.astype(np.int32), max_length, strategy)
+    return RowPlan(
+        documents=chosen[made.order],
+        lengths=lengths[made.order],
+        row_offsets=made.bin_offsets,
+        packed=True,
+        capacity=max_length,
+        left_out=left_out,
+    )
+
+
+def _fitted(documents: DocumentSet, max_length: int, overflow: str) -> tuple[Ints, Ints, tuple[str, ...]]:
+    """The documents to pack and how many tokens of each, after the policy."""
+    policy = _policy(overflow)
+    too_long = np.flatnonzero(documents.lengths > max_length)
+    everything = np.arange(len(documents), dtype=np.int64)
+    if not len(too_long):
+        return everything, documents.lengths, ()
+    if policy is Overflow.ERROR:
+        raise DataError(_too_long(documents, too_long, max_length))
+    tokens, trained, empty = _lost(documents, too_long, max_length if policy is Overflow.CUT else 0)
+    what = f"{len(too_long):,} of {len(documents):,} documents are longer than a row of {max_length:,} tokens"
+    if policy is Overflow.DROP:
+        if len(too_long) == len(documents):
+            raise DataError(f"{what}: nothing would be left; choose a larger max_length")
+        sentence = f"{what} and were dropped: {tokens:,} tokens, {trained:,} of them trained"
+        return np.delete(everything, too_long), np.delete(documents.lengths, too_long), (sentence,)
+    sentence = f"{what} and were cut: {tokens:,} tokens, {trained:,} of them trained, are lost"
+    nothing = f"{empty:,} of the cut documents have no trained token left"
+    lengths = np.minimum(documents.lengths, max_length)
+    return everything, lengths, (sentence, nothing) if empty else (sentence,)
+
+
+def _policy(overflow: str) -> Overflow:
+    names = [str(policy) for policy in ON_STORED]
+    try:
+        policy = Overflow(overflow)
+    except ValueError:
+        raise UnknownNameError("overflow policy of an export", overflow, names) from None
+    if policy not in ON_STORED:
+        raise ConfigError(
+            f"the overflow policy {policy!s} works on the turns of conversations, which a stored dataset does not "
+            f"have: use {', '.join(names)}, or build again with format: blocks and this policy"
+        )
+    return policy
+
+
+def _too_long(documents: DocumentSet, too_long: Ints, max_length: int) -> str:
+    shown = too_long[:3]
+    names = documents.facts("record_id", shown) or [f"document {number}" for number in shown.tolist()]
+    listed = ", ".join(f"{name} ({documents.lengths[i]:,})" for name, i in zip(names, shown.tolist(), strict=True))
+    more = ", ..." if len(too_long) > len(shown) else ""
+    return (
+        f"{len(too_long):,} of {len(documents):,} documents are longer than a row of {max_length:,} tokens: "
+        f"{listed}{more}. Choose a longer row (the longest has {int(documents.lengths.max()):,} tokens), or what "
+        "happens to them: overflow drop or cut"
+    )
+
+
+def _lost(documents: DocumentSet, too_long: Ints, kept: int) -> tuple[int, int, int]:
+    """Tokens and trained tokens behind the first `kept` of over-long documents; and documents left without any."""
+    tokens = trained = empty = 0
+    for first, last in even_ranges(documents.lengths[too_long]):
+        numbers = too_long[first:last]
+        whole = offsets_of(documents.gather(numbers).trained.view(np.uint8))
+        offsets = offsets_of(documents.lengths[numbers])
+        borders = offsets[:-1] + kept
+        tokens += int((offsets[1:] - borders).sum())
+        trained += int((whole[offsets[1:]] - whole[borders]).sum())
+        empty += int(np.count_nonzero((whole[borders] == whole[offsets[:-1]]) & (whole[offsets[1:]] > whole[borders])))
+    return tokens, trained, empty
+
+
+def row_batches(documents: DocumentSet, rows: RowPlan) -> Iterator[RowBatch]:
+    """All rows in order, about a million tokens at a time."""
+    for first, last in even_ranges(rows.row_tokens):
+        begin, end = int(rows.row_offsets[first]), int(rows.row_offsets[last])
+        numbers = rows.documents[begin:end]
+        yield RowBatch(
+            documents=documents.gather(numbers, rows.lengths[begin:end]),
+            numbers=numbers,
+            row_offsets=rows.row_offsets[first : last + 1] - begin,
+        )
+
+
+def padded(batch: RowBatch, values: NDArray[Any], capacity: int, pad: int) -> NDArray[Any]:
+    """A flat column of the rows as rows x capacity, `pad` behind the tokens of each."""
+    lengths = np.diff(batch.token_offsets)
+    dense = np.full((len(batch), capacity), pad, dtype=values.dtype)
+    dense[np.arange(capacity) < lengths[:, None]] = values
+    return dense

@@ -1,0 +1,139 @@
+"""The ledger: where every record and token of a build went, by source, role and reason, and that it balances."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import KINDS, PARTS, RoleCode
+from chatmill.errors import FormatError
+
+ROLES = len(RoleCode)
+TOKEN_FATES = ("trained", "context", "cut_trained", "cut_context", "dropped_trained", "dropped_context", "injected")
+"""What became of tokens: the first six part what was rendered; `injected` was added on top."""
+assert KINDS == ROLES * PARTS
+
+
+def role_name(code: int) -> str:
+    """The name of a role in the ledger; tokens of no message are `document`."""
+    return "document" if code == RoleCode.NONE else RoleCode(code).name.lower()
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Counts that add up; all keys are tuples of strings, so that ledgers of chunks can be summed and stored."""
+
+    tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """(source, role, fate) -> tokens; the fate `rendered` stands beside those of `TOKEN_FATES`."""
+    records: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """(source, `read` | `built` | `skipped` | `quarantined`, reason) -> records."""
+    notes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """(source, what) -> count: episodes, repeated records, stripped characters, untrained terminators, ..."""
+    padding: int = 0
+    """Tokens of padding in stored rows."""
+
+    def add(self, other: Ledger) -> None:
+        """Add the counts of another part of the build."""
+        self.tokens.update(other.tokens)
+        self.records.update(other.records)
+        self.notes.update(other.notes)
+        self.padding += other.padding
+
+    def count_tokens(
+        self, sources: list[str], source_of_run: NDArray[np.int64], roles: NDArray[np.integer], fate: str,
+        lengths: NDArray[np.integer],
+    ) -> None:  # fmt: skip
+        """Add the lengths of runs under one fate; `source_of_run` indexes `sources`."""
+        if not len(lengths):
+            return
+        sums = np.bincount(source_of_run * ROLES + roles, weights=lengths, minlength=len(sources) * ROLES)
+        for key in np.flatnonzero(sums).tolist():
+            self.tokens[sources[key // ROLES], role_name(key % ROLES), fate] += int(sums[key])
+
+    def total(self, fate: str) -> int:
+        """Tokens of one fate over all sources and roles."""
+        return sum(count for (_, _, found), count in self.tokens.items() if found == fate)
+
+    def total_records(self, what: str) -> int:
+        """Records of one outcome over all sources and reasons."""
+        return sum(count for (_, found, _), count in self.records.items() if found == what)
+
+    def total_notes(self, what: str) -> int:
+        """A note over all sources."""
+        return sum(count for (_, found), count in self.notes.items() if found == what)
+
+    @property
+    def stored(self) -> int:
+        """Tokens that stand in the dataset, padding included."""
+        return self.total("trained") + self.total("context") + self.total("injected") + self.padding
+
+    @property
+    def trained_lost(self) -> int:
+        """Trained tokens that overflow cut or dropped."""
+        return self.total("cut_trained") + self.total("dropped_trained")
+
+    def imbalance(self, stored: int | None = None) -> list[str]:
+        """Sentences about every account that does not balance; empty when all do.
+
+        `stored`: the tokens that were counted in the files themselves, padding included.
+        """
+        problems: list[str] = []
+        if stored is not None and stored != self.stored:
+            problems.append(f"{stored:,} tokens stored, {self.stored:,} accounted for")
+        for source, role in sorted({key[:2] for key in self.tokens}):
+            rendered = self.tokens[source, role, "rendered"]
+            parts = sum(self.tokens[source, role, fate] for fate in TOKEN_FATES if fate != "injected")
+            if rendered != parts:
+                problems.append(f"{source}/{role}: {rendered:,} tokens rendered, {parts:,} accounted for")
+        for source in sorted({key[0] for key in self.records}):
+            counts: Counter[str] = Counter()
+            for (found, what, _), count in self.records.items():
+                if found == source:
+                    counts[what] += count
+            if counts["read"] != counts["built"] + counts["skipped"] + counts["quarantined"]:
+                problems.append(f"{source}: records {dict(counts)} do not add up")
+        return problems
+
+    def as_json(self) -> dict[str, Any]:
+        """Nested plain objects, keys sorted; `from_json` reads them back."""
+        return {
+            "tokens": _nested(self.tokens),
+            "records": _nested(self.records),
+            "notes": _nested(self.notes),
+            "padding": self.padding,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Ledger:
+        """The ledger that `as_json` wrote."""
+        try:
+            return cls(
+                tokens=Counter(_flat(data["tokens"], 3)),
+                records=Counter(_flat(data["records"], 3)),
+                notes=Counter(_flat(data["notes"], 2)),
+                padding=int(data["padding"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"not a ledger: {error!r}") from None
+
+
+def _nested(counter: Counter[Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, count in sorted(counter.items()):
+        if count:
+            place = out
+            for part in key[:-1]:
+                place = place.setdefault(part, {})
+            place[key[-1]] = count
+    return out
+
+
+def _flat(nested: Mapping[str, Any], depth: int) -> dict[Any, int]:
+    if depth == 1:
+        return {(key,): int(count) for key, count in nested.items()}
+    return {(key, *rest): count for key, inner in nested.items() for rest, count in _flat(inner, depth - 1).items()}

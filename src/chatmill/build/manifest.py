@@ -1,0 +1,122 @@
+"""The receipt of a build: what went in, what came out, and the hashes that prove both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chatmill import __version__
+from chatmill.build.chunk_job import REJECTED
+from chatmill.build.ledger import Ledger
+from chatmill.build.pipeline import Pipeline
+from chatmill.build.publish import canonical_json, sha256_file
+from chatmill.build.recipe import Recipe
+from chatmill.errors import FormatError
+
+if TYPE_CHECKING:
+    from chatmill.build.inputs import InputFile
+    from chatmill.build.sources import SourcePlan
+
+MANIFEST = "manifest.json"
+FORMAT = "chatmill-dataset"
+FORMAT_VERSION = 1
+
+
+def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints: Mapping[str, str]) -> str:
+    """sha256 over everything that decides the bytes: gates do not; contents, options and the names of the files do.
+
+    A record without an id is known by its place, which begins with the file's name as it was given.
+    """
+    options = {key: value for key, value in recipe.as_json().items() if key not in ("gates", "tokenizer", "sources")}
+    sources = [source.model_dump(mode="json", exclude={"path"}) for source in recipe.sources]
+    content = {
+        "format_version": FORMAT_VERSION,
+        "package": __version__,
+        "options": options,
+        "sources": sources,
+        "inputs": [
+            {"path": file.path, "sha256": file.sha256, "source": file.source, "shape": file.shape} for file in inputs
+        ],
+        **fingerprints,
+    }
+    return hashlib.sha256(canonical_json(content)).hexdigest()
+
+
+def make_manifest(
+    directory: Path,
+    recipe: Recipe,
+    planned: SourcePlan,
+    pipeline: Pipeline,
+    fingerprint: str,
+    splits: Mapping[str, Any],
+    ledger: Ledger,
+    pad_id: int,
+) -> dict[str, Any]:
+    """The manifest of a dataset that stands, whole, in `directory`."""
+    tokenizer = pipeline.template.tokenizer
+    files = sorted(path for split in splits for path in (directory / split).rglob("*") if path.is_file())
+    files += [path for path in (directory / REJECTED,) if path.exists()]
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "package_version": __version__,
+        "git_sha": git_sha(),
+        "created_unix_s": int(time.time()),
+        "fingerprint": fingerprint,
+        "recipe": recipe.as_json(),
+        "recipe_sha256": hashlib.sha256(canonical_json(recipe.as_json())).hexdigest(),
+        "inputs": [file.as_json() for file in planned.files],
+        "tokenizer": {
+            "name": tokenizer.name,
+            "given_as": recipe.tokenizer,
+            "fingerprint": pipeline.fingerprints["tokenizer"],
+            "vocab_size": tokenizer.vocab_size,
+            "eos_id": tokenizer.eos_id,
+            "pad_id": pad_id,
+        },
+        "template": {
+            "name": pipeline.template.name,
+            "fingerprint": pipeline.fingerprints["template"],
+            "prefix_stable": pipeline.template.prefix_stable,
+            "declares": pipeline.template.declares,
+        },
+        "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
+        "splits": dict(splits),
+        "ledger": ledger.as_json(),
+        "files": {
+            path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            for path in files
+        },
+    }
+
+
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """The manifest of a dataset folder; None where there is none."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{path} cannot be read: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise FormatError(f"{path} is not the manifest of a {FORMAT}")
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise FormatError(
+            f"{path} has format version {manifest.get('format_version')!r}; this package reads {FORMAT_VERSION}"
+        )
+    return manifest
+
+
+def git_sha() -> str | None:
+    """The commit of the checkout that the build runs in; None outside one."""
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,80 @@
+"""Turns the file names and globs of a recipe into a list of files; a pattern without a match says what is there."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from chatmill.errors import ConfigError
+from chatmill.read.files import SUFFIXES
+
+_SHOWN = 5
+
+
+def resolve_paths(patterns: Sequence[str]) -> list[Path]:
+    """The files that names and globs (`*`, `?`, `[ab]`, `**` for any folders) stand for.
+
+    Patterns keep their order, the files of one pattern are sorted by name, a file that comes twice keeps its first
+    place. A glob stands for files, never for folders. A name that is a file is that file, whatever signs are in it.
+    """
+    if not patterns:
+        raise ConfigError("no input files are named")
+    files: dict[str, Path] = {}
+    for pattern in patterns:
+        for path in _matches(os.path.expanduser(pattern), pattern):
+            files.setdefault(os.path.abspath(path), Path(path))
+    return list(files.values())
+
+
+def _matches(pattern: str, given: str) -> list[str]:
+    if not pattern:
+        raise ConfigError("an input file has an empty name")
+    if os.path.isdir(pattern):
+        raise ConfigError(f"{given!r} is a folder; name its files, such as {os.path.join(given, '*.jsonl')!r}")
+    if os.path.lexists(pattern):
+        return [pattern]
+    found = sorted(glob.glob(pattern, recursive=True))
+    files = [path for path in found if not os.path.isdir(path)]
+    if files:
+        return files
+    if found:
+        raise ConfigError(f"{given!r} matches folders alone, such as {found[0]!r}; name the files in them")
+    missing = "no file matches" if glob.has_magic(pattern) else "there is no file"
+    raise ConfigError(f"{missing} {given!r}. {_what_is_there(pattern)}")
+
+
+def _what_is_there(pattern: str) -> str:
+    """A sentence about the files that may have been meant."""
+    parts = Path(pattern).parts
+    plain = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    folder = Path(*parts[:plain])
+    if not folder.is_dir():
+        above = next(parent for parent in folder.parents if parent.is_dir() or parent == parent.parent)
+        missing = folder.relative_to(above).parts[0]
+        return f"There is no folder {str(above / missing)!r}{_close(above, missing, '; did')}"
+    if close := _close(folder, parts[plain], "Did") if not glob.has_magic(parts[plain]) else "":
+        return close
+    names = _names(folder)
+    folders = [f"{name}/" for name in names if (folder / name).is_dir()]
+    readable = [name for name in names if name.endswith((*SUFFIXES, ".ndjson")) and f"{name}/" not in folders]
+    shown = readable or folders or names
+    if not shown:
+        return f"The folder {str(folder)!r} is empty"
+    rest = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return f"In {str(folder)!r} there is: {', '.join(shown[:_SHOWN])}{rest}"
+
+
+def _close(folder: Path, name: str, begin: str) -> str:
+    """A question about the entry of a folder that has nearly this name; empty where there is none."""
+    close = difflib.get_close_matches(name, _names(folder), n=1)
+    return f"{begin} you mean {str(folder / close[0])!r}?" if close else ""
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError:
+        return []

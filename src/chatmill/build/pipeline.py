@@ -1,0 +1,216 @@
+"""The road of one batch: conversations to rendered, labelled and fitted episodes, with every token accounted for."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.build.ledger import Ledger
+from chatmill.build.recipe import Recipe
+from chatmill.core.conversation import Conversation
+from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.core.tokens import Tokens, offsets_of, ranges
+from chatmill.errors import RecordError
+from chatmill.label.policy import Policy
+from chatmill.label.presets import find_policy
+from chatmill.pack.overflow import OverflowResult, apply_overflow
+from chatmill.render.registry import find_template
+from chatmill.render.render import render
+from chatmill.render.template import Template
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.protocol import Tokenizer
+
+NO_LIMIT = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """Episodes of one batch, as columns."""
+
+    tokens: Tokens
+    weights: NDArray[np.generic]
+    """Token-aligned; uint8 where every weight is 0 or 1."""
+    source_index: NDArray[np.int64]
+    """Which conversation of the batch each episode comes from."""
+    turns: NDArray[np.int64]
+    """Assistant messages of each episode."""
+    trained: NDArray[np.int64]
+    """Trained tokens of each episode."""
+    failed: tuple[tuple[int, RecordError], ...]
+    """Conversations that the template refused."""
+    ledger: Ledger
+
+    def columns(
+        self, episodes: Sequence[int] | NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.generic], NDArray[np.uint8]]:
+        """Flat ids, offsets, weights and kinds of some episodes; of all of them without a copy."""
+        tokens, kinds = self.tokens, self.tokens.kinds
+        if len(episodes) == len(tokens):
+            return tokens.ids, tokens.offsets, self.weights, kinds
+        lengths = tokens.lengths[episodes]
+        at = ranges(tokens.offsets[episodes], lengths)
+        return tokens.ids[at], offsets_of(lengths), self.weights[at], kinds[at]
+
+
+class Pipeline:
+    """A recipe bound to its tokenizer, template and policy; made once per process."""
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer | None = None) -> None:
+        """Load what the recipe names; `tokenizer` replaces the loaded one (for the slow reference of `verify`)."""
+        self.recipe = recipe
+        template = find_template(recipe.template)
+        loaded = tokenizer or load_tokenizer(recipe.tokenizer, pattern=recipe.pattern)
+        if recipe.add_control_tokens:
+            loaded = with_control_tokens(loaded, template.control_tokens)
+        self.template: Template = template(loaded)
+        self.policy: Policy = find_policy(recipe.policy or template.default_policy)
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """What decides the tokens beside the input: sha256 of tokenizer, template source and policy table."""
+        sources = [inspect.getsource(cls) for cls in type(self.template).__mro__ if cls is not object]
+        policy = self.policy
+        table = policy.table().tobytes() + f"{policy.scope}{policy.only_weighted_messages}".encode()
+        return {
+            "tokenizer": self.template.tokenizer.fingerprint,
+            "template": hashlib.sha256("\n".join(sources).encode()).hexdigest(),
+            "policy": hashlib.sha256(table).hexdigest(),
+        }
+
+    def compile(self, conversations: Sequence[Conversation]) -> Compiled:
+        """Render, label and fit a batch."""
+        rendered = render(conversations, self.template, collect_failures=True)
+        tokens = rendered.tokens
+        run_weights = self.policy.run_weights(tokens)
+        packing = self.recipe.packing
+        fitted = apply_overflow(tokens, run_weights, packing.max_length or NO_LIMIT, packing.overflow)
+        names, codes = _source_codes([conversations[i] for i in rendered.kept.tolist()])
+        ledger = Ledger()
+        _account(ledger, names, codes, tokens, run_weights, fitted, str(packing.overflow))
+        whole = not (np.modf(fitted.run_weights)[0].any() or (fitted.run_weights > 1).any())
+        stored_weights = fitted.run_weights.astype(np.uint8) if whole else fitted.run_weights
+        turns, unended = _assistant_turns(fitted.tokens, fitted.run_weights)
+        trained = _per_episode(fitted.tokens, np.where(fitted.run_weights > 0, fitted.tokens.run_lengths, 0))
+        compiled = Compiled(
+            tokens=fitted.tokens,
+            weights=fitted.tokens.per_token(stored_weights),
+            source_index=rendered.kept[fitted.source_index],
+            turns=turns,
+            trained=trained,
+            failed=rendered.failed,
+            ledger=ledger,
+        )
+        built = np.zeros(len(tokens), dtype=np.int64)
+        np.add.at(built, fitted.source_index, trained)
+        dropped = np.zeros(len(tokens), dtype=np.bool_)
+        dropped[fitted.dropped] = True
+        _note(ledger, names, codes, "stripped_characters", rendered.stripped)
+        _note(ledger, names, codes[fitted.source_index], "untrained_terminators", unended)
+        _note(ledger, names, codes[fitted.source_index], "episodes", np.ones(len(fitted.tokens), dtype=np.int64))
+        _note(ledger, names, codes, "records_without_trained_tokens", ((built == 0) & ~dropped).astype(np.int64))
+        return compiled
+
+
+def record_key(conversation: Conversation) -> str:
+    """What a record is known by in hashes: its id, or its place where it has none."""
+    return conversation.id or conversation.where
+
+
+def hashes_below(key: str, fraction: float) -> bool:
+    """Whether a key's hash falls into the first `fraction` of all hashes (blake2b, 8 bytes, big-endian)."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < int(Decimal(str(fraction)) * 2**64)
+
+
+def copies_of(key: str, weight: float) -> int:
+    """How often a record is used at a weight: the whole part, and once more by the hash of the key."""
+    whole = int(weight)
+    rest = weight - whole
+    return whole + int(rest > 0 and hashes_below(f"weight\0{key}", rest))
+
+
+def _source_codes(conversations: Sequence[Conversation]) -> tuple[list[str], NDArray[np.int64]]:
+    """The source names of a batch, and the number of each conversation's source among them."""
+    numbers: dict[str, int] = {}
+    codes = [numbers.setdefault(conversation.source, len(numbers)) for conversation in conversations]
+    return list(numbers), np.array(codes, dtype=np.int64)
+
+
+def _account(
+    ledger: Ledger,
+    names: list[str],
+    codes: NDArray[np.int64],
+    tokens: Tokens,
+    run_weights: NDArray[np.float32],
+    fitted: OverflowResult,
+    reason: str,
+) -> None:
+    """Enter every rendered token and every injected one under its fate."""
+    runs_of = np.repeat(np.arange(len(tokens)), np.diff(tokens.conversation_runs))
+    sources, roles, lengths = codes[runs_of], roles_of(tokens.run_kinds).astype(np.int64), tokens.run_lengths
+    ledger.count_tokens(names, sources, roles, "rendered", lengths)
+    is_dropped = np.zeros(len(tokens), dtype=np.bool_)
+    is_dropped[fitted.dropped] = True
+    trained = run_weights > 0
+    kept = fitted.kept_of_run
+    lost, dropped = lengths - kept, is_dropped[runs_of]
+    for name, chosen in (("trained", trained), ("context", ~trained)):
+        ledger.count_tokens(names, sources[chosen], roles[chosen], name, kept[chosen])
+        for fate, where in (("cut", chosen & ~dropped), ("dropped", chosen & dropped)):
+            ledger.count_tokens(names, sources[where], roles[where], f"{fate}_{name}", lost[where])
+    made = fitted.tokens
+    episode = np.repeat(np.arange(len(made)), np.diff(made.conversation_runs))[fitted.injected_runs]
+    ledger.count_tokens(
+        names,
+        codes[fitted.source_index[episode]],
+        roles_of(made.run_kinds[fitted.injected_runs]).astype(np.int64),
+        "injected",
+        made.run_lengths[fitted.injected_runs],
+    )
+    for code in codes[fitted.dropped].tolist():
+        ledger.records[names[code], "skipped", f"overflow_{reason}"] += 1
+    for code in np.delete(codes, fitted.dropped).tolist():
+        ledger.records[names[code], "built", ""] += 1
+
+
+def _note(ledger: Ledger, names: list[str], codes: NDArray[np.int64], what: str, counts: NDArray[np.int64]) -> None:
+    sums = np.bincount(codes, weights=counts, minlength=len(names)) if len(codes) else np.zeros(len(names))
+    for code, count in enumerate(sums.tolist()):
+        if count:
+            ledger.notes[names[code], what] += int(count)
+
+
+def _per_episode(tokens: Tokens, per_run: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Sums of run values per episode."""
+    sums = offsets_of(per_run)
+    totals: NDArray[np.int64] = sums[tokens.conversation_runs[1:]] - sums[tokens.conversation_runs[:-1]]
+    return totals
+
+
+def _assistant_turns(tokens: Tokens, run_weights: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Assistant messages per episode, and those that are trained although their terminator is not (or is gone)."""
+    filled = tokens.run_lengths > 0
+    run = np.flatnonzero(filled & (roles_of(tokens.run_kinds) == RoleCode.ASSISTANT))
+    if not len(run):
+        nothing = np.zeros(len(tokens), dtype=np.int64)
+        return nothing, nothing
+    episode = np.searchsorted(tokens.conversation_runs, run, side="right") - 1
+    message = tokens.run_messages[run]
+    opens = np.ones(len(run), dtype=np.bool_)
+    opens[1:] = (np.diff(episode) != 0) | (np.diff(message) != 0)
+    first = np.flatnonzero(opens)
+    trained = run_weights[run] > 0
+    ended = trained & (parts_of(tokens.run_kinds[run]) == Part.TERMINATOR)
+    unended = np.logical_or.reduceat(trained, first) & ~np.logical_or.reduceat(ended, first)
+    owner = episode[first]
+    return (
+        np.bincount(owner, minlength=len(tokens)),
+        np.bincount(owner, weights=unended, minlength=len(tokens)).astype(np.int64),
+    )

@@ -1,0 +1,43 @@
+"""A progress bar for builds: chunks, records, tokens and megabytes a second, and the time left; quiet elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from chatmill.build.run import BuildProgress, OnProgress
+
+
+@contextmanager
+def shown_progress() -> Iterator[OnProgress | None]:
+    """A callback for `run_build` that draws on standard error; None when that is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} chunks"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[rate]}"),
+        console=Console(stderr=True),
+    )
+    started = time.monotonic()
+    with progress:
+        task = progress.add_task("compile", total=None, rate="")
+
+        def on_progress(state: BuildProgress) -> None:
+            seconds = max(time.monotonic() - started, 1e-9)
+            retried = f", {state.retries} retried" if state.retries else ""
+            rate = (
+                f"{state.records:,} records, {state.tokens / seconds / 1e6:.1f} M tokens/s, "
+                f"{state.bytes_done / seconds / 1e6:.0f} MB/s{retried}"
+            )
+            progress.update(task, total=state.chunks, completed=state.chunks_done, rate=rate)
+
+        yield on_progress

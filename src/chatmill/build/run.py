@@ -1,0 +1,413 @@
+"""The driver of a build: recipe to chunks, chunks to parts on an engine, parts to a dataset, and the manifest last."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from chatmill.build.chunk_job import RECEIPT, REJECTED, SPLITS, ChunkJob, compile_chunk, pipeline_of
+from chatmill.build.executor import Executor, ExecutorEvent
+from chatmill.build.faults import fault_point
+from chatmill.build.gates import GateError, gates_of
+from chatmill.build.inputs import CHUNK_BYTES
+from chatmill.build.join import join_split
+from chatmill.build.ledger import Ledger
+from chatmill.build.local import LocalExecutor
+from chatmill.build.lock import folder_lock
+from chatmill.build.manifest import MANIFEST, build_fingerprint, make_manifest, read_manifest
+from chatmill.build.publish import (
+    TEMPORARY,
+    AtomicFile,
+    canonical_json,
+    sha256_file,
+    storing,
+    sweep_orphans,
+    write_atomic,
+)
+from chatmill.build.recipe import Recipe, recipe_of
+from chatmill.build.sources import SourcePlan, plan_sources
+from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.store.durable import sync_folder
+
+WORK = ".build"
+STATE = "state.json"
+JOINED = "joined"
+
+
+class Outcome(StrEnum):
+    """How a build ended."""
+
+    BUILT = "built"
+    ALREADY_BUILT = "already_built"
+    """The same build stands there, finished; nothing was done."""
+    SHARD_DONE = "shard_done"
+    """This process's share of the chunks is done; `merge_build` joins them when all are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildResult:
+    """What a build gives back."""
+
+    outcome: Outcome
+    directory: Path
+    manifest: dict[str, Any]
+    """Empty after a share of a build."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildProgress:
+    """What a display may show; given to `on_progress` after every chunk."""
+
+    stage: str
+    chunks_done: int
+    chunks: int
+    bytes_done: int
+    bytes: int
+    tokens: int
+    """Tokens written by the chunks of this run."""
+    records: int
+    retries: int
+
+
+OnProgress = Callable[[BuildProgress], None]
+
+
+def run_build(
+    recipe: Recipe | dict[str, Any] | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    executor: Executor | None = None,
+    resume: bool = False,
+    shard: tuple[int, int] | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    on_progress: OnProgress | None = None,
+) -> BuildResult:
+    """Build the dataset that a recipe describes into the folder `out`.
+
+    The bytes depend on the input and the recipe alone: not on workers, engine, chunk size or interruptions. `resume`
+    goes on with a build that was stopped; the same build, finished, is left alone; another one there is refused.
+    `shard=(i, n)` does every n-th chunk from the i-th on and stops; `merge_build` joins the chunks of all shares.
+    """
+    started = time.monotonic()
+    checked = recipe_of(recipe)
+    directory = Path(out)
+    pipeline_of(_recipe_text(checked))  # a name that is not known is told before anything is made
+    with storing(directory, "create the folder"):
+        directory.mkdir(parents=True, exist_ok=True)
+    engine = executor or LocalExecutor(workers)
+    with folder_lock(directory, shared=shard is not None):
+        _refuse_foreign(directory)
+        outcome, manifest = _build(checked, directory, engine, resume, shard, chunk_bytes, on_progress)
+    return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
+
+
+def _build(
+    recipe: Recipe,
+    directory: Path,
+    engine: Executor,
+    resume: bool,
+    shard: tuple[int, int] | None,
+    chunk_bytes: int,
+    on_progress: OnProgress | None,
+) -> tuple[Outcome, dict[str, Any]]:
+    """The build itself, in a folder that is held by this process."""
+    work = directory / WORK
+    chunk_bytes = _chunk_bytes(work, chunk_bytes)
+    planned = plan_sources(recipe, work / "spool", engine, chunk_bytes=chunk_bytes)
+    pipeline = pipeline_of(_recipe_text(recipe))
+    fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
+    finished = _claim(directory, fingerprint, resume=resume or shard is not None)
+    if finished is not None:
+        return _already_built(directory, recipe, finished), finished
+    if shard is None:  # other shares may be writing here now; what one of them left goes with the whole work folder
+        sweep_orphans(directory)
+    state = {"fingerprint": fingerprint, "recipe": recipe.as_json(), "chunk_bytes": chunk_bytes}
+    with storing(work, "create the folder"):
+        work.mkdir(exist_ok=True)
+    write_atomic(work / STATE, canonical_json(state), step="state")
+    jobs = _jobs(recipe, planned, work)
+    _run_jobs(jobs if shard is None else jobs[shard[0] :: shard[1]], engine, on_progress)
+    if shard is not None:
+        return Outcome.SHARD_DONE, {}
+    planned.check_unchanged()
+    return Outcome.BUILT, _finish(directory, recipe, jobs, planned, fingerprint)
+
+
+def merge_build(out: str | os.PathLike[str]) -> BuildResult:
+    """Join the chunks that the shares of a build (`shard=(i, n)`) have made, once all are there."""
+    started = time.monotonic()
+    directory = Path(out)
+    if not directory.is_dir():
+        raise ConfigError(f"there is no folder {directory}: run the shares of a build first (--shard i/N)")
+    with folder_lock(directory, shared=False):
+        outcome, manifest = _merge(directory)
+    return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
+
+
+def _merge(directory: Path) -> tuple[Outcome, dict[str, Any]]:
+    finished = read_manifest(directory)
+    if finished is not None:
+        return _already_built(directory, recipe_of(finished["recipe"]), finished), finished
+    try:
+        state = json.loads((directory / WORK / STATE).read_bytes())
+    except FileNotFoundError:
+        raise ConfigError(f"{directory} holds no build to merge: run its shares first (--shard i/N)") from None
+    recipe = recipe_of(state["recipe"])
+    planned = plan_sources(recipe, directory / WORK / "spool", chunk_bytes=state["chunk_bytes"])
+    pipeline = pipeline_of(_recipe_text(recipe))
+    fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
+    if fingerprint != state["fingerprint"]:
+        raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")
+    jobs = _jobs(recipe, planned, directory / WORK)
+    missing = [job for job in jobs if not _is_whole(job)]
+    if missing:
+        raise ConfigError(
+            f"{directory}: {len(missing)} of {len(jobs)} chunks are not built yet; first: {missing[0].label}"
+        )
+    sweep_orphans(directory)
+    return Outcome.BUILT, _finish(directory, recipe, jobs, planned, fingerprint)
+
+
+def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:
+    """What to say of a build that stands there finished: its gates may be others than before."""
+    _remove_work(directory)
+    _check_gates(recipe, Ledger.from_json(manifest["ledger"]), "The dataset is there already and was not touched.")
+    return Outcome.ALREADY_BUILT
+
+
+def _remove_work(directory: Path) -> None:
+    """Remove what is no part of a finished dataset: left by a kill at the very end, or by looking at packed input."""
+    with storing(directory / WORK, "remove"):
+        if (directory / WORK).exists():
+            shutil.rmtree(directory / WORK)
+    sweep_orphans(directory)
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """A folder that holds something, but neither a dataset nor an unfinished build, is not ours to write into."""
+    with storing(directory, "read the folder"):
+        names = [path.name for path in directory.iterdir()]
+    others = [name for name in names if name != WORK and not TEMPORARY.fullmatch(name)]
+    if others and MANIFEST not in others and not (directory / WORK / STATE).exists():
+        raise ConfigError(
+            f"{directory} is not empty ({', '.join(sorted(others)[:5])}) and holds no build; choose an empty folder"
+        )
+
+
+def _chunk_bytes(work: Path, wanted: int) -> int:
+    """The chunk size of the unfinished build that is there, since its parts were cut by it; else the wanted one."""
+    try:
+        return int(json.loads((work / STATE).read_bytes())["chunk_bytes"])
+    except FileNotFoundError:
+        return wanted
+
+
+def _recipe_text(recipe: Recipe) -> str:
+    return canonical_json(recipe.as_json()).decode()
+
+
+def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any] | None:
+    """Whether this folder may be built into; the manifest, when the same build is finished there."""
+    manifest = read_manifest(directory)
+    if manifest is not None:
+        if manifest["fingerprint"] != fingerprint:
+            _remove_work(directory)
+            raise ConfigError(
+                f"{directory} holds another dataset (fingerprint {manifest['fingerprint'][:12]}, this build is "
+                f"{fingerprint[:12]}): another recipe, input, tokenizer or package version. Choose another folder."
+            )
+        return manifest
+    state = directory / WORK / STATE
+    if state.exists():
+        found = json.loads(state.read_bytes())["fingerprint"]
+        if found != fingerprint:
+            raise ConfigError(
+                f"{directory} holds an unfinished build of something else (fingerprint {found[:12]}, this build is "
+                f"{fingerprint[:12]}). Choose another folder, or delete {directory / WORK}."
+            )
+        if not resume:
+            raise ConfigError(
+                f"{directory} holds an unfinished build of this recipe: go on with --resume (resume=True)"
+            )
+    return None
+
+
+def _jobs(recipe: Recipe, planned: SourcePlan, work: Path) -> list[ChunkJob]:
+    text = _recipe_text(recipe)
+    return [
+        ChunkJob(
+            number=number,
+            chunk=work_item.chunk,
+            weight=work_item.weight,
+            max_records=work_item.max_records,
+            recipe=text,
+            parts=str((work / "parts").absolute()),
+        )
+        for number, work_item in enumerate(planned.work)
+    ]
+
+
+def _run_jobs(jobs: Sequence[ChunkJob], executor: Executor, on_progress: OnProgress | None) -> None:
+    """Run the chunks that have no part yet."""
+    todo = [job for job in jobs if not _is_whole(job)]
+    total_bytes = sum(job.chunk.bytes for job in jobs)
+    done = len(jobs) - len(todo)
+    counts = {"bytes": total_bytes - sum(j.chunk.bytes for j in todo), "tokens": 0, "records": 0}
+    retries = 0
+
+    def tell() -> None:
+        if on_progress is not None:
+            on_progress(
+                BuildProgress(
+                    stage="compile",
+                    chunks_done=done,
+                    chunks=len(jobs),
+                    bytes_done=counts["bytes"],
+                    bytes=total_bytes,
+                    tokens=counts["tokens"],
+                    records=counts["records"],
+                    retries=retries,
+                )
+            )
+
+    def on_done(index: int, receipt: dict[str, Any]) -> None:
+        nonlocal done
+        done += 1
+        counts["bytes"] += todo[index].chunk.bytes
+        counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
+        counts["records"] += Ledger.from_json(receipt["ledger"]).total_records("read")
+        tell()
+
+    def on_event(event: ExecutorEvent) -> None:
+        nonlocal retries
+        retries += event.kind == "job_retried"
+
+    tell()
+    executor.run(compile_chunk, todo, on_done, on_event)
+
+
+def _is_whole(job: ChunkJob) -> bool:
+    """Whether the part of a chunk is published and its files are those of the receipt."""
+    if not job.folder.exists():
+        return False
+    receipt = _receipt(job)
+    for name, record in receipt["files"].items():
+        path = job.folder / name
+        if not path.is_file() or path.stat().st_size != record["bytes"] or sha256_file(path) != record["sha256"]:
+            shutil.rmtree(job.folder)
+            return False
+    return True
+
+
+def _receipt(job: ChunkJob) -> dict[str, Any]:
+    try:
+        receipt: dict[str, Any] = json.loads((job.folder / RECEIPT).read_bytes())
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{job.folder / RECEIPT} cannot be read: {error}; delete {job.folder} and resume") from None
+    if receipt["chunk"] != job.identity:
+        raise FormatError(
+            f"{job.folder} was made of {receipt['chunk']}, but in this build it is {job.identity}: shares of one build "
+            f"need the same --chunk-bytes. Delete {job.parts} and build again"
+        )
+    return receipt
+
+
+def _finish(
+    directory: Path, recipe: Recipe, jobs: Sequence[ChunkJob], planned: SourcePlan, fingerprint: str
+) -> dict[str, Any]:
+    """Join the parts, check ledger and gates, move everything to its place, and write the manifest."""
+    receipts = [_receipt(job) for job in jobs]
+    ledger = Ledger()
+    for receipt in receipts:
+        ledger.add(Ledger.from_json(receipt["ledger"]))
+    for source, count in planned.capped.items():
+        ledger.notes[source, "records_beyond_max_records"] += count
+    _check_gates(
+        recipe, ledger, "Change the gate or the recipe; with a changed gate alone, --resume goes on from here."
+    )
+    pipeline = pipeline_of(_recipe_text(recipe))
+    tokenizer = pipeline.template.tokenizer
+    pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
+    with storing(directory, "write the dataset in"):
+        splits = _join(directory, recipe, jobs, receipts, ledger, pad_id)
+        stored = sum(split["tokens"] + split.get("padding", 0) for split in splits.values())
+        problems = ledger.imbalance(stored)
+        if problems:
+            raise FormatError("the ledger does not balance: " + "; ".join(problems))
+        fault_point("before_publish")
+        try:
+            _move(directory, splits)
+            _write_rejected(directory, jobs)
+            manifest = make_manifest(directory, recipe, planned, pipeline, fingerprint, splits, ledger, pad_id)
+            fault_point("before_manifest")
+            text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+            write_atomic(directory / MANIFEST, text.encode(), step="manifest_file")
+        except BaseException:
+            _unpublish(directory)
+            raise
+        fault_point("after_manifest")
+        shutil.rmtree(directory / WORK)
+    return manifest
+
+
+def _join(
+    directory: Path,
+    recipe: Recipe,
+    jobs: Sequence[ChunkJob],
+    receipts: Sequence[dict[str, Any]],
+    ledger: Ledger,
+    pad_id: int,
+) -> dict[str, Any]:
+    """Join the parts in the work folder; what each split holds. Padding goes into the ledger."""
+    joined = directory / WORK / JOINED
+    shutil.rmtree(joined, ignore_errors=True)
+    for split in SPLITS:
+        shutil.rmtree(directory / split, ignore_errors=True)  # moved by a run that was killed before its manifest
+    splits: dict[str, Any] = {}
+    for split in SPLITS:
+        parts = [job.folder for job, receipt in zip(jobs, receipts, strict=True) if split in receipt["splits"]]
+        if parts:
+            splits[split] = join_split(recipe, parts, joined, split, pad_id=pad_id)
+            ledger.padding += splits[split].get("padding", 0)
+    if not splits:
+        raise DataError("no record of the input could be built: there is no dataset to write (see the ledger)")
+    return splits
+
+
+def _unpublish(directory: Path) -> None:
+    """After an error: no splits without a manifest stay behind; the parts are still there to join again."""
+    if not (directory / MANIFEST).exists():
+        for split in SPLITS:
+            shutil.rmtree(directory / split, ignore_errors=True)
+        (directory / REJECTED).unlink(missing_ok=True)
+
+
+def _check_gates(recipe: Recipe, ledger: Ledger, hint: str) -> None:
+    failed = [gate for gate in gates_of(recipe.gates, ledger) if not gate.passed]
+    if failed:
+        raise GateError(failed, hint)
+
+
+def _move(directory: Path, splits: dict[str, Any]) -> None:
+    for split in splits:
+        fault_point("before_split_move")
+        (directory / WORK / JOINED / split).rename(directory / split)
+        fault_point("after_split_move")
+    sync_folder(directory)
+
+
+def _write_rejected(directory: Path, jobs: Sequence[ChunkJob]) -> None:
+    rejected = [job.folder / REJECTED for job in jobs if (job.folder / REJECTED).exists()]
+    if rejected:
+        with AtomicFile(directory / REJECTED, step="rejected") as file:
+            for path in rejected:
+                file.write(path.read_bytes())

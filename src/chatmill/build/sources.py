@@ -1,0 +1,95 @@
+"""The sources of a recipe become files, chunks and caps, in an order that depends on nothing but the recipe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from chatmill.build.executor import Executor
+from chatmill.build.inputs import (
+    CHUNK_BYTES,
+    Chunk,
+    InputFile,
+    InputScan,
+    ScannedInput,
+    check_inputs,
+    check_inputs_unchanged,
+    resolve_paths,
+    scan_input,
+)
+from chatmill.build.recipe import Recipe
+
+SCAN_IN_PARALLEL = 1 << 30
+"""Bytes of input from which on files are scanned by the workers."""
+
+
+class Work(NamedTuple):
+    """One chunk, and what its source says about it."""
+
+    chunk: Chunk
+    weight: float
+    max_records: int | None
+    """Lines or rows to take of the chunk; None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlan:
+    """All input of a build, in order."""
+
+    files: tuple[InputFile, ...]
+    work: tuple[Work, ...]
+    capped: Counter[str]
+    """Lines or rows of each source that its `max_records` leaves out."""
+
+    def check_unchanged(self) -> None:
+        """A `DataError` for the first file that has changed since it was scanned."""
+        check_inputs_unchanged(self.files)
+
+
+def plan_sources(
+    recipe: Recipe, spool: Path, executor: Executor | None = None, *, chunk_bytes: int = CHUNK_BYTES
+) -> SourcePlan:
+    """Find, hash and cut the files of all sources; large input is scanned by the engine's workers."""
+    scans: list[InputScan] = []
+    owners: list[int] = []
+    for number, source in enumerate(recipe.sources):
+        for path in resolve_paths(source.patterns):
+            scans.append(
+                InputScan(
+                    path=str(path),
+                    spool=str(spool),
+                    source=source.name,
+                    shape=source.shape,
+                    chunk_bytes=chunk_bytes,
+                )
+            )
+            owners.append(number)
+    check_inputs(scans)
+    scanned = _scan_all(scans, executor)
+    work: list[Work] = []
+    capped: Counter[str] = Counter()
+    left = [source.max_records for source in recipe.sources]
+    for owner, one in zip(owners, scanned, strict=True):
+        for chunk in one.chunks:
+            taken, remaining = chunk.count, left[owner]
+            if remaining is not None:
+                taken = min(taken, remaining)
+                left[owner] = remaining - taken
+                capped[chunk.source] += chunk.count - taken
+            if taken:
+                numbered = replace(chunk, ordinal=len(work))
+                limit = taken if taken < chunk.count else None
+                work.append(Work(numbered, recipe.sources[owner].weight, limit))
+    return SourcePlan(files=tuple(one.file for one in scanned), work=tuple(work), capped=capped)
+
+
+def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[ScannedInput]:
+    size = sum(Path(scan.path).stat().st_size for scan in scans)
+    if executor is None or len(scans) < 2 or size < SCAN_IN_PARALLEL:
+        return list(map(scan_input, scans))
+    found: dict[int, ScannedInput] = {}
+    executor.run(scan_input, scans, found.__setitem__)
+    return [found[index] for index in range(len(scans))]

@@ -1,0 +1,294 @@
+"""Checks a built dataset: files and hashes, columns, ledger, tokenizer; and, deep, every record against its source."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from chatmill import __version__
+from chatmill.build.chunk_job import REJECTED, SPLITS
+from chatmill.build.inputs import InputFile
+from chatmill.build.ledger import Ledger
+from chatmill.build.manifest import MANIFEST, build_fingerprint, read_manifest
+from chatmill.build.pipeline import Pipeline
+from chatmill.build.publish import canonical_json, sha256_file
+from chatmill.build.recipe import Recipe, recipe_of
+from chatmill.build.reference import reference_tokenizer
+from chatmill.build.verify_columns import ColumnCounts, count_columns
+from chatmill.build.verify_deep import DeepCheck
+from chatmill.build.verify_inputs import check_inputs
+from chatmill.build.verify_report import Finding, Notebook, OnProgress, VerifyReport
+from chatmill.build.verify_stored import StoredSplit, open_split
+from chatmill.errors import ChatmillError, ConfigError, FormatError
+from chatmill.label.presets import PRESETS
+from chatmill.render.registry import TEMPLATES
+from chatmill.render.templates.llama3 import BOS as LLAMA3_BOS
+from chatmill.tokenizer.protocol import Tokenizer
+
+__all__ = ["Finding", "VerifyReport", "verify"]
+
+
+class Rules(NamedTuple):
+    """What tokens are made by, as it was when the dataset was built."""
+
+    tokenizer: Tokenizer
+    engine: str
+    """Name of the library that encodes."""
+
+
+def verify(
+    directory: str | os.PathLike[str],
+    deep: bool = False,
+    sample: int | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+) -> VerifyReport:
+    """Check the dataset in a folder; what is wrong is in the report, with the file, and the record where it is known.
+
+    Shallow: every file of the manifest with size and hash, no others in the splits, index in range, columns aligned,
+    the ledger against the columns, the tokenizer against its fingerprint. `deep` reads the inputs again and derives
+    every record by the slow reference path; with `sample` only so many of them, evenly spread, and the others by the
+    fast path. A folder that is no dataset is a `FormatError`.
+    """
+    started = time.monotonic()
+    folder = Path(directory)
+    if sample is not None and (sample < 1 or not deep):
+        raise ConfigError("sample is a number of records, 1 or more, and goes with deep")
+    manifest = _manifest(folder)
+    book = Notebook(on_progress)
+    recipe = recipe_of(manifest["recipe"])
+    _check_recipe(manifest, book)
+    _check_files(folder, manifest["files"], book)
+    _check_others(folder, manifest, book)
+    rules = _check_rules(recipe, manifest, book)
+    splits = _open_splits(folder, recipe, manifest, book)
+    counts = _check_columns(folder, splits, _bos_id(recipe, rules), book)
+    ledger = _check_ledger(manifest, splits, counts, book)
+    _check_rejected(folder, ledger, book)
+    if deep:
+        _check_records(folder, manifest, recipe, splits, rules, sample, book)
+    return book.report(folder, deep=deep, seconds=time.monotonic() - started)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise FormatError(f"{folder}: no such folder")
+    manifest = read_manifest(folder)
+    if manifest is None:
+        there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise FormatError(
+            f"{folder} holds no dataset that a build has finished: {MANIFEST}, which is written last, is not there "
+            f"(found: {there})"
+        )
+    needed = ("files", "inputs", "ledger", "recipe", "recipe_sha256", "splits", "tokenizer", "template", "policy")
+    missing = [key for key in needed if key not in manifest]
+    if missing:
+        raise FormatError(f"{folder / MANIFEST} lacks {', '.join(missing)}: it was edited, and cannot be checked")
+    return manifest
+
+
+def _check_recipe(manifest: Mapping[str, Any], book: Notebook) -> None:
+    found = hashlib.sha256(canonical_json(manifest["recipe"])).hexdigest()
+    if found != manifest["recipe_sha256"]:
+        book.wrong(MANIFEST, f"the recipe in it was edited: its sha256 is {found}, not {manifest['recipe_sha256']}")
+    if manifest.get("package_version") != __version__:
+        book.unchecked.append(f"built by chatmill {manifest.get('package_version')}, checked by {__version__}")
+
+
+def _check_files(folder: Path, files: Mapping[str, Any], book: Notebook) -> None:
+    """Every listed file is there, with its size and its hash."""
+    total = sum(record["bytes"] for record in files.values())
+    name_of = {record["sha256"]: name for name, record in files.items()}
+    for name, record in files.items():
+        book.progress("files", book.counts["bytes_hashed"], total)
+        path = folder / name
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            book.wrong(MANIFEST, f"names the file {name!r}, which is outside of the dataset")
+        elif not path.is_file():
+            book.wrong(name, "missing; the manifest names it")
+        elif (size := path.stat().st_size) != record["bytes"]:
+            change = "cut short" if size < record["bytes"] else "too long"
+            book.wrong(name, f"{change}: {size:,} bytes, the manifest says {record['bytes']:,}")
+        else:
+            book.counts["bytes_hashed"] += size
+            found = sha256_file(path)
+            if found != record["sha256"]:
+                other = name_of.get(found)
+                hint = f"these are the bytes of {other}: swapped" if other else "bytes were changed"
+                book.wrong(name, f"sha256 {found}, the manifest says {record['sha256']}: {hint}")
+        book.counts["files"] += 1
+    book.compared.append(f"{book.counts['files']} files with the sizes and hashes of the manifest")
+
+
+def _check_others(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> None:
+    """No files in the splits that the manifest does not name, and no split that it does not know."""
+    for split in SPLITS:
+        for path in sorted((folder / split).rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and name not in manifest["files"]:
+                book.wrong(name, "not in the manifest; the build did not write it")
+
+
+def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) -> Rules | None:
+    """Tokenizer, template and policy are what they were; None where they are missing or a file has changed."""
+    files = {
+        "tokenizer": _file_of(recipe.tokenizer, ("o200k", "bytes")),
+        "template": _file_of(recipe.template, TEMPLATES),
+        "policy": _file_of(recipe.policy or "", ("", *PRESETS)),
+    }
+    for what, file in files.items():
+        if file is not None and not file.exists():
+            book.unchecked.append(f"the {what} file {file} is not here, so its fingerprint was not compared")
+            return None
+    try:
+        tokenizer, engine = reference_tokenizer(recipe)
+        found = Pipeline(recipe, tokenizer).fingerprints
+    except ChatmillError as error:
+        named = next((str(file) for file in files.values() if file is not None), recipe.tokenizer)
+        book.wrong(named, f"what the recipe names cannot be loaded any more: {error}")
+        return None
+    changed = [what for what in files if found[what] != manifest[what]["fingerprint"]]
+    for what in changed:
+        sentence = f"the {what} has changed since the build: its fingerprint is {found[what]}, the manifest says "
+        if files[what] is not None or what == "tokenizer":
+            book.wrong(str(files[what] or recipe.tokenizer), sentence + manifest[what]["fingerprint"])
+        else:
+            book.unchecked.append(f"the {what} {manifest[what]['name']} is another version than the one of the build")
+    if not changed:
+        book.compared.append("tokenizer, template and policy with their recorded fingerprints")
+        _check_fingerprint(recipe, manifest, found, book)
+    is_changed = any(files[what] is not None or what == "tokenizer" for what in changed)
+    return None if is_changed else Rules(tokenizer, engine)
+
+
+def _file_of(name: str, known: Sequence[str]) -> Path | None:
+    """The file that a name of the recipe stands for; None for the names that need none."""
+    if name in known:
+        return None
+    path = Path(name)
+    return path / "tokenizer.json" if (path / "tokenizer.json").is_file() else path
+
+
+def _check_fingerprint(recipe: Recipe, manifest: Mapping[str, Any], found: Mapping[str, str], book: Notebook) -> None:
+    """The fingerprint of the build follows from what the manifest says went into it."""
+    if manifest.get("package_version") != __version__:
+        return
+    names = ("path", "source", "shape", "bytes", "sha256", "lines", "records")
+    inputs = [InputFile(**{name: file[name] for name in names}, mtime_ns=0) for file in manifest["inputs"]]
+    if build_fingerprint(recipe, inputs, found) != manifest["fingerprint"]:
+        book.wrong(MANIFEST, "its recipe, inputs and fingerprint do not belong together: it was edited")
+
+
+def _open_splits(folder: Path, recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) -> dict[str, StoredSplit]:
+    """The splits that can be read; the others are findings."""
+    splits: dict[str, StoredSplit] = {}
+    for name, recorded in manifest["splits"].items():
+        try:
+            splits[name] = open_split(folder, name, recipe.format)
+        except FormatError as error:
+            book.wrong(name, f"the split cannot be read: {error}")
+            continue
+        split = splits[name]
+        for key, found in (("episodes", split.episodes), ("documents", split.episodes), ("tokens", split.tokens)):
+            if recorded.get(key, found) != found:
+                book.wrong(MANIFEST, f"says {recorded[key]:,} {key} in {name}; {found:,} are there")
+    return splits
+
+
+def _bos_id(recipe: Recipe, rules: Rules | None) -> int | None:
+    if rules is None:
+        return None
+    bos = rules.tokenizer.bos_id
+    return rules.tokenizer.control_ids.get(LLAMA3_BOS, bos) if recipe.template == "llama3" else bos
+
+
+def _check_columns(folder: Path, splits: Mapping[str, StoredSplit], bos_id: int | None, book: Notebook) -> ColumnCounts:
+    total = ColumnCounts()
+    for name, split in splits.items():
+        book.progress(f"columns of {name}", 0, 0)
+        counts, problems = count_columns(split, bos_id)
+        total.add(counts)
+        for file, sentence in problems:
+            book.wrong(Path(file).relative_to(folder).as_posix(), sentence)
+    if total.double_bos:
+        book.wrong(total.first_double_bos, f"one BOS token follows another, {total.double_bos:,} times in all")
+    book.counts.update(
+        {
+            "episodes": total.episodes,
+            "tokens": total.tokens,
+            "padding": total.padding,
+            "trained_tokens": total.trained,
+            "trained_turns": total.turns,
+            "trained_turns_without_trained_terminator": total.unended_turns,
+            "double_bos": total.double_bos,
+        }
+    )
+    return total
+
+
+def _check_ledger(
+    manifest: Mapping[str, Any], splits: Mapping[str, StoredSplit], counts: ColumnCounts, book: Notebook
+) -> Ledger | None:
+    """The ledger balances, and says what the columns say."""
+    try:
+        ledger = Ledger.from_json(manifest["ledger"])
+    except (FormatError, ValueError) as error:
+        book.wrong(MANIFEST, f"its ledger cannot be read: {error}")
+        return None
+    for problem in ledger.imbalance():
+        book.wrong(MANIFEST, f"its ledger does not balance: {problem}")
+    if len(splits) < len(manifest["splits"]):
+        book.unchecked.append("the ledger was not compared with the columns, since a split cannot be read")
+        return ledger
+    accounts: list[tuple[str, int, int]] = [
+        ("tokens stored", ledger.stored, counts.tokens + counts.padding),
+        ("trained tokens", ledger.total("trained"), counts.trained),
+        ("tokens of padding", ledger.padding, counts.padding),
+        ("episodes", ledger.total_notes("episodes"), counts.episodes),
+    ]
+    for name, found, column in (("source", counts.trained_of_source, 0), ("role", counts.trained_of_role, 1)):
+        if found:
+            said = {key[column] for key in ledger.tokens}
+            for one in sorted(said | set(found)):
+                trained = sum(n for key, n in ledger.tokens.items() if key[column] == one and key[2] == "trained")
+                accounts.append((f"trained tokens of the {name} {one}", trained, found[one]))
+    for name, said_count, found_count in accounts:
+        if said_count != found_count:
+            book.wrong(MANIFEST, f"its ledger says {said_count:,} {name}; the files have {found_count:,}")
+    book.compared.append("the ledger with itself and with the columns")
+    return ledger
+
+
+def _check_rejected(folder: Path, ledger: Ledger | None, book: Notebook) -> None:
+    path = folder / REJECTED
+    lines = 0
+    if path.is_file():
+        with path.open("rb") as file:
+            lines = sum(1 for _ in file)
+    if ledger is not None and lines != ledger.total_records("quarantined"):
+        said = ledger.total_records("quarantined")
+        book.wrong(REJECTED, f"has {lines:,} records; the ledger says that {said:,} were quarantined")
+
+
+def _check_records(
+    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, StoredSplit],
+    rules: Rules | None, sample: int | None, book: Notebook,
+) -> None:  # fmt: skip
+    """The deep part, where what it needs is there."""
+    not_derived = "the records were not derived again"
+    if rules is None:
+        book.blocked = f"{not_derived}: tokenizer, template or policy of the build are missing or have changed"
+    elif not splits:
+        book.blocked = f"{not_derived}: no split can be read"
+    else:
+        book.blocked = check_inputs(manifest["inputs"], book)
+    if book.blocked or rules is None:
+        return
+    try:
+        DeepCheck(folder, manifest, recipe, splits, book).run(rules.tokenizer, rules.engine, sample)
+    except ChatmillError as error:
+        book.blocked = f"{not_derived}: {error}"

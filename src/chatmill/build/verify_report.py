@@ -1,0 +1,140 @@
+"""What a check of a dataset found: findings with their places, counts of what was checked, and what was not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KEPT = 50
+"""Findings that are kept; further ones are counted."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with the stage in words, how much is done, and of how much (0: not known)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    file: str
+    """The file it was found in, below the dataset's folder; an input or tokenizer file as it was named."""
+    message: str
+    offset: int | None = None
+    """Byte in the file."""
+    split: str = ""
+    episode: int | None = None
+    """Number of the episode (or document) in its split, from 0."""
+    token: int | None = None
+    """The first token of the episode that differs, from 0."""
+    record: str = ""
+    """Id of the record."""
+    where: str = ""
+    """File and line or row of the record."""
+    stored: str = ""
+    """What stands in the dataset, as text."""
+    derived: str = ""
+    """What should stand there."""
+
+    def __str__(self) -> str:
+        place = [self.file] + ([f"byte {self.offset:,}"] if self.offset is not None else [])
+        if self.episode is not None:
+            place.append(f"{self.split} episode {self.episode:,}" if self.split else f"episode {self.episode:,}")
+        if self.token is not None:
+            place.append(f"token {self.token:,}")
+        origin = ", ".join(part for part in (f"record {self.record!r}" if self.record else "", self.where) if part)
+        text = f"{', '.join(place)}{f' ({origin})' if origin else ''}: {self.message}"
+        if self.stored or self.derived:
+            text += f"\n  stored:  {self.stored!r}\n  derived: {self.derived!r}"
+        return text
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields that say something."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in values.items() if value not in (None, "")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """The outcome of `verify`."""
+
+    directory: Path
+    deep: bool
+    differences: int
+    """How many findings there are."""
+    findings: tuple[Finding, ...]
+    """The first of them."""
+    counts: dict[str, int]
+    """What was looked at, and how often."""
+    compared: tuple[str, ...]
+    """What was compared, in sentences."""
+    unchecked: tuple[str, ...]
+    """What could not be checked and is no difference."""
+    blocked: str
+    """Why a check that was asked for could not be made; empty when it could."""
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Everything that was asked for was checked, and nothing was found."""
+        return not self.differences and not self.blocked
+
+    @property
+    def exit_status(self) -> int:
+        """0: nothing found; 1: differences; 2: none, but not everything could be checked."""
+        return 1 if self.differences else 2 if self.blocked else 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "directory": str(self.directory),
+            "deep": self.deep,
+            "passed": self.passed,
+            "differences": self.differences,
+            "findings": [finding.as_json() for finding in self.findings],
+            "counts": self.counts,
+            "compared": list(self.compared),
+            "unchecked": list(self.unchecked),
+            "blocked": self.blocked,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+class Notebook:
+    """Collects what a check finds while it runs."""
+
+    def __init__(self, on_progress: OnProgress | None = None) -> None:
+        """Nothing found yet."""
+        self.findings: list[Finding] = []
+        self.differences = 0
+        self.counts: Counter[str] = Counter()
+        self.compared: list[str] = []
+        self.unchecked: list[str] = []
+        self.blocked = ""
+        self.progress: OnProgress = on_progress or (lambda stage, done, total: None)
+
+    def found(self, finding: Finding) -> None:
+        """Note a difference."""
+        self.differences += 1
+        if len(self.findings) < KEPT:
+            self.findings.append(finding)
+
+    def wrong(self, file: str, message: str) -> None:
+        """Note a difference that is about a file as a whole."""
+        self.found(Finding(file=file, message=message))
+
+    def report(self, directory: Path, *, deep: bool, seconds: float) -> VerifyReport:
+        """Close the book."""
+        return VerifyReport(
+            directory=directory,
+            deep=deep,
+            differences=self.differences,
+            findings=tuple(self.findings),
+            counts={name: count for name, count in sorted(self.counts.items()) if count},
+            compared=tuple(self.compared),
+            unchecked=tuple(self.unchecked),
+            blocked=self.blocked,
+            seconds=seconds,
+        )

@@ -1,0 +1,200 @@
+"""Compare two datasets: which records changed in ids or labels, and how.
+
+Exit status: 0 when all records are equal, 1 when some differ, 2 when the two cannot be compared.
+
+Example: chatmill diff data/monday data/tuesday --show 3
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from chatmill.build.changes import Line
+    from chatmill.build.diff import ChangedRecord, DatasetDiff
+
+LONGEST = 600
+"""Characters of a run that are shown without --full."""
+
+
+def command(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a dataset: episodes or blocks.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the other one.")],
+    show: Annotated[int, typer.Option("--show", "-n", min=0, help="How many changed records to show.")] = 5,
+    full: Annotated[bool, typer.Option("--full", help="Show long runs whole.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Compare two datasets."""
+    from rich.console import Console
+
+    from chatmill.build.diff import diff_datasets
+
+    found = diff_datasets(a, b, show=show)
+    if as_json:
+        typer.echo(json.dumps(found.as_json()))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        _print_manifest(console, found)
+        _print_counts(console, found)
+        for record in found.shown:
+            _print_record(console, found, record, None if full else LONGEST)
+        _print_end(console, found)
+    if not found.equal:
+        raise typer.Exit(1)
+
+
+def _print_manifest(console: Console, found: DatasetDiff) -> None:
+    from rich.text import Text
+
+    console.print(Text.assemble(("- A ", "bold red"), str(found.a)))
+    console.print(Text.assemble(("+ B ", "bold green"), str(found.b)))
+    if found.manifest:
+        console.print("\nThe manifests differ in:", style="bold")
+    for item in found.manifest:
+        console.print(Text(f"  {item.what}"))
+        console.print(Text(f"  - {_value(item.a)}", style="red"))
+        console.print(Text(f"  + {_value(item.b)}", style="green"))
+    for note in found.notes:
+        console.print(Text(f"Note: {note}", style="yellow"))
+    console.print()
+
+
+def _value(value: Any) -> str:
+    """A value of a manifest; strings as they are, the rest as JSON."""
+    return "(none)" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _print_counts(console: Console, found: DatasetDiff) -> None:
+    from rich.table import Table
+
+    from chatmill.build.diff import Change
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("A", "B", "B - A"):
+        table.add_column(name, justify="right")
+    for name in ("records", "tokens", "trained"):
+        old, new = getattr(found.totals_a, name), getattr(found.totals_b, name)
+        table.add_row(name, f"{old:,}", f"{new:,}", f"{new - old:+,}" if new != old else "0")
+    console.print(table)
+    console.print()
+    names = {
+        Change.EQUAL: "equal",
+        Change.IDS: "ids changed",
+        Change.WEIGHTS: "only weights changed",
+        Change.KINDS: "only kinds changed",
+        Change.ONLY_IN_A: "only in A",
+        Change.ONLY_IN_B: "only in B",
+    }
+    counts = Table(box=None, pad_edge=False, show_header=False)
+    counts.add_column("", justify="right")
+    counts.add_column("")
+    for change, name in names.items():
+        counts.add_row(f"{found.counts[change]:,}", name, style="" if found.counts[change] else "bright_black")
+    if found.moved:
+        counts.add_row(f"{found.moved:,}", "of these in another split")
+    console.print(counts)
+
+
+def _print_record(console: Console, found: DatasetDiff, record: ChangedRecord, limit: int | None) -> None:
+    from rich.rule import Rule
+    from rich.text import Text
+
+    from chatmill.build.diff import Change
+    from chatmill.look.preview import visible
+
+    words = {
+        Change.EQUAL: "in another split",
+        Change.ONLY_IN_A: "only in A",
+        Change.ONLY_IN_B: "only in B",
+        Change.IDS: "ids changed",
+        Change.WEIGHTS: "only weights changed",
+        Change.KINDS: "only kinds changed",
+    }
+    places = [f"{place[0]} {place[1]:,}" for place in (record.place_a, record.place_b) if place is not None]
+    parts = [visible(record.record_id or "(no record id)"), words[record.change], _arrow(places)]
+    sides = [side for side in (record.a, record.b) if side.records]
+    parts.append(f"{_arrow([f'{side.tokens:,}' for side in sides])} tokens")
+    parts.append(f"{_arrow([f'{side.trained:,}' for side in sides])} trained")
+    console.print()
+    console.print(Rule(Text(" \u00b7 ".join(parts)), align="left"))
+    for line in record.lines:
+        for shown in _lines(found, line, limit):
+            console.print(shown)
+
+
+def _arrow(values: list[str]) -> str:
+    return values[0] if len(set(values)) == 1 else " \u2192 ".join(values)
+
+
+def _lines(found: DatasetDiff, line: Line, limit: int | None) -> Iterator[Text]:
+    """A run as lines of text: sign, kind, trained mark, tokens; each line of a longer text has the sign."""
+    from rich.text import Text
+
+    from chatmill.core.kinds import RoleCode, kind_name, role_of
+    from chatmill.look.preview import COLOURS, TRAINED_MARK
+
+    if line.sign == " ":
+        yield Text(f"  ... {line.tokens:,} equal tokens ...", style="bright_black")
+        return
+    label = "tokens" if line.kind is None else kind_name(line.kind)
+    if line.weight not in (0, 1):
+        label += f" x{line.weight:g}"
+    style = COLOURS[RoleCode.NONE if line.kind is None else role_of(line.kind)]
+    trained = line.weight > 0
+    sign_style = "bold red" if line.sign == "-" else "bold green"
+    body = _body(found, line, limit)
+    body.stylize_before(f"{style} underline" if trained else style)
+    for part in body.split("\n"):
+        gutter = f"{line.sign} {label:<22} {TRAINED_MARK if trained else ' '} "
+        yield Text.assemble((gutter, sign_style), part)
+        label = ""
+
+
+def _body(found: DatasetDiff, line: Line, limit: int | None) -> Text:
+    from rich.text import Text
+
+    from chatmill.look.preview import Run, control_parts, visible
+
+    decoder = found.decoder(line)
+    text = Text()
+    if line.before:
+        text.append(f"[... {line.before:,} equal ...] ", style="bright_black")
+    if decoder is None:
+        shown = " ".join(map(str, line.ids.tolist()))
+        text.append(_cut(shown, limit))
+    else:
+        run = Run(kind=line.kind or 0, message=0, weight=line.weight, ids=line.ids.astype("i4"), text="")
+        for is_control, part in control_parts(run, set(decoder.control_ids.values()), decoder):
+            if is_control:
+                text.append(f"\u00ab{visible(part)}\u00bb", style="bold")
+            else:
+                text.append(visible(_cut(part, limit)))
+    if line.after:
+        text.append(f" [... {line.after:,} equal ...]", style="bright_black")
+    return text
+
+
+def _cut(text: str, limit: int | None) -> str:
+    if limit is None or len(text) <= limit:
+        return text
+    return f"{text[:limit]} ... {len(text) - limit:,} more characters ..."
+
+
+def _print_end(console: Console, found: DatasetDiff) -> None:
+    console.print()
+    if found.equal:
+        console.print("All records are equal.", style="bold green")
+        return
+    rest = found.differing - len(found.shown)
+    hint = f"; {rest:,} of them are not shown (--show)" if rest else ""
+    plural = " differs" if found.differing == 1 else "s differ"
+    console.print(f"{found.differing:,} record{plural}{hint}.", style="bold red")

@@ -1,0 +1,71 @@
+"""Write a dataset in another layout: hf, parquet, episodes or blocks; and say what that cannot hold.
+
+Example: chatmill export data/built --to hf --out data/built-hf
+
+Example: chatmill export data/built --to blocks --max-length 4096
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a dataset: episodes or blocks.")],
+    to: Annotated[str, typer.Option("--to", help="hf, parquet, episodes or blocks.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="New folder; default: DIR-hf and so on.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Only this split.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", min=1, help="Pack into rows of so many tokens.")
+    ] = None,
+    pack: Annotated[str, typer.Option("--pack", help="Packing strategy.")] = "best_fit",
+    overflow: Annotated[
+        str, typer.Option("--overflow", help="Documents longer than a row: error, drop or cut.")
+    ] = "error",
+    pad_id: Annotated[int | None, typer.Option("--pad-id", min=0, help="Default: as in the build.")] = None,
+    shard_tokens: Annotated[
+        int | None, typer.Option("--shard-tokens", min=1, help="Tokens of a file or shard; default: as in the build.")
+    ] = None,
+    kinds: Annotated[bool, typer.Option("--kinds/--no-kinds", help="Write the kind of every token.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the export's manifest as JSON.")] = False,
+) -> None:
+    """Export a dataset."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from chatmill.build.export import export_dataset
+
+    result = export_dataset(
+        directory,
+        to,
+        out,
+        split=split,
+        max_length=max_length,
+        packing_strategy=pack,
+        overflow=overflow,
+        pad_id=pad_id,
+        shard_tokens=shard_tokens,
+        kinds=kinds,
+    )
+    if as_json:
+        typer.echo(json.dumps(result.manifest))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    names = ("rows", "documents", "tokens", "trained")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("split")
+    for name in names:
+        table.add_column(name, justify="right")
+    for part, counts in result.splits.items():
+        table.add_row(part, *(f"{counts[name]:,}" for name in names))
+    console.print(table)
+    if result.not_held:
+        console.print(f"\nNot held by this export ({to}):", style="bold")
+    for sentence in result.not_held:
+        console.print(Text(f"- {sentence}", style="yellow"))
+    console.print(f"\n{result.directory}", markup=False)

@@ -1,0 +1,59 @@
+"""Write a commented recipe for files of conversations, after looking at them.
+
+Example: chatmill init chats/*.jsonl --tokenizer ./Qwen3-0.6B
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from chatmill.build.init import Look
+
+
+def command(
+    files: Annotated[list[str], typer.Argument(help="Files of conversations, or globs.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="The new recipe; - prints it.")] = "recipe.yaml",
+    tokenizer: Annotated[
+        str, typer.Option("--tokenizer", "-t", help="o200k, bytes, a tokenizer.json, its folder, or a .tiktoken file.")
+    ] = "o200k",
+    pattern: Annotated[str | None, typer.Option("--pattern", help="Split pattern of a .tiktoken file.")] = None,
+    shape: Annotated[str | None, typer.Option("--shape", help="Shape of the records; default: told from them.")] = None,
+    sample: Annotated[int, typer.Option("--sample", min=1, help="Records to look at in each file.")] = 2000,
+) -> None:
+    """Look at the files and write a recipe."""
+    from chatmill.build.init import look_at, recipe_text, refuse_to_overwrite, write_recipe
+
+    path = Path(out)
+    if out != "-" and path.exists():
+        refuse_to_overwrite(path)
+    look = look_at(files, tokenizer=tokenizer, pattern=pattern, shape=shape, sample=sample)
+    if out == "-":
+        typer.echo(recipe_text(look), nl=False)
+        return
+    write_recipe(look, path)
+    _show(look, path)
+
+
+def _show(look: Look, path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("file", overflow="fold")
+    table.add_column("shape")
+    for name in ("records", "bad", "longest"):
+        table.add_column(name, justify="right")
+    for file, longest in zip(look.files, look.longest, strict=True):
+        records = f"{file.records:,}{'' if file.whole else '+'}"
+        table.add_row(file.path, file.shape, records, f"{file.bad.total():,}", f"{longest:,}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"Template {look.recipe.template}, rows of {look.recipe.packing.max_length:,} tokens"
+        + (f"; {look.unusable:,} records cannot be used" if look.unusable else "")
+    )
+    console.print(f"Wrote {path}. Read it, then: chatmill build {path} --out DIR", markup=False, soft_wrap=True)

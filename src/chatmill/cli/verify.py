@@ -1,0 +1,95 @@
+"""Check a built dataset: files, hashes, columns and ledger; with --deep every record against its source.
+
+Exit status 0 when nothing is wrong, 1 when something differs, 2 when it cannot be checked (no dataset, an input that is
+not here).
+
+Example: chatmill verify data/built --deep
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from chatmill.build.verify_report import OnProgress, VerifyReport
+
+SHOWN = 10
+"""Findings that are printed; --json has more."""
+
+
+def command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a dataset that `chatmill build` made.")],
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read the inputs again and derive every record by the slow path.")
+    ] = False,
+    sample: Annotated[
+        int | None,
+        typer.Option("--sample", min=1, help="With --deep: only so many records slowly, the others by the fast path."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Check a dataset."""
+    import json
+
+    from chatmill.build.verify import verify
+
+    with _shown_progress() as on_progress:
+        report = verify(directory, deep=deep, sample=sample, on_progress=on_progress)
+    if as_json:
+        typer.echo(json.dumps(report.as_json(), ensure_ascii=False))
+    else:
+        _show(report)
+    raise typer.Exit(report.exit_status)
+
+
+def _show(report: VerifyReport) -> None:
+    for finding in report.findings[:SHOWN]:
+        typer.secho(f"! {finding}", fg="red")
+    if report.differences > SHOWN:
+        typer.secho(f"! and {report.differences - SHOWN:,} more", fg="red")
+    for sentence in report.compared:
+        typer.echo(f"  compared: {sentence}")
+    for sentence in report.unchecked:
+        typer.echo(f"  not checked: {sentence}")
+    if report.blocked:
+        typer.secho(f"  not checked: {report.blocked}", fg="yellow")
+    counts = report.counts
+    typer.echo(
+        f"  {counts.get('episodes', 0):,} episodes, {counts.get('tokens', 0):,} tokens, "
+        f"{counts.get('trained_tokens', 0):,} trained, {counts.get('trained_turns', 0):,} trained turns, "
+        f"{counts.get('trained_turns_without_trained_terminator', 0):,} of them without a trained end, "
+        f"{counts.get('double_bos', 0):,} double BOS"
+    )
+    outcome = f"{report.differences:,} differences" if report.differences or report.deep else "nothing wrong"
+    typer.secho(
+        f"{report.directory}: {outcome if not report.blocked or report.differences else 'not fully checked'} "
+        f"({report.seconds:.1f} s)",
+        bold=True,
+        fg="green" if report.passed else "red",
+    )
+
+
+@contextmanager
+def _shown_progress() -> Iterator[OnProgress | None]:
+    """A callback that draws on standard error; None when that is no terminal."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def on_progress(stage: str, done: int, total: int) -> None:
+            progress.update(task, description=stage, completed=done, total=total or None)
+
+        yield on_progress
