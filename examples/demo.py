@@ -47,14 +47,9 @@ def main() -> None:
     console.print(f"{report.differences} differences in {report.counts['tokens']:,} tokens", style="bold")
     assert report.passed
 
-    console.print(Rule("3. one conversation, as the model will see it", align="left"))
     tokenizer = load_tokenizer("o200k")
     dataset = EpisodeDataset(OUT)
-    episode = next(episode for episode in dataset if episode.source == "gsm8k")
-    console.print(ConversationView(runs_of_episode(episode, tokenizer), tokenizer))
-    console.print("\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
-
-    console.print(Rule("4. stats", align="left"))
+    console.print(Rule("3. stats", align="left"))
     kinds = np.concatenate([e.kinds for e in dataset])
     weights = np.concatenate([e.weights for e in dataset]).astype(np.float32)
     console.print(summary_table(role_counts(kinds, weights), f"{len(dataset)} episodes"))
@@ -65,12 +60,17 @@ def main() -> None:
         table.add_row(strategy, str(packed.bins), str(packed.lower_bound), f"{packed.fill:.1%}")
     console.print(table)
 
-    console.print(Rule("5. what a trainer reads", align="left"))
+    console.print(Rule("4. what a trainer reads", align="left"))
     loader = GPTEpisodeDataLoader({"batch_size": 8, "block_size": 1024}, tokenizer, OUT, use_loss_mask=True)
     x, y, mask = loader.get_batch("train")
     console.print(f"a batch: x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)}, mask {tuple(mask.shape)}")
     shown = tokenizer.decode(y[0][mask[0] > 0][:12])
     console.print(f"trained targets in it: {int(mask.sum()):,}; the first: {shown!r}")
+    console.print(Rule("5. one conversation, as the model will see it", align="left"))
+    episode = next(episode for episode in dataset if episode.source == "gsm8k")
+    console.print(ConversationView(runs_of_episode(episode, tokenizer), tokenizer))
+    console.print("\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
+
     console.print("\nYour own file: chatmill preview FILE, then chatmill init FILE   (in .venv/bin)", style="bold")
 
 

@@ -187,6 +187,8 @@ def test_bad_chats_are_errors_with_their_name(messages: Any, code: str, path: st
         serialize({"id": "chat-7", "messages": messages})
     assert (caught.value.code, caught.value.path) == (code, path)
     assert str(caught.value).startswith(f"record 'chat-7', field {path}: ")
+    with pytest.raises(RecordError, match=r"^record '0', "):
+        serialize({"id": 0, "messages": messages})
 
 
 # --- mask ----------------------------------------------------------------------------------------------------------

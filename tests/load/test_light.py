@@ -1,4 +1,4 @@
-"""The loaders need numpy and torch alone: everything else is blocked here."""
+"""The loaders and the isolation check need numpy and torch alone: everything else is blocked here."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ sys.meta_path.insert(0, Block())
 from chatmill.load.config import load_training_config
 from chatmill.load.make import make_loader
 from chatmill.load.mixture import MixtureLoader
+import chatmill.train.isolation
 shapes = []
 for mode in ("token_stream", "sft_episode"):
     config = load_training_config(batch_size=2, block_size=6, dataset_mode=mode, pad_token_id=1, use_loss_mask=True)

@@ -440,7 +440,8 @@ def test_long_records_of_many_blocks_equal_the_slow_packer() -> None:
 
 
 def test_targets_are_shifted_and_masked_in_numpy_and_torch() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     packed = pack([[11, 1, 13, 12, 2, 13], [11, 3, 13, 12, 4, 13]], 7)
     x, y = post_training_targets(packed.input_ids, packed.loss_mask)
     assert x.tolist() == [[11, 1, 13, 12, 2, 13], [11, 3, 13, 12, 4, 13]]
@@ -471,7 +472,8 @@ def test_the_shift_in_its_forms(pieces: list[list[int]], fill: int) -> None:
 
 
 def test_unsigned_ids_give_signed_targets() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     ids, mask = np.array([5, 6, 7], dtype=np.uint16), np.array([1, 0, 1], dtype=np.uint8)
     assert inputs_and_targets(ids, mask)[1].tolist() == [-100, 7]
     assert inputs_and_targets(torch.tensor([5, 6, 7], dtype=torch.uint8), torch.tensor(mask))[1].tolist() == [

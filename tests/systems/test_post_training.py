@@ -213,10 +213,13 @@ def test_content_that_a_foreign_tokenizer_makes_a_control_token_is_an_error() ->
             tokenizer=tokenizer,
             context_length=99,
         )
+    with pytest.raises(RecordError, match="record '0', field messages"):
+        conversation_to_transcript({"id": 0, "messages": [{}]}, tokenizer=tokenizer, context_length=99)
 
 
 def test_transformers_and_tokenizers_objects() -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     hf = transformers.AutoTokenizer.from_pretrained(str(unpacked("qwen3")))
     with pytest.raises(ValueError, match=r"has no token <\|SYSTEM\|>"):
         encode_transcripts(["<|USER|>hi<|END|>"], tokenizer=hf)
@@ -237,7 +240,8 @@ def test_transformers_and_tokenizers_objects() -> None:
 
 
 def test_what_a_foreign_tokenizer_adds_by_itself_is_left_off() -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     hf = transformers.AutoTokenizer.from_pretrained(str(unpacked("mistral_nemo")))
     assert hf.encode("hi")[0] == hf.bos_token_id, "this tokenizer begins texts with BOS"
     alone = len(hf.encode("hi", add_special_tokens=False))

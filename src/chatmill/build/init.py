@@ -174,6 +174,8 @@ def _look_at_file(path: Path, shape: str | None, sample: int, characters: int) -
             break
         taken.append(conversation)
         characters -= _characters(conversation)
+    if not taken and not bad:
+        raise DataError(f"{path} holds no record; leave it out")
     codes = Counter(error.code for error in bad)
     return FileLook(path=str(path), shape=source.shape.name, conversations=tuple(taken), bad=codes, whole=whole)
 

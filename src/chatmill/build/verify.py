@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from chatmill.build.pipeline import Pipeline
 from chatmill.build.publish import canonical_json, sha256_file
 from chatmill.build.recipe import Recipe, recipe_of
 from chatmill.build.reference import reference_tokenizer
-from chatmill.build.verify_columns import ColumnCounts, count_columns
+from chatmill.build.verify_columns import ColumnCounts
 from chatmill.build.verify_deep import DeepCheck
 from chatmill.build.verify_inputs import check_inputs
 from chatmill.build.verify_report import Finding, Notebook, OnProgress, VerifyReport
@@ -66,7 +67,7 @@ def verify(
     _check_others(folder, manifest, book)
     rules = _check_rules(recipe, manifest, book)
     splits = _open_splits(folder, recipe, manifest, book)
-    counts = _check_columns(folder, splits, _bos_id(recipe, rules), book)
+    counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(recipe, rules), book)
     ledger = _check_ledger(manifest, splits, counts, book)
     _check_rejected(folder, ledger, book)
     if deep:
@@ -158,8 +159,9 @@ def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) ->
             book.wrong(str(files[what] or recipe.tokenizer), sentence + manifest[what]["fingerprint"])
         else:
             book.unchecked.append(f"the {what} {manifest[what]['name']} is another version than the one of the build")
+    same = [what for what in files if what not in changed]
+    book.compared.append(f"{' and '.join(filter(None, (', '.join(same[:-1]), *same[-1:])))} with recorded fingerprints")
     if not changed:
-        book.compared.append("tokenizer, template and policy with their recorded fingerprints")
         _check_fingerprint(recipe, manifest, found, book)
     is_changed = any(files[what] is not None or what == "tokenizer" for what in changed)
     return None if is_changed else Rules(tokenizer, engine)
@@ -206,28 +208,26 @@ def _bos_id(recipe: Recipe, rules: Rules | None) -> int | None:
     return rules.tokenizer.control_ids.get(LLAMA3_BOS, bos) if recipe.template == "llama3" else bos
 
 
-def _check_columns(folder: Path, splits: Mapping[str, StoredSplit], bos_id: int | None, book: Notebook) -> ColumnCounts:
-    total = ColumnCounts()
+def _check_columns(
+    folder: Path, splits: Mapping[str, StoredSplit], vocab_size: int, bos_id: int | None, book: Notebook
+) -> ColumnCounts:
+    counts = ColumnCounts()
     for name, split in splits.items():
         book.progress(f"columns of {name}", 0, 0)
-        counts, problems = count_columns(split, bos_id)
-        total.add(counts)
-        for file, sentence in problems:
-            book.wrong(Path(file).relative_to(folder).as_posix(), sentence)
-    if total.double_bos:
-        book.wrong(total.first_double_bos, f"one BOS token follows another, {total.double_bos:,} times in all")
+        for finding in counts.count(split, name, vocab_size=vocab_size, bos_id=bos_id):
+            book.found(replace(finding, file=Path(finding.file).relative_to(folder).as_posix()))
     book.counts.update(
         {
-            "episodes": total.episodes,
-            "tokens": total.tokens,
-            "padding": total.padding,
-            "trained_tokens": total.trained,
-            "trained_turns": total.turns,
-            "trained_turns_without_trained_terminator": total.unended_turns,
-            "double_bos": total.double_bos,
+            "episodes": counts.episodes,
+            "tokens": counts.tokens,
+            "padding": counts.padding,
+            "trained_tokens": counts.trained,
+            "trained_turns": counts.turns,
+            "trained_turns_without_trained_terminator": counts.unended_turns,
+            "double_bos": counts.double_bos,
         }
     )
-    return total
+    return counts
 
 
 def _check_ledger(

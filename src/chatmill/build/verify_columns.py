@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.build.ledger import role_name
+from chatmill.build.verify_report import Finding
 from chatmill.build.verify_stored import StoredSlice, StoredSplit
 from chatmill.core.kinds import KINDS, Part, RoleCode, parts_of, roles_of
 
 
 @dataclass(slots=True)
 class ColumnCounts:
-    """What stands in a split; sums of several splits are sums of these."""
+    """What stands in a dataset; several splits add up."""
 
     episodes: int = 0
     tokens: int = 0
@@ -34,98 +35,97 @@ class ColumnCounts:
     """Those of them in which no terminator is trained."""
     double_bos: int = 0
     """Places where one BOS token follows another in an episode."""
-    first_double_bos: str = ""
-    """Where the first of them is."""
 
-    def add(self, other: ColumnCounts) -> None:
-        """Add another split."""
-        for name in self.__slots__:
-            if name == "first_double_bos":
-                self.first_double_bos = self.first_double_bos or other.first_double_bos
-            elif isinstance(getattr(self, name), Counter):
-                getattr(self, name).update(getattr(other, name))
-            else:
-                setattr(self, name, getattr(self, name) + getattr(other, name))
+    def count(self, split: StoredSplit, name: str, *, vocab_size: int | None, bos_id: int | None) -> Iterator[Finding]:
+        """Add a split; gives what is wrong with its values, files with their whole path."""
+        self.episodes += split.episodes
+        self.padding += split.padding
+        for folder, sentence in split.padding_problems():
+            yield Finding(file=str(folder), split=name, message=sentence)
+        for part in split.slices():
+            self.tokens += len(part.ids)
+            yield from _Values(part, split, name).problems(vocab_size)
+            if part.weights is not None:
+                self._count_trained(part, split)
+            if bos_id is not None:
+                yield from self._count_double_bos(part, split, name, bos_id)
 
+    def _count_trained(self, part: StoredSlice, split: StoredSplit) -> None:
+        assert part.weights is not None
+        trained = part.weights > 0
+        self.trained += int(np.count_nonzero(trained))
+        if part.sources is not None:
+            per_episode = np.add.reduceat(trained, part.offsets[:-1], dtype=np.int64)
+            for code, count in enumerate(np.bincount(part.sources, weights=per_episode).tolist()):
+                if count:
+                    self.trained_of_source[split.source_name(code)] += int(count)
+        if part.kinds is not None:
+            for code, count in enumerate(np.bincount(roles_of(part.kinds[trained])).tolist()):
+                if count and code < len(RoleCode):
+                    self.trained_of_role[role_name(code)] += count
+            self._count_turns(part, part.kinds, trained)
 
-def count_columns(split: StoredSplit, bos_id: int | None) -> tuple[ColumnCounts, list[tuple[str, str]]]:
-    """The counts of a split, and (file, sentence) of what is wrong with its values."""
-    counts = ColumnCounts(episodes=split.episodes, padding=split.padding)
-    problems = [(str(folder), sentence) for folder, sentence in split.padding_problems()]
-    for part in split.slices():
-        counts.tokens += len(part.ids)
-        problems += _problems(part)
-        if part.weights is not None:
-            _count_trained(counts, part, split)
-        if bos_id is not None:
-            _count_double_bos(counts, part, bos_id)
-    return counts, problems
+    def _count_turns(self, part: StoredSlice, kinds: NDArray[np.uint8], trained: NDArray[np.bool_]) -> None:
+        """Trained stretches of assistant tokens, and those whose end is not trained."""
+        is_assistant = roles_of(kinds) == RoleCode.ASSISTANT
+        opens = is_assistant.copy()
+        opens[1:] &= ~is_assistant[:-1]
+        opens[part.offsets[:-1]] = is_assistant[part.offsets[:-1]]
+        at = np.flatnonzero(is_assistant)
+        if not len(at):
+            return
+        first = np.flatnonzero(opens[at])
+        ends = trained[at] & (parts_of(kinds[at]) == Part.TERMINATOR)
+        any_trained = np.logical_or.reduceat(trained[at], first)
+        self.turns += int(any_trained.sum())
+        self.unended_turns += int((any_trained & ~np.logical_or.reduceat(ends, first)).sum())
 
-
-def _problems(part: StoredSlice) -> Iterator[tuple[str, str]]:
-    """Kinds and weights that no build writes, and stored counts that the mask does not bear out."""
-    folder = str(part.folder)
-    if part.kinds is not None and (wrong := np.flatnonzero(part.kinds >= KINDS)).size:
-        episode, token = _place(part, int(wrong[0]))
-        yield f"{folder}/kinds.u8", f"{episode}, token {token}: the code {part.kinds[wrong[0]]} is no kind"
-    weights = part.weights
-    if weights is None:
-        return
-    if weights.dtype.kind == "f" and (wrong := np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))).size:
-        episode, token = _place(part, int(wrong[0]))
-        yield folder, f"{episode}, token {token}: the weight {weights[wrong[0]]} is negative or not finite"
-    if part.trained is not None:
-        counted = np.add.reduceat(weights != 0, part.offsets[:-1], dtype=np.int64)
-        for row in np.flatnonzero(counted != part.trained)[:1].tolist():
-            sentence = f"says {part.trained[row]:,} trained tokens, its mask has {counted[row]:,}"
-            yield f"{folder}/trained.u32", f"episode {part.first + row:,} {sentence}"
-
-
-def _place(part: StoredSlice, at: int) -> tuple[str, int]:
-    episode = int(np.searchsorted(part.offsets, at, side="right")) - 1
-    return f"episode {part.first + episode:,}", at - int(part.offsets[episode])
-
-
-def _count_trained(counts: ColumnCounts, part: StoredSlice, split: StoredSplit) -> None:
-    assert part.weights is not None
-    trained = part.weights > 0
-    counts.trained += int(np.count_nonzero(trained))
-    if part.sources is not None:
-        per_episode = np.add.reduceat(trained, part.offsets[:-1], dtype=np.int64)
-        for code, count in enumerate(np.bincount(part.sources, weights=per_episode).tolist()):
-            if count:
-                counts.trained_of_source[split.source_name(code)] += int(count)
-    if part.kinds is not None:
-        per_role = np.bincount(roles_of(part.kinds[trained]), minlength=1)
-        for code, count in enumerate(per_role.tolist()):
-            if count and code < len(RoleCode):
-                counts.trained_of_role[role_name(code)] += count
-        _count_turns(counts, part, trained)
+    def _count_double_bos(self, part: StoredSlice, split: StoredSplit, name: str, bos_id: int) -> Iterator[Finding]:
+        """The first double BOS of a slice is a finding, all of them are counted."""
+        is_bos = part.ids == bos_id
+        doubled = np.append(False, is_bos[1:] & is_bos[:-1])
+        doubled[part.offsets[:-1]] = False  # the second one opens another episode
+        self.double_bos += int(doubled.sum())
+        yield from _Values(part, split, name).where(doubled, "ids", "one BOS token follows another")
 
 
-def _count_turns(counts: ColumnCounts, part: StoredSlice, trained: NDArray[np.bool_]) -> None:
-    """Trained stretches of assistant tokens, and those whose end is not trained."""
-    assert part.kinds is not None
-    is_assistant = roles_of(part.kinds) == RoleCode.ASSISTANT
-    opens = is_assistant.copy()
-    opens[1:] &= ~is_assistant[:-1]
-    begins = part.offsets[:-1]
-    opens[begins] = is_assistant[begins]
-    at = np.flatnonzero(is_assistant)
-    if not len(at):
-        return
-    first = np.flatnonzero(opens[at])
-    ends = trained[at] & (parts_of(part.kinds[at]) == Part.TERMINATOR)
-    any_trained = np.logical_or.reduceat(trained[at], first)
-    counts.turns += int(any_trained.sum())
-    counts.unended_turns += int((any_trained & ~np.logical_or.reduceat(ends, first)).sum())
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """One slice, looked at for values that no build writes."""
 
+    part: StoredSlice
+    split: StoredSplit
+    name: str
 
-def _count_double_bos(counts: ColumnCounts, part: StoredSlice, bos_id: int) -> None:
-    is_bos = part.ids == bos_id
-    doubled = is_bos[1:] & is_bos[:-1]
-    doubled[part.offsets[1:-1] - 1] = False  # the second one opens another episode
-    if doubled.any():
-        counts.double_bos += int(doubled.sum())
-        episode, token = _place(part, int(np.argmax(doubled)) + 1)
-        counts.first_double_bos = counts.first_double_bos or f"{part.folder}, {episode}, token {token}"
+    def problems(self, vocab_size: int | None) -> Iterator[Finding]:
+        part = self.part
+        if vocab_size is not None:
+            yield from self.where(part.ids >= vocab_size, "ids", f"no id of the vocabulary, which has {vocab_size:,}")
+        if part.kinds is not None:
+            yield from self.where(part.kinds >= KINDS, "kinds", f"no kind; their codes are below {KINDS}")
+        weights = part.weights
+        if weights is not None and weights.dtype.kind == "f":
+            wrong = ~(np.isfinite(weights) & (weights >= 0))
+            yield from self.where(wrong, "weights", "a weight that is negative or not finite")
+        if weights is not None and part.trained is not None:
+            yield from self._trained(np.add.reduceat(weights != 0, part.offsets[:-1], dtype=np.int64), part.trained)
+
+    def where(self, wrong: NDArray[np.bool_], column: str, sentence: str) -> Iterator[Finding]:
+        """The first token that is wrong, if one is."""
+        if not wrong.any():
+            return
+        at, part = int(np.argmax(wrong)), self.part
+        row = int(np.searchsorted(part.offsets, at, side="right")) - 1
+        values = {"ids": part.ids, "kinds": part.kinds, "weights": part.weights}[column]
+        assert values is not None
+        yield self._finding(column, row, at - int(part.offsets[row]), f"{values[at]}: {sentence}")
+
+    def _trained(self, counted: NDArray[np.int64], stored: NDArray[np.uint32]) -> Iterator[Finding]:
+        for row in np.flatnonzero(counted != stored)[:1].tolist():
+            sentence = f"says {stored[row]:,} trained tokens; the mask has {counted[row]:,}"
+            yield self._finding("trained", row, None, sentence)
+
+    def _finding(self, column: str, row: int, token: int | None, sentence: str) -> Finding:
+        number = int(self.part.numbers[row])
+        file, offset = self.split.place(number, column, token or 0)
+        return Finding(file=str(file), offset=offset, split=self.name, episode=number, token=token, message=sentence)

@@ -40,9 +40,8 @@ class StoredEpisode:
 class StoredSlice:
     """Consecutive episodes (of blocks: the documents of consecutive rows) as flat columns."""
 
-    first: int
-    """Number of the first episode, or of the first row."""
-    folder: Path
+    numbers: NDArray[np.int64]
+    """The number of each episode in the order of the build."""
     ids: NDArray[np.uint32]
     offsets: NDArray[np.int64]
     weights: NDArray[Any] | None
@@ -163,8 +162,7 @@ class _EpisodeSplit:
                 last = max(first + 1, int(np.searchsorted(ends, begin + SLICE_TOKENS, side="right")))
                 tokens, rows = slice(begin, int(ends[last - 1])), slice(first, last)
                 yield StoredSlice(
-                    first=int(dataset.episode_offsets[number]) + first,
-                    folder=shard.folder,
+                    numbers=np.arange(first, last) + dataset.episode_offsets[number],
                     ids=shard.token_ids[tokens],
                     offsets=offsets_of(np.diff(ends[rows], prepend=begin)),
                     weights=shard.mask[tokens] if dataset.has_masks else None,
@@ -277,8 +275,7 @@ class BlockSplit:
                 opens[np.repeat(np.arange(len(rows)), np.diff(rows.start_offsets)), rows.start_values] = True
                 starts = np.flatnonzero(opens[inside])
                 yield StoredSlice(
-                    first=int(dataset.row_offsets[number]) + first,
-                    folder=shard.folder,
+                    numbers=rows.documents,
                     ids=rows.ids[inside],
                     offsets=np.append(starts, int(rows.row_lengths.sum())),
                     weights=None if rows.weights is None else rows.weights[inside],

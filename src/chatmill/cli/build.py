@@ -60,7 +60,7 @@ def command(
             recipe,
             out,
             workers=workers,
-            executor=_executor(engine, ray_address),
+            executor=_executor(engine, ray_address, workers),
             resume=resume,
             shard=_share(shard),
             chunk_bytes=chunk_bytes,
@@ -92,7 +92,7 @@ def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | N
     return recipe
 
 
-def _executor(engine: str, address: str | None) -> Any:
+def _executor(engine: str, address: str | None, workers: int | None) -> Any:
     from chatmill.errors import UnknownNameError
 
     if engine == "local":
@@ -100,7 +100,7 @@ def _executor(engine: str, address: str | None) -> Any:
     if engine == "ray":
         from chatmill.build.ray_engine import RayExecutor
 
-        return RayExecutor(address)
+        return RayExecutor(address, workers=workers)
     raise UnknownNameError("engine", engine, ["local", "ray"])
 
 

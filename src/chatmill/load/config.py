@@ -114,7 +114,7 @@ def _from_entries(entries: list[Entry], source: str) -> TrainingConfig:
     for entry in entries:
         if entry.name in CHECKS:
             values[entry.name] = _checked(entry)
-        elif (known := close_name(entry.name, SPEC_OPTIONS)) is not None:
+        elif (known := close_name(entry.name, CHECKS)) is not None:
             raise ConfigError(f"{entry.where}: <{entry.name}> is no option; did you mean <{known}>?")
         else:
             extra[entry.name] = entry.value

@@ -1,0 +1,265 @@
+"""`chatmill build` and `chatmill merge` as a user meets them: words, exit statuses, and what is left in the folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from chatmill.build.ray_engine import RayExecutor
+from chatmill.build.run import BuildProgress
+from chatmill.cli import build as module
+from chatmill.cli import main
+from tests.build.builds import chats, digest, files_of, leftovers, plain_recipe, write_jsonl
+from tests.cli.run import chatmill
+
+BYTES = ["-t", "bytes", "--add-control-tokens"]
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    error: str
+    """Of the panel, without its frame, in one line."""
+    panels: int
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
+    """The command line in this process, in an empty folder: much quicker, and as true as far as words go."""
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: Any) -> Done:
+        monkeypatch.setattr(sys, "argv", ["chatmill", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        found = capsys.readouterr()
+        assert "Traceback" not in found.err
+        error = " ".join(found.err.replace("│", " ").split())
+        return Done(int(stop.value.code or 0), found.out, error, found.err.count("╭"))
+
+    return run
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    """A recipe beside its input, with a relative path."""
+    write_jsonl(tmp_path / "chats.jsonl", chats(30))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(plain_recipe(Path("chats.jsonl"), split={"val_fraction": 0.2})))
+    return path
+
+
+def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
+    done = chatmill("build", recipe, "--out", "data/built", "-w", "2", "--chunk-bytes", "3000", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "quiet without a terminal"
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["source", "records", "rejected", "trained", "context", "cut", "dropped", "injected"]
+    assert lines[-1].startswith("data/built in ")
+    assert "\x1b" not in done.stdout
+    assert max(map(len, lines)) <= 80
+    built = tmp_path / "data" / "built"
+    assert {path.name for path in built.iterdir()} == {"manifest.json", "train", "val"}
+    files_of(built)
+    again = chatmill("build", recipe, "--out", "data/built", cwd=tmp_path)
+    assert again.returncode == 0
+    assert "data/built already holds exactly this build; nothing to do." in again.stdout
+    assert leftovers(built) == []
+
+
+def test_json_is_the_manifest(call: Call, recipe: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        done = call("build", recipe, "-o", "out", "-w", "0", "--json")
+        assert done.status == 0
+        assert json.loads(done.out) == json.loads((tmp_path / "out" / "manifest.json").read_text())
+
+
+def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None:
+    options = [
+        "--policy", "all", "--max-length", "128", "--overflow", "cut", "--pack", "greedy", "--format", "blocks",
+        "--shape", "openai", "--val-fraction", "0.25", "--on-error", "quarantine", "--template", "llama3",
+    ]  # fmt: skip
+    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, *options)
+    assert done.status == 0, done.error
+    made = json.loads((tmp_path / "out" / "manifest.json").read_text())["recipe"]
+    assert made["sources"][0] | {"path": 0} == {
+        "path": 0, "shape": "openai", "name": None, "weight": 1.0, "max_records": None,
+    }  # fmt: skip
+    assert made["sources"][0]["path"] == ["chats.jsonl"]
+    assert made["packing"] == {"max_length": 128, "overflow": "cut", "packing_strategy": "greedy"}
+    assert (made["format"], made["policy"], made["template"]) == ("blocks", "all", "llama3")
+    assert (made["split"], made["on_error"], made["add_control_tokens"]) == ({"val_fraction": 0.25}, "quarantine", True)
+
+
+def test_globs(call: Call, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        write_jsonl(tmp_path / f"{name}.jsonl", chats(2))
+    assert call("build", "*.jsonl", "-o", "out", "-w", "0", *BYTES).status == 0
+    inputs = json.loads((tmp_path / "out" / "manifest.json").read_text())["inputs"]
+    assert [entry["path"] for entry in inputs] == ["a.jsonl", "b.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.yaml"], "no recipe file nowhere.yaml"),
+        (["chat.jsonl", *BYTES], "there is no file 'chat.jsonl'. Did you mean 'chats.jsonl'?"),
+        (["chats.jsonl", *BYTES, "-T", "chatlm"], "Did you mean 'chatml'"),
+        (["chats.jsonl", "-t", "bytes"], "--add-control-tokens on the command line"),
+        (["chats.jsonl", *BYTES, "--format", "blocks"], "the format 'blocks' needs packing.max_length"),
+        (["chats.jsonl", *BYTES, "--format", "rows"], "format: Input should be 'episodes' or 'blocks' (found 'rows')"),
+        (["chats.jsonl", *BYTES, "--overflow", "truncate"], "packing.overflow: "),
+        (["chats.jsonl", *BYTES, "--engine", "spark"], "unknown engine 'spark'"),
+        (["chats.jsonl", *BYTES, "--shard", "2/2"], "--shard is i/N with i from 0 to N-1, not '2/2'"),
+        (["chats.jsonl", *BYTES, "--shard", "x"], "--shard is i/N"),
+        (["recipe.yaml", "-T", "llama3"], "recipe.yaml is a recipe, which holds all options; remove template"),
+        (["recipe.yaml", "--shape", "openai"], "remove shape"),
+        (["wrong.yaml"], "wrong.yaml: unknown key 'tokeniser', did you mean 'tokenizer'?"),
+    ],
+)
+def test_a_mistake_is_one_panel_and_status_2(
+    call: Call, recipe: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    wrong = plain_recipe(Path("chats.jsonl")) | {"tokeniser": "bytes"}
+    (tmp_path / "wrong.yaml").write_text(json.dumps(wrong))
+    done = call("build", *arguments, "-o", "out", "-w", "0")
+    assert done.status == 2
+    assert message in done.error
+    assert done.panels == 1
+    assert done.out == ""
+    assert not list(tmp_path.glob("out/**/*"))
+
+
+def test_a_bad_record_is_one_panel_that_names_it(recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n{"messages": 5}\n')
+    done = chatmill("build", "chats.jsonl", "-o", "out", "-w", "1", *BYTES, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("╭") == 1
+    assert "Traceback" not in done.stderr
+    text = " ".join(done.stderr.replace("│", " ").split())
+    assert "chats.jsonl:2, field messages: expected a list of messages, found a number" in text
+
+
+def test_a_gate_is_status_3(call: Call, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "chats.jsonl", [{"messages": [{"role": "user", "content": "nothing to learn"}]}])
+    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES)
+    assert done.status == 3
+    assert "gate records_without_trained_tokens: 1 records train nothing, the limit is 0" in done.error
+    assert done.panels == 1
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".build"]
+
+
+def test_folders_that_are_refused(call: Call, recipe: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    done = call("build", recipe, "-o", "mine", "-w", "0")
+    assert done.status == 2
+    assert "mine is not empty (thesis.txt) and holds no build; choose an empty folder" in done.error
+    assert [path.name for path in mine.iterdir()] == ["thesis.txt"]
+    assert call("build", recipe, "-o", "out", "-w", "0").status == 0
+    before = digest(tmp_path / "out")
+    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--policy", "all")
+    assert done.status == 2
+    assert "out holds another dataset" in done.error
+    assert digest(tmp_path / "out") == before
+    assert leftovers(tmp_path / "out") == []
+
+
+def test_an_unfinished_build_of_something_else(call: Call, recipe: Path, tmp_path: Path) -> None:
+    assert call("build", recipe, "-o", "out", "-w", "0", "--shard", "0/2").status == 0
+    done = call("build", recipe, "-o", "out", "-w", "0")
+    assert done.status == 2
+    assert "holds an unfinished build of this recipe: go on with --resume" in done.error
+    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--policy", "all", "--resume")
+    assert done.status == 2
+    assert "holds an unfinished build of something else" in done.error
+    assert call("build", recipe, "-o", "out", "-w", "0", "--resume").status == 0
+    assert leftovers(tmp_path / "out") == []
+
+
+def test_shares_and_merge(call: Call, recipe: Path, tmp_path: Path) -> None:
+    options = ["-w", "0", "--chunk-bytes", "2000"]
+    done = call("build", recipe, "-o", "out", *options, "--shard", "1/2")
+    assert done.status == 0
+    assert "This share is done. When all are: chatmill merge out" in done.out
+    early = call("merge", "out")
+    assert early.status == 2
+    assert "chunks are not built yet; first: chunk 0 (chats.jsonl, from line or row 1 on)" in early.error
+    assert call("build", recipe, "-o", "out", *options, "--shard", "0/2").status == 0
+    merged = call("merge", "out", "--json")
+    assert merged.status == 0
+    manifest = json.loads(merged.out)
+    assert call("build", recipe, "-o", "whole", *options).status == 0
+    assert manifest["files"] == files_of(tmp_path / "whole") == files_of(tmp_path / "out")
+    assert leftovers(tmp_path / "out") == []
+    again = call("merge", "out")
+    assert again.status == 0
+    assert "already holds exactly this build" in again.out
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [("nowhere", "there is no folder nowhere"), ("empty", "empty holds no build to merge: run its shares first")],
+)
+def test_nothing_to_merge(call: Call, tmp_path: Path, folder: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    done = call("merge", folder)
+    assert done.status == 2
+    assert message in done.error
+
+
+def test_merge_notices_a_changed_input(call: Call, recipe: Path, tmp_path: Path) -> None:
+    assert call("build", recipe, "-o", "out", "-w", "0", "--shard", "0/1").status == 0
+    with (tmp_path / "chats.jsonl").open("a") as file:
+        file.write(json.dumps(chats(1)[0]) + "\n")
+    done = call("merge", "out")
+    assert done.status == 2
+    assert "the input or the package has changed since the shares were built" in done.error
+
+
+def test_quarantine_is_shown(call: Call, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "chats.jsonl", [*chats(3), "{"])
+    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--on-error", "quarantine")
+    assert done.status == 0, done.error
+    assert (tmp_path / "out" / "rejected.jsonl").read_text().count("\n") == 1
+    lines = done.out.splitlines()
+    column = lines[0].split().index("rejected")
+    assert sum(int(line.split()[column]) for line in lines[1:] if line.startswith("chats ")) == 1
+
+
+def test_engines_by_name() -> None:
+    engine = module._executor("ray", "ray://head:10001", 3)
+    assert isinstance(engine, RayExecutor)
+    assert (engine.address, engine.workers) == ("ray://head:10001", 3)
+    assert module._executor("ray", None, None).workers is None
+    assert module._executor("local", None, 3) is None, "the build makes its own"
+
+
+def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from chatmill.build.progress import shown_progress
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "160")
+    with shown_progress() as on_progress:
+        assert on_progress is not None
+        on_progress(
+            BuildProgress(
+                stage="compile", chunks_done=3, chunks=7, bytes_done=5, bytes=9, tokens=10, records=1234, retries=2
+            )
+        )
+    text = capsys.readouterr().err
+    assert "3/7 chunks" in text
+    assert "1,234 records" in text
+    assert "2 retried" in text
