@@ -69,8 +69,7 @@ class PlainEmitter(Emitter):
 
     def put(self, literal: int, kind: int) -> None:
         """The ids of a literal."""
-        for token in self._table.literals[literal]:
-            self._add(token, kind)
+        self._add(self._table.literals[literal], kind)
 
     def text(self, text: str, kind: int) -> None:
         """The ids of a text."""
@@ -102,12 +101,8 @@ class PlainEmitter(Emitter):
             self._known[text] = self._tokenizer.encode(text)
         ids = self._known[text]
         ends = [self._tokens_before(prefix, text, ids) for prefix in accumulate(part for part, _ in parts[:-1])]
-        ends.append(len(ids))
-        number = 0
-        for place, token in enumerate(ids):
-            while place >= ends[number]:
-                number += 1
-            self._add(token, parts[number][1])
+        for start, end, (_, kind) in zip([0, *ends], [*ends, len(ids)], parts, strict=True):
+            self._add(ids[start:end], kind)
 
     def _tokens_before(self, prefix: str, text: str, ids: list[int]) -> int:
         """How many tokens of a text begin inside its prefix."""
@@ -122,10 +117,15 @@ class PlainEmitter(Emitter):
             at += len(self._tokenizer.token_bytes(token))
         return len(ids)
 
-    def _add(self, token: int, kind: int) -> None:
-        self.ids.append(token)
-        self.kinds.append(kind)
-        self.messages.append(self._message)
+    def _add(self, ids: Sequence[int], kind: int) -> None:
+        self.ids += ids
+        self.kinds += [kind] * len(ids)
+        self.messages += [self._message] * len(ids)
+
+    def reopen(self) -> None:
+        """Take the end of the document back: a conversation that goes on has none yet."""
+        while self.kinds and self.messages[-1] < 0 and self.kinds[-1] % PARTS == Part.DOCUMENT:
+            del self.ids[-1], self.kinds[-1], self.messages[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +198,8 @@ class Reference:
         before = conversation._replace(messages=conversation.messages[:index])
         if before.messages or not before.tools:  # tools alone are no conversation that a template must write
             self.template.emit(before, out)
+        if before.messages:
+            out.reopen()
         self.template.emit_generation_prompt(before, out)
         return out.ids
 
@@ -238,15 +240,15 @@ def token_weights(
     """The weight of every token: the policy's table, its scope, and the weight of the token's own message."""
     table = {kind(role, part): weight for (role, part), weight in policy.weights.items()}
     last_user = max((place for place, code in enumerate(kinds) if code // PARTS == RoleCode.USER), default=-1)
+    default = 0.0 if policy.only_weighted_messages else 1.0
     weights: list[float] = []
     for place, (code, message) in enumerate(zip(kinds, messages, strict=True)):
         weight = table.get(code, 0.0)
-        if policy.scope is Scope.LAST_TURN and place <= last_user:
-            weight = 0.0
+        if weight == 0 or (policy.scope is Scope.LAST_TURN and place <= last_user):
+            weights.append(0.0)
+            continue
         own = sources[message].weight if message >= 0 else None
-        if own is None:
-            own = 0.0 if policy.only_weighted_messages else 1.0
-        weights.append(float(np.float32(weight) * np.float32(own)))  # stored in this precision
+        weights.append(float(np.float32(weight) * np.float32(default if own is None else own)))  # as it is stored
     return weights
 
 
