@@ -105,9 +105,7 @@ def test_the_row_holds_the_longest_conversation(tmp_path: Path, longest: int, ro
     ("file", "tokenizer", "template", "added"),
     [
         ("oasst_en100", "o200k", "harmony", False),
-        ("gsm8k", "o200k", "harmony", False),
         ("tau_airline", "o200k", "harmony", False),
-        ("oasst_en100", "qwen3", "qwen3_training", False),
         ("glaive_toolcall_en", "qwen3", "qwen3_training", False),
         ("oasst_en100", "bytes", "chatml", True),
         ("gsm8k", "bytes", "qwen3_training", True),  # chatml does not show reasoning

@@ -101,8 +101,8 @@ class PlainEmitter(Emitter):
             self._known[text] = self._tokenizer.encode(text)
         ids = self._known[text]
         ends = [self._tokens_before(prefix, text, ids) for prefix in accumulate(part for part, _ in parts[:-1])]
-        for start, end, (_, kind) in zip([0, *ends], [*ends, len(ids)], parts, strict=True):
-            self._add(ids[start:end], kind)
+        for start, end, part in zip([0, *ends], [*ends, len(ids)], parts, strict=True):
+            self._add(ids[start:end], part[1])
 
     def _tokens_before(self, prefix: str, text: str, ids: list[int]) -> int:
         """How many tokens of a text begin inside its prefix."""
@@ -193,13 +193,11 @@ class Reference:
         return derived
 
     def prompt(self, conversation: Conversation, index: int) -> list[int]:
-        """The generation prompt of message `index`: all that stands before it, and what opens an answer."""
+        """The generation prompt of a message that is not the first: all before it, and what opens an answer."""
         out = self._emitter()
         before = conversation._replace(messages=conversation.messages[:index])
-        if before.messages or not before.tools:  # tools alone are no conversation that a template must write
-            self.template.emit(before, out)
-        if before.messages:
-            out.reopen()
+        self.template.emit(before, out)
+        out.reopen()
         self.template.emit_generation_prompt(before, out)
         return out.ids
 

@@ -89,7 +89,28 @@ def _manifest(folder: Path) -> dict[str, Any]:
     missing = [key for key in needed if key not in manifest]
     if missing:
         raise FormatError(f"{folder / MANIFEST} lacks {', '.join(missing)}: it was edited, and cannot be checked")
+    try:
+        _look_over(manifest)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FormatError(
+            f"{folder / MANIFEST} is not as a build writes it ({type(error).__name__}: {error}): it was edited, and "
+            "cannot be checked"
+        ) from None
     return manifest
+
+
+def _look_over(manifest: Mapping[str, Any]) -> None:
+    """Touch everything that is read later, so that a manifest of another form fails here."""
+    for record in (*manifest["files"].values(), *manifest["inputs"]):
+        int(record["bytes"]), str(record["sha256"])
+    for file in manifest["inputs"]:
+        int(file["records"] if file["lines"] is None else file["lines"])
+        str(file["path"]), str(file["source"]), str(file["shape"])
+    for split in manifest["splits"].values():
+        dict(split)
+    for what in ("tokenizer", "template", "policy"):
+        str(manifest[what]["fingerprint"]), str(manifest[what]["name"])
+    int(manifest["tokenizer"]["vocab_size"])
 
 
 def _check_recipe(manifest: Mapping[str, Any], book: Notebook) -> None:
@@ -111,18 +132,22 @@ def _check_files(folder: Path, files: Mapping[str, Any], book: Notebook) -> None
             book.wrong(MANIFEST, f"names the file {name!r}, which is outside of the dataset")
         elif not path.is_file():
             book.wrong(name, "missing; the manifest names it")
-        elif (size := path.stat().st_size) != record["bytes"]:
-            change = "cut short" if size < record["bytes"] else "too long"
-            book.wrong(name, f"{change}: {size:,} bytes, the manifest says {record['bytes']:,}")
         else:
+            size, found = path.stat().st_size, sha256_file(path)
             book.counts["bytes_hashed"] += size
-            found = sha256_file(path)
-            if found != record["sha256"]:
-                other = name_of.get(found)
-                hint = f"these are the bytes of {other}: swapped" if other else "bytes were changed"
-                book.wrong(name, f"sha256 {found}, the manifest says {record['sha256']}: {hint}")
+            if (size, found) != (record["bytes"], record["sha256"]):
+                book.wrong(name, _what_changed(record, size, found, name_of.get(found)))
         book.counts["files"] += 1
     book.compared.append(f"{book.counts['files']} files with the sizes and hashes of the manifest")
+
+
+def _what_changed(record: Mapping[str, Any], size: int, found: str, other: str | None) -> str:
+    if other is not None:
+        return f"holds the bytes of {other}: the two were swapped, or one was copied over the other"
+    if size != record["bytes"]:
+        change = "cut short" if size < record["bytes"] else "too long"
+        return f"{change}: {size:,} bytes, the manifest says {record['bytes']:,}"
+    return f"bytes were changed: its sha256 is {found}, the manifest says {record['sha256']}"
 
 
 def _check_others(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,6 +59,8 @@ class DeepCheck:
         self._splits, self._book = splits, book
         self._next: Counter[str] = Counter()
         """The number of the next episode of each split."""
+        self._lengths: defaultdict[str, array[int]] = defaultdict(lambda: array("i"))
+        """Tokens of all episodes so far, for the plan of packed rows."""
         self._ledger = Ledger()
         self._rejected = _lines(folder / REJECTED)
 
@@ -159,6 +162,7 @@ class DeepCheck:
         name = self._split_of(conversation)
         number = self._next[name]
         self._next[name] += 1
+        self._lengths[name].append(len(expected.ids))
         self._book.counts["episodes_compared"] += 1
         split = self._splits.get(name)
         if split is None:
@@ -212,7 +216,7 @@ class DeepCheck:
             if self._next[name] < split.episodes:
                 over = split.episodes - self._next[name]
                 self._book.wrong(name, f"has {over:,} episodes more than its inputs give, from {self._next[name]:,} on")
-            if isinstance(split, BlockSplit):
+            if isinstance(split, BlockSplit) and self._next[name] == split.episodes:
                 self._check_plan(name, split)
         for count in (self._rejected - Counter()).values():
             self._book.wrong(REJECTED, f"has {count:,} records that the inputs do not give, or twice")
@@ -220,7 +224,8 @@ class DeepCheck:
 
     def _check_plan(self, name: str, split: BlockSplit) -> None:
         """The rows hold the documents that the global plan puts there."""
-        planned = plan(split.lengths, split.capacity, self._recipe.packing.packing_strategy).order
+        lengths = np.array(self._lengths[name], dtype=np.int32)
+        planned = plan(lengths, split.capacity, self._recipe.packing.packing_strategy).order
         at = 0
         for file, documents in split.row_documents():
             wrong = np.flatnonzero(documents != planned[at : at + len(documents)])

@@ -78,7 +78,8 @@ class SpanCheck:
         if not derived.is_whole:
             self._book.counts["contexts_cut"] += 1
             return None
-        prompt = self._reference.prompt(conversation, index)
+        opening = self._reference.opening(conversation, index)
+        prompt = self._reference.prompt(conversation, index) if index else derived.ids[:first] + opening
         if derived.ids[:answer] == prompt:
             self._book.counts["contexts_equal"] += 1
             return None
@@ -86,7 +87,6 @@ class SpanCheck:
             pairs = zip(derived.ids[:answer], prompt, strict=False)
             place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(answer, len(prompt)))
             return Mismatch(place, f"the context of message {index} is not its generation prompt")
-        opening = self._reference.opening(conversation, index)
         if derived.ids[first : first + len(opening)] != opening:
             return Mismatch(first, f"message {index} does not open like its generation prompt")
         self._book.counts["openings_equal"] += 1

@@ -208,11 +208,6 @@ class BlockSplit:
         self._lengths[documents] = ends - starts
 
     @property
-    def lengths(self) -> NDArray[np.int32]:
-        """Tokens of every document, in the order of the build."""
-        return self._lengths
-
-    @property
     def capacity(self) -> int:
         """Tokens of a row."""
         return self._dataset.capacity

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-COMMANDS = ("preview", "build", "merge", "verify", "diff", "export", "inspect", "transcripts", "isolate")
+COMMANDS = ("preview", "init", "build", "merge", "verify", "diff", "export", "inspect", "transcripts", "isolate")
 """Each is a module of this package with a function `command`."""
 
 app = typer.Typer(

@@ -1,7 +1,6 @@
 """Check a built dataset: files, hashes, columns and ledger; with --deep every record against its source.
 
-Exit status 0 when nothing is wrong, 1 when something differs, 2 when it cannot be checked (no dataset, an input that is
-not here).
+Exit status 0: nothing is wrong; 1: something differs; 2: it cannot be checked.
 
 Example: chatmill verify data/built --deep
 """
