@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +231,7 @@ class _Part:
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
         self._writers: dict[str, EpisodeWriter] = {}
-        self._rejected: list[str] = []
+        self._rejected: list[tuple[int, str]] = []  # line or row, and the entry
 
     def reject(self, error: RecordError, source: str) -> None:
         """Quarantine a record, or end the build."""
@@ -237,7 +239,8 @@ class _Part:
             raise error
         self.ledger.records[source, "quarantined", error.code] += 1
         entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
-        self._rejected.append(json.dumps({**entry, "message": error.message}, ensure_ascii=False))
+        line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
+        self._rejected.append((_line_number(error.where), line))
 
     def add(self, conversations: list[Conversation]) -> None:
         """Compile a batch and append its episodes to their splits."""
@@ -282,5 +285,12 @@ class _Part:
             writer.close()
             counts[split] = {"episodes": writer.episodes, "tokens": writer.tokens}
         if self._rejected:
-            (self.folder / REJECTED).write_text("".join(f"{line}\n" for line in self._rejected), encoding="utf-8")
+            in_order = sorted(self._rejected, key=itemgetter(0))  # reading and rendering refuse at different times
+            (self.folder / REJECTED).write_text("".join(f"{line}\n" for _, line in in_order), encoding="utf-8")
         return counts
+
+
+def _line_number(where: str) -> int:
+    """The line or row that a place such as `chats.jsonl:17` or `chats.parquet:row 17` ends in."""
+    digits = re.search(r"\d+$", where)
+    return int(digits.group()) if digits else 0

@@ -20,7 +20,7 @@ from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 
-SLICE_TOKENS = 4 << 20
+SLICE_TOKENS = 2 << 20
 """Tokens that are copied at a time; bounds the memory of a join."""
 
 

@@ -195,7 +195,10 @@ def _per_episode(tokens: Tokens, per_run: NDArray[np.integer]) -> NDArray[np.int
 
 
 def _assistant_turns(tokens: Tokens, run_weights: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Assistant messages per episode, and those that are trained although their terminator is not (or is gone)."""
+    """Assistant messages per episode, and those that are trained although their terminator is not (or is gone).
+
+    A message that the assistant goes on from with another one (Harmony's analysis before the final answer) needs none.
+    """
     filled = tokens.run_lengths > 0
     run = np.flatnonzero(filled & (roles_of(tokens.run_kinds) == RoleCode.ASSISTANT))
     if not len(run):
@@ -210,6 +213,9 @@ def _assistant_turns(tokens: Tokens, run_weights: NDArray[np.float32]) -> tuple[
     ended = trained & (parts_of(tokens.run_kinds[run]) == Part.TERMINATOR)
     unended = np.logical_or.reduceat(trained, first) & ~np.logical_or.reduceat(ended, first)
     owner = episode[first]
+    place = np.cumsum(filled)[run]  # among the runs that are not empty
+    goes_on = (place[first[1:]] == place[first[1:] - 1] + 1) & (np.diff(owner) == 0)
+    unended[:-1] &= ~goes_on
     return (
         np.bincount(owner, minlength=len(tokens)),
         np.bincount(owner, weights=unended, minlength=len(tokens)).astype(np.int64),

@@ -7,9 +7,11 @@ token. `verify --deep` compares the two.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from itertools import accumulate
 
 import numpy as np
@@ -48,6 +50,22 @@ def reference_tokenizer(recipe: Recipe) -> tuple[Tokenizer, str]:
         tokenizer = with_control_tokens(tokenizer, find_template(recipe.template).control_tokens)
     backend = getattr(tokenizer, "backend", None)
     return tokenizer, "UTF-8" if backend is None else str(backend.name)
+
+
+def hash_share(key: str) -> Fraction:
+    """Where the hash of a key lies between 0 and 1."""
+    return Fraction(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big"), 2**64)
+
+
+def split_of(key: str, val_fraction: float) -> str:
+    """The split of a record, by the key it is known by."""
+    return "val" if hash_share(key) < Fraction(str(val_fraction)) else "train"
+
+
+def uses_of(key: str, weight: float) -> int:
+    """How often a record is used at a weight: the whole part, and once more by another hash of its key."""
+    whole, rest = divmod(Fraction(str(weight)), 1)
+    return int(whole) + (hash_share(f"weight\0{key}") < rest)
 
 
 class PlainEmitter(Emitter):
@@ -270,16 +288,19 @@ def _episode(derived: Derived, pieces: Sequence[Piece]) -> DerivedEpisode:
     places = [(place, piece.injected) for piece in pieces for place in range(piece.start, piece.end)]
     weights = [0.0 if injected else derived.weights[place] for place, injected in places]
     kinds = [derived.kinds[place] for place, _ in places]
-    turns: list[tuple[bool, bool]] = []  # of each assistant message: is it trained, is its terminator
-    before = None
+    turns: list[tuple[bool, bool]] = []  # of each assistant message: is it trained; is its end, or does it go on
+    message = role_before = None
     for (place, _), weight, code in zip(places, weights, kinds, strict=True):
-        if code // PARTS != RoleCode.ASSISTANT:
-            continue
-        if derived.messages[place] != before:
-            before = derived.messages[place]
-            turns.append((False, False))
-        trained, ended = turns[-1]
-        turns[-1] = trained or weight > 0, ended or (weight > 0 and code % PARTS == Part.TERMINATOR)
+        role, part = divmod(code, PARTS)
+        if role == RoleCode.ASSISTANT:
+            if derived.messages[place] != message:
+                message = derived.messages[place]
+                if turns and role_before == RoleCode.ASSISTANT:
+                    turns[-1] = turns[-1][0], True
+                turns.append((False, False))
+            trained, ended = turns[-1]
+            turns[-1] = trained or weight > 0, ended or (weight > 0 and part == Part.TERMINATOR)
+        role_before = role
     return DerivedEpisode(
         ids=np.array([derived.ids[place] for place, _ in places], dtype=np.uint32),
         weights=np.array(weights, dtype=np.float32),

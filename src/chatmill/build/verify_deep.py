@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from chatmill.build.chunk_job import BATCH_CHARACTERS, BATCH_RECORDS, REJECTED
 from chatmill.build.ledger import Ledger
 from chatmill.build.manifest import MANIFEST
-from chatmill.build.pipeline import Pipeline, hashes_below, record_key
+from chatmill.build.pipeline import Pipeline, record_key
 from chatmill.build.recipe import Recipe
-from chatmill.build.reference import Reference, account
+from chatmill.build.reference import Reference, account, split_of
 from chatmill.build.verify_inputs import ReadRecord, capped, read_inputs
 from chatmill.build.verify_report import Finding, Notebook
 from chatmill.build.verify_spans import SpanCheck
@@ -154,8 +154,7 @@ class DeepCheck:
             self._book.found(Finding(file=REJECTED, message=sentence, record=error.record_id, where=error.where))
 
     def _split_of(self, conversation: Conversation) -> str:
-        fraction = self._recipe.split.val_fraction
-        return "val" if fraction > 0 and hashes_below(record_key(conversation), fraction) else "train"
+        return split_of(record_key(conversation), self._recipe.split.val_fraction)
 
     def compare(self, conversation: Conversation, expected: Expected) -> int:
         """Compare the next stored episode of a record's split with what it must hold; gives its number."""

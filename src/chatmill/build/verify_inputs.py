@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chatmill.build.paths import resolve_paths
-from chatmill.build.pipeline import copies_of, record_key
+from chatmill.build.pipeline import record_key
 from chatmill.build.publish import sha256_file
 from chatmill.build.recipe import Recipe, Source
+from chatmill.build.reference import uses_of
 from chatmill.build.verify_report import Notebook
 from chatmill.core.conversation import Conversation
 from chatmill.errors import DataError, RecordError
@@ -116,5 +117,5 @@ def _read_file(file: Mapping[str, Any], source: Source, limit: int) -> Iterator[
         except RecordError as error:
             yield ReadRecord(name, 1, None, error)
             continue
-        copies = copies_of(record_key(conversation), source.weight)
+        copies = uses_of(record_key(conversation), source.weight)
         yield ReadRecord(conversation.source, copies, conversation, None)

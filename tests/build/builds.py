@@ -1,0 +1,127 @@
+"""Small inputs of several kinds, recipes over them, and the comparison of built folders."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+WORDS = ["the", "mill", "grinds", "what", "is", "put", "into", "it.", "löwe", "水車", "🙂", "a", "long;", "short\n"]
+
+
+def text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, words)))
+
+
+def chat(rng: random.Random, name: str | None, turns: int = 3, words: int = 30) -> dict[str, Any]:
+    """A record in the shape openai; some have no id, some a fractional weight, some a source of their own."""
+    messages: list[dict[str, Any]] = []
+    if rng.random() < 0.3:
+        messages.append({"role": "system", "content": text(rng, 8)})
+    for _ in range(rng.randint(1, turns)):
+        messages.append({"role": "user", "content": text(rng, words)})
+        messages.append({"role": "assistant", "content": text(rng, words)})
+    if rng.random() < 0.1:
+        messages[-1]["weight"] = 0.25
+    record: dict[str, Any] = {"messages": messages}
+    if name is not None:
+        record["id"] = name
+    if rng.random() < 0.2:
+        record["source"] = rng.choice(["wiki", "forum"])
+    return record
+
+
+def chats(count: int, seed: int = 0, *, ids: bool = True, **options: int) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    return [chat(rng, f"r{i}" if ids else None, **options) for i in range(count)]
+
+
+def write_jsonl(path: Path, records: list[Any]) -> Path:
+    lines = "".join(r + "\n" if isinstance(r, str) else json.dumps(r, ensure_ascii=False) + "\n" for r in records)
+    data = lines.encode()
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    return path
+
+
+def write_inputs(folder: Path, size: int = 40) -> Path:
+    """Files of every format in a folder, with records that cannot be used among them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plain: list[Any] = chats(size, 1)
+    plain.insert(size // 2, "{broken")
+    plain.insert(size // 3, {"id": "pope", "messages": [{"role": "pope", "content": "x"}]})
+    write_jsonl(folder / "plain.jsonl", plain)
+    write_jsonl(folder / "packed.jsonl.gz", chats(size, 2, ids=False))
+    rng = random.Random(3)
+    rows = {
+        "id": [f"row{i}" for i in range(size)],
+        "instruction": [text(rng, 20) for _ in range(size)],
+        "output": [text(rng, 20) for _ in range(size)],
+    }
+    pq.write_table(pa.table(rows), folder / "rows.parquet", row_group_size=max(size // 3, 1))
+    pairs = [{"prompt": text(rng, 9), "completion": text(rng, 9)} for _ in range(size)]
+    (folder / "list.json").write_text(json.dumps(pairs, indent=1))
+    return folder
+
+
+def mixed_recipe(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Everything that a recipe can do, over the files of `write_inputs`."""
+    recipe: dict[str, Any] = {
+        "sources": [
+            {"path": str(folder / "plain.jsonl"), "weight": 1.6},
+            {"path": str(folder / "packed.jsonl.gz"), "name": "packed", "max_records": 30},
+            {"path": [str(folder / "rows.parquet"), str(folder / "list.json")], "weight": 0.7},
+        ],
+        "tokenizer": "bytes",
+        "add_control_tokens": True,
+        "template": "chatml",
+        "packing": {"max_length": 400, "overflow": "windows"},
+        "split": {"val_fraction": 0.25},
+        "shard_tokens": 6000,
+        "on_error": "quarantine",
+        "gates": {"records_without_trained_tokens": None},
+    }
+    return {**recipe, **changes}
+
+
+def plain_recipe(path: Path, **changes: Any) -> dict[str, Any]:
+    """One file of chats, whole conversations, nothing else."""
+    recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+    return {**recipe, **changes}
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """sha256 of every file of a dataset, found on disk; of the manifest by key, without the time it was written."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / "manifest.json":
+            found[path.relative_to(folder).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    for key in manifest.keys() - {"created_unix_s"}:
+        found[f"manifest.json {key}"] = hashlib.sha256(json.dumps(manifest[key], sort_keys=True).encode()).hexdigest()
+    return found
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What lies in a finished dataset and does not belong there: temporary, hidden or unnamed files and folders."""
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    named = {"manifest.json", *manifest["files"]}
+    folders = {parent.as_posix() for name in named for parent in Path(name).parents}
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    return sorted(there - named - folders)
+
+
+def files_of(folder: Path) -> dict[str, Any]:
+    """The manifest's table of files, checked against the disk."""
+    files: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())["files"]
+    assert files, "a manifest without files"
+    on_disk = digest(folder)
+    assert {name: record["sha256"] for name, record in files.items()} == {
+        name: value for name, value in on_disk.items() if not name.startswith("manifest.json ")
+    }
+    return files

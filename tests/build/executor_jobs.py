@@ -1,0 +1,148 @@
+"""Jobs that the executor tests run in worker processes; workers import this module by name."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chatmill.errors import ChatmillError, DataError, RecordError, UnknownNameError
+
+CALLS: list[int] = []
+"""Grows in a worker for as long as it lives, as a tokenizer cache would stay."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """A spec with a label."""
+
+    number: int
+    folder: str = ""
+    signal: int = signal.SIGKILL
+
+    @property
+    def label(self) -> str:
+        return f"chunk {self.number} of sample.jsonl"
+
+
+def square(number: int) -> dict[str, int]:
+    CALLS.append(number)
+    return {"square": number * number, "pid": os.getpid(), "calls": len(CALLS)}
+
+
+def slow_square(number: int) -> dict[str, int]:
+    time.sleep(0.05)
+    return square(number)
+
+
+def note_then(chunk: Chunk, kills: int) -> dict[str, int]:
+    """Note the try in a file, and kill the own process in the first `kills` tries."""
+    tries = Path(chunk.folder, f"tries_{chunk.number}")
+    with tries.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    if len(tries.read_text().splitlines()) <= kills:
+        os.kill(os.getpid(), chunk.signal)
+    return {"number": chunk.number, "pid": os.getpid()}
+
+
+def kill_once_if_odd(chunk: Chunk) -> dict[str, int]:
+    return note_then(chunk, kills=chunk.number % 2)
+
+
+def kill_always_if_three(chunk: Chunk) -> dict[str, int]:
+    return note_then(chunk, kills=99 if chunk.number == 3 else 0)
+
+
+def overlap_on_last_try(chunk: Chunk) -> dict[str, Any]:
+    """Chunk 7 kills two workers; each job notes when it ran."""
+    begin = time.monotonic()
+    note_then(chunk, kills=2 if chunk.number == 7 else 0)
+    time.sleep(0.1 + 0.03 * (chunk.number % 3))
+    return {"begin": begin, "end": time.monotonic()}
+
+
+def exit_quietly(chunk: Chunk) -> None:
+    os._exit(7)
+
+
+def call_exit(number: int) -> None:
+    sys.exit(number)
+
+
+class OddError(ChatmillError):
+    """An error whose class cannot be unpickled in the ordinary way."""
+
+    def __init__(self, first: int, *, second: str) -> None:
+        self.first, self.second = first, second
+        super().__init__(f"{first} and {second}")
+
+
+class StubbornError(Exception):
+    """An error that cannot travel at all."""
+
+    def __init__(self) -> None:
+        self.file = open(os.devnull)  # noqa: SIM115 - a thing that cannot be pickled
+        super().__init__("holds a file")
+
+    def __del__(self) -> None:
+        self.file.close()
+
+
+def fail(kind: str) -> None:
+    if kind == "data":
+        raise DataError("bad value 5")
+    if kind == "record":
+        raise RecordError("no messages", code="empty", path="messages", where="a.jsonl:3", record_id="r1")
+    if kind == "unknown":
+        raise UnknownNameError("template", "chatlm", ["chatml", "llama3"])
+    if kind == "odd":
+        raise OddError(1, second="two")
+    if kind == "zero":
+        print(1 // 0)
+    if kind == "file":
+        Path("/no/such/file").read_text()
+    if kind == "stubborn":
+        raise StubbornError
+
+
+def fail_on_two(number: int) -> int:
+    if number == 2:
+        raise DataError("number 2 is bad")
+    time.sleep(60 if number < 2 else 0)
+    return number
+
+
+def unpicklable_receipt(number: int) -> Any:
+    return lambda: number
+
+
+def sleep_after_note(chunk: Chunk) -> None:
+    Path(chunk.folder, f"pid_{os.getpid()}").touch()
+    time.sleep(600)
+
+
+def hold_the_interpreter_after_note(chunk: Chunk) -> None:
+    """No other thread of this process gets a turn: the pattern matcher needs ages and does not let go."""
+    Path(chunk.folder, f"pid_{os.getpid()}").touch()
+    re.match("(a+)+$", "a" * 60 + "b")
+
+
+def leave_a_grandchild(chunk: Chunk) -> None:
+    """Start a process that inherits whatever this one lets it, then die."""
+    if os.fork() == 0:
+        time.sleep(3)
+        os._exit(0)
+    note_then(chunk, kills=99)
+
+
+def say_something(number: int) -> dict[str, Any]:
+    print("a job speaks")
+    names = ("OMP_NUM_THREADS", "CHATMILL_WORKER")
+    seen = subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True, check=True)
+    return {"environment": {name: os.environ.get(name) for name in names}, "path": sys.path, "child": seen.stdout}

@@ -1,0 +1,335 @@
+"""Builds that are killed: real processes, real SIGKILL; resumed, they are equal to builds that nothing disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatmill.build.executor import EventKind, ExecutorEvent, JobKilledWorkers
+from chatmill.build.faults import FAULTS, FAULTS_LOG, faults_hit
+from chatmill.build.local import LocalExecutor
+from chatmill.build.run import Outcome, run_build
+from tests.build.builds import chats, digest, files_of, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
+from tests.cli.run import chatmill
+
+POINTS = [
+    "after_spool_write:1",
+    "before_spool_rename:1",
+    "after_spool_rename:1",
+    "before_spool_index_rename:1",
+    "after_spool_index_rename:1",
+    "after_state_write:1",
+    "before_state_rename:1",
+    "after_state_rename:1",
+    "after_part_write:1",
+    "after_part_write:3",
+    "before_receipt:2",
+    "after_receipt_write:2",
+    "before_receipt_rename:2",
+    "after_receipt_rename:2",
+    "before_part_rename:2",
+    "before_part_folder_rename:2",
+    "after_part_folder_rename:2",
+    "after_part_rename:3",
+    "during_join:1",
+    "during_join:3",
+    "before_publish:1",
+    "before_split_move:1",
+    "after_split_move:1",
+    "after_split_move:2",
+    "before_rejected_rename:1",
+    "after_rejected_rename:1",
+    "before_manifest:1",
+    "after_manifest_file_write:1",
+    "before_manifest_file_rename:1",
+    "after_manifest_file_rename:1",
+    "after_manifest:1",
+]
+"""Every step that leaves something on the disk, in the order in which a build takes them; name and hit."""
+
+
+def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
+    """The reports of `tests.build.killing`."""
+    write_inputs(home / "in", 12)
+    recipe = mixed_recipe(home / "in", shard_tokens=4000)
+    recipe["sources"] = recipe["sources"][:2]  # a plain and a packed file are enough here
+    text = json.dumps({"home": str(home), "recipe": recipe, "chunk_bytes": 3000, **order})
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.build.killing"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        assert report["killed"], f"the build was not killed: {report}"
+        assert report["resumed"], f"the build could not be resumed: {report}"
+        assert report["equal"], f"other bytes than those of an undisturbed build: {report}"
+        assert not report["leftovers"], report
+
+
+def test_killed_at_every_named_step(fast: Path) -> None:
+    reports = kills(fast, points=POINTS)
+    assert [report["point"] for report in reports] == POINTS
+    for report in reports:
+        assert report["hit"] == [report["point"].split(":")[0]], "the step was not reached"
+    check(reports)
+    after = {report["point"] for report in reports if report["manifest_before"]}
+    assert after == {"after_manifest_file_rename:1", "after_manifest:1"}, "the manifest comes last"
+
+
+def test_killed_before_and_after_every_rename(fast: Path) -> None:
+    """Also the renames inside of the writers of the store, which have no names of their own."""
+    reports = kills(fast, kill="renames")
+    renames = [report for report in reports if report["operation"][0] == "os.rename"]
+    assert len(renames) == reports[0]["renames"] >= 20
+    targets = {Path(report["operation"][2]).name for report in renames}
+    assert targets >= {"state.json", "receipt.json", "000000", "shard_00000", "episodes.json", "train", "manifest.json"}
+    assert len(reports) > 1.5 * len(renames)
+    check(reports)
+
+
+@pytest.mark.slow
+def test_killed_before_every_operation_on_a_file(fast: Path) -> None:
+    reports = kills(fast, kill="everywhere")
+    assert len(reports) == reports[0]["operations"] >= 150
+    check(reports)
+
+
+class Sets:
+    """One input of at least 12 chunks, and what an undisturbed build makes of it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.input = write_jsonl(home / "chats.jsonl", chats(150, 5))
+        self.chunk_bytes = self.input.stat().st_size // 14
+        self.recipe = plain_recipe(self.input, split={"val_fraction": 0.1}, shard_tokens=20_000)
+        self.options = ["--chunk-bytes", str(self.chunk_bytes)]
+        run_build(self.recipe, home / "whole", workers=0, chunk_bytes=self.chunk_bytes)
+        self.expected = digest(home / "whole")
+        (home / "recipe.yaml").write_text(json.dumps(self.recipe))  # JSON is YAML
+
+    def command(self, out: Path, *more: str) -> list[str]:
+        return ["build", str(self.home / "recipe.yaml"), "--out", str(out), *self.options, *more]
+
+    def check(self, out: Path) -> None:
+        assert digest(out) == self.expected
+        assert leftovers(out) == []
+
+
+@pytest.fixture(scope="module")
+def sets(fast_module: Path) -> Sets:
+    return Sets(fast_module)
+
+
+def test_the_command_killed_in_the_final_join_and_resumed(sets: Sets, fast: Path) -> None:
+    faults = {FAULTS: "during_join:2", FAULTS_LOG: str(fast / "log")}
+    done = chatmill(*sets.command(fast / "out", "-w", "2"), env=faults)
+    assert done.returncode == -signal.SIGKILL
+    assert faults_hit(fast / "log") == ["during_join"]
+    assert not (fast / "out" / "manifest.json").exists()
+    refused = chatmill(*sets.command(fast / "out"))
+    assert refused.returncode == 2
+    assert "holds an unfinished build of this recipe: go on with --resume" in unboxed(refused.stderr)
+    again = chatmill(*sets.command(fast / "out", "-w", "2", "--resume"))
+    assert again.returncode == 0, again.stderr
+    sets.check(fast / "out")
+
+
+def unboxed(text: str) -> str:
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_a_chunk_that_always_kills_is_named_and_the_rest_stays(
+    sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FAULTS, "before_receipt:1")
+    monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
+    with pytest.raises(JobKilledWorkers, match=r"chunk 0 .*chats.jsonl, from line or row 1 on.*3 times.*SIGKILL"):
+        run_build(sets.recipe, fast / "out", workers=1, chunk_bytes=sets.chunk_bytes)
+    assert faults_hit(fast / "log") == ["before_receipt"] * 3
+    monkeypatch.delenv(FAULTS)
+    assert run_build(sets.recipe, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
+    sets.check(fast / "out")
+
+
+@pytest.mark.parametrize("point", ["after_part_write", "before_receipt", "after_part_folder_rename"])
+def test_one_killed_worker_does_not_even_stop_the_build(
+    sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setenv(FAULTS, f"{point}:3:kill_once")
+    monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
+    retries = []
+    run_build(
+        sets.recipe,
+        fast / "out",
+        workers=2,
+        chunk_bytes=sets.chunk_bytes,
+        on_progress=lambda state: retries.append(state.retries),
+    )
+    assert faults_hit(fast / "log") == [point]
+    assert max(retries) == 1
+    sets.check(fast / "out")
+
+
+class Killer:
+    """An engine that kills the worker of some jobs when they have just been handed over."""
+
+    def __init__(self, workers: int, victims: set[int]) -> None:
+        self.engine, self.victims, self.killed = LocalExecutor(workers), victims, 0
+
+    def run(self, job: Any, specs: Any, on_done: Any, on_event: Any = None) -> None:
+        assert len(specs) >= 12
+
+        def watch(event: ExecutorEvent) -> None:
+            if event.kind is EventKind.JOB_STARTED and event.index in self.victims and event.attempt == 1:
+                assert event.pid is not None
+                time.sleep(0.01 * (event.index % 3))
+                os.kill(event.pid, signal.SIGKILL)
+                self.killed += 1
+            if on_event is not None:
+                on_event(event)
+
+        self.engine.run(job, specs, on_done, watch)
+
+
+def test_workers_killed_from_outside_in_the_middle(sets: Sets, fast: Path) -> None:
+    engine = Killer(2, {1, 6, 7, 12})
+    run_build(sets.recipe, fast / "out", executor=engine, chunk_bytes=sets.chunk_bytes)
+    assert engine.killed == 4
+    sets.check(fast / "out")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    from chatmill.build.ray_engine import RayExecutor
+
+    points = ["after_part_write:2:kill_once", "after_part_rename:3:kill_once"]
+    monkeypatch.setenv(FAULTS, ",".join(points))  # the workers of a Ray that we start see it
+    monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
+    retries = []
+    run_build(
+        sets.recipe,
+        fast / "out",
+        executor=RayExecutor(workers=2),
+        chunk_bytes=sets.chunk_bytes,
+        on_progress=lambda state: retries.append(state.retries),
+    )
+    assert sorted(faults_hit(fast / "log")) == sorted(point.split(":")[0] for point in points)
+    assert max(retries) == 2
+    sets.check(fast / "out")
+
+
+def test_resumed_with_other_workers_another_engine_and_another_chunk_size(sets: Sets, fast: Path) -> None:
+    done = chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_rename:5"})
+    assert done.returncode == -signal.SIGKILL
+    parts = sorted((fast / "out" / ".build" / "parts").iterdir())
+    assert len(parts) == 5
+    states: list[Any] = []
+    options: dict[str, Any] = {"workers": 1, "resume": True, "chunk_bytes": 1 << 25}
+    assert run_build(sets.recipe, fast / "out", on_progress=states.append, **options).outcome is Outcome.BUILT
+    assert states[0].chunks_done == 5, "finished parts are not made again"
+    assert states[0].chunks == states[-1].chunks_done >= 12, "the chunks of the first run are kept"
+    sets.check(fast / "out")
+
+
+def test_a_damaged_part_is_made_again(sets: Sets, fast: Path) -> None:
+    chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_rename:4"})
+    damaged = fast / "out" / ".build" / "parts" / "000001" / "train" / "tokens.bin"
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    states = []
+    run_build(sets.recipe, fast / "out", workers=0, resume=True, on_progress=states.append)
+    assert states[0].chunks_done == 3
+    sets.check(fast / "out")
+
+
+def random_kills(command: list[str], env: dict[str, str], rng: random.Random, delays: list[float]) -> int:
+    """Start a build again and again, and kill its whole process group after each delay; the last run is left alone.
+
+    Returns how many runs were killed before they ended.
+    """
+    killed = 0
+    for delay in [*delays, None]:
+        process = subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
+        try:
+            _, stderr = process.communicate(timeout=delay)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            _, stderr = process.communicate()
+        if process.returncode == -signal.SIGKILL:
+            killed += 1
+        else:
+            assert process.returncode == 0, stderr
+    return killed
+
+
+def python_build(recipe: Path, out: Path, chunk_bytes: int, workers: int) -> list[str]:
+    code = (
+        "import sys; from chatmill.build.run import run_build; "
+        f"run_build({str(recipe)!r}, {str(out)!r}, workers={workers}, resume=True, chunk_bytes={chunk_bytes})"
+    )
+    return [sys.executable, "-c", code]
+
+
+def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) -> None:
+    command = python_build(sets.home / "recipe.yaml", fast / "out", sets.chunk_bytes, workers=2)
+    started = time.monotonic()
+    subprocess.run(python_build(sets.home / "recipe.yaml", fast / "calm", sets.chunk_bytes, 2), check=True)
+    whole = time.monotonic() - started
+    rng = random.Random(11)
+    killed = random_kills(command, dict(os.environ), rng, [whole * rng.uniform(0.3, 0.95) for _ in range(5)])
+    assert killed >= 2, "the build was too quick for its killer"
+    sets.check(fast / "out")
+
+
+@pytest.mark.slow
+def test_a_long_build_killed_at_random_times(tmp_path: Path) -> None:
+    """On a real disk; the build alone takes 10 seconds or more."""
+    megabytes = 60
+    while True:
+        path = write_long_input(tmp_path / "long.jsonl", megabytes)
+        recipe = plain_recipe(path, format="blocks", packing={"max_length": 2048, "overflow": "windows"})
+        (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+        started = time.monotonic()
+        calm = tmp_path / f"calm{megabytes}"
+        subprocess.run(python_build(tmp_path / "recipe.yaml", calm, 2_000_000, 2), check=True)
+        whole = time.monotonic() - started
+        if whole >= 10:
+            break
+        megabytes = int(megabytes * 13 / whole) + 1
+    rng = random.Random(7)
+    command = python_build(tmp_path / "recipe.yaml", tmp_path / "out", 2_000_000, workers=2)
+    killed = random_kills(command, dict(os.environ), rng, [rng.uniform(0.8, 5.0) for _ in range(12)])
+    assert killed >= 3
+    assert files_of(tmp_path / "out") == files_of(calm)
+    assert leftovers(tmp_path / "out") == []
+
+
+def write_long_input(path: Path, megabytes: int) -> Path:
+    lines = [json.dumps(record) for record in chats(2000, 9, ids=False, words=120)]
+    with path.open("w") as file:
+        size = number = 0
+        while size < megabytes << 20:
+            line = lines[number % len(lines)]
+            size += file.write(f'{{"id": "n{number}", {line[1:]}\n')
+            number += 1
+    return path
