@@ -35,17 +35,23 @@ def test_every_command_is_known_to_this_test() -> None:
     assert sum(command.startswith("chatmill ") for command in commands) >= 3
 
 
-@pytest.mark.parametrize("command", [c for c in shell_commands() if not NOT_RUN.match(c)])
-def test_commands_run(command: str) -> None:
-    words = shlex.split(command)
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "COLUMNS": "80",
-    }
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+def test_commands_run_in_order(tmp_path: Path) -> None:
+    """Each command of the README, one after the other, in a folder that has the examples; the output goes there too."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    commands = [command for command in shell_commands() if not NOT_RUN.match(command)]
+    assert {"preview", "build", "verify", "diff", "export"} <= {shlex.split(command)[1] for command in commands}
+    for command in commands:
+        done = subprocess.run(
+            shlex.split(command),
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path, "COLUMNS": "80"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        assert done.stdout.strip(), command
 
 
 @pytest.mark.parametrize("code", [body for language, body in FENCE.findall(README) if language == "python"])

@@ -95,6 +95,7 @@ PUBLIC: dict[str, str] = {
     "BuildResult": "build.run",
     "DatasetDiff": "build.diff",
     "ExportResult": "build.export",
+    "GateError": "build.gates",
     "JobError": "build.executor",
     "JobKilledWorkers": "build.executor",
     "LocalExecutor": "build.local",

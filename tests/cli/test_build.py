@@ -75,6 +75,7 @@ def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
     again = chatmill("build", recipe, "--out", "data/built", cwd=tmp_path)
     assert again.returncode == 0
     assert "data/built already holds exactly this build; nothing to do." in again.stdout
+    assert "tokens/s" not in again.stdout, "nothing was built"
     assert leftovers(built) == []
 
 

@@ -82,6 +82,8 @@ def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | N
         "sources": [{"path": inputs, "shape": shape}],
         "tokenizer": "o200k",
         "template": "chatml",
+        # the defaults fit each other: o200k gets ChatML's control tokens; a tokenizer that is named is left as it is
+        "add_control_tokens": "tokenizer" not in given and "template" not in given,
         "packing": {},
         "split": {},
     }
@@ -132,5 +134,7 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     if result.outcome is Outcome.ALREADY_BUILT:
         console.print(f"{result.directory} already holds exactly this build; nothing to do.")
     console.print(ledger_table(result.manifest))
+    if result.outcome is Outcome.ALREADY_BUILT:
+        return
     rate = sum(split["tokens"] for split in result.manifest["splits"].values()) / max(result.seconds, 1e-9)
     console.print(f"{result.directory} in {result.seconds:.1f} s ({rate / 1e6:.1f} M tokens/s)")
