@@ -86,7 +86,7 @@ def test_blocks_with_two_workers(reference: Reference, fast: Path) -> None:
 def test_on_ray(reference: Reference, fast: Path) -> None:
     """Blocks; episodes are built on Ray in test_kill, with workers that die."""
     pytest.importorskip("ray")
-    from chatmill.build.ray_engine import RayExecutor
+    from chatmill.build.engines.ray_engine import RayExecutor
 
     run_build(reference.recipe("blocks"), fast / "out", executor=RayExecutor(workers=2), chunk_bytes=SMALL)
     reference.check(fast / "out", "blocks")

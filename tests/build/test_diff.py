@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from chatmill.build import documents as documents_module
-from chatmill.build.changes import changed_lines
-from chatmill.build.diff import Change, DatasetDiff, compare_documents, diff_datasets
+from chatmill.build.compare.changes import changed_lines
+from chatmill.build.compare.diff import Change, DatasetDiff, compare_documents, diff_datasets
+from chatmill.build.compare.pairing import Keys, Match, pair_records
 from chatmill.build.documents import Documents, open_dataset
-from chatmill.build.pairing import Keys, Match, pair_records
 from chatmill.build.run import run_build
 from chatmill.cli import diff as diff_command
 from chatmill.core.tokens import offsets_of

@@ -17,10 +17,10 @@ import typer
 from typer.testing import CliRunner
 
 from chatmill.build import documents as documents_module
-from chatmill.build.diff import Change, diff_datasets
+from chatmill.build.compare.diff import Change, diff_datasets
 from chatmill.build.documents import open_dataset
-from chatmill.build.export import export_dataset
-from chatmill.build.export_targets import TARGETS
+from chatmill.build.exports.export import export_dataset
+from chatmill.build.exports.targets import TARGETS
 from chatmill.build.faults import faults_hit
 from chatmill.build.publish import StorageError, sha256_file
 from chatmill.build.run import run_build
@@ -375,7 +375,7 @@ def test_what_is_refused(episodes: Path, tmp_path: Path) -> None:
         export_dataset(episodes, "hf", out)
 
 
-CODE = "import sys; from chatmill.build.export import export_dataset; export_dataset(*sys.argv[1:])"
+CODE = "import sys; from chatmill.build.exports.export import export_dataset; export_dataset(*sys.argv[1:])"
 
 
 def test_a_killed_export_leaves_nothing_under_its_name(episodes: Path, tmp_path: Path) -> None:

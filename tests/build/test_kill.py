@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from chatmill.build.executor import EventKind, ExecutorEvent, JobKilledWorkers
+from chatmill.build.engines.executor import EventKind, ExecutorEvent, JobKilledWorkers
+from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import FAULTS, FAULTS_LOG, faults_hit
-from chatmill.build.local import LocalExecutor
 from chatmill.build.run import Outcome, run_build
 from tests.build.builds import chats, digest, files_of, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 from tests.cli.run import chatmill
@@ -219,7 +219,7 @@ def test_workers_killed_from_outside_in_the_middle(sets: Sets, fast: Path) -> No
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
-    from chatmill.build.ray_engine import RayExecutor
+    from chatmill.build.engines.ray_engine import RayExecutor
 
     points = ["after_part_write:2:kill_once", "after_part_rename:3:kill_once"]
     monkeypatch.setenv(FAULTS, ",".join(points))  # the workers of a Ray that we start see it

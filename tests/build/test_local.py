@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from chatmill.build.executor import (
+from chatmill.build.engines.executor import (
     EventKind,
     ExecutorEvent,
     JobError,
@@ -27,7 +27,7 @@ from chatmill.build.executor import (
     describe_exit,
     label_of,
 )
-from chatmill.build.local import LocalExecutor, available_cores
+from chatmill.build.engines.local import LocalExecutor, available_cores
 from chatmill.errors import ChatmillError, ConfigError, DataError, RecordError, UnknownNameError
 from tests.build import executor_jobs as jobs
 from tests.build.executor_jobs import Chunk
@@ -278,7 +278,7 @@ def test_workers_see_our_path_one_thread_and_a_quiet_output(capfd: pytest.Captur
 def test_workers_that_cannot_start_end_the_run(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("chatmill.build.local.BOOT", "raise SystemExit('no chatmill here')")
+    monkeypatch.setattr("chatmill.build.engines.local.BOOT", "raise SystemExit('no chatmill here')")
     with pytest.raises(WorkerStartError, match="3 worker processes in a row died before they were ready"):
         run(2, jobs.square, [1, 2, 3])
     assert "no chatmill here" in capfd.readouterr().err
@@ -289,7 +289,7 @@ def test_workers_that_cannot_start_end_the_run(
 
 DRIVER = """
     import sys
-    from chatmill.build.local import LocalExecutor
+    from chatmill.build.engines.local import LocalExecutor
     from tests.build import executor_jobs
     specs = [executor_jobs.Chunk(number=n, folder=sys.argv[1]) for n in range(4)]
     # no `if __name__ == "__main__"`: the workers must not run this script again
@@ -316,7 +316,7 @@ def test_no_worker_outlives_its_driver(tmp_path: Path, end: int, job: str) -> No
             os.killpg(driver.pid, end)  # as a terminal does it: to all of them
         else:
             driver.send_signal(end)
-        _, complaint = driver.communicate(timeout=10)
+        _, complaint = driver.communicate(timeout=60)
         wait_until(lambda: not any(alive(pid) for pid in pids), seconds=5)
     finally:
         driver.kill()
@@ -326,7 +326,7 @@ def test_no_worker_outlives_its_driver(tmp_path: Path, end: int, job: str) -> No
 
 WATCHER = """
 import sys, time
-from chatmill.build.local import _die_with_the_driver
+from chatmill.build.engines.local import _die_with_the_driver
 sys.platform = "elsewhere"  # a system that sends no signal when a parent dies
 _die_with_the_driver(0, int(sys.argv[1]))
 print("watching", flush=True)
@@ -343,12 +343,12 @@ def test_a_worker_ends_by_its_pipe_where_the_system_does_not_help() -> None:
         assert worker.stdout.readline() == "watching\n"
         assert worker.poll() is None
         os.close(writing)
-        assert worker.wait(timeout=10) == 1
+        assert worker.wait(timeout=60) == 1
 
 
 def test_a_driver_on_standard_input_works(tmp_path: Path) -> None:
     script = (
-        "from chatmill.build.local import LocalExecutor\n"
+        "from chatmill.build.engines.local import LocalExecutor\n"
         "from tests.build.executor_jobs import square\n"
         "LocalExecutor(1).run(square, [3], lambda index, receipt: print(receipt['square']))\n"
     )

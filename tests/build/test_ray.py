@@ -17,8 +17,14 @@ from typing import Any
 
 import pytest
 
-from chatmill.build.executor import EventKind, ExecutorEvent, JobKilledWorkers, RemoteTraceback, WorkerStartError
-from chatmill.build.ray_engine import RayExecutor
+from chatmill.build.engines.executor import (
+    EventKind,
+    ExecutorEvent,
+    JobKilledWorkers,
+    RemoteTraceback,
+    WorkerStartError,
+)
+from chatmill.build.engines.ray_engine import RayExecutor
 from chatmill.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
 from tests.build import executor_jobs as jobs
 from tests.build.executor_jobs import Chunk
@@ -201,7 +207,7 @@ def test_a_cluster_is_found_as_ray_users_expect(address: str, monkeypatch: pytes
 
 DRIVER = """
 import sys
-from chatmill.build.ray_engine import RayExecutor
+from chatmill.build.engines.ray_engine import RayExecutor
 from tests.build.executor_jobs import Chunk, sleep_after_note
 RayExecutor(sys.argv[1]).run(sleep_after_note, [Chunk(number=0, folder=sys.argv[2])], lambda *_: None)
 """

@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from chatmill.build.verify import verify
-from chatmill.build.verify_report import VerifyReport
+from chatmill.build.proof.report import VerifyReport
+from chatmill.build.proof.verify import verify
 from chatmill.cli.verify import command
 from chatmill.core.kinds import Part, RoleCode, kind
 from chatmill.core.tokens import Tokens

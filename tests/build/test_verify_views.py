@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatmill.build.proof.reference import Reference
+from chatmill.build.proof.views import VIEWS, first_difference
 from chatmill.build.recipe import Recipe
-from chatmill.build.reference import Reference
-from chatmill.build.verify_views import VIEWS, first_difference
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.kinds import PARTS, Part
 from chatmill.render.registry import TEMPLATES, find_template

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from chatmill.build.ray_engine import RayExecutor
+from chatmill.build.engines.ray_engine import RayExecutor
 from chatmill.build.run import BuildProgress
 from chatmill.cli import build as module
 from chatmill.cli import main

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.build.chunk_job import RECEIPT, REJECTED, SPLITS, ChunkJob, compile_chunk, pipeline_of
-from chatmill.build.executor import Executor, ExecutorEvent
+from chatmill.build.engines.executor import Executor, ExecutorEvent
+from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import fault_point
 from chatmill.build.gates import GateError, gates_of
 from chatmill.build.inputs import CHUNK_BYTES
 from chatmill.build.join import join_split
 from chatmill.build.ledger import Ledger
-from chatmill.build.local import LocalExecutor
 from chatmill.build.lock import folder_lock
 from chatmill.build.manifest import MANIFEST, build_fingerprint, make_manifest, read_manifest
 from chatmill.build.publish import (

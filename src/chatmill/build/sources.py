@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from chatmill.build.executor import Executor
+from chatmill.build.engines.executor import Executor
 from chatmill.build.inputs import (
     CHUNK_BYTES,
     Chunk,

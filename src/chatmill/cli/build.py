@@ -100,7 +100,7 @@ def _executor(engine: str, address: str | None, workers: int | None) -> Any:
     if engine == "local":
         return None
     if engine == "ray":
-        from chatmill.build.ray_engine import RayExecutor
+        from chatmill.build.engines.ray_engine import RayExecutor
 
         return RayExecutor(address, workers=workers)
     raise UnknownNameError("engine", engine, ["local", "ray"])

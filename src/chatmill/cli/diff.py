@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from chatmill.build.changes import Line
-    from chatmill.build.diff import ChangedRecord, DatasetDiff
+    from chatmill.build.compare.changes import Line
+    from chatmill.build.compare.diff import ChangedRecord, DatasetDiff
 
 LONGEST = 600
 """Characters of a run that are shown without --full."""
@@ -35,7 +35,7 @@ def command(
     """Compare two datasets."""
     from rich.console import Console
 
-    from chatmill.build.diff import diff_datasets
+    from chatmill.build.compare.diff import diff_datasets
 
     found = diff_datasets(a, b, show=show)
     if as_json:
@@ -75,7 +75,7 @@ def _value(value: Any) -> str:
 def _print_counts(console: Console, found: DatasetDiff) -> None:
     from rich.table import Table
 
-    from chatmill.build.diff import Change
+    from chatmill.build.compare.diff import Change
 
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -108,7 +108,7 @@ def _print_record(console: Console, found: DatasetDiff, record: ChangedRecord, l
     from rich.rule import Rule
     from rich.text import Text
 
-    from chatmill.build.diff import Change
+    from chatmill.build.compare.diff import Change
     from chatmill.look.preview import visible
 
     words = {

@@ -38,7 +38,7 @@ def command(
     from rich.table import Table
     from rich.text import Text
 
-    from chatmill.build.export import export_dataset
+    from chatmill.build.exports.export import export_dataset
 
     result = export_dataset(
         directory,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from chatmill.build.verify_report import OnProgress, VerifyReport
+    from chatmill.build.proof.report import OnProgress, VerifyReport
 
 SHOWN = 10
 """Findings that are printed; --json has more."""
@@ -35,7 +35,7 @@ def command(
     """Check a dataset."""
     import json
 
-    from chatmill.build.verify import verify
+    from chatmill.build.proof.verify import verify
 
     with _shown_progress() as on_progress:
         report = verify(directory, deep=deep, sample=sample, on_progress=on_progress)

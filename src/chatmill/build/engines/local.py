@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from chatmill.build.executor import (
+from chatmill.build.engines.executor import (
     EventKind,
     ExecutorEvent,
     OnEvent,
@@ -47,7 +47,7 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAY
 BOOT_VARIABLE = "CHATMILL_WORKER"
 BOOT = (
     f"import json, os, sys; boot = json.loads(os.environ.pop({BOOT_VARIABLE!r})); sys.path[:] = boot['path']; "
-    "from chatmill.build.local import worker_main; worker_main(boot)"
+    "from chatmill.build.engines.local import worker_main; worker_main(boot)"
 )
 READY = b"ready"
 MAX_FAILED_STARTS = 3

@@ -11,7 +11,7 @@ from typing import Any
 
 from chatmill import __version__
 from chatmill.build.documents import EXPORT_MANIFEST, BlockDocuments, StoredDataset, open_dataset
-from chatmill.build.export_targets import TARGETS, Export
+from chatmill.build.exports.targets import TARGETS, Export
 from chatmill.build.publish import publish_folder, sha256_file, storing, temporary_folder
 from chatmill.build.recipe import Recipe
 from chatmill.errors import ConfigError, UnknownNameError

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.build.ledger import role_name
-from chatmill.build.verify_report import Finding
-from chatmill.build.verify_stored import StoredSlice, StoredSplit
+from chatmill.build.proof.report import Finding
+from chatmill.build.proof.stored import StoredSlice, StoredSplit
 from chatmill.core.kinds import KINDS, Part, RoleCode, parts_of, roles_of
 
 

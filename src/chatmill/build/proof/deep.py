@@ -17,12 +17,12 @@ from chatmill.build.chunk_job import BATCH_CHARACTERS, BATCH_RECORDS, REJECTED
 from chatmill.build.ledger import Ledger
 from chatmill.build.manifest import MANIFEST
 from chatmill.build.pipeline import Pipeline, record_key
+from chatmill.build.proof.inputs import ReadRecord, capped, read_inputs
+from chatmill.build.proof.reference import Reference, account, split_of
+from chatmill.build.proof.report import Finding, Notebook
+from chatmill.build.proof.spans import SpanCheck
+from chatmill.build.proof.stored import BlockSplit, StoredEpisode, StoredSplit
 from chatmill.build.recipe import Recipe
-from chatmill.build.reference import Reference, account, split_of
-from chatmill.build.verify_inputs import ReadRecord, capped, read_inputs
-from chatmill.build.verify_report import Finding, Notebook
-from chatmill.build.verify_spans import SpanCheck
-from chatmill.build.verify_stored import BlockSplit, StoredEpisode, StoredSplit
 from chatmill.core.conversation import Conversation
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.pack.plan import plan

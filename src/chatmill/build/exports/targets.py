@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.build.documents import BlockDocuments, DocumentSet, StoredDataset
-from chatmill.build.export_rows import RowBatch, RowPlan, as_stored, one_each, packed_anew, padded, row_batches
+from chatmill.build.exports.rows import RowBatch, RowPlan, as_stored, one_each, packed_anew, padded, row_batches
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 from chatmill.store.block_writer import BlockWriter

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from chatmill.build.reference import Derived, Reference
-from chatmill.build.verify_report import Notebook
-from chatmill.build.verify_views import VIEWS, Shown, first_difference
+from chatmill.build.proof.reference import Derived, Reference
+from chatmill.build.proof.report import Notebook
+from chatmill.build.proof.views import VIEWS, Shown, first_difference
 from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import PARTS, Part
 from chatmill.render.registry import TEMPLATES

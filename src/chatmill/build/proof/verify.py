@@ -16,14 +16,14 @@ from chatmill.build.inputs import InputFile
 from chatmill.build.ledger import Ledger
 from chatmill.build.manifest import MANIFEST, build_fingerprint, read_manifest
 from chatmill.build.pipeline import Pipeline
+from chatmill.build.proof.columns import ColumnCounts
+from chatmill.build.proof.deep import DeepCheck
+from chatmill.build.proof.inputs import check_inputs
+from chatmill.build.proof.reference import reference_tokenizer
+from chatmill.build.proof.report import Finding, Notebook, OnProgress, VerifyReport
+from chatmill.build.proof.stored import StoredSplit, open_split
 from chatmill.build.publish import canonical_json, sha256_file
 from chatmill.build.recipe import Recipe, recipe_of
-from chatmill.build.reference import reference_tokenizer
-from chatmill.build.verify_columns import ColumnCounts
-from chatmill.build.verify_deep import DeepCheck
-from chatmill.build.verify_inputs import check_inputs
-from chatmill.build.verify_report import Finding, Notebook, OnProgress, VerifyReport
-from chatmill.build.verify_stored import StoredSplit, open_split
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS
 from chatmill.render.registry import TEMPLATES

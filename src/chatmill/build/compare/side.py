@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.build.compare.pairing import Digests, Keys
 from chatmill.build.documents import Documents, DocumentSet, StoredDataset, even_ranges
-from chatmill.build.pairing import Digests, Keys
 from chatmill.core.tokens import offsets_of
 
 Ints = NDArray[np.int64]

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 import chatmill
-from chatmill.build.executor import (
+from chatmill.build.engines.executor import (
     EventKind,
     ExecutorEvent,
     OnEvent,

@@ -1,0 +1,1 @@
+"""Comparing two builds: which record is which, and what changed in it."""
