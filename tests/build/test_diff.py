@@ -16,15 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from chatmill.build import documents as documents_module
 from chatmill.build.compare.changes import changed_lines
 from chatmill.build.compare.diff import Change, DatasetDiff, compare_documents, diff_datasets
 from chatmill.build.compare.pairing import Keys, Match, pair_records
-from chatmill.build.documents import Documents, open_dataset
 from chatmill.build.run import run_build
 from chatmill.cli import diff as diff_command
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
+from chatmill.store import documents as documents_module
+from chatmill.store.documents import Documents, open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 
 Record = dict[str, Any]

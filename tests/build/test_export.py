@@ -16,9 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from chatmill.build import documents as documents_module
 from chatmill.build.compare.diff import Change, diff_datasets
-from chatmill.build.documents import open_dataset
 from chatmill.build.exports.export import export_dataset
 from chatmill.build.exports.targets import TARGETS
 from chatmill.build.faults import faults_hit
@@ -29,8 +27,10 @@ from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameErro
 from chatmill.load.hf import to_hf_dataset
 from chatmill.look.inspect_packed import view_block
 from chatmill.look.packed_rows import open_packed
+from chatmill.store import documents as documents_module
 from chatmill.store.block_writer import BlockWriter
 from chatmill.store.blocks import BlockDataset, check_blocks
+from chatmill.store.documents import open_dataset
 from chatmill.store.episode_check import check_episodes
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -22,29 +22,31 @@ from numpy.typing import NDArray
 from chatmill.build.faults import fault_point
 from chatmill.build.inputs import Chunk, ChunkKind, chunk_lines, chunk_records
 from chatmill.build.ledger import Ledger
-from chatmill.build.pipeline import Compiled, Pipeline, copies_of, hashes_below, record_key
+from chatmill.build.pipeline import Compiled, Pipeline, copies_of, hashes_below
 from chatmill.build.publish import (
     canonical_json,
     publish_folder,
+    sha256_file,
     storing,
     temporary_folder,
-    verified_hash,
     write_atomic,
 )
 from chatmill.build.recipe import OnError, recipe_of
+from chatmill.core.batch import ConversationBatch, keys_of, sources_of
 from chatmill.core.conversation import Conversation
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw, decode_line
 from chatmill.read.shapes import Shape, conversation_of, find_shape
-from chatmill.read.typed import typed_conversation
+from chatmill.read.typed import read_batch
+from chatmill.store.durable import Durability
+from chatmill.store.episode_columns import EpisodeColumns, Texts
 from chatmill.store.episode_writer import EpisodeWriter
 
 SPLITS = ("train", "val")
-BATCH_RECORDS = 1024
-"""Records that are rendered together; bounds the memory of a worker."""
-BATCH_CHARACTERS = 8 << 20
-AVERAGE_ROW = 2048
-"""Characters that a row of Parquet is taken to have when batches are made."""
+BATCH_BYTES = 4 << 20
+"""Bytes of lines that are rendered together; bounds the memory of a worker."""
+BATCH_ROWS = 1024
+"""Rows of Parquet, or entries of a list, that are rendered together."""
 TYPED_SHAPES = ("openai", "harmony")
 REJECTED = "rejected.jsonl"
 RECEIPT = "receipt.json"
@@ -93,7 +95,8 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
     """Do the work of one chunk and publish it; gives its receipt.
 
     The folder is written under a temporary name, re-read and hashed, and renamed; the receipt inside it was written
-    last, so a folder with its final name is always whole.
+    last, so a folder with its final name is whole. It is not synced to disk: should the machine itself go down, a
+    resumed build finds out by the hashes of the receipt, and makes the chunk again.
     """
     pipeline = pipeline_of(job.recipe)
     temporary = temporary_folder(job.folder)
@@ -101,7 +104,7 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
         with storing(job.folder):
             receipt = _write_part(job, pipeline, temporary)
             fault_point("before_part_rename")
-            publish_folder(temporary, job.folder, replace=True, step="part_folder")
+            publish_folder(temporary, job.folder, replace=True, step="part_folder", durability=Durability.SCRATCH)
             fault_point("after_part_rename")
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # on a full disk this may be what lets the others finish
@@ -113,7 +116,7 @@ def _write_part(job: ChunkJob, pipeline: Pipeline, folder: Path) -> dict[str, An
     """Write everything that a part holds into a folder, the receipt last."""
     part = _Part(folder, pipeline)
     with _without_collector():
-        for batch in _batches(_conversations(job, part)):
+        for batch in _batches(job, part):
             part.add(batch)
     counts = part.finish()
     fault_point("after_part_write")
@@ -122,10 +125,10 @@ def _write_part(job: ChunkJob, pipeline: Pipeline, folder: Path) -> dict[str, An
         "chunk": job.identity,
         "splits": counts,
         "ledger": part.ledger.as_json(),
-        "files": {path.relative_to(folder).as_posix(): _file_record(path) for path in _files(folder)},
+        "files": part.file_records(),
     }
     fault_point("before_receipt")
-    write_atomic(folder / RECEIPT, canonical_json(receipt), step="receipt")
+    write_atomic(folder / RECEIPT, canonical_json(receipt), step="receipt", durability=Durability.SCRATCH)
     return receipt
 
 
@@ -141,84 +144,79 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+Batch = Sequence[Conversation]
 
 
-def _file_record(path: Path) -> dict[str, Any]:
-    """Size and hash of a file, read back from disk."""
-    size = path.stat().st_size
-    return {"bytes": size, "sha256": verified_hash(path, size)}
+def _batches(job: ChunkJob, part: _Part) -> Iterator[Batch]:
+    """The conversations of a chunk in groups, each as often as its weight says; what is left out is in the ledger."""
+    for batch, errors in _read(job):
+        part.read.update(sources_of(batch))
+        for error in errors:
+            part.read[job.chunk.source] += 1
+            part.reject(error, job.chunk.source)
+        weighted = batch if job.weight == 1 else _weighted(batch, job.weight, part.ledger)
+        if len(weighted):
+            yield weighted
 
 
-Sized = tuple[Conversation, int]
-"""A conversation and about how many characters it has."""
+def _weighted(batch: Batch, weight: float, ledger: Ledger) -> Batch:
+    """A batch with every record as often as the weight and the hash of its key say."""
+    copies = np.array([copies_of(key, weight) for key in keys_of(batch)], dtype=np.int64)
+    for source, count in zip(sources_of(batch), copies.tolist(), strict=True):
+        if count == 0:
+            ledger.records[source, "skipped", "weight"] += 1
+        elif count > 1:
+            ledger.records[source, "read", "repeated"] += count - 1
+    chosen = np.repeat(np.arange(len(batch)), copies)
+    if isinstance(batch, ConversationBatch):
+        return batch.take(chosen)
+    return [batch[i] for i in chosen.tolist()]
 
 
-def _conversations(job: ChunkJob, part: _Part) -> Iterator[Sized]:
-    """The conversations of a chunk, as often as their weight says; what is left out is entered in the ledger."""
-    read, records = part.read, part.ledger.records
-    for found in itertools.islice(_records(job.chunk), job.max_records):
-        if found is None:
-            continue
-        if isinstance(found, RecordError):
-            read[job.chunk.source] += 1
-            part.reject(found, job.chunk.source)
-            continue
-        source = found[0].source
-        read[source] += 1
-        copies = 1 if job.weight == 1 else copies_of(record_key(found[0]), job.weight)
-        if copies == 1:
-            yield found
-            continue
-        if not copies:
-            records[source, "skipped", "weight"] += 1
-        for copy in range(copies):
-            records[source, "read", "repeated"] += copy > 0
-            yield found
-
-
-def _records(chunk: Chunk) -> Iterator[Sized | RecordError | None]:
-    """Every line or row of a chunk: a conversation with its size, an error, or None for a blank line."""
-    shape = find_shape(chunk.shape)
-    if chunk.kind is ChunkKind.LINES:
+def _read(job: ChunkJob) -> Iterator[tuple[Batch, list[RecordError]]]:
+    """The records of a chunk in groups that are bounded in number or in text, with the errors among them."""
+    chunk, shape = job.chunk, find_shape(job.chunk.shape)
+    if chunk.kind is ChunkKind.LINES and shape.name in TYPED_SHAPES:
         lines, first = chunk_lines(chunk)
-        typed = shape.name in TYPED_SHAPES
-        for number, line in enumerate(lines, first):
-            where = f"{chunk.path}:{number}"
-            quick = typed_conversation(line, where, chunk.source) if typed else None
-            if quick is not None:
-                yield quick, len(line)
-            elif not line or line.isspace():
-                yield None
-            else:
-                yield _slowly(decode_line(line, where), shape, chunk.source, len(line))
-    else:
-        for raw in chunk_records(chunk):
-            yield _slowly(raw, shape, chunk.source, AVERAGE_ROW)
+        lines = lines[: job.max_records]
+        slow = partial(_slowly, chunk, shape)
+        for start, stop in _groups(lines):
+            yield read_batch(lines[start:stop], first + start, chunk.path, chunk.source, slow)
+        return
+    rows = itertools.islice(chunk_records(chunk), job.max_records)
+    while group := list(itertools.islice(rows, BATCH_ROWS)):
+        found = [_conversation(raw, shape, chunk.source) for raw in group]
+        yield (
+            [item for item in found if isinstance(item, Conversation)],
+            [item for item in found if isinstance(item, RecordError)],
+        )
 
 
-def _slowly(raw: Raw, shape: Shape, source: str, size: int) -> Sized | RecordError:
+def _groups(lines: list[bytes]) -> Iterator[tuple[int, int]]:
+    """Ranges of lines that hold about `BATCH_BYTES` each."""
+    ends = np.cumsum([len(line) for line in lines])
+    start = 0
+    while start < len(lines):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + BATCH_BYTES, side="right")))
+        yield start, stop
+        start = stop
+
+
+def _slowly(chunk: Chunk, shape: Shape, line: bytes, number: int) -> Conversation | RecordError | None:
+    """One line by the way that knows all forms and all errors; None for a blank one."""
+    if not line or line.isspace():
+        return None
+    return _conversation(decode_line(line, f"{chunk.path}:{number}"), shape, chunk.source)
+
+
+def _conversation(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
     try:
         if raw.error is not None:
             raise raw.error
-        return conversation_of(raw.value, shape, where=raw.where, source=source), size
+        return conversation_of(raw.value, shape, where=raw.where, source=source)
     except RecordError as error:
         return error
-
-
-def _batches(conversations: Iterator[Sized]) -> Iterator[list[Conversation]]:
-    """Conversations in groups that are bounded in number and in text."""
-    batch: list[Conversation] = []
-    characters = 0
-    for conversation, size in conversations:
-        batch.append(conversation)
-        characters += size
-        if len(batch) >= BATCH_RECORDS or characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 class _Part:
@@ -242,39 +240,39 @@ class _Part:
         line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
         self._rejected.append((_line_number(error.where), line))
 
-    def add(self, conversations: list[Conversation]) -> None:
+    def add(self, conversations: Batch) -> None:
         """Compile a batch and append its episodes to their splits."""
         compiled = self._pipeline.compile(conversations)
+        sources = sources_of(conversations)
         for index, error in compiled.failed:
-            self.reject(error, conversations[index].source)
+            self.reject(error, sources[index])
         self.ledger.add(compiled.ledger)
         fraction = self._pipeline.recipe.split.val_fraction
         in_val = np.zeros(len(conversations), dtype=np.bool_)
         if fraction:
-            in_val[:] = [hashes_below(record_key(conversation), fraction) for conversation in conversations]
+            in_val[:] = [hashes_below(key, fraction) for key in keys_of(conversations)]
         goes_to_val = in_val[compiled.source_index]
         for split, chosen in (("train", ~goes_to_val), ("val", goes_to_val)):
             wanted = np.flatnonzero(chosen)
             if len(wanted):
                 self._append(split, compiled, wanted, conversations)
 
-    def _append(
-        self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Sequence[Conversation]
-    ) -> None:
+    def _append(self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Batch) -> None:
         ids, offsets, weights, kinds = compiled.columns(wanted)
-        origin = [conversations[i] for i in compiled.source_index[wanted].tolist()]
+        keys = keys_of(conversations)
         if split not in self._writers:
-            self._writers[split] = EpisodeWriter(self.folder, split)
-        self._writers[split].append_batch(
-            ids,
-            offsets,
-            weights,
-            kinds if self._pipeline.recipe.keep_kinds else None,
-            source=[conversation.source for conversation in origin],
-            turns=compiled.turns[wanted],
-            trained=compiled.trained[wanted],
-            record_ids=[record_key(conversation) for conversation in origin],
+            self._writers[split] = EpisodeWriter(self.folder, split, durability=Durability.SCRATCH)
+        columns = EpisodeColumns(
+            ids=ids.view(np.uint32),
+            lengths=np.diff(offsets),
+            mask=weights,
+            kinds=kinds if self._pipeline.recipe.keep_kinds else None,
+            source=compiled.source_codes[wanted].astype(np.uint32),
+            turns=compiled.turns[wanted].astype(np.uint32),
+            trained=compiled.trained[wanted].astype(np.uint32),
+            record_id=Texts.of([keys[i] for i in compiled.source_index[wanted].tolist()]),
         )
+        self._writers[split].append_columns(columns, compiled.source_names)
 
     def finish(self) -> dict[str, dict[str, int]]:
         """Close all files; episodes and tokens per split."""
@@ -288,6 +286,19 @@ class _Part:
             in_order = sorted(self._rejected, key=itemgetter(0))  # reading and rendering refuse at different times
             (self.folder / REJECTED).write_text("".join(f"{line}\n" for _, line in in_order), encoding="utf-8")
         return counts
+
+    def file_records(self) -> dict[str, dict[str, Any]]:
+        """Size and hash of every file of the finished part, as they were read back."""
+        records: dict[str, dict[str, Any]] = {}
+        for split, writer in self._writers.items():
+            (shard,) = writer.manifest().shards
+            for name, record in shard.files.items():
+                records[f"{split}/{name}"] = {"bytes": record.bytes, "sha256": record.sha256}
+        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+            name = path.relative_to(self.folder).as_posix()
+            if name not in records:
+                records[name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        return records
 
 
 def _line_number(where: str) -> int:

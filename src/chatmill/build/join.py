@@ -16,6 +16,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.pack.assemble import assemble_rows
 from chatmill.pack.plan import Plan, plan
 from chatmill.store.block_writer import BlockWriter
+from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
@@ -24,35 +25,80 @@ SLICE_TOKENS = 2 << 20
 """Tokens that are copied at a time; bounds the memory of a join."""
 
 
-def join_split(recipe: Recipe, parts: Sequence[Path], out: Path, split: str, *, pad_id: int) -> dict[str, Any]:
-    """Write one split of the dataset from the parts that have it; what it holds, for the manifest."""
-    if recipe.format is OutputFormat.EPISODES:
-        return _join_episodes(recipe, parts, out, split)
-    return _join_blocks(recipe, parts, out, split, pad_id)
+class Join:
+    """The growing dataset: parts are handed over as they are made, in any order, and joined in the order of chunks.
+
+    Episodes are copied as soon as all parts before them are there, while other chunks are still at work. Blocks need
+    the lengths of all episodes first, so they are planned and written in `finish`.
+    """
+
+    def __init__(self, recipe: Recipe, out: Path) -> None:
+        """Join into the empty folder `out`."""
+        self._recipe, self._out = recipe, out
+        self._waiting: dict[int, tuple[Path, Sequence[str]]] = {}
+        self._next = 0
+        self._parts: dict[str, list[Path]] = {}
+        self._writers: dict[str, EpisodeWriter] = {}
+
+    def add(self, number: int, part: Path, splits: Sequence[str]) -> None:
+        """Take the part of chunk `number`, which has these splits."""
+        self._waiting[number] = part, splits
+        while self._next in self._waiting:
+            part, splits = self._waiting.pop(self._next)
+            self._next += 1
+            for split in splits:
+                self._parts.setdefault(split, []).append(part)
+                if self._recipe.format is OutputFormat.EPISODES:
+                    append_part(self._writer(split), part, split)
+
+    def _writer(self, split: str) -> EpisodeWriter:
+        if split not in self._writers:
+            self._writers[split] = EpisodeWriter(self._out, split, shard_tokens=self._recipe.shard_tokens)
+        return self._writers[split]
+
+    def finish(self, pad_id: int) -> dict[str, dict[str, Any]]:
+        """Write what is left and close; what each split holds, for the manifest."""
+        assert not self._waiting, f"chunk {self._next} was never handed over"
+        if self._recipe.format is OutputFormat.BLOCKS:
+            return {
+                split: _join_blocks(self._recipe, self._parts[split], self._out, split, pad_id)
+                for split in sorted(self._parts)
+            }
+        for writer in self._writers.values():
+            writer.close()
+        return {
+            split: {"episodes": writer.episodes, "tokens": writer.tokens}
+            for split, writer in sorted(self._writers.items())
+        }
+
+    def __enter__(self) -> Join:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for writer in self._writers.values():
+            writer.abort()  # does nothing to one that is closed
 
 
-def _join_episodes(recipe: Recipe, parts: Sequence[Path], out: Path, split: str) -> dict[str, Any]:
-    with EpisodeWriter(out, split, shard_tokens=recipe.shard_tokens) as writer:
-        for part in parts:
-            dataset = EpisodeDataset(part, split)
-            names = np.array(dataset.source_names, dtype=object)
-            for first, last in slices_of(dataset):
-                ids, offsets, weights, kinds = columns_of(dataset, first, last)
-                shard = dataset.shard(0)
-                writer.append_batch(
-                    ids,
-                    offsets,
-                    weights,
-                    kinds,
-                    source=names[shard.column("source")[first:last]].tolist(),
-                    turns=shard.column("turns")[first:last],
-                    trained=shard.column("trained")[first:last],
-                    record_ids=[shard.text("record_id", row) or "" for row in range(first, last)],
-                )
-                del ids, weights, kinds
-                shard.release()  # pages of mapped files count as memory of this process
-                fault_point("during_join")
-    return {"episodes": writer.episodes, "tokens": writer.tokens}
+def append_part(writer: EpisodeWriter, part: Path, split: str) -> None:
+    """Copy all episodes of a part behind those that a writer has."""
+    dataset = EpisodeDataset(part, split)
+    shard = dataset.shard(0)
+    for first, last in slices_of(dataset):
+        ids, offsets, weights, kinds = columns_of(dataset, first, last)
+        columns = EpisodeColumns(
+            ids=ids,
+            lengths=np.diff(offsets),
+            mask=weights,
+            kinds=kinds,
+            source=shard.column("source")[first:last],
+            turns=shard.column("turns")[first:last],
+            trained=shard.column("trained")[first:last],
+            record_id=shard.texts("record_id", first, last),
+        )
+        writer.append_columns(columns, dataset.source_names)
+        del ids, weights, kinds, columns
+        shard.release()  # pages of mapped files count as memory of this process
+        fault_point("during_join")
 
 
 def slices_of(dataset: EpisodeDataset) -> Iterator[tuple[int, int]]:

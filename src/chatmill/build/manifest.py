@@ -6,7 +6,7 @@ import hashlib
 import json
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +15,17 @@ from chatmill.build.chunk_job import REJECTED
 from chatmill.build.ledger import Ledger
 from chatmill.build.pipeline import Pipeline
 from chatmill.build.publish import canonical_json, sha256_file
-from chatmill.build.recipe import Recipe
+from chatmill.build.recipe import OutputFormat, Recipe
 from chatmill.errors import FormatError
+from chatmill.store.block_manifest import MANIFEST as BLOCKS_MANIFEST
+from chatmill.store.documents import FORMAT, FORMAT_VERSION
+from chatmill.store.episode_layout import MANIFEST as EPISODES_MANIFEST
 
 if TYPE_CHECKING:
     from chatmill.build.inputs import InputFile
     from chatmill.build.sources import SourcePlan
 
-MANIFEST = "manifest.json"
-FORMAT = "chatmill-dataset"
-FORMAT_VERSION = 1
+SPLIT_MANIFESTS = {OutputFormat.EPISODES: EPISODES_MANIFEST, OutputFormat.BLOCKS: BLOCKS_MANIFEST}
 
 
 def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints: Mapping[str, str]) -> str:
@@ -88,29 +89,26 @@ def make_manifest(
         "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
         "splits": dict(splits),
         "ledger": ledger.as_json(),
-        "files": {
-            path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-            for path in files
-        },
+        "files": _file_records(directory, files, splits, SPLIT_MANIFESTS[recipe.format]),
     }
 
 
-def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """The manifest of a dataset folder; None where there is none."""
-    path = directory / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path} cannot be read: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise FormatError(f"{path} is not the manifest of a {FORMAT}")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise FormatError(
-            f"{path} has format version {manifest.get('format_version')!r}; this package reads {FORMAT_VERSION}"
-        )
-    return manifest
+def _file_records(
+    directory: Path, files: Sequence[Path], splits: Iterable[str], split_manifest: str
+) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file: as its writer recorded them where it did, else as they are."""
+    written: dict[str, dict[str, Any]] = {}
+    for split in splits:
+        for shard in json.loads((directory / split / split_manifest).read_bytes())["shards"]:
+            folder = Path(split, shard["name"])
+            written |= {(folder / name).as_posix(): record for name, record in shard["files"].items()}
+    records: dict[str, dict[str, Any]] = {}
+    for path in files:
+        name, size = path.relative_to(directory).as_posix(), path.stat().st_size
+        records[name] = written.get(name) or {"bytes": size, "sha256": sha256_file(path)}
+        if records[name]["bytes"] != size:
+            raise FormatError(f"{path}: {records[name]['bytes']} bytes were written, and {size} are there")
+    return records
 
 
 def git_sha() -> str | None:

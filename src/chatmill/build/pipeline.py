@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from chatmill.build.ledger import Ledger
 from chatmill.build.recipe import Recipe
+from chatmill.core.batch import sources_of
 from chatmill.core.conversation import Conversation
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import Tokens, offsets_of, ranges
@@ -39,6 +40,9 @@ class Compiled:
     """Token-aligned; uint8 where every weight is 0 or 1."""
     source_index: NDArray[np.int64]
     """Which conversation of the batch each episode comes from."""
+    source_names: list[str]
+    source_codes: NDArray[np.int64]
+    """The source of each episode, as a number among `source_names`."""
     turns: NDArray[np.int64]
     """Assistant messages of each episode."""
     trained: NDArray[np.int64]
@@ -91,7 +95,7 @@ class Pipeline:
         run_weights = self.policy.run_weights(tokens)
         packing = self.recipe.packing
         fitted = apply_overflow(tokens, run_weights, packing.max_length or NO_LIMIT, packing.overflow)
-        names, codes = _source_codes([conversations[i] for i in rendered.kept.tolist()])
+        names, codes = _source_codes(sources_of(conversations), rendered.kept)
         ledger = Ledger()
         _account(ledger, names, codes, tokens, run_weights, fitted, str(packing.overflow))
         whole = not (np.modf(fitted.run_weights)[0].any() or (fitted.run_weights > 1).any())
@@ -102,13 +106,14 @@ class Pipeline:
             tokens=fitted.tokens,
             weights=fitted.tokens.per_token(stored_weights),
             source_index=rendered.kept[fitted.source_index],
+            source_names=names,
+            source_codes=codes[fitted.source_index],
             turns=turns,
             trained=trained,
             failed=rendered.failed,
             ledger=ledger,
         )
-        built = np.zeros(len(tokens), dtype=np.int64)
-        np.add.at(built, fitted.source_index, trained)
+        built = np.bincount(fitted.source_index, weights=trained, minlength=len(tokens))
         dropped = np.zeros(len(tokens), dtype=np.bool_)
         dropped[fitted.dropped] = True
         _note(ledger, names, codes, "stripped_characters", rendered.stripped)
@@ -116,11 +121,6 @@ class Pipeline:
         _note(ledger, names, codes[fitted.source_index], "episodes", np.ones(len(fitted.tokens), dtype=np.int64))
         _note(ledger, names, codes, "records_without_trained_tokens", ((built == 0) & ~dropped).astype(np.int64))
         return compiled
-
-
-def record_key(conversation: Conversation) -> str:
-    """What a record is known by in hashes: its id, or its place where it has none."""
-    return conversation.id or conversation.where
 
 
 def hashes_below(key: str, fraction: float) -> bool:
@@ -136,11 +136,11 @@ def copies_of(key: str, weight: float) -> int:
     return whole + int(rest > 0 and hashes_below(f"weight\0{key}", rest))
 
 
-def _source_codes(conversations: Sequence[Conversation]) -> tuple[list[str], NDArray[np.int64]]:
-    """The source names of a batch, and the number of each conversation's source among them."""
-    numbers: dict[str, int] = {}
-    codes = [numbers.setdefault(conversation.source, len(numbers)) for conversation in conversations]
-    return list(numbers), np.array(codes, dtype=np.int64)
+def _source_codes(sources: list[str], kept: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
+    """The source names of a batch, and the number of each kept conversation's source among them."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(sources))}
+    codes = np.array([numbers[name] for name in sources], dtype=np.int64)
+    return list(numbers), codes[kept]
 
 
 def _account(
@@ -160,11 +160,24 @@ def _account(
     is_dropped[fitted.dropped] = True
     trained = run_weights > 0
     kept = fitted.kept_of_run
-    lost, dropped = lengths - kept, is_dropped[runs_of]
     for name, chosen in (("trained", trained), ("context", ~trained)):
-        ledger.count_tokens(names, sources[chosen], roles[chosen], name, kept[chosen])
-        for fate, where in (("cut", chosen & ~dropped), ("dropped", chosen & dropped)):
-            ledger.count_tokens(names, sources[where], roles[where], f"{fate}_{name}", lost[where])
+        ledger.count_tokens(names, sources, roles, name, np.where(chosen, kept, 0))
+    lost = lengths - kept
+    if lost.any():
+        dropped = is_dropped[runs_of]
+        for name, chosen in (("trained", trained), ("context", ~trained)):
+            for fate, where in (("cut", chosen & ~dropped), ("dropped", chosen & dropped)):
+                ledger.count_tokens(names, sources[where], roles[where], f"{fate}_{name}", lost[where])
+    if fitted.injected_runs.any():
+        _account_injected(ledger, names, codes, fitted)
+    for fate, why, found in (("skipped", f"overflow_{reason}", codes[is_dropped]), ("built", "", codes[~is_dropped])):
+        for code, count in enumerate(np.bincount(found, minlength=len(names)).tolist()):
+            if count:
+                ledger.records[names[code], fate, why] += count
+
+
+def _account_injected(ledger: Ledger, names: list[str], codes: NDArray[np.int64], fitted: OverflowResult) -> None:
+    """Enter the tokens that overflow has added."""
     made = fitted.tokens
     episode = np.repeat(np.arange(len(made)), np.diff(made.conversation_runs))[fitted.injected_runs]
     ledger.count_tokens(
@@ -174,10 +187,6 @@ def _account(
         "injected",
         made.run_lengths[fitted.injected_runs],
     )
-    for code in codes[fitted.dropped].tolist():
-        ledger.records[names[code], "skipped", f"overflow_{reason}"] += 1
-    for code in np.delete(codes, fitted.dropped).tolist():
-        ledger.records[names[code], "built", ""] += 1
 
 
 def _note(ledger: Ledger, names: list[str], codes: NDArray[np.int64], what: str, counts: NDArray[np.int64]) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from chatmill.build.faults import fault_point
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
-from chatmill.store.durable import sync_folder
+from chatmill.store.durable import Durability, sync_folder
 
 TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
 """The names that nothing but this module gives."""
@@ -84,8 +84,16 @@ class AtomicFile:
     `step` names the fault points that tests use: `after_{step}_write`, `before_{step}_rename`, `after_{step}_rename`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, verify: bool = False, step: str = "file") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: bool = False,
+        step: str = "file",
+        durability: Durability = Durability.SYNCED,
+    ) -> None:
         """`verify`: read the file back before it is renamed, and compare its hash with that of what was written."""
+        self._durability = durability
         self.path = Path(path)
         self.temporary = temporary_beside(self.path)
         self.size = 0
@@ -120,7 +128,8 @@ class AtomicFile:
         try:
             with storing(self.path):
                 fault_point(f"after_{self._step}_write")
-                os.fsync(self._descriptor)
+                if self._durability is Durability.SYNCED:
+                    os.fsync(self._descriptor)
                 descriptor, self._descriptor = self._descriptor, None
                 os.close(descriptor)
                 if self._verify and (found := verified_hash(self.temporary, self.size)) != self.sha256:
@@ -131,7 +140,8 @@ class AtomicFile:
                 fault_point(f"before_{self._step}_rename")
                 os.replace(self.temporary, self.path)
                 fault_point(f"after_{self._step}_rename")
-                sync_folder(self.path.parent)
+                if self._durability is Durability.SYNCED:
+                    sync_folder(self.path.parent)
         except BaseException:
             self.discard()
             raise
@@ -157,9 +167,11 @@ class AtomicFile:
             self.discard()
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes, *, step: str = "file") -> None:
+def write_atomic(
+    path: str | os.PathLike[str], data: bytes, *, step: str = "file", durability: Durability = Durability.SYNCED
+) -> None:
     """Write a whole file in one step: readers see the old one or the new one."""
-    with AtomicFile(path, step=step) as file:
+    with AtomicFile(path, step=step, durability=durability) as file:
         file.write(data)
 
 
@@ -174,7 +186,12 @@ def temporary_folder(final: str | os.PathLike[str]) -> Path:
 
 
 def publish_folder(
-    temporary: str | os.PathLike[str], final: str | os.PathLike[str], *, replace: bool = False, step: str = "folder"
+    temporary: str | os.PathLike[str],
+    final: str | os.PathLike[str],
+    *,
+    replace: bool = False,
+    step: str = "folder",
+    durability: Durability = Durability.SYNCED,
 ) -> None:
     """Sync everything in a folder and rename it to `final`, on the same file system.
 
@@ -186,20 +203,26 @@ def publish_folder(
     with storing(target, "publish the folder"):
         if target.exists() and not replace:
             raise ConfigError(f"{target}: is there already; a published folder is not replaced: remove it first")
-        for folder, _, names in os.walk(source):
-            for name in names:
-                _sync_file(Path(folder, name))
-            sync_folder(Path(folder))
+        if durability is Durability.SYNCED:
+            _sync_tree(source)
         fault_point(f"before_{step}_rename")
         if target.exists():
             old = temporary_beside(target)
             os.rename(target, old)
         os.rename(source, target)
         fault_point(f"after_{step}_rename")
-        sync_folder(target.parent)
+        if durability is Durability.SYNCED:
+            sync_folder(target.parent)
     if old is not None:
         with storing(old, "remove the replaced folder"):
             _remove(old)
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            _sync_file(Path(folder, name))
+        sync_folder(Path(folder))
 
 
 def _sync_file(path: Path) -> None:

@@ -18,10 +18,10 @@ from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import fault_point
 from chatmill.build.gates import GateError, gates_of
 from chatmill.build.inputs import CHUNK_BYTES
-from chatmill.build.join import join_split
+from chatmill.build.join import Join
 from chatmill.build.ledger import Ledger
 from chatmill.build.lock import folder_lock
-from chatmill.build.manifest import MANIFEST, build_fingerprint, make_manifest, read_manifest
+from chatmill.build.manifest import build_fingerprint, make_manifest
 from chatmill.build.publish import (
     TEMPORARY,
     AtomicFile,
@@ -34,9 +34,9 @@ from chatmill.build.publish import (
 from chatmill.build.recipe import Recipe, recipe_of
 from chatmill.build.sources import SourcePlan, plan_sources
 from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.store.documents import MANIFEST, WORK, read_manifest
 from chatmill.store.durable import sync_folder
 
-WORK = ".build"
 STATE = "state.json"
 JOINED = "joined"
 
@@ -135,11 +135,22 @@ def _build(
         work.mkdir(exist_ok=True)
     write_atomic(work / STATE, canonical_json(state), step="state")
     jobs = _jobs(recipe, planned, work)
-    _run_jobs(jobs if shard is None else jobs[shard[0] :: shard[1]], engine, on_progress)
     if shard is not None:
+        _run_jobs(jobs[shard[0] :: shard[1]], engine, on_progress)
         return Outcome.SHARD_DONE, {}
-    planned.check_unchanged()
-    return Outcome.BUILT, _finish(directory, recipe, jobs, planned, fingerprint)
+    with _new_join(directory, recipe) as join:
+        _run_jobs(jobs, engine, on_progress, join)
+        planned.check_unchanged()
+        return Outcome.BUILT, _finish(directory, recipe, jobs, planned, fingerprint, join)
+
+
+def _new_join(directory: Path, recipe: Recipe) -> Join:
+    """A join into the work folder, without what an earlier one left there or, killed before its manifest, moved out."""
+    joined = directory / WORK / JOINED
+    shutil.rmtree(joined, ignore_errors=True)
+    for split in SPLITS:
+        shutil.rmtree(directory / split, ignore_errors=True)
+    return Join(recipe, joined)
 
 
 def merge_build(out: str | os.PathLike[str]) -> BuildResult:
@@ -174,7 +185,10 @@ def _merge(directory: Path) -> tuple[Outcome, dict[str, Any]]:
             f"{directory}: {len(missing)} of {len(jobs)} chunks are not built yet; first: {missing[0].label}"
         )
     sweep_orphans(directory)
-    return Outcome.BUILT, _finish(directory, recipe, jobs, planned, fingerprint)
+    with _new_join(directory, recipe) as join, storing(directory, "write the dataset in"):
+        for job in jobs:
+            join.add(job.number, job.folder, list(_receipt(job)["splits"]))
+        return Outcome.BUILT, _finish(directory, recipe, jobs, planned, fingerprint, join)
 
 
 def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:
@@ -256,9 +270,12 @@ def _jobs(recipe: Recipe, planned: SourcePlan, work: Path) -> list[ChunkJob]:
     ]
 
 
-def _run_jobs(jobs: Sequence[ChunkJob], executor: Executor, on_progress: OnProgress | None) -> None:
-    """Run the chunks that have no part yet."""
+def _run_jobs(
+    jobs: Sequence[ChunkJob], executor: Executor, on_progress: OnProgress | None, join: Join | None = None
+) -> None:
+    """Run the chunks that have no part yet; all parts are handed to the join, if there is one, as they get ready."""
     todo = [job for job in jobs if not _is_whole(job)]
+    unmade = {job.number for job in todo}
     total_bytes = sum(job.chunk.bytes for job in jobs)
     done = len(jobs) - len(todo)
     counts = {"bytes": total_bytes - sum(j.chunk.bytes for j in todo), "tokens": 0, "records": 0}
@@ -279,8 +296,14 @@ def _run_jobs(jobs: Sequence[ChunkJob], executor: Executor, on_progress: OnProgr
                 )
             )
 
+    def hand_over(job: ChunkJob, receipt: dict[str, Any]) -> None:
+        if join is not None:
+            with storing(job.folder.parent.parent, "write the dataset in"):
+                join.add(job.number, job.folder, list(receipt["splits"]))
+
     def on_done(index: int, receipt: dict[str, Any]) -> None:
         nonlocal done
+        hand_over(todo[index], receipt)
         done += 1
         counts["bytes"] += todo[index].chunk.bytes
         counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
@@ -292,6 +315,9 @@ def _run_jobs(jobs: Sequence[ChunkJob], executor: Executor, on_progress: OnProgr
         retries += event.kind == "job_retried"
 
     tell()
+    for job in jobs:
+        if job.number not in unmade:
+            hand_over(job, _receipt(job))
     executor.run(compile_chunk, todo, on_done, on_event)
 
 
@@ -322,9 +348,9 @@ def _receipt(job: ChunkJob) -> dict[str, Any]:
 
 
 def _finish(
-    directory: Path, recipe: Recipe, jobs: Sequence[ChunkJob], planned: SourcePlan, fingerprint: str
+    directory: Path, recipe: Recipe, jobs: Sequence[ChunkJob], planned: SourcePlan, fingerprint: str, join: Join
 ) -> dict[str, Any]:
-    """Join the parts, check ledger and gates, move everything to its place, and write the manifest."""
+    """Check ledger and gates, end the join, move everything to its place, and write the manifest."""
     receipts = [_receipt(job) for job in jobs]
     ledger = Ledger()
     for receipt in receipts:
@@ -338,7 +364,10 @@ def _finish(
     tokenizer = pipeline.template.tokenizer
     pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
     with storing(directory, "write the dataset in"):
-        splits = _join(directory, recipe, jobs, receipts, ledger, pad_id)
+        splits = join.finish(pad_id)
+        if not splits:
+            raise DataError("no record of the input could be built: there is no dataset to write (see the ledger)")
+        ledger.padding += sum(split.get("padding", 0) for split in splits.values())
         stored = sum(split["tokens"] + split.get("padding", 0) for split in splits.values())
         problems = ledger.imbalance(stored)
         if problems:
@@ -357,30 +386,6 @@ def _finish(
         fault_point("after_manifest")
         shutil.rmtree(directory / WORK)
     return manifest
-
-
-def _join(
-    directory: Path,
-    recipe: Recipe,
-    jobs: Sequence[ChunkJob],
-    receipts: Sequence[dict[str, Any]],
-    ledger: Ledger,
-    pad_id: int,
-) -> dict[str, Any]:
-    """Join the parts in the work folder; what each split holds. Padding goes into the ledger."""
-    joined = directory / WORK / JOINED
-    shutil.rmtree(joined, ignore_errors=True)
-    for split in SPLITS:
-        shutil.rmtree(directory / split, ignore_errors=True)  # moved by a run that was killed before its manifest
-    splits: dict[str, Any] = {}
-    for split in SPLITS:
-        parts = [job.folder for job, receipt in zip(jobs, receipts, strict=True) if split in receipt["splits"]]
-        if parts:
-            splits[split] = join_split(recipe, parts, joined, split, pad_id=pad_id)
-            ledger.padding += splits[split].get("padding", 0)
-    if not splits:
-        raise DataError("no record of the input could be built: there is no dataset to write (see the ledger)")
-    return splits
 
 
 def _unpublish(directory: Path) -> None:

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation
 from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
+from chatmill.render.by_columns import column_conversations, write_columns
 from chatmill.render.emitter import Emitter
+from chatmill.render.layout import lay_out
 from chatmill.render.registry import bind
 from chatmill.render.template import Template
+from chatmill.render.written import Written, merged
 from chatmill.tokenizer.protocol import Tokenizer
 
 
@@ -42,15 +46,39 @@ def render(
 
     `template` is a bound template, or a name or path that is bound to `tokenizer`. The first conversation that the
     template cannot write raises its `RecordError`; with `collect_failures` it is left out and reported instead.
+    A `ConversationBatch` is written from its columns, as far as the template can.
     """
     bound = template if isinstance(template, Template) else bind(template, tokenizer)
-    out = Emitter(bound.table)
+    frames = None if add_generation_prompt else bound.plain_frames
+    if isinstance(conversations, ConversationBatch) and frames:
+        by_columns, plain = column_conversations(conversations, bound)
+        written, kept, failed = _emit(conversations, np.flatnonzero(~by_columns), bound, collect_failures)
+        chosen = np.flatnonzero(by_columns)
+        kept = np.sort(np.concatenate([chosen, kept]))
+        written = merged(written, write_columns(conversations, chosen, plain, bound, frames), by_columns[kept])
+    else:
+        everything = np.arange(len(conversations))
+        written, kept, failed = _emit(conversations, everything, bound, collect_failures, add_generation_prompt)
+    tokens = lay_out(written, bound.table, bound.tokenizer)
+    return Rendered(tokens=tokens, kept=kept, stripped=written.stripped, failed=failed)
+
+
+def _emit(
+    conversations: Sequence[Conversation],
+    chosen: NDArray[np.int64],
+    template: Template,
+    collect_failures: bool,
+    add_generation_prompt: bool = False,
+) -> tuple[Written, NDArray[np.int64], tuple[tuple[int, RecordError], ...]]:
+    """Let the template write conversations one by one; also which of them it wrote, and why not the others."""
+    out = Emitter(template.table)
     kept: list[int] = []
     failed: list[tuple[int, RecordError]] = []
-    for index, conversation in enumerate(conversations):
+    for index in chosen.tolist():
+        conversation = conversations[index]
         try:
-            bound.check(conversation)
-            bound.emit(conversation, out)
+            template.check(conversation)
+            template.emit(conversation, out)
         except RecordError as error:
             error.record_id = error.record_id or conversation.id
             error.where = error.where or conversation.where
@@ -61,9 +89,8 @@ def render(
             continue
         if add_generation_prompt:
             out.message(len(conversation.messages))
-            bound.emit_generation_prompt(conversation, out)
+            template.emit_generation_prompt(conversation, out)
         weights = [message.weight for message in conversation.messages]
         out.end_conversation([*weights, None] if add_generation_prompt else weights)
         kept.append(index)
-    tokens, stripped = out.finish(bound.tokenizer)
-    return Rendered(tokens=tokens, kept=np.array(kept, dtype=np.int64), stripped=stripped, failed=tuple(failed))
+    return out.written(), np.array(kept, dtype=np.int64), tuple(failed)

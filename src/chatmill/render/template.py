@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import Part, RoleCode, kind
 from chatmill.errors import RecordError, TokenizerError
-from chatmill.render.emitter import Emitter, Frame, FrameTable, literal_run
+from chatmill.render.emitter import Emitter
+from chatmill.render.frames import Frame, FrameTable, literal_run
 from chatmill.tokenizer.protocol import Tokenizer
 
 ROLE_CODES: dict[Role, RoleCode] = {role: RoleCode[role.name] for role in Role}
@@ -32,6 +37,8 @@ class Template:
     """Whether it writes tool calls and tool definitions; if not, a record with them is a `RecordError`."""
     prefix_stable: ClassVar[bool] = True
     """Whether the rendering of the first k messages is a prefix of the rendering of more of them."""
+    writes_single_messages: ClassVar[bool] = False
+    """Whether `emit_message` and `emit_tools` write what is not plain; if not, `emit` writes such conversations."""
     default_policy: ClassVar[str] = "assistant"
     """The policy that fits this format when none is chosen."""
     declares: ClassVar[str] = "Contents are written as they are."
@@ -69,13 +76,45 @@ class Template:
         *,
         before: Sequence[tuple[int, int]] = (),
         head: tuple[str, int] = ("", 0),
+        tail: tuple[str, int] = ("", 0),
         after: Sequence[tuple[int, int]] = (),
     ) -> Frame:
-        """A frame for texts of this kind; `before` and `after` are (literal, kind), `head` is (text, kind)."""
+        """A frame for texts of this kind; `before` and `after` are (literal, kind), `head` and `tail` (text, kind)."""
         runs_before, runs_after = (tuple(literal_run(*pair) for pair in side) for side in (before, after))
-        text, head_kind = head
-        own = (head_kind, kind) if text else (kind,)
-        return Frame(self.table.add((*runs_before, *own, *runs_after), text), text)
+        own = (*([head[1]] if head[0] else []), kind, *([tail[1]] if tail[0] else []))
+        return Frame(self.table.add((*runs_before, *own, *runs_after), head[0], tail[0]), head[0], tail[0])
+
+    def fixed(self, runs: Sequence[tuple[int, int]]) -> Frame:
+        """A frame without a place for a text: (literal, kind) pairs alone, written by `Emitter.fixed`."""
+        return Frame(self.table.add(tuple(literal_run(*pair) for pair in runs)), "")
+
+    @property
+    def plain_frames(self) -> Mapping[Role, Frame] | None:
+        """The frame of each role, for templates that can write messages from the columns of a batch.
+
+        A plain message is its content in the frame of its role, wherever it stands. None (the default): `emit` writes
+        all conversations.
+        """
+        return None
+
+    def plain_messages(self, batch: ConversationBatch) -> NDArray[np.bool_]:
+        """Which messages in the columns are plain; called with `plain_frames` only."""
+        frames = self.plain_frames or {}
+        if frames.keys() >= set(batch.roles):
+            plain = np.ones(len(batch.roles), dtype=np.bool_)
+        else:
+            plain = np.array([role in frames for role in batch.roles], dtype=np.bool_)
+        if batch.rich:
+            plain[list(batch.rich)] = False
+        return plain
+
+    def emit_message(self, message: Message, before: Role | None, after: Role | None, out: Emitter) -> None:
+        """Write a message that is not plain, given the roles of its neighbours: only with `writes_single_messages`."""
+        raise NotImplementedError
+
+    def emit_tools(self, tools: tuple[Any, ...], system: str | None, out: Emitter) -> None:
+        """Write tool definitions with the system message, or without one: only with `writes_single_messages`."""
+        raise NotImplementedError
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write one conversation; the caller has checked roles, calls and tools."""

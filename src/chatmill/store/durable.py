@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import shutil
+from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,33 +20,57 @@ from chatmill.store.episode_manifest import FileRecord
 BUFFER = 1 << 20
 
 
+class Durability(StrEnum):
+    """What a crash of the machine may do to files that were published."""
+
+    SYNCED = "synced"
+    """Nothing: they are on disk before they get their name. Their hash is that of what was written."""
+    SCRATCH = "scratch"
+    """They may be damaged, so whoever uses them after a restart checks the hash; it is that of what was read back."""
+
+
 class GrowingFile:
     """A file being written, with the hash of its bytes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, durability: Durability = Durability.SYNCED) -> None:
         self.path = path
+        self._synced = durability is Durability.SYNCED
         self._file: IO[bytes] = path.open("wb", buffering=BUFFER)
         self._hash = hashlib.sha256()
         self._bytes = 0
 
     def write(self, values: NDArray[Any] | bytes) -> None:
         """Append the bytes of an array (or bytes)."""
-        data = values.tobytes() if isinstance(values, np.ndarray) else values
+        data = as_buffer(values) if isinstance(values, np.ndarray) else values
         self._file.write(data)
-        self._hash.update(data)
+        if self._synced:
+            self._hash.update(data)
         self._bytes += len(data)
 
     def finish(self) -> FileRecord:
-        """Flush, sync to disk and close."""
+        """Flush, sync to disk (or read it back) and close."""
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if self._synced:
+            os.fsync(self._file.fileno())
         self._file.close()
-        return FileRecord(bytes=self._bytes, sha256=self._hash.hexdigest())
+        if self._synced:
+            return FileRecord(bytes=self._bytes, sha256=self._hash.hexdigest())
+        with self.path.open("rb", buffering=0) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = os.fstat(file.fileno()).st_size
+        if size != self._bytes:
+            raise OSError(errno.EIO, f"{self._bytes} bytes were written, and {size} are there", str(self.path))
+        return FileRecord(bytes=size, sha256=digest)
 
     def discard(self) -> None:
         """Close without a sync; a write error at this point changes nothing."""
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def as_buffer(values: NDArray[Any]) -> memoryview:
+    """The bytes of an array in C order, without a copy where it lies so."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def sync_folder(folder: Path) -> None:
@@ -94,3 +119,11 @@ def write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_published(path: Path, data: bytes, durability: Durability) -> None:
+    """Write a file, and wait until it is on disk where that is asked for."""
+    if durability is Durability.SYNCED:
+        write_synced(path, data)
+    else:
+        path.write_bytes(data)

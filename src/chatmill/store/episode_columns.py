@@ -33,6 +33,35 @@ class SourceCodes:
             return np.full(count, self.codes.setdefault(names, len(self.codes)), dtype=np.uint32)
         return np.array([self.codes.setdefault(str(n), len(self.codes)) for n in names], dtype=np.uint32)
 
+    def translate(self, codes: NDArray[np.uint32], names: Sequence[str]) -> NDArray[np.uint32]:
+        """Our codes for those of another table with these names."""
+        found, places = np.unique(codes, return_index=True)
+        known = np.zeros(len(names), dtype=np.uint32)
+        for code in found[np.argsort(places)].tolist():  # new names in the order in which the episodes show them
+            known[code] = self.codes.setdefault(names[code], len(self.codes))
+        return known[codes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """One string for each episode, as UTF-8 one behind the other."""
+
+    data: NDArray[np.uint8]
+    lengths: NDArray[np.int64]
+    """Bytes of each string."""
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Texts:
+        """Strings as columns."""
+        encoded = [str(text).encode() for text in texts]
+        lengths = np.array([len(text) for text in encoded], dtype=np.int64)
+        return cls(data=np.frombuffer(b"".join(encoded), dtype=np.uint8), lengths=lengths)
+
+    def part(self, first: int, last: int) -> Texts:
+        """Strings `first` up to `last - 1` (views)."""
+        start, stop = int(self.lengths[:first].sum()), int(self.lengths[:last].sum())
+        return Texts(data=self.data[start:stop], lengths=self.lengths[first:last])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeColumns:
@@ -46,7 +75,7 @@ class EpisodeColumns:
     source: NDArray[np.uint32] | None = None
     turns: NDArray[np.uint32] | None = None
     trained: NDArray[np.uint32] | None = None
-    record_id: tuple[bytes, ...] | None = None
+    record_id: Texts | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -59,6 +88,8 @@ class EpisodeColumns:
 
     def part(self, first: int, last: int) -> EpisodeColumns:
         """Episodes `first` up to `last - 1` (views)."""
+        if (first, last) == (0, len(self)):
+            return self
         offsets = offsets_of(self.lengths)
         tokens, episodes = slice(int(offsets[first]), int(offsets[last])), slice(first, last)
         mask = None if self.mask is None else as_bytes(self.mask[tokens])
@@ -70,7 +101,7 @@ class EpisodeColumns:
             source=None if self.source is None else self.source[episodes],
             turns=None if self.turns is None else self.turns[episodes],
             trained=None if self.trained is None else self.trained[episodes],
-            record_id=None if self.record_id is None else self.record_id[episodes],
+            record_id=None if self.record_id is None else self.record_id.part(first, last),
         )
 
 
@@ -96,7 +127,7 @@ def checked_columns(
     mask = None if weights is None else _weights(np.asarray(weights), tokens.size, first)
     per_episode = {"turns": turns, "trained": trained, "source": source, "record_ids": record_ids}
     for name, values in per_episode.items():
-        if values is not None and not isinstance(values, str) and len(np.atleast_1d(np.asarray(values))) != count:
+        if values is not None and not isinstance(values, str) and _size(values) != count:
             raise DataError(f"episode {first} and on: {name} has not one value for each of {count} episodes")
     if trained is None and mask is not None:
         trained = _counts(mask != 0, borders)
@@ -107,9 +138,16 @@ def checked_columns(
         kinds=None if kinds is None else _kinds(np.asarray(kinds), tokens.size, first),
         turns=None if turns is None else _numbers(turns, "turns", first),
         trained=None if trained is None else _numbers(trained, "trained", first),
-        record_id=None if record_ids is None else tuple(str(r).encode() for r in record_ids),
+        record_id=None if record_ids is None else Texts.of(record_ids),
         source=None if source is None else sources.encode(source, count),
     )
+
+
+def _size(values: Any) -> int:
+    """How many values a caller handed over; a number alone is one."""
+    if isinstance(values, np.ndarray):
+        return values.size
+    return len(values) if hasattr(values, "__len__") else 1
 
 
 def _check_tokens(tokens: NDArray[Any], borders: NDArray[Any], first: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import FormatError
+from chatmill.store.episode_columns import Texts
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import ColumnSpec, Per
 from chatmill.store.mapped import MappedFile, file_size
@@ -101,6 +102,15 @@ class EpisodeShard:
         if not first <= last <= len(data):
             raise FormatError(f"{self.folder}: {name} of episode {row} is bytes {first}..{last} of {len(data):,}")
         return bytes(data[first:last]).decode("utf-8", errors="replace")
+
+    def texts(self, name: str, first: int, last: int) -> Texts:
+        """The strings of episodes `first` up to `last - 1` of a per-episode column (views of its file)."""
+        offsets = self._offsets[name].array[first : last + 1].astype(np.int64)
+        data = self._columns[name].array
+        lengths = np.diff(offsets)
+        if len(offsets) and (lengths.min(initial=0) < 0 or not 0 <= offsets[0] <= offsets[-1] <= len(data)):
+            raise FormatError(f"{self.folder}: the offsets of {name} do not fit its {len(data):,} bytes")
+        return Texts(data=data[offsets[0] : offsets[-1]], lengths=lengths)
 
     def files(self) -> list[MappedFile]:
         """Every file of the shard that readers may map."""

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -19,8 +20,8 @@ from numpy.typing import ArrayLike
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.store.durable import lock_file, remove_path, sync_folder, write_synced
-from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, checked_columns
+from chatmill.store.durable import Durability, lock_file, remove_path, sync_folder, write_published
+from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes, checked_columns
 from chatmill.store.episode_layout import MANIFEST, shard_name, writing_mark
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
 from chatmill.store.shard_writer import ShardWriter
@@ -36,7 +37,14 @@ class EpisodeWriter:
     bring the same ones. Leaving the `with` block by an exception publishes nothing more.
     """
 
-    def __init__(self, dir: str | Path, split: str, shard_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        dir: str | Path,
+        split: str,
+        shard_tokens: int | None = None,
+        *,
+        durability: Durability = Durability.SYNCED,
+    ) -> None:
         """`shard_tokens`: a shard is closed before it would hold more; None writes the flat layout.
 
         An episode longer than `shard_tokens` gets a shard of its own.
@@ -55,6 +63,7 @@ class EpisodeWriter:
         self._published: list[ShardRecord] = []
         self._shard: ShardWriter | None = None
         self._closed = False
+        self._durability = durability
         self._folder = self.directory / split
         try:
             self._lock = self._begin()
@@ -154,6 +163,22 @@ class EpisodeWriter:
             first=self.episodes,
             sources=self._sources,
         )
+        self._append(columns)
+
+    def append_columns(self, columns: EpisodeColumns, sources: Sequence[str]) -> None:
+        """Append episodes that are known to be right; `sources` are the names of their source codes.
+
+        Nothing is checked: use `append_batch` for columns that come from elsewhere.
+        """
+        if self._closed:
+            raise DataError(f"{self._folder}: this writer is closed")
+        if columns.mask is not None:
+            columns = replace(columns, mask=as_bytes(columns.mask))
+        if columns.source is not None:
+            columns = replace(columns, source=self._sources.translate(columns.source, sources))
+        self._append(columns)
+
+    def _append(self, columns: EpisodeColumns) -> None:
         if not len(columns):
             return
         self._same_columns(columns.names)
@@ -180,7 +205,8 @@ class EpisodeWriter:
         done = 0
         while done < len(columns):
             if self._shard is None:
-                self._shard = ShardWriter(self._shard_folder(), self.columns, masks="mask" in (self._names or ()))
+                masks = "mask" in (self._names or ())
+                self._shard = ShardWriter(self._shard_folder(), self.columns, masks=masks, durability=self._durability)
             room = np.iinfo(np.int64).max if self.shard_tokens is None else self.shard_tokens - self._shard.tokens
             before = int(ends[done - 1]) if done else 0
             upto = int(np.searchsorted(ends, min(room, int(ends[-1])) + before, side="right"))
@@ -208,7 +234,7 @@ class EpisodeWriter:
         name = shard_name(len(self._published))
         self._published.append(self._shard.finish(name))
         self._shard.folder.rename(self._folder / name)
-        sync_folder(self._folder)
+        self._sync(self._folder)
         self._shard = None
 
     def manifest(self) -> EpisodeManifest:
@@ -241,17 +267,21 @@ class EpisodeWriter:
             if self._shard is not None:
                 self._publish_shard()
             partial = self._folder / f".{MANIFEST}.partial"
-            write_synced(partial, self.manifest().to_bytes())
+            write_published(partial, self.manifest().to_bytes(), self._durability)
             partial.rename(self._folder / MANIFEST)
-            sync_folder(self._folder)
+            self._sync(self._folder)
         else:
             assert self._shard is not None
             self._published.append(self._shard.finish(""))
             self._shard = None
-            write_synced(self._flat_folder / MANIFEST, self.manifest().to_bytes())
-            sync_folder(self._flat_folder)
+            write_published(self._flat_folder / MANIFEST, self.manifest().to_bytes(), self._durability)
+            self._sync(self._flat_folder)
             self._flat_folder.rename(self._folder)
-        sync_folder(self.directory)
+        self._sync(self.directory)
+
+    def _sync(self, folder: Path) -> None:
+        if self._durability is Durability.SYNCED:
+            sync_folder(folder)
 
     def abort(self) -> None:
         """Stop without publishing anything more; shards that are published stay, marked as unfinished."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
-from chatmill.store.durable import GrowingFile, sync_folder
-from chatmill.store.episode_columns import EpisodeColumns
+from chatmill.store.durable import Durability, GrowingFile, sync_folder
+from chatmill.store.episode_columns import EpisodeColumns, Texts
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, ShardRecord
 
@@ -22,9 +22,10 @@ COPY = 1 << 22
 class ShardWriter:
     """Writes the files of one shard into a folder that is not yet visible to readers."""
 
-    def __init__(self, folder: Path, columns: Sequence[ColumnSpec], *, masks: bool) -> None:
+    def __init__(self, folder: Path, columns: Sequence[ColumnSpec], *, masks: bool, durability: Durability) -> None:
         """Create the folder and open its files; what an earlier, killed writer left there goes."""
         self.folder = folder
+        self._durability = durability
         self.episodes = 0
         self.tokens = 0
         if folder.exists():
@@ -33,7 +34,7 @@ class ShardWriter:
         self._specs = tuple(columns)
         names = [TOKENS, INDEX, *([MASK] if masks else []), *(c.file for c in columns)]
         names += [c.offsets_file for c in columns if c.offsets_file]
-        self._files = {name: GrowingFile(folder / name) for name in names}
+        self._files = {name: GrowingFile(folder / name, durability) for name in names}
         self._mask_dtype: np.dtype[Any] = np.dtype(np.uint8)
         self._text_bytes = 0
         if RECORD_ID in self._specs:
@@ -42,21 +43,22 @@ class ShardWriter:
     def append(self, columns: EpisodeColumns) -> None:
         """Write whole episodes behind the ones that are there."""
         starts = offsets_of(columns.lengths)[:-1] + self.tokens
-        self._files[TOKENS].write(columns.ids)
+        self._files[TOKENS].write(columns.ids.astype("<u4", copy=False))
         self._files[INDEX].write(np.stack([starts, columns.lengths], axis=1).astype("<u8"))
         if columns.mask is not None:
             self._append_mask(columns.mask)
         for spec in self._specs:
             if spec.offsets_file:
-                self._append_text(spec, columns.record_id or ())
+                self._append_text(spec, columns.record_id)
             else:
                 self._files[spec.file].write(getattr(columns, spec.name).astype(spec.dtype, copy=False))
         self.episodes += len(columns)
         self.tokens += len(columns.ids)
 
-    def _append_text(self, spec: ColumnSpec, values: tuple[bytes, ...]) -> None:
-        ends = self._text_bytes + offsets_of(np.array([len(v) for v in values], dtype=np.int64))[1:]
-        self._files[spec.file].write(b"".join(values))
+    def _append_text(self, spec: ColumnSpec, texts: Texts | None) -> None:
+        assert texts is not None, "the columns of a split were compared before"
+        ends = self._text_bytes + np.cumsum(texts.lengths)
+        self._files[spec.file].write(texts.data)
         self._files[spec.offsets_file].write(ends.astype("<u8"))
         self._text_bytes = int(ends[-1])
 
@@ -71,7 +73,7 @@ class ShardWriter:
         narrow = self.folder / f"{MASK}.uint8"
         (self.folder / MASK).rename(narrow)
         self._mask_dtype = np.dtype("<f4")
-        self._files[MASK] = GrowingFile(self.folder / MASK)
+        self._files[MASK] = GrowingFile(self.folder / MASK, self._durability)
         with narrow.open("rb") as file:
             while piece := file.read(COPY):
                 self._files[MASK].write(np.frombuffer(piece, dtype=np.uint8).astype(self._mask_dtype))
@@ -80,7 +82,8 @@ class ShardWriter:
     def finish(self, name: str) -> ShardRecord:
         """Sync every file and the folder; the caller renames the folder."""
         files = {file: growing.finish() for file, growing in self._files.items()}
-        sync_folder(self.folder)
+        if self._durability is Durability.SYNCED:
+            sync_folder(self.folder)
         return ShardRecord(name=name, episodes=self.episodes, tokens=self.tokens, files=files)
 
     def discard(self) -> None:

@@ -62,6 +62,12 @@ class ByteTokenizer:
         """Bytes of each prefix."""
         return np.array([len(prefix.encode()) for prefix in prefixes], dtype=np.int64)
 
+    def tail_points(
+        self, encoded: Encoded, which: NDArray[np.int64], tails: Sequence[str], texts: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """Bytes before each tail."""
+        return np.diff(encoded[1])[which] - np.array([len(tail.encode()) for tail in tails], dtype=np.int64)
+
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids; control tokens are spelled out."""
         return b"".join(self.token_bytes(int(i)) for i in ids).decode("utf-8", errors="replace")

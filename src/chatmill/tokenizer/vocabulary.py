@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
@@ -192,6 +191,26 @@ class VocabularyTokenizer:
             points[long] = np.minimum(np.searchsorted(ends, base + size[long]) + 1, last[long])
         return points - first
 
+    def tail_points(
+        self, encoded: Encoded, which: NDArray[np.int64], tails: Sequence[str], texts: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """For each pair: how many tokens of `texts[which[i]]` start before its end `tails[i]`."""
+        if not (self.bytes_add_up and self._keeps_ascii and all(tail.isascii() for tail in set(tails))):
+            whole = [texts[i] for i in which.tolist()]
+            prefixes = [text[: len(text) - len(tail)] for text, tail in zip(whole, tails, strict=True)]
+            return self.split_points(encoded, which, prefixes, texts)
+        ids, offsets = encoded
+        first, at = offsets[which], offsets[which + 1]
+        left = np.array([len(tail) for tail in tails], dtype=np.int64)  # bytes of the tail that are not passed yet
+        moving = np.flatnonzero((left > 0) & (at > first))
+        while len(moving):  # back from each end over the tokens that lie whole inside the tail
+            size = self._byte_lengths[ids[at[moving] - 1]]
+            moving, size = moving[size <= left[moving]], size[size <= left[moving]]
+            at[moving] -= 1
+            left[moving] -= size
+            moving = moving[(left[moving] > 0) & (at[moving] > first[moving])]
+        return at - first
+
     def _normalised_size(self, text: str) -> int:
         """Bytes of a normalised text."""
         if self._keeps_ascii and text.isascii():
@@ -266,7 +285,7 @@ class VocabularyTokenizer:
 
     def with_added(self, names: Sequence[str]) -> VocabularyTokenizer:
         """A tokenizer with these control tokens too; missing ones stand above the vocabulary, in the order given."""
-        added = copy.copy(self)
+        added = object.__new__(type(self))  # a copy would load everything anew: it goes by way of `__reduce__`
         added.__dict__ = {k: v for k, v in self.__dict__.items() if k not in _CACHED}
         added.control_ids = dict(self.control_ids)
         for name in dict.fromkeys(names):

@@ -15,9 +15,9 @@ from chatmill.build.compare.changes import Line, changed_lines
 from chatmill.build.compare.manifests import Difference, decoder_of, manifest_differences
 from chatmill.build.compare.pairing import Match, Pairs, pair_records
 from chatmill.build.compare.side import Side, common_keys
-from chatmill.build.documents import Documents, StoredDataset, open_dataset
 from chatmill.core.kinds import kind_name
 from chatmill.core.tokens import offsets_of, ranges
+from chatmill.store.documents import Documents, StoredDataset, open_dataset
 from chatmill.tokenizer.protocol import Tokenizer
 
 Ints = NDArray[np.int64]

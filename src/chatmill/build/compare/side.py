@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.build.compare.pairing import Digests, Keys
-from chatmill.build.documents import Documents, DocumentSet, StoredDataset, even_ranges
 from chatmill.core.tokens import offsets_of
+from chatmill.store.documents import Documents, DocumentSet, StoredDataset, even_ranges
 
 Ints = NDArray[np.int64]
 

@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.build.chunk_job import BATCH_CHARACTERS, BATCH_RECORDS, REJECTED
+from chatmill.build.chunk_job import BATCH_BYTES, BATCH_ROWS, REJECTED
 from chatmill.build.ledger import Ledger
-from chatmill.build.manifest import MANIFEST
-from chatmill.build.pipeline import Pipeline, record_key
+from chatmill.build.pipeline import Pipeline
 from chatmill.build.proof.inputs import ReadRecord, capped, read_inputs
 from chatmill.build.proof.reference import Reference, account, split_of
 from chatmill.build.proof.report import Finding, Notebook
 from chatmill.build.proof.spans import SpanCheck
 from chatmill.build.proof.stored import BlockSplit, StoredEpisode, StoredSplit
 from chatmill.build.recipe import Recipe
+from chatmill.core.batch import record_key
 from chatmill.core.conversation import Conversation
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.pack.plan import plan
+from chatmill.store.documents import MANIFEST
 from chatmill.tokenizer.protocol import Tokenizer
 
 CONTEXT = 8
@@ -287,7 +288,7 @@ class _Bulk:
         copies = self._check.copies(record)
         self._batch += copies
         self._characters += sum(len(message.content) for one in copies for message in one.messages)
-        if len(self._batch) >= BATCH_RECORDS or self._characters >= BATCH_CHARACTERS:
+        if len(self._batch) >= BATCH_ROWS or self._characters >= BATCH_BYTES:
             self.flush()
 
     def flush(self) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chatmill.build.paths import resolve_paths
-from chatmill.build.pipeline import record_key
 from chatmill.build.proof.reference import uses_of
 from chatmill.build.proof.report import Notebook
 from chatmill.build.publish import sha256_file
 from chatmill.build.recipe import Recipe, Source
+from chatmill.core.batch import record_key
 from chatmill.core.conversation import Conversation
 from chatmill.errors import DataError, RecordError
 from chatmill.read.files import read_records

@@ -28,7 +28,8 @@ from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import Piece, newest_turns, windows
-from chatmill.render.emitter import KIND_BITS, KIND_MASK, Emitter, Frame, FrameTable
+from chatmill.render.emitter import Emitter
+from chatmill.render.frames import KIND_BITS, KIND_MASK, Frame, FrameTable
 from chatmill.render.registry import find_template
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -93,11 +94,16 @@ class PlainEmitter(Emitter):
         """The ids of a text."""
         self.joined([(text, kind)])
 
+    def fixed(self, frame: Frame) -> None:
+        """Literals alone."""
+        for run in self._table.frames[frame.number]:
+            self.put(~(run >> KIND_BITS), run & KIND_MASK)
+
     def framed(self, frame: Frame, text: str) -> None:
         """Literals, the text with its head, literals."""
         runs = self._table.frames[frame.number]
         kinds = [run for run in runs if run >= 0]
-        texts = [frame.head, text] if frame.head else [text]
+        texts = [*([frame.head] if frame.head else []), text, *([frame.tail] if frame.tail else [])]
         written = False
         for run in runs:
             if run < 0:

@@ -14,7 +14,7 @@ from chatmill import __version__
 from chatmill.build.chunk_job import REJECTED, SPLITS
 from chatmill.build.inputs import InputFile
 from chatmill.build.ledger import Ledger
-from chatmill.build.manifest import MANIFEST, build_fingerprint, read_manifest
+from chatmill.build.manifest import build_fingerprint
 from chatmill.build.pipeline import Pipeline
 from chatmill.build.proof.columns import ColumnCounts
 from chatmill.build.proof.deep import DeepCheck
@@ -28,6 +28,7 @@ from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS
 from chatmill.render.registry import TEMPLATES
 from chatmill.render.templates.llama3 import BOS as LLAMA3_BOS
+from chatmill.store.documents import MANIFEST, read_manifest
 from chatmill.tokenizer.protocol import Tokenizer
 
 __all__ = ["Finding", "VerifyReport", "verify"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from chatmill.core.conversation import Conversation, Role
-from chatmill.render.emitter import Emitter, Frame
+from chatmill.render.emitter import Emitter
+from chatmill.render.frames import Frame
 from chatmill.render.template import KINDS_OF, Template, reasoning_length
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -42,6 +44,11 @@ class ChatML(Template):
             head=(f"{role.value}\n", kinds.header),
             after=self._closing[role],
         )
+
+    @property
+    def plain_frames(self) -> Mapping[Role, Frame] | None:
+        """Every message is its content in the frame of its role."""
+        return self._frames
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write every message in order."""

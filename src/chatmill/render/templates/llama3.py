@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from chatmill.core.conversation import Conversation, Role
-from chatmill.render.emitter import Emitter, Frame
+from chatmill.render.emitter import Emitter
+from chatmill.render.frames import Frame
 from chatmill.render.template import DOCUMENT, KINDS_OF, Template
 from chatmill.tokenizer.protocol import Tokenizer
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from chatmill.core.conversation import Conversation, Message, Role
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.batch import ConversationBatch
+from chatmill.core.conversation import Message, Role
 from chatmill.render.emitter import Emitter
-from chatmill.render.templates.qwen3 import THINK_END, Qwen3
+from chatmill.render.frames import Frame
+from chatmill.render.templates.qwen3 import THINK_END, Before, Qwen3
 from chatmill.tokenizer.protocol import Tokenizer
 
 
@@ -13,6 +20,7 @@ class Qwen3Training(Qwen3):
 
     name = "qwen3_training"
     prefix_stable = True
+    writes_single_messages = True
     default_policy = "trl"
     declares = (
         "Every assistant turn has a thinking block, empty where there is no reasoning; newlines around reasoning and "
@@ -23,25 +31,37 @@ class Qwen3Training(Qwen3):
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Encode what is fixed."""
         super().__init__(tokenizer)
-        self._plain_frames = {**self._frames, Role.ASSISTANT: self._unreasoned}
+        self._plain_frames: dict[Role, Frame] = {**self._frames, Role.ASSISTANT: self._forms[Before.NO_REASONING].whole}
+        del self._plain_frames[Role.TOOL]
 
-    def emit(self, conversation: Conversation, out: Emitter) -> None:
-        """Write the system part, then every message in order; plain conversations all at once."""
-        if not conversation.tools and all(map(_is_plain, conversation.messages)):
-            out.framed_messages(conversation.messages, self._plain_frames)
+    @property
+    def plain_frames(self) -> Mapping[Role, Frame] | None:
+        """All roles but tool results, which stand together in one turn."""
+        return self._plain_frames
+
+    def plain_messages(self, batch: ConversationBatch) -> NDArray[np.bool_]:
+        """Not answers that are trimmed or taken apart."""
+        plain = super().plain_messages(batch)
+        changed = [
+            role is Role.ASSISTANT and (content[:1] == "\n" or THINK_END in content)
+            for role, content in zip(batch.roles, batch.contents, strict=True)
+        ]
+        plain[changed] = False
+        return plain
+
+    def emit_message(self, message: Message, before: Role | None, after: Role | None, out: Emitter) -> None:
+        """Write one message; here it never depends on any but its neighbours."""
+        if message.role is Role.ASSISTANT:
+            self._emit_assistant(message, 0, 1, -1, out)
+            return
+        if message.role is Role.TOOL:
+            self._emit_tool(message, before, after, out)
         else:
-            super().emit(conversation, out)
+            out.framed(self._frames[message.role], message.content)
+        out.stripped += len(message.reasoning or "")
 
     def _shows_reasoning(self, index: int, count: int, last_query: int, reasoning: str) -> bool:
         return True
-
-
-def _is_plain(message: Message) -> bool:
-    """Whether a message is nothing but its content, and that is written as it is."""
-    if message.reasoning is not None or message.tool_calls or message.role is Role.TOOL:
-        return False
-    content = message.content
-    return message.role is not Role.ASSISTANT or not (content.startswith("\n") or THINK_END in content)
 
 
 TEMPLATE = Qwen3Training

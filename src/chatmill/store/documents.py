@@ -8,15 +8,13 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.build.manifest import MANIFEST, read_manifest
-from chatmill.build.recipe import OutputFormat
-from chatmill.build.run import WORK
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.store.block_manifest import MANIFEST as BLOCKS_MANIFEST
@@ -26,10 +24,25 @@ from chatmill.store.episodes import EpisodeDataset
 
 Ints = NDArray[np.int64]
 
+MANIFEST = "manifest.json"
+"""The receipt of a build, written last: a folder with splits and without it was written by hand, or is unfinished."""
+FORMAT = "chatmill-dataset"
+FORMAT_VERSION = 1
+WORK = ".build"
+"""Where a build keeps its unfinished work."""
 EXPORT_MANIFEST = "export.json"
 """Stands in a folder that `export_dataset` made; names the dataset it was made from."""
 BATCH_TOKENS = 1 << 20
 """Tokens that are read at a time; bounds memory."""
+
+
+class Layout(StrEnum):
+    """How a split lies on disk."""
+
+    EPISODES = "episodes"
+    """One conversation (or window of one) per episode."""
+    BLOCKS = "blocks"
+    """Rows of a fixed size that hold several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +72,7 @@ class Documents:
 class DocumentSet(ABC):
     """The documents of one split, numbered from 0 in the order of the build; read in any order."""
 
-    layout: OutputFormat
+    layout: Layout
     lengths: Ints
     """Tokens of every document."""
     has_weights: bool
@@ -139,7 +152,7 @@ def even_ranges(tokens: Ints) -> Iterator[tuple[int, int]]:
 class EpisodeDocuments(DocumentSet):
     """Episodes: each is one document."""
 
-    layout = OutputFormat.EPISODES
+    layout = Layout.EPISODES
 
     def __init__(self, dataset: EpisodeDataset) -> None:
         self._dataset = dataset
@@ -187,7 +200,7 @@ class BlockDocuments(DocumentSet):
     Pieces of one document that stand there under one number count as documents of their own, in row order.
     """
 
-    layout = OutputFormat.BLOCKS
+    layout = Layout.BLOCKS
 
     def __init__(self, dataset: BlockDataset) -> None:
         self._dataset = dataset
@@ -240,6 +253,19 @@ def _stored_documents(dataset: BlockDataset, number: int) -> tuple[Ints, Ints, I
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetFolder:
+    """What stands in the folder of a dataset, before any split is opened."""
+
+    directory: Path
+    splits: dict[str, Layout]
+    """The splits, train and val first."""
+    about: dict[str, Any]
+    """The build's manifest; for an export what it says about its source; empty where there is neither."""
+    fingerprint: str | None
+    """That of the build; None where there is no manifest of one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDataset:
     """A folder with one or more splits, and what is known about how it was made."""
 
@@ -256,11 +282,23 @@ def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> 
 
     `splits` chooses some; by default all that are there are opened.
     """
+    found = find_splits(directory, splits)
+    opened = {name: _open_split(found.directory, name, layout) for name, layout in found.splits.items()}
+    return StoredDataset(
+        directory=found.directory,
+        about=found.about,
+        fingerprint=found.fingerprint or _fingerprint(opened),
+        splits=opened,
+    )
+
+
+def find_splits(directory: str | Path, splits: Sequence[str] | None = None) -> DatasetFolder:
+    """Look into a dataset folder and read its manifest, without opening its splits; `splits` chooses some."""
     folder = Path(directory)
     if not folder.is_dir():
         raise FormatError(f"{folder}: no such folder; give the folder of a dataset, which holds a split such as train/")
     manifest = read_manifest(folder)
-    if manifest is None and _is_split(folder):
+    if manifest is None and split_layout(folder):
         raise FormatError(f"{folder}: this is one split of a dataset; give the folder above it")
     if manifest is None and (folder / WORK).is_dir():
         raise FormatError(f"{folder}: an unfinished build ({MANIFEST} is missing): go on with chatmill build --resume")
@@ -270,23 +308,46 @@ def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> 
     for name in splits or ():
         if name not in there:
             raise UnknownNameError("split", name, there)
-    opened = {name: _open_split(folder, name) for name in there if not splits or name in splits}
-    about = manifest if manifest is not None else _about_export(folder)
-    fingerprint = manifest["fingerprint"] if manifest is not None else _fingerprint(opened)
-    return StoredDataset(directory=folder, about=about, fingerprint=fingerprint, splits=opened)
+    return DatasetFolder(
+        directory=folder,
+        splits={name: split_layout(folder / name) or Layout.EPISODES for name in there if not splits or name in splits},
+        about=manifest if manifest is not None else _about_export(folder),
+        fingerprint=None if manifest is None else manifest["fingerprint"],
+    )
+
+
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """The manifest of a dataset folder; None where there is none."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{path} cannot be read: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise FormatError(f"{path} is not the manifest of a {FORMAT}")
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise FormatError(
+            f"{path} has format version {manifest.get('format_version')!r}; this package reads {FORMAT_VERSION}"
+        )
+    return manifest
+
+
+def split_layout(folder: Path) -> Layout | None:
+    """How the split in a folder lies on disk; None where the folder is no split."""
+    if (folder / BLOCKS_MANIFEST).is_file():
+        return Layout.BLOCKS
+    return Layout.EPISODES if folder.is_dir() and is_episode_split(folder) else None
 
 
 def _split_order(name: str) -> tuple[int, str]:
     return (SPLITS.index(name) if name in SPLITS else len(SPLITS)), name
 
 
-def _is_split(folder: Path) -> bool:
-    return (folder / BLOCKS_MANIFEST).is_file() or is_episode_split(folder)
-
-
 def _split_names(folder: Path) -> list[str]:
     found = [path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return sorted((name for name in found if _is_split(folder / name)), key=_split_order)
+    return sorted((name for name in found if split_layout(folder / name)), key=_split_order)
 
 
 def _why_nothing(folder: Path) -> str:
@@ -297,8 +358,8 @@ def _why_nothing(folder: Path) -> str:
     )
 
 
-def _open_split(folder: Path, split: str) -> DocumentSet:
-    if (folder / split / BLOCKS_MANIFEST).is_file():
+def _open_split(folder: Path, split: str, layout: Layout) -> DocumentSet:
+    if layout is Layout.BLOCKS:
         return BlockDocuments(BlockDataset(folder, split))
     return EpisodeDocuments(EpisodeDataset(folder, split))
 
