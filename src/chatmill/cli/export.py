@@ -1,8 +1,10 @@
-"""Write a dataset in another layout: hf, parquet, episodes or blocks; and say what that cannot hold.
+"""Write a dataset in another layout: hf, parquet, episodes, blocks or megatron; and say what that cannot hold.
 
 Example: chatmill export data/built --to hf --out data/built-hf
 
 Example: chatmill export data/built --to blocks --max-length 4096
+
+Example: chatmill export data/built --to megatron --eod-id 199999
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import typer
 
 def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a dataset: episodes or blocks.")],
-    to: Annotated[str, typer.Option("--to", help="hf, parquet, episodes or blocks.")],
+    to: Annotated[str, typer.Option("--to", help="hf, parquet, episodes, blocks or megatron.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="New folder; default: DIR-hf and so on.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="Only this split.")] = None,
     max_length: Annotated[
@@ -31,6 +33,9 @@ def command(
         int | None, typer.Option("--shard-tokens", min=1, help="Tokens of a file or shard; default: as in the build.")
     ] = None,
     kinds: Annotated[bool, typer.Option("--kinds/--no-kinds", help="Write the kind of every token.")] = True,
+    eod_id: Annotated[
+        int | None, typer.Option("--eod-id", min=0, help="megatron: put this token behind every document.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the export's manifest as JSON.")] = False,
 ) -> None:
     """Export a dataset."""
@@ -51,6 +56,7 @@ def command(
         pad_id=pad_id,
         shard_tokens=shard_tokens,
         kinds=kinds,
+        eod_id=eod_id,
     )
     if as_json:
         typer.echo(json.dumps(result.manifest))

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
-from chatmill.build.documents import EXPORT_MANIFEST, BlockDocuments, StoredDataset, open_dataset
 from chatmill.build.exports.targets import TARGETS, Export
 from chatmill.build.publish import publish_folder, sha256_file, storing, temporary_folder
 from chatmill.build.recipe import Recipe
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
+from chatmill.store.documents import EXPORT_MANIFEST, BlockDocuments, StoredDataset, open_dataset
 
 FORMAT = "chatmill-export"
 FORMAT_VERSION = 1
@@ -50,13 +50,16 @@ def export_dataset(
     pad_id: int | None = None,
     shard_tokens: int | None = None,
     kinds: bool = True,
+    eod_id: int | None = None,
 ) -> ExportResult:
-    """Write a dataset (episodes or blocks) as `to`: hf, parquet, episodes or blocks.
+    """Write a dataset (episodes or blocks) as `to`: hf, parquet, episodes, blocks or megatron.
 
     - `out` must not exist yet; default: the folder's name with `-hf` and so on behind it.
     - `split`: only this one.
     - `max_length`: pack into rows of so many tokens; `overflow` error, drop or cut is for longer documents.
-    - `pad_id`, `shard_tokens`: default as in the build. `kinds`: False leaves them out.
+    - `pad_id`, `shard_tokens`: default as in the build; megatron makes one shard a split. `kinds`: False leaves
+      them out.
+    - `eod_id`: megatron only: this token, untrained, behind every document that does not end in it.
 
     Tokens are copied about a million at a time. Nothing is at `out` before everything is.
     """
@@ -66,6 +69,8 @@ def export_dataset(
     final = _out(source.directory, to, out)
     if shard_tokens is not None and shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
+    if eod_id is not None and to != "megatron":
+        raise ConfigError(f"eod_id is for exports to megatron; {to} keeps documents as they are")
     temporary = temporary_folder(final)
     try:
         export = Export(
@@ -76,8 +81,9 @@ def export_dataset(
             packing_strategy=packing_strategy,
             overflow=overflow,
             pad_id=_pad_id(source) if pad_id is None else pad_id,
-            shard_tokens=shard_tokens or _shard_tokens(source),
+            shard_tokens=shard_tokens or _shard_tokens(source, to),
             kinds=kinds,
+            eod_id=eod_id,
         )
         with storing(final, "write the export"):
             TARGETS[to](export)
@@ -107,7 +113,9 @@ def _pad_id(source: StoredDataset) -> int:
     return int((stored or [source.about.get("tokenizer", {}).get("pad_id", 0)])[0])
 
 
-def _shard_tokens(source: StoredDataset) -> int:
+def _shard_tokens(source: StoredDataset, to: str) -> int:
+    if to == "megatron":  # few large files serve it best: all of a split in one, each document with an added EOD
+        return max(1, *(int((documents.lengths + 1).sum()) for documents in source.splits.values()))
     default = Recipe.model_fields["shard_tokens"].default
     return int(source.about.get("recipe", {}).get("shard_tokens", default))
 
@@ -116,7 +124,7 @@ def _manifest(export: Export, to: str) -> dict[str, Any]:
     """Which dataset this was made of, how, what it holds and what it could not; nothing of time or place."""
     source, folder = export.source, export.folder
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    options = ("max_length", "packing_strategy", "overflow", "pad_id", "shard_tokens", "kinds")
+    options = ("max_length", "packing_strategy", "overflow", "pad_id", "shard_tokens", "kinds", "eod_id")
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,

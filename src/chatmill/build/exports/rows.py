@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.build.documents import BlockDocuments, Documents, DocumentSet, even_ranges
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, UnknownNameError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy, plan
+from chatmill.store.documents import BlockDocuments, Documents, DocumentSet, even_ranges
 
 Ints = NDArray[np.int64]
 

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.build.documents import BlockDocuments, DocumentSet, StoredDataset
+from chatmill.build.exports.megatron import to_megatron
 from chatmill.build.exports.rows import RowBatch, RowPlan, as_stored, one_each, packed_anew, padded, row_batches
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 from chatmill.store.block_writer import BlockWriter
+from chatmill.store.documents import BlockDocuments, DocumentSet, StoredDataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.parquet import ParquetShards
 
@@ -43,6 +44,8 @@ class Export:
     shard_tokens: int
     kinds: bool
     """Whether kinds are wanted."""
+    eod_id: int | None = None
+    """Put behind every document that does not end in it, untrained; `megatron` alone takes it."""
     not_held: list[str] = field(default_factory=list)
     """Sentences about what the target cannot hold, or was asked to leave out."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -320,5 +323,6 @@ TARGETS: dict[str, Callable[[Export], None]] = {
     "parquet": to_parquet,
     "episodes": to_episodes,
     "blocks": to_blocks,
+    "megatron": to_megatron,
 }
 """Adding a target is adding a function and its entry."""

@@ -1,0 +1,152 @@
+"""Turn rows of query, reasoning and answer into Harmony conversations for chatmill synth-kd.
+
+Rows come from Parquet, JSONL (.gz, .zst) or JSON files, from several or from
+a folder. Each becomes one conversation: system, developer, user, analysis,
+final. OUT gets synth_harmony_shard_NN.parquet and, last, manifest.json.
+
+Example: chatmill synth-harmony data/synth --out data/synth_harmony
+
+Example: chatmill synth-harmony rows.jsonl -o out --column answer=response --id-prefix my-
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chatmill.cli import options
+from chatmill.errors import ConfigError
+
+
+def command(
+    inputs: Annotated[list[str], typer.Argument(metavar="IN", help="Files, globs or folders of files.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder for the shards.")],
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="NAME=YOURS", help="Your name of query, reasoning, answer, synth_id, ..."),
+    ] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option("--metadata", metavar="COLUMN", help="Keep this column in metadata_json.")
+    ] = None,
+    system: Annotated[
+        Path | None, typer.Option("--system", metavar="FILE", help="JSON file with the fields of the system message.")
+    ] = None,
+    model_identity: Annotated[
+        str | None, typer.Option("--model-identity", metavar="TEXT", help="First line of the system message.")
+    ] = None,
+    reasoning_effort: Annotated[
+        str | None, typer.Option("--reasoning-effort", metavar="NAME", help="Low, Medium or High.")
+    ] = None,
+    start_date: Annotated[
+        str | None, typer.Option("--start-date", metavar="DATE", help="The current date in the system message.")
+    ] = None,
+    knowledge_cutoff: Annotated[
+        str | None, typer.Option("--knowledge-cutoff", metavar="MONTH", help="Such as 2024-06.")
+    ] = None,
+    no_system: Annotated[bool, typer.Option("--no-system", help="Write no system message.")] = False,
+    developer: Annotated[str | None, typer.Option("--developer", metavar="TEXT", help="The developer message.")] = None,
+    developer_file: Annotated[
+        Path | None, typer.Option("--developer-file", metavar="FILE", help="A file with the developer message.")
+    ] = None,
+    no_developer: Annotated[bool, typer.Option("--no-developer", help="Write no developer message.")] = False,
+    dataset: Annotated[str | None, typer.Option("--dataset", metavar="NAME", help="A name for the manifest.")] = None,
+    id_prefix: Annotated[
+        str | None, typer.Option("--id-prefix", metavar="TEXT", help="Make ids of this and the row's number.")
+    ] = None,
+    allow_no_reasoning: Annotated[
+        bool, typer.Option("--allow-no-reasoning", help="Write rows without reasoning, without analysis.")
+    ] = False,
+    rows_per_shard: Annotated[
+        int, typer.Option("--rows-per-shard", metavar="N", min=1, help="Rows of a Parquet file.")
+    ] = 20_000_000,
+    on_error: Annotated[str, typer.Option("--on-error", metavar="NAME", help="fail or quarantine.")] = "fail",
+    quiet: Annotated[bool, options.QUIET] = False,
+    as_json: Annotated[bool, options.JSON] = False,
+) -> None:
+    """Read, write, report."""
+    from chatmill.build.synth_harmony import REJECTED, write_synth_harmony
+    from chatmill.build.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM
+
+    changed = {
+        "model_identity": model_identity,
+        "reasoning_effort": None if reasoning_effort is None else reasoning_effort.capitalize(),
+        "conversation_start_date": start_date,
+        "knowledge_cutoff": knowledge_cutoff,
+    }
+    with _progress(quiet) as progress:
+        result = write_synth_harmony(
+            inputs,
+            out,
+            system=_system(system, {k: v for k, v in changed.items() if v is not None}, no_system, DEFAULT_SYSTEM),
+            developer=_developer(developer, developer_file, no_developer, DEFAULT_DEVELOPER),
+            columns=dict(map(_pair, column or [])),
+            metadata=metadata or (),
+            dataset=dataset,
+            id_prefix=id_prefix,
+            allow_no_reasoning=allow_no_reasoning,
+            rows_per_shard=rows_per_shard,
+            on_error=on_error,
+            progress=progress,
+        )
+    if as_json:
+        typer.echo(json.dumps(result.manifest))
+        return
+    for shard in result.manifest["shards"]:
+        typer.echo(f"{shard['path']}  {shard['rows']:,} rows, {shard['bytes']:,} bytes")
+    for reason, count in result.manifest["rejected"].items():
+        typer.echo(f"rejected: {count:,} rows, {reason}; see {result.directory / REJECTED}")
+    typer.echo(f"{result.rows:,} conversations -> {result.directory}")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, theirs = text.partition("=")
+    if not (name and equals and theirs):
+        raise ConfigError(f"--column {text!r} must be NAME=YOURS, as answer=response")
+    return name, theirs
+
+
+def _system(path: Path | None, changed: dict[str, Any], none: bool, default: Any) -> dict[str, Any] | None:
+    if none:
+        if path is not None or changed:
+            raise ConfigError("--no-system stands beside options for the system message; leave one of them out")
+        return None
+    fields = dict(default)
+    if path is not None:
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--system {path} cannot be read as JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise ConfigError(f"--system {path} must hold one JSON object, the fields of the system message")
+    return fields | changed
+
+
+def _developer(text: str | None, path: Path | None, none: bool, default: str) -> str | None:
+    if sum((text is not None, path is not None, none)) > 1:
+        raise ConfigError("give one of --developer, --developer-file and --no-developer")
+    if none:
+        return None
+    if path is None:
+        return default if text is None else text
+    try:
+        return path.read_text(encoding="utf-8").rstrip("\n")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--developer-file {path} cannot be read: {error}") from None
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """A counter on the terminal; nothing where standard error is not one."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("reading") as status:
+        yield lambda done: status.update(f"{done:,} rows")

@@ -1,0 +1,209 @@
+"""Training on a distillation set with Megatron Core: `SynthKDDataset`, its GPTDataset with two aligned sidecars.
+
+Importing this module imports Megatron Core (seconds) and torch; `chatmill` itself never does. Where the shards are,
+as Megatron's config takes it, is told by `chatmill.synth_kd_blend`, which needs neither.
+"""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from chatmill.errors import ConfigError, FormatError, MissingExtraError
+from chatmill.store.kd import LOSSMASK, SPAN, KDShard, sidecar_prefix, synth_kd_blend, token_prefix
+
+try:
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+except ImportError as error:
+    raise MissingExtraError("megatron.core", "megatron", "SynthKDDataset") from error
+
+__all__ = ["SynthKDDataset", "drop_broken_cache", "synth_kd_blend"]
+
+FINGERPRINT = "synth_kd_fingerprint"
+"""The attribute of the config that tells one build from another in the key of Megatron's index cache."""
+
+
+class SynthKDDataset(GPTDataset):  # type: ignore[misc]
+    """A `GPTDataset` over `PREFIX_tokens` whose samples have `loss_mask` and `span_id` from the sidecars beside it.
+
+    Sampling, shuffling and index caching are those of `GPTDataset`. `loss_mask` (float32, 0 or 1) and `span_id`
+    (int64: 1 analysis, 2 final, 0 neither) are aligned with `labels` and 0 on padding; the mask of the base class is
+    not used. Opening refuses shards whose files do not fit together, and an index cache of another build is never
+    used: its key holds a fingerprint of the six files.
+    """
+
+    def __init__(
+        self,
+        indexed_dataset: IndexedDataset,
+        dataset_path: str | None,
+        indexed_indices: NDArray[np.integer],
+        num_samples: int | None,
+        index_split: Any,
+        config: GPTDatasetConfig,
+    ) -> None:
+        """As Megatron's builder calls it; `indexed_dataset` is that of the tokens."""
+        shard = _open_shard(indexed_dataset.path_prefix)
+        self.lossmask, self.span = _Sidecar(shard, LOSSMASK, config), _Sidecar(shard, SPAN, config)
+        # A copy: the config is shared by all shards of a blend, and the fingerprint is that of one.
+        config = copy(config)
+        setattr(config, FINGERPRINT, shard.fingerprint())
+        super().__init__(indexed_dataset, dataset_path, indexed_indices, num_samples, index_split, config)
+
+    @staticmethod
+    def build_low_level_dataset(dataset_path: str, config: GPTDatasetConfig) -> IndexedDataset:
+        """The token dataset, once all three are known to be whole and aligned (Megatron maps whatever there is)."""
+        _open_shard(dataset_path)
+        return GPTDataset.build_low_level_dataset(dataset_path, config)
+
+    @staticmethod
+    def _key_config_attributes() -> list[str]:
+        return [*GPTDataset._key_config_attributes(), FINGERPRINT]
+
+    def __getitem__(self, idx: int | None) -> dict[str, Any]:
+        """One sample: the keys of `GPTDataset` and `span_id`. `None` is Megatron's filler: nothing is trained."""
+        sample = dict(super().__getitem__(idx))
+        mask, span, real = self._sidecar_slices(0 if idx is None else int(idx))
+        if self._pad_token_id >= 0:
+            self._restore_tokens(sample, 0 if idx is None else int(idx), real)
+        if idx is None:
+            mask[:], span[:] = 0, 0
+        if self.config.add_extra_token_to_sequence:
+            mask, span = mask[:-1], span[:-1]
+        else:
+            mask[-1], span[-1] = 0, 0  # the token that this position predicts is not in the sample
+        sample["loss_mask"] = torch.from_numpy(mask.astype(np.float32))
+        sample["span_id"] = torch.from_numpy(span.astype(np.int64))
+        return sample
+
+    def _sidecar_slices(self, idx: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:
+        """Mask and span of the tokens that Megatron cuts for a sample, 0 behind them; and how many tokens those are.
+
+        The walk is that of the base class over shuffle, sample and document index; both values are label-aligned.
+        """
+        number = int(self.shuffle_index[idx])
+        first, begin = (int(value) for value in self.sample_index[number])
+        last, end = (int(value) for value in self.sample_index[number + 1])
+        extra = int(self.config.add_extra_token_to_sequence)
+        documents = np.array(self.document_index[first : last + 1], dtype=np.int64)
+        starts = np.zeros(len(documents), dtype=np.int64)
+        stops = self.dataset.sequence_lengths[documents].astype(np.int64)
+        starts[0], stops[-1] = begin, end + extra
+        real = int((stops - starts).sum())
+        both = np.zeros((2, self.config.sequence_length + extra), dtype=np.uint8)
+        for values, sidecar in zip(both, (self.lossmask, self.span), strict=True):
+            values[:real] = sidecar.read(documents, starts, stops)
+        return both[0], both[1], real
+
+    def _restore_tokens(self, sample: dict[str, Any], idx: int, real: int) -> None:
+        """Put back real tokens that have the pad id: the base class takes them for padding and makes them id 0."""
+        # The query gives two or three values, by Megatron's version; the first is the text.
+        text = torch.from_numpy(np.array(self._query_document_sample_shuffle_indices(idx)[0][:real])).long()
+        sample["tokens"][: min(real, len(sample["tokens"]))] = text[: len(sample["tokens"])]
+        sample["labels"][: real - 1] = text[1:]
+
+    def _build_document_sample_shuffle_indices(self) -> Any:
+        """The indices of the base class; a file of its cache that was cut short is built again."""
+        folder = self.config.path_to_cache or os.path.join(
+            self.dataset.path_prefix, "cache", f"{type(self).__name__}_indices"
+        )
+        names = f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}-"
+        if self.config.fast_cache_load or self.config.defer_npy_index_mmap:
+            for path in _broken(folder, names):
+                raise FormatError(f"{path}: this file of the index cache was cut short; delete it and build it again")
+        elif not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+            drop_broken_cache(folder, names)
+        indices = super()._build_document_sample_shuffle_indices()
+        if all(index is not None for index in indices):
+            self._check_indices(folder, *indices)
+        return indices
+
+    def _check_indices(self, folder: str, documents: Any, samples: Any, shuffle: Any) -> None:
+        """The three indices speak of each other and of these documents."""
+        count = len(self.dataset.sequence_lengths)
+        highest = int(documents.max()) if len(documents) else -1
+        if len(shuffle) != len(samples) - 1 or highest >= count or int(samples[-1][0]) > len(documents):
+            raise FormatError(
+                f"{folder}: the cached indices of {self.dataset.path_prefix} do not fit together: {len(shuffle):,} "
+                f"shuffled of {len(samples) - 1:,} samples, over documents up to {highest:,} of {count:,}; delete them"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but open files and cached masks: those are opened and made again on the other side."""
+        state = self.__dict__.copy()
+        for name in ("lossmask", "span"):
+            del state[name]
+        for name in ("cached_attention_mask", "cached_loss_mask", "cached_position_ids"):
+            state[name] = None
+        state["masks_and_position_ids_are_cached"] = False
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        shard = _open_shard(self.dataset.path_prefix)
+        expected, found = getattr(self.config, FINGERPRINT), shard.fingerprint()
+        if found != expected:
+            raise FormatError(
+                f"{shard.prefix}: had the fingerprint {expected[:16]} when the dataset was pickled and has "
+                f"{found[:16]} now: something wrote to the shard; build datasets anew after a new build"
+            )
+        self.lossmask, self.span = _Sidecar(shard, LOSSMASK, self.config), _Sidecar(shard, SPAN, self.config)
+
+
+class _Sidecar:
+    """The values of one sidecar: memory-mapped and taken in one go, or read piece by piece, as for the tokens."""
+
+    def __init__(self, shard: KDShard, column: str, config: GPTDatasetConfig) -> None:
+        self._dataset = IndexedDataset(sidecar_prefix(shard.prefix, column), mmap=config.mmap_bin_files)
+        self._file = shard.files[column] if config.mmap_bin_files else None
+
+    def read(
+        self, documents: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> NDArray[np.uint8]:
+        """The values `starts[i]:stops[i]` of each document, one after another."""
+        if self._file is None:
+            places = zip(documents.tolist(), starts.tolist(), stops.tolist(), strict=True)
+            return np.concatenate(
+                [self._dataset.get(d, offset=first, length=last - first) for d, first, last in places]
+            )
+        lengths = stops - starts
+        begins = self._dataset.index.sequence_pointers[documents] + starts  # bytes, and a value is one
+        places = np.arange(int(lengths.sum())) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
+        values: NDArray[np.uint8] = self._file.array[places]
+        return values
+
+
+def drop_broken_cache(folder: str | os.PathLike[str], names: str = "") -> list[Path]:
+    """Delete index files of a Megatron cache that were cut short, so that Megatron builds them again; gives them.
+
+    Megatron writes these files in place and never rebuilds one. A `SynthKDDataset` does this for its own; call it for
+    those of blends, before building and while nothing else uses the cache. `names`: only files that begin so.
+    """
+    broken = _broken(folder, names)
+    for path in broken:
+        path.unlink(missing_ok=True)
+    return broken
+
+
+def _broken(folder: str | os.PathLike[str], names: str) -> list[Path]:
+    return [path for path in sorted(Path(folder).glob(f"{names}*.npy")) if not _is_whole(path)]
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, OSError):
+        return False
+    return True
+
+
+def _open_shard(prefix: str) -> KDShard:
+    if "://" in prefix:
+        raise ConfigError(f"{token_prefix(prefix)}: sidecars are read from a file system, not from object storage")
+    return KDShard.open(prefix)

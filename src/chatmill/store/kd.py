@@ -1,0 +1,265 @@
+"""Shards of a distillation set: token files with the two sidecars beside them, opened together or refused.
+
+A shard is `PREFIX_tokens`, `PREFIX_lossmask` and `PREFIX_span`, each a `.bin` with an `.idx`. On disk the two sidecars
+are *label-aligned*: the value at position `t` speaks of token `t + 1`, and the last value of a document is 0. A mask
+of 1 means "train on that token"; a span is 1 (analysis), 2 (final) or 0 (neither, or not trained).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.store.documents import EXPORT_MANIFEST, MANIFEST
+from chatmill.store.fingerprint import probe
+from chatmill.store.mapped import MappedFile, file_size
+from chatmill.store.megatron import SLICE, MegatronIndex, idx_path
+
+TOKENS, LOSSMASK, SPAN = "tokens", "lossmask", "span"
+COLUMNS = (TOKENS, LOSSMASK, SPAN)
+"""What the three datasets of a shard are called: `PREFIX_tokens` and so on."""
+SPAN_NAMES = ("context", "analysis", "final")
+"""What the span ids 0, 1 and 2 mean."""
+SAMPLED = 64
+"""Documents of a shard whose values are compared when it is opened, beside the first."""
+
+
+def token_prefix(prefix: str | os.PathLike[str]) -> str:
+    """The prefix of a shard's token files, checked for its name, which is where the sidecars are found."""
+    text = os.fspath(prefix)
+    if not text.endswith(f"_{TOKENS}"):
+        hint = f"; did you mean {text}_{TOKENS}?" if idx_path(f"{text}_{TOKENS}").exists() else ""
+        raise ConfigError(
+            f"{text}: the prefix of a distillation shard ends in _{TOKENS}, so that _{LOSSMASK} and _{SPAN} are found "
+            f"beside it{hint}"
+        )
+    return text
+
+
+def sidecar_prefix(prefix: str | os.PathLike[str], column: str) -> str:
+    """The prefix of a sidecar, from that of the token files."""
+    return f"{token_prefix(prefix).removesuffix(TOKENS)}{column}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KDShard:
+    """One shard, opened and found aligned: counts, lengths, document borders, and the values of some documents."""
+
+    prefix: str
+    """That of the token files, with `_tokens`."""
+    tokens: MegatronIndex
+    lossmask: MegatronIndex
+    span: MegatronIndex
+
+    @classmethod
+    def open(cls, prefix: str | os.PathLike[str]) -> KDShard:
+        """Open all six files; what does not fit together is a `FormatError` with the numbers."""
+        name = token_prefix(prefix)
+        shard = cls(
+            prefix=name,
+            tokens=MegatronIndex.open(name),
+            lossmask=MegatronIndex.open(sidecar_prefix(name, LOSSMASK)),
+            span=MegatronIndex.open(sidecar_prefix(name, SPAN)),
+        )
+        shard._check_tokens()
+        for sidecar in (shard.lossmask, shard.span):
+            _check_beside(shard.tokens, sidecar)
+        shard.check_values()
+        return shard
+
+    @property
+    def name(self) -> str:
+        """`shard_00`."""
+        return Path(self.prefix).name.removesuffix(f"_{TOKENS}")
+
+    def __len__(self) -> int:
+        """Documents."""
+        return self.tokens.documents
+
+    @cached_property
+    def files(self) -> dict[str, MappedFile]:
+        """The values of the three datasets, mapped when first used."""
+        return {
+            column: MappedFile(index.bin, index.dtype, index.values)
+            for column, index in ((TOKENS, self.tokens), (LOSSMASK, self.lossmask), (SPAN, self.span))
+        }
+
+    def place(self, number: int) -> slice:
+        """Where a document lies in the flat values."""
+        first = int(self.tokens.lengths[:number].sum(dtype=np.int64))
+        return slice(first, first + int(self.tokens.lengths[number]))
+
+    def document(self, number: int) -> tuple[NDArray[Any], NDArray[np.uint8], NDArray[np.uint8]]:
+        """Ids, mask and span of a document as they are on disk: mask and span are label-aligned. Views."""
+        place = self.place(number)
+        return self.files[TOKENS].array[place], self.files[LOSSMASK].array[place], self.files[SPAN].array[place]
+
+    def fingerprint(self) -> str:
+        """A hash over all lengths and samples of all values, with their sizes: another build gives another one."""
+        digest = hashlib.sha256(self.tokens.dtype.name.encode())
+        digest.update(np.ascontiguousarray(self.tokens.lengths).data)
+        for file in self.files.values():
+            probe(digest, file.array)
+        return digest.hexdigest()
+
+    def check_values(self) -> None:
+        """`lossmask == (span > 0)` on the first document and on a sample of the others, evenly spaced."""
+        last = len(self) - 1
+        for number in sorted({0, *np.linspace(0, last, min(SAMPLED, last + 1)).astype(np.int64).tolist()}):
+            _, mask, span = self.document(number)
+            wrong = np.flatnonzero((mask != (span > 0)) | (span >= len(SPAN_NAMES)))
+            if len(wrong):
+                at = int(wrong[0])
+                raise FormatError(
+                    f"{self.lossmask.bin} and {self.span.bin}: document {number} has the mask {int(mask[at])} and the "
+                    f"span {int(span[at])} at position {at} ({len(wrong):,} of its {len(mask):,} positions do not "
+                    "agree); the mask is 1 where the span is 1 or 2: a sidecar was swapped or belongs to another build"
+                )
+            if mask[-1]:
+                raise FormatError(
+                    f"{self.lossmask.bin}: the last value of document {number} is {int(mask[-1])}; label-aligned "
+                    "values end in 0, because no token follows: was it written token-aligned?"
+                )
+
+    def _check_tokens(self) -> None:
+        """There are documents, of one sequence each, in an integer dtype."""
+        index = self.tokens
+        if not len(index.lengths):
+            raise FormatError(f"{index.idx}: holds no document; leave this shard out")
+        if index.dtype.kind not in "iu":
+            raise FormatError(f"{index.bin}: holds {index.dtype.name} values; token ids are integers")
+        if index.documents != len(index.lengths):
+            raise FormatError(
+                f"{index.idx}: {index.documents:,} documents of {len(index.lengths):,} sequences; in a distillation "
+                "shard every document is one sequence"
+            )
+        if not int(index.lengths.min()):
+            empty = int(np.flatnonzero(index.lengths == 0)[0])
+            raise FormatError(f"{index.idx}: document {empty} is empty")
+
+
+def _check_beside(tokens: MegatronIndex, sidecar: MegatronIndex) -> None:
+    """A sidecar has the sequences, lengths and document borders of the tokens."""
+    if sidecar.dtype != np.uint8:
+        raise FormatError(f"{sidecar.bin}: holds {sidecar.dtype.name} values; a sidecar holds uint8")
+    for what, theirs, ours in (
+        ("sequences", len(sidecar.lengths), len(tokens.lengths)),
+        ("documents", sidecar.documents, tokens.documents),
+    ):
+        if theirs != ours:
+            raise FormatError(f"{sidecar.idx}: {theirs:,} {what}, but {tokens.idx.name} beside it has {ours:,}")
+    columns: tuple[tuple[str, NDArray[Any], NDArray[Any]], ...] = (
+        ("length", sidecar.lengths, tokens.lengths),
+        ("border", sidecar.document_indices, tokens.document_indices),
+    )
+    for what, values, expected in columns:
+        at = _first_difference(values, expected)
+        if at is not None:
+            raise FormatError(
+                f"{sidecar.idx}: document {at} has the {what} {int(values[at]):,}, but in {tokens.idx.name} beside it "
+                f"{int(expected[at]):,}: the sidecar belongs to another build or shard"
+            )
+
+
+def _first_difference(one: NDArray[np.integer], other: NDArray[np.integer]) -> int | None:
+    """Where two arrays of equal length differ first; compared a slice at a time."""
+    for first in range(0, len(one), SLICE):
+        differs = np.flatnonzero(one[first : first + SLICE] != other[first : first + SLICE])
+        if len(differs):
+            return first + int(differs[0])
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KDRoot:
+    """A folder of splits with shards: what `chatmill synth-kd` wrote, or an export to megatron."""
+
+    directory: Path
+    manifest: Mapping[str, Any]
+    """What stands in its manifest.json (or export.json)."""
+    splits: dict[str, tuple[str, ...]]
+    """The token prefixes of each split, in order; splits without a document are left out."""
+
+
+def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
+    """Look into a finished folder, without opening its shards; refuses one whose manifest is not there yet."""
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise FormatError(f"{folder}: no such folder")
+    written = [folder / name for name in (MANIFEST, EXPORT_MANIFEST) if (folder / name).is_file()]
+    splits = {
+        split.name: prefixes
+        for split in sorted(folder.iterdir(), key=_split_order)
+        if split.is_dir() and not split.name.startswith(".") and (prefixes := shard_prefixes(split))
+    }
+    if not splits:
+        raise FormatError(f"{folder}: holds no SPLIT/shard_NN_{TOKENS}.idx; give the folder that synth-kd wrote")
+    if not written:
+        raise FormatError(
+            f"{folder}: has shards but no {MANIFEST}, which is written last: the build is not finished; go on with "
+            "chatmill synth-kd --resume"
+        )
+    try:
+        manifest = json.loads(written[0].read_bytes())
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{written[0]} cannot be read: {error}") from None
+    _check_listed(folder, manifest)
+    return KDRoot(directory=folder, manifest=manifest, splits=splits)
+
+
+def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """The files that a manifest lists (by shard, or flat in an export) are there, with the sizes that it says."""
+    listed = dict(manifest.get("files") or {})
+    for split in (manifest.get("splits") or {}).values():
+        for shard in split.get("shards") or ():
+            listed |= {entry["path"]: entry for entry in shard["files"]}
+    for name, entry in listed.items():
+        size = file_size(folder / name)
+        if size != entry["bytes"]:
+            raise FormatError(
+                f"{folder / name}: {size:,} bytes, but the manifest says {entry['bytes']:,}: the file was cut or "
+                "replaced after the build"
+            )
+
+
+class KDBlend(NamedTuple):
+    """A blend as Megatron's configs take it: `(prefixes, weights)`."""
+
+    prefixes: list[str]
+    """The token prefixes of a split, one a shard."""
+    weights: list[float]
+    """Their tokens, so that every document is as likely as in one large shard."""
+
+
+def synth_kd_blend(root: str | os.PathLike[str], split: str = "train") -> KDBlend:
+    """The shards of a split for `blend_per_split` of a `GPTDatasetConfig`, weighted by their tokens.
+
+    Weights need a number of samples; for exactly one epoch, or without a number, give `(blend.prefixes, None)`.
+    Shards are not opened here beyond their sizes: the dataset checks them when it is built.
+    """
+    found = find_kd_root(root)
+    if split not in found.splits:
+        raise UnknownNameError("split", split, list(found.splits), "A split without documents has no shards.")
+    prefixes = list(found.splits[split])
+    return KDBlend(prefixes, [float(MegatronIndex.open(prefix).values) for prefix in prefixes])
+
+
+def shard_prefixes(folder: Path) -> tuple[str, ...]:
+    """The token prefixes in the folder of a split, by the number in their names."""
+    found = [str(path.with_suffix("")) for path in folder.glob(f"*_{TOKENS}.idx")]
+    return tuple(sorted(found, key=lambda prefix: (len(prefix), prefix)))
+
+
+def _split_order(path: Path) -> tuple[int, str]:
+    """Train before valid before whatever else."""
+    return ("train", "valid").index(path.name) if path.name in ("train", "valid") else 2, path.name

@@ -1,0 +1,281 @@
+"""Megatron Core's indexed datasets, `PREFIX.bin` + `PREFIX.idx`: written, joined and checked with NumPy alone.
+
+The bytes are those of Megatron's own `IndexedDatasetBuilder` (tests compare them); what it leaves out is done here:
+values and lengths are checked, files appear under their names when they are whole, and readers refuse what does not
+fit. One sequence is one document. Memory grows by 4 bytes a document while writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.store.durable import GrowingFile, sync_folder
+from chatmill.store.episode_manifest import FileRecord
+from chatmill.store.mapped import MappedFile, file_size
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+"""Magic, version, dtype code, sequences, documents + 1: 34 bytes."""
+DTYPE_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
+_DTYPES = {code: np.dtype(name) for name, code in DTYPE_CODES.items()}
+COPY = 1 << 22
+"""Bytes that are copied at a time when parts are joined."""
+SLICE = 1 << 20
+"""Documents whose entries of an index are made or checked at a time."""
+
+
+def bin_path(prefix: str | os.PathLike[str]) -> Path:
+    """The values of a dataset: `PREFIX.bin`."""
+    return Path(f"{os.fspath(prefix)}.bin")
+
+
+def idx_path(prefix: str | os.PathLike[str]) -> Path:
+    """The index of a dataset: `PREFIX.idx`."""
+    return Path(f"{os.fspath(prefix)}.idx")
+
+
+class MegatronWriter:
+    """Writes one indexed dataset; its two files get their names in `finish`, the index last.
+
+    Until then they are called `.NAME.bin.partial` and `.NAME.idx.partial`; those of a killed writer are overwritten.
+    As a `with` block: finishes when it ends well, else discards.
+    """
+
+    def __init__(self, prefix: str | os.PathLike[str], dtype: DTypeLike) -> None:
+        """Values are stored as `dtype`; a prefix that is there already is refused."""
+        self.dtype = np.dtype(dtype)
+        if self.dtype.name not in DTYPE_CODES:
+            raise ConfigError(f"Megatron has no code for {self.dtype.name}; it stores {', '.join(DTYPE_CODES)}")
+        self.paths = {"bin": bin_path(prefix), "idx": idx_path(prefix)}
+        for path in self.paths.values():
+            if path.exists():
+                raise ConfigError(f"{path}: is there already; Megatron caches by path, so no prefix is overwritten")
+        self.documents = 0
+        self.values = 0
+        self.records: dict[str, FileRecord] = {}
+        """Bytes and sha256 of `bin` and `idx`, after `finish`."""
+        self._lengths: list[NDArray[np.int32]] = []
+        self._file: GrowingFile | None = GrowingFile(self._partial("bin"))
+
+    def append(self, values: NDArray[Any], lengths: NDArray[np.integer]) -> None:
+        """Write documents behind those that are there: flat values, and how many of them each document has."""
+        sizes = np.asarray(lengths)
+        total = int(sizes.sum(dtype=np.int64))
+        if total != len(values):
+            raise DataError(f"{self.paths['bin']}: {len(values):,} values, but the lengths add up to {total:,}")
+        if len(sizes) and not (int(sizes.min()) >= 1 and int(sizes.max()) <= np.iinfo(np.int32).max):
+            at = int(np.flatnonzero((sizes < 1) | (sizes > np.iinfo(np.int32).max))[0])
+            raise DataError(f"{self.paths['bin']}: document {self.documents + at} has {int(sizes[at])} values")
+        self._write(self._cast(values))
+        self._add_lengths(sizes.astype(np.int32))
+
+    def append_part(self, part: MegatronIndex) -> None:
+        """Write all documents of another dataset of the same dtype."""
+        if part.dtype != self.dtype:
+            raise FormatError(f"{part.bin}: {part.dtype.name} values cannot be joined into {self.dtype.name} ones")
+        with part.bin.open("rb") as file:
+            left = part.values * part.dtype.itemsize
+            while left:
+                piece = file.read(min(COPY, left))
+                if not piece:
+                    raise FormatError(f"{part.bin}: ends {left:,} bytes before its index says")
+                self._write(piece)
+                left -= len(piece)
+        self._add_lengths(part.lengths.astype(np.int32))
+
+    def finish(self) -> dict[str, FileRecord]:
+        """Write the index, sync both files and give them their names; what `records` holds then."""
+        assert self._file is not None, "the writer is closed"
+        records = {"bin": self._file.finish()}
+        self._file = GrowingFile(self._partial("idx"))
+        for piece in self._index():
+            self._file.write(piece)
+        records["idx"] = self._file.finish()
+        self._file = None
+        for name in ("bin", "idx"):
+            os.replace(self._partial(name), self.paths[name])
+        sync_folder(self.paths["idx"].parent)
+        self.records = records
+        return records
+
+    def discard(self) -> None:
+        """Close and remove what was written; does nothing after `finish`."""
+        if self._file is not None:
+            self._file.discard()
+            self._file = None
+        for name in self.paths:
+            with contextlib.suppress(OSError):
+                self._partial(name).unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.discard()
+        elif self._file is not None:
+            self.finish()
+
+    def _partial(self, name: str) -> Path:
+        path = self.paths[name]
+        return path.with_name(f".{path.name}.partial")
+
+    def _write(self, data: NDArray[Any] | bytes) -> None:
+        assert self._file is not None, "the writer is closed"
+        # A view, since a file would turn an array into bytes first, which is one copy more.
+        view: Any = np.ascontiguousarray(data).view(np.uint8).data if isinstance(data, np.ndarray) else data
+        self._file.write(view)
+
+    def _add_lengths(self, lengths: NDArray[np.int32]) -> None:
+        self._lengths.append(lengths)
+        self.documents += len(lengths)
+        self.values += int(lengths.sum(dtype=np.int64))
+
+    def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The values in the stored dtype; one that would not survive it is an error (the builder wraps it)."""
+        if values.dtype == self.dtype or not len(values):
+            return values.astype(self.dtype, copy=False)
+        cast = values.astype(self.dtype)
+        wrong = np.flatnonzero(cast != values)
+        if len(wrong):
+            at = int(wrong[0])
+            raise DataError(
+                f"{self.paths['bin']}: value {values[at]} (number {self.values + at}) does not fit into "
+                f"{self.dtype.name}; choose a wider dtype"
+            )
+        return cast
+
+    def _index(self) -> Iterator[NDArray[Any] | bytes]:
+        """The bytes of the index, in pieces."""
+        yield HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype.name], self.documents, self.documents + 1)
+        lengths = np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int32)
+        yield lengths.astype("<i4", copy=False)
+        at = 0
+        for first in range(0, len(lengths), SLICE):
+            sizes = lengths[first : first + SLICE].astype("<i8") * self.dtype.itemsize
+            ends = at + np.cumsum(sizes)
+            yield ends - sizes
+            at = int(ends[-1])
+        for first in range(0, self.documents + 1, SLICE):
+            yield np.arange(first, min(first + SLICE, self.documents + 1), dtype="<i8")
+
+
+def join_megatron(
+    prefix: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]], dtype: DTypeLike
+) -> MegatronWriter:
+    """Write the documents of all parts, in order, as one dataset; gives the finished writer with its counts."""
+    with MegatronWriter(prefix, dtype) as writer:
+        for part in parts:
+            writer.append_part(MegatronIndex.open(part))
+    return writer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronIndex:
+    """The index of a dataset, read and checked against its own sizes and those of the `.bin`."""
+
+    bin: Path
+    idx: Path
+    dtype: np.dtype[Any]
+    lengths: NDArray[np.int32]
+    """Values of each sequence; mapped from the file."""
+    document_indices: NDArray[np.int64]
+    """0, then one past the last sequence of each document; mapped from the file."""
+    values: int
+    """All values together."""
+
+    @classmethod
+    def open(cls, prefix: str | os.PathLike[str]) -> MegatronIndex:
+        """Open `PREFIX.bin` and `PREFIX.idx`; whatever does not fit is a `FormatError` with the numbers."""
+        data, index = bin_path(prefix), idx_path(prefix)
+        size = file_size(index)
+        dtype, sequences, documents = _header(index, size)
+        expected = HEADER.size + 12 * sequences + 8 * documents
+        if size != expected:
+            raise FormatError(
+                f"{index}: {size:,} bytes, but {sequences:,} sequences and {documents - 1:,} documents need "
+                f"{expected:,}: the file was cut or changed"
+            )
+        whole = MappedFile(index, np.uint8).array
+        lengths = whole[HEADER.size :][: 4 * sequences].view("<i4")
+        pointers = whole[HEADER.size + 4 * sequences :][: 8 * sequences].view("<i8")
+        ends = whole[HEADER.size + 12 * sequences :].view("<i8")
+        values = _check_lengths(index, lengths, pointers, dtype.itemsize)
+        _check_documents(index, ends, sequences)
+        found = file_size(data)
+        if found != values * dtype.itemsize:
+            raise FormatError(
+                f"{data}: {found:,} bytes, but its index speaks of {values:,} {dtype.name} values "
+                f"({values * dtype.itemsize:,} bytes): the file was cut or belongs to another index"
+            )
+        return cls(bin=data, idx=index, dtype=dtype, lengths=lengths, document_indices=ends, values=values)
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return len(self.document_indices) - 1
+
+    def read(self) -> NDArray[Any]:
+        """All values, flat, mapped from the `.bin`."""
+        return MappedFile(self.bin, self.dtype, self.values).array
+
+
+def _header(index: Path, size: int) -> tuple[np.dtype[Any], int, int]:
+    """Dtype, sequences, and documents + 1."""
+    if size < HEADER.size:
+        raise FormatError(f"{index}: {size} bytes; an index has at least {HEADER.size}")
+    with index.open("rb") as file:
+        magic, version, code, sequences, documents = HEADER.unpack(file.read(HEADER.size))
+    if magic != MAGIC:
+        raise FormatError(f"{index}: begins with {magic!r} instead of {MAGIC!r}: no index of Megatron Core")
+    if version != VERSION:
+        raise FormatError(f"{index}: version {version}; this package reads version {VERSION}")
+    if code not in _DTYPES:
+        raise FormatError(f"{index}: dtype code {code}; Megatron Core has {min(_DTYPES)} to {max(_DTYPES)}")
+    if documents < 1:
+        raise FormatError(f"{index}: has no document indices, not even the first one")
+    return _DTYPES[code], sequences, documents
+
+
+def _check_lengths(index: Path, lengths: NDArray[np.int32], pointers: NDArray[np.int64], itemsize: int) -> int:
+    """Lengths are not negative and every pointer is the sum of what stands before; the sum of all lengths."""
+    at = 0
+    for first in range(0, len(lengths), SLICE):
+        sizes = lengths[first : first + SLICE].astype(np.int64)
+        if int(sizes.min()) < 0:
+            wrong = first + int(np.flatnonzero(sizes < 0)[0])
+            raise FormatError(f"{index}: sequence {wrong} has the length {int(lengths[wrong])}")
+        ends = at + np.cumsum(sizes)
+        different = np.flatnonzero(pointers[first : first + SLICE] != (ends - sizes) * itemsize)
+        if len(different):
+            wrong = int(different[0])
+            raise FormatError(
+                f"{index}: sequence {first + wrong} begins at byte {int(pointers[first + wrong]):,}, but the lengths "
+                f"before it make {int((ends - sizes)[wrong]) * itemsize:,}"
+            )
+        at = int(ends[-1])
+    return at
+
+
+def _check_documents(index: Path, ends: NDArray[np.int64], sequences: int) -> None:
+    if int(ends[0]) != 0 or int(ends[-1]) != sequences:
+        raise FormatError(
+            f"{index}: document indices run from {int(ends[0])} to {int(ends[-1])}, not from 0 to {sequences}"
+        )
+    if bool((ends[1:] < ends[:-1]).any()):
+        wrong = int(np.flatnonzero(ends[1:] < ends[:-1])[0])
+        raise FormatError(f"{index}: document {wrong} ends before it begins")

@@ -1,0 +1,174 @@
+"""The whole road: rows of query, reasoning and answer, Harmony shards, Megatron files, samples, loss."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from chatmill.build.exports.export import export_dataset
+from chatmill.build.run import run_build
+from chatmill.build.synth_harmony import write_synth_harmony
+from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.errors import FormatError
+from chatmill.look.kd import kd_runs, open_kd
+from chatmill.render.official_harmony import encoding, render_training
+from chatmill.store.kd import synth_kd_blend
+from chatmill.train.span_loss import span_normalized_loss
+from tests.conftest import DATA
+from tests.megatron.kd_sets import EOD, Tokenizer
+
+LENGTH = 256
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    """SYNTH rows taken out of the real conversations."""
+    table = pq.read_table(DATA / "synth_harmony" / "synth_harmony_shard_00.parquet").slice(0, 60).to_pylist()
+    names = ("query", "reasoning", "answer")
+    return [
+        {"synth_id": row["synth_id"]}
+        | dict(
+            zip(names, (m["content"][0]["text"] for m in json.loads(row["messages_json"])["messages"][2:]), strict=True)
+        )
+        for row in table
+    ]
+
+
+@pytest.fixture(scope="module")
+def root(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("road")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_synth_harmony(folder / "rows.jsonl", folder / "harmony", rows_per_shard=40)
+    build_synth_kd(folder / "harmony", folder / "kd", valid_fraction=0.2, workers=0)
+    return folder / "kd"
+
+
+def test_samples_hold_the_conversations(root: Path, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    """One epoch trains every token of every assistant message, wrappers included, exactly once."""
+    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+    from megatron.core.datasets.utils import Split
+
+    from chatmill.megatron import SynthKDDataset
+
+    seen: dict[int, int] = {1: 0, 2: 0}
+    for split in ("train", "valid"):
+        for prefix in synth_kd_blend(root, split).prefixes:
+            config = GPTDatasetConfig(
+                random_seed=1, sequence_length=LENGTH, blend_per_split=[([prefix], None), None, None],
+                path_to_cache=str(tmp_path), tokenizer=Tokenizer(), reset_position_ids=False,
+                reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False,
+                drop_last_partial_validation_sequence=False,
+            )  # fmt: skip
+            low = SynthKDDataset.build_low_level_dataset(prefix, config)
+            everything = np.arange(len(low.sequence_lengths), dtype=np.int32)
+            # As validation, so that the last, partial sample is served too.
+            dataset = SynthKDDataset(low, prefix, everything, None, Split.valid, config)
+            spans = torch.cat([dataset[i]["span_id"] for i in range(len(dataset))])
+            masks = torch.cat([dataset[i]["loss_mask"] for i in range(len(dataset))])
+            assert torch.equal(masks > 0, spans > 0)
+            for span in seen:
+                seen[span] += int((spans == span).sum())
+    wanted = {1: 0, 2: 0}
+    for row in rows:
+        for span, text in ((1, row["reasoning"]), (2, row["answer"])):
+            # <|start|>assistant<|channel|>NAME<|message|> ... <|end|> or <|return|>: six tokens around each text.
+            wanted[span] += len(encoding().encode(text, disallowed_special=())) + 6
+    assert seen == wanted
+
+
+def test_documents_show_the_conversations(root: Path, rows: list[dict[str, Any]]) -> None:
+    from chatmill.look.decoder import decoder_for
+
+    found = open_kd(root)
+    decoder, problem = decoder_for(found.about)
+    assert decoder is not None
+    assert problem == ""
+    assert set(found.splits) == {"train", "valid"}
+    by_query = {row["query"]: row for row in rows}
+    for split in found.splits.values():
+        for number in range(len(split)):
+            item = split.item(number)
+            context, analysis, final, end = (decoder.text(item.ids[run.start : run.stop]) for run in kd_runs(item))
+            query = context.rpartition("<|start|>user<|message|>")[2].removesuffix("<|end|>")
+            row = by_query.pop(query)
+            assert analysis == f"<|start|>assistant<|channel|>analysis<|message|>{row['reasoning']}<|end|>"
+            assert final == f"<|start|>assistant<|channel|>final<|message|>{row['answer']}<|return|>"
+            assert end == "<|endoftext|>"
+    assert not by_query
+
+
+def test_a_blend_is_trained_on(root: Path, tmp_path: Path) -> None:
+    """A batch of the blend through the loss: both spans are there, and only trained positions get a gradient."""
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+
+    from chatmill.megatron import SynthKDDataset
+
+    config = GPTDatasetConfig(
+        random_seed=1, sequence_length=LENGTH, blend_per_split=[tuple(synth_kd_blend(root)), None, None],
+        path_to_cache=None, tokenizer=Tokenizer(), reset_position_ids=True, reset_attention_mask=True,
+        eod_mask_loss=True, create_attention_mask=True, mid_level_dataset_surplus=0.5,
+    )  # fmt: skip
+    train, _, _ = BlendedMegatronDatasetBuilder(SynthKDDataset, [64, 0, 0], lambda: True, config).build()
+    batch = torch.utils.data.default_collate([train[i] for i in range(16)])
+    losses = torch.rand(16, LENGTH, requires_grad=True)
+    result = span_normalized_loss(losses, batch["span_id"], batch["loss_mask"])
+    result.loss.backward()
+    assert losses.grad is not None
+    assert torch.equal(losses.grad > 0, batch["loss_mask"] > 0)
+    values = result.values()
+    assert values["tokens_r"] + values["tokens_f"] == int(batch["loss_mask"].sum()) > 500
+    assert batch["attention_mask"].shape == (16, 1, LENGTH, LENGTH)
+    # Positions start again after every EOD, so the base class' options still work beside the sidecars.
+    after = (batch["tokens"][:, :-1] == EOD) & (batch["position_ids"][:, 1:] != 0)
+    assert not after.any()
+
+
+def test_an_export_of_the_same_conversations_has_the_same_bytes(root: Path, tmp_path: Path) -> None:
+    """`build` with template harmony and policy synth_kd, exported with EOD, is what `synth-kd` makes."""
+    source = root.parent / "harmony"
+    recipe = {
+        "sources": [{"path": str(path)} for path in sorted(source.glob("*.parquet"))],
+        "tokenizer": "o200k",
+        "template": "harmony",
+        "policy": "synth_kd",
+    }
+    run_build(recipe, tmp_path / "built", workers=0)
+    export_dataset(tmp_path / "built", "megatron", tmp_path / "out", eod_id=EOD)
+    build_synth_kd(source, tmp_path / "kd", valid_fraction=0.0, workers=0)
+    shards = synth_kd_blend(tmp_path / "kd").prefixes
+    assert len(shards) == 2
+    for column in ("tokens", "lossmask", "span"):
+        joined = b"".join(Path(f"{prefix.removesuffix('tokens')}{column}.bin").read_bytes() for prefix in shards)
+        assert (tmp_path / "out" / "train" / f"shard_00_{column}.bin").read_bytes() == joined
+
+
+def test_the_render_is_the_official_one(root: Path) -> None:
+    messages = [
+        json.loads(row["messages_json"])["messages"]
+        for path in sorted((root.parent / "harmony").glob("*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
+    wanted = {(*render_training(conversation), EOD) for conversation in messages}
+    found = {
+        tuple(split.item(number).ids.tolist())
+        for split in open_kd(root).splits.values()
+        for number in range(len(split))
+    }
+    assert found == wanted
+    assert len(found) == 60
+
+
+def test_files_that_are_not_those_of_the_manifest_are_refused(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "kd")
+    with (tmp_path / "kd" / "valid" / "shard_01_span.bin").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(FormatError, match=r"shard_01_span.bin: .* bytes, but the manifest says"):
+        synth_kd_blend(tmp_path / "kd")
