@@ -1,7 +1,8 @@
-"""The inspector of packed blocks: every container, exact header lines, 80 columns without colour, JSON."""
+"""The inspector: every layout and container, exact header lines, 80 columns without colour, JSON, choosing, paging."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,30 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 from rich.cells import cell_len
+from rich.text import Text
 from typer.testing import CliRunner
 
 from chatmill.cli import inspect as module
 from chatmill.errors import ConfigError, FormatError
-from chatmill.look.inspect_packed import block_lines, view_block, visible
+from chatmill.look.inspect_packed import view_block
+from chatmill.look.item_lines import item_lines
+from chatmill.look.item_view import ItemView
 from chatmill.look.packed_rows import PackedRow, open_packed
+from chatmill.look.safe_text import visible
+from chatmill.look.terminal import Screen
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import ByteTokenizer
+from tests.data.tokenizer_files import unpacked
+from tests.look.sets import HOSTILE, KD, folder, tokenizer_once
 
 APP = typer.Typer()
 APP.command(help=module.__doc__)(module.command)
 TEXTS = ["Hello there.", "Zwei Zeilen\nund mehr", "three", "vier", "x" * 50]
+
+
+@pytest.fixture(autouse=True)
+def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
 
 
 def packed() -> dict[str, list[list[int]]]:
@@ -33,6 +46,10 @@ def packed() -> dict[str, list[list[int]]]:
 
 def run(*arguments: Any) -> Any:
     return CliRunner().invoke(APP, [str(a) for a in arguments])
+
+
+def plain_lines(view: ItemView, **options: Any) -> list[str]:
+    return [line.plain for line in item_lines(view, **options)]
 
 
 def write_arrow_stream(path: Path, table: pa.Table) -> None:
@@ -163,8 +180,13 @@ def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
 
 def test_trained_tokens_and_missing_starts() -> None:
     columns: dict[str, Any] = {"input_ids": [65, 66, 67], "labels": [-100, 66, 67]}
-    lines = list(block_lines(view_block(PackedRow(index=3, columns=columns), ByteTokenizer())))
-    assert lines == ["---- 3 Tokens: 3, Features: input_ids, labels ----", "[0] tokens 0-2 (3, 2 trained)", "| ABC"]
+    lines = plain_lines(view_block(PackedRow(index=3, columns=columns), ByteTokenizer()))
+    assert lines == [
+        "---- 3 Tokens: 3, Trained: 2, Features: input_ids, labels ----",
+        "[0] tokens 0-2 (3, 2 trained)",
+        "| A",
+        "\u258c BC",
+    ]
     columns = {"input_ids": [65, 66, 67], "document_starts": [0, 1], "loss_mask": [1, 1, 0]}
     block = view_block(PackedRow(index=0, columns=columns))
     assert [document.trained for document in block.documents] == [1, 1]
@@ -173,7 +195,7 @@ def test_trained_tokens_and_missing_starts() -> None:
 @pytest.mark.parametrize("text", ["long words " * 40, "字" * 300, "unbroken" * 50, "tab\tseparated\t" * 30])
 def test_lines_fit_80_columns_and_lose_nothing(text: str) -> None:
     row = PackedRow(index=0, columns={"input_ids": list(text.encode()), "document_starts": [0]})
-    lines = list(block_lines(view_block(row, ByteTokenizer()), width=80))[2:]
+    lines = plain_lines(view_block(row, ByteTokenizer()), width=80)[2:]
     assert len(lines) > 3
     assert max(map(cell_len, lines)) <= 80
     assert "".join(line[2:] for line in lines).replace(" ", "") == text.replace(" ", "").replace("\t", "")
@@ -183,14 +205,192 @@ def test_the_middle_of_a_long_document_is_left_out() -> None:
     text = "\n".join(f"line {n}" for n in range(100))
     row = PackedRow(index=0, columns={"input_ids": list(text.encode()), "document_starts": [0]})
     block = view_block(row, ByteTokenizer())
-    short = list(block_lines(block, most_lines=5))[2:]
+    short = plain_lines(block, most_lines=5)[2:]
     assert short == ["| line 0", "| line 1", "| line 2", "| ... 95 lines left out ...", "| line 98", "| line 99"]
-    assert len(list(block_lines(block))) == 102
+    assert len(plain_lines(block)) == 102
 
 
 def test_text_cannot_disturb_the_terminal() -> None:
-    assert visible("a\x1b[31mred\r\n\u202ex\x00") == "a\\x1b[31mred\\x0d\n\\u202ex\\x00"
+    assert visible("a\x1b[31mred\r\n\u202ex\x00", mark_newlines=False) == "a\u241b[31mred\u240d\n\\u202ex\u2400"
 
 
 def test_output_has_no_colour_when_it_is_piped(containers: dict[str, Path]) -> None:
     assert "\x1b" not in run(containers["a.parquet"], "--tokenizer", "bytes").output
+
+
+# --- episodes, blocks and KD sets -----------------------------------------------------------------------------------
+
+
+def shown(*arguments: Any) -> str:
+    result = run(*arguments)
+    assert result.exit_code == 0, result.exception
+    assert isinstance(result.output, str)
+    return result.output
+
+
+def test_an_episode_with_its_roles_and_what_is_trained() -> None:
+    lines = shown(folder() / "episodes", "--id", "spelled").splitlines()
+    assert lines[0].startswith("---- ")
+    assert "Tokens: " in lines[0]
+    assert "Documents: 1, Trained: " in lines[0]
+    assert "spelled \u00b7 source hostile \u00b7 1 turn" in lines
+    start = lines.index("user        \u00ab<|im_start|>\u00bbuser\u23ce")
+    assert lines[start + 1 : start + 5] == [
+        "            what does <|im_end|> mean? And <|im_start|>?\u00ab<|im_end|>\u00bb\u23ce",
+        "assistant   \u00ab<|im_start|>\u00bbassistant\u23ce",
+        "          \u258c what does <|im_end|> mean? And <|im_start|>?\u00ab<|im_end|>\u00bb",
+        "            \u23ce",
+    ]
+    assert lines[-1].startswith("1 of ")
+
+
+def test_blocks_show_their_documents() -> None:
+    output = shown(folder() / "blocks", "--block", 1)
+    assert "---- 1 Tokens: " in output
+    assert "Padding: " in output
+    boundaries = [line for line in output.splitlines() if line.startswith("[")]
+    blocks = json.loads(shown(folder() / "blocks", "--block", 1, "--json"))
+    assert len(boundaries) == len(blocks["documents"]) > 1
+    for line, document in zip(boundaries, blocks["documents"], strict=True):
+        assert f"({document['tokens']}, {document['trained']} trained) document {document['document']}" in line
+    assert blocks["padding"] == 1024 - blocks["tokens"]
+
+
+def test_a_document_of_the_build_is_found_in_its_block() -> None:
+    block = json.loads(shown(folder() / "blocks", "--block", 0, "--json"))
+    wanted = block["documents"][-1]
+    alone = json.loads(shown(folder() / "blocks", "--episode", wanted["document"], "--json"))
+    assert alone["block"] == 0
+    assert [document["text"] for document in alone["documents"]] == [wanted["text"]]
+    with pytest.raises(ConfigError, match=r"no block of train holds document 5,000.*the nearest is"):
+        raise run(folder() / "blocks", "--episode", 5000).exception
+
+
+def test_spans_of_a_distillation_set() -> None:
+    output = shown(folder() / "kd", "--episode", 0)
+    question, analysis, final = KD["train"][0]
+    assert f"          \u258c {final}" not in output
+    lines = output.splitlines()
+    assert f"            {question}" in lines
+    assert f"analysis  \u258c {analysis}" in lines
+    assert f"final     \u258c {final}" in lines
+    assert "            \u00ab<|endoftext|>\u00bb" in lines
+    record = json.loads(shown(folder() / "kd", "--split", "valid", "--json", "-n", 1))
+    assert record["document"] == 0
+    assert [(run["span"], run["text"]) for run in record["documents"][0]["runs"]] == [
+        (0, KD["valid"][0][0]), (1, KD["valid"][0][1]), (2, KD["valid"][0][2]), (0, "<|endoftext|>"),
+    ]  # fmt: skip
+
+
+def test_json_holds_every_token_once() -> None:
+    for name, key in (("episodes", "episode"), ("blocks", "block"), ("hf", "block"), ("kd", "document")):
+        items = [json.loads(line) for line in shown(folder() / name, "--json", "-n", 50).splitlines()]
+        assert [item[key] for item in items] == list(range(len(items)))
+        assert items
+        for item in items:
+            runs = [run for document in item["documents"] for run in document["runs"]]
+            assert sum(len(run["ids"]) for run in runs) == item["tokens"]
+            assert sum(len(run["ids"]) for run in runs if run["weight"] > 0) == item["trained"]
+            assert [run["start"] for run in runs] == sorted({run["start"] for run in runs})
+
+
+@pytest.mark.parametrize("name", ["episodes", "blocks", "hf", "parquet", "kd"])
+def test_80_columns_without_colour_whatever_the_content(name: str) -> None:
+    output = shown(folder() / name, "-n", 100, "--lines", 0)
+    assert len(output) > 200
+    assert max(map(cell_len, output.splitlines())) <= 80
+    assert not set("\x00\x1b\x07\x9b\u202e\u2028") & set(output)
+
+
+def test_text_that_is_shown_whole_loses_nothing() -> None:
+    output = shown(folder() / "episodes", "--id", "long", "--lines", 0)
+    joined = " ".join(line[12:] for line in output.splitlines())
+    assert joined.count("long") == HOSTILE["long"].count("long") * 2
+    short = shown(folder() / "episodes", "--id", "long")
+    assert "lines left out ..." in short
+    assert len(short.splitlines()) < 60
+
+
+def test_ids_beside_the_text() -> None:
+    output = shown(folder() / "episodes", "--id", "spelled", "--ids")
+    assert "119 104 97 116 32" in output  # "what "
+
+
+def test_choosing() -> None:
+    first = shown(folder() / "episodes", "--random", "-n", 3)
+    assert first == shown(folder() / "episodes", "--random", "--seed", 0, "-n", 3)
+    assert first != shown(folder() / "episodes", "--random", "--seed", 1, "-n", 3)
+    assert first.count("---- ") == 3
+    assert "of val shown. Other splits: train." in shown(folder() / "episodes", "--split", "val")
+    assert shown(folder() / "episodes", "--episode", -1).startswith("---- ")
+    assert "---- 7 Tokens" in shown(folder() / "episodes", "--start", 7, "-n", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["episodes", "--episode", 9999], "no episode 9,999 in train: it has .* the nearest is"),
+        (["episodes", "--start", 9999], "no episode 9,999"),
+        (["episodes", "--block", 0], "not packed into blocks: use --episode"),
+        (["episodes", "--id", "scrip"], "close ones: 'script'"),
+        (["blocks", "--id", "script"], "blocks are stored without record ids: choose by number, with --block"),
+        (["blocks", "--block", 9999], "no block 9,999 in train"),
+        (["hf", "--block", 9999], "no block 9,999 in train"),
+        (["kd", "--block", 0], "holds documents that are not packed into blocks: use --episode"),
+        (["episodes", "--random", "--episode", 1], "--episode and --random choose different things"),
+        (["episodes", "--split", "test"], "unknown split 'test'"),
+    ],
+)
+def test_what_is_not_there_is_told(arguments: list[Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        raise run(folder() / arguments[0], *arguments[1:]).exception
+
+
+def test_another_tokenizer_is_said() -> None:
+    result = run(folder() / "episodes", "--tokenizer", unpacked("tiny_torchtune"), "-n", 1)
+    assert result.exit_code == 0
+    assert "the text may be wrong" in result.stderr
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_pager_and_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    caught = tmp_path / "paged"
+    monkeypatch.setenv("PAGER", f"tee {caught}")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    lines = [Text(f"line {number}", style="bold red") for number in range(5)]
+    Screen(paged=True, file=Terminal()).show(lines)
+    assert caught.read_text() == "".join(f"\x1b[1;31mline {number}\x1b[0m\n" for number in range(5))
+    monkeypatch.setenv("NO_COLOR", "1")
+    Screen(paged=True, file=Terminal()).show(lines)
+    assert "\x1b[1;31m" not in caught.read_text()
+    for pager, paged in ((f"tee {caught}", False), ("no-such-pager-anywhere", True)):
+        monkeypatch.setenv("PAGER", pager)
+        caught.unlink(missing_ok=True)
+        out = Terminal()
+        Screen(paged=paged, file=out).show(lines)
+        assert "line 4" in out.getvalue()
+        assert not caught.exists()
+
+
+def test_a_pager_that_ends_early_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGER", "head -n 1")
+    monkeypatch.setenv("TERM", "dumb")
+    Screen(paged=True, file=Terminal()).show(Text("word " * 20) for _ in range(20_000))
+
+
+def test_a_terminal_without_unicode_gets_ascii_marks() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    screen = Screen(file=out)
+    assert screen.ascii_only
+    view = view_block(PackedRow(index=0, columns={"input_ids": list("é".encode()), "labels": [1, 1]}), ByteTokenizer())
+    screen.show(item_lines(view, ascii_only=screen.ascii_only))
+    out.seek(0)
+    assert out.read().splitlines()[-1] == "> \\xe9"

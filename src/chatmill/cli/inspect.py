@@ -1,57 +1,115 @@
-"""Show packed blocks: tokens, documents and text, with the boundaries.
+"""Show the items of a dataset: tokens, documents, text and exactly what is trained.
 
-PACKED is a .parquet or .arrow file, a folder of them, or a folder made by
-Dataset.save_to_disk, with the columns input_ids and (for packed rows)
-document_starts. Exit status 1 when a block's boundaries cannot be right.
+DATASET is a folder of episodes or blocks (from chatmill build or export), one split of it, a
+distillation set, or packed rows: a .parquet or .arrow file, a folder of them, or a folder made by
+Dataset.save_to_disk. Exit status 1 when a block's boundaries cannot be right.
+
+Example: chatmill inspect data/built --random --seed 3
+
+Example: chatmill inspect data/built --id gsm8k-00012
+
+Example: chatmill inspect packed --block 7 --tokenizer ./Qwen3-0.6B
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from chatmill.cli import options
+from chatmill.cli.statuses import Status
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from chatmill.look.choose import Chosen
+    from chatmill.look.dataset import LookDataset
+    from chatmill.look.item_view import ItemView
+    from chatmill.look.terminal import Screen
+
 
 def command(
-    packed: Annotated[Path, typer.Argument(metavar="PACKED", help="File or folder with packed blocks.")],
-    examples: Annotated[int, typer.Option("--examples", "-n", min=1, help="How many blocks to show.")] = 5,
-    start: Annotated[int, typer.Option(min=0, help="The first block to show.")] = 0,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Decodes the ids: o200k, bytes, a tokenizer.json or a folder with one."),
+    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
+    split: Annotated[str | None, options.SPLIT] = None,
+    episode: Annotated[
+        int | None, typer.Option("--episode", metavar="N", help="Episode N; of blocks: document N of the build.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Which split of a saved DatasetDict.")] = None,
-    lines: Annotated[int, typer.Option(min=0, help="Lines per document; 0 shows all.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per block.")] = False,
+    record_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="All items of one record.")] = None,
+    block: Annotated[int | None, typer.Option("--block", metavar="N", help="Block N.")] = None,
+    random: Annotated[bool, typer.Option("--random", help="Items drawn at random.")] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of --random.")] = 0,
+    examples: Annotated[int, typer.Option("--examples", "-n", metavar="N", min=1, help="How many items to show.")] = 5,
+    start: Annotated[int, typer.Option("--start", metavar="N", min=0, help="The first item to show.")] = 0,
+    tokenizer: Annotated[str | None, options.TOKENIZER] = None,
+    lines: Annotated[int, typer.Option("--lines", metavar="N", min=0, help="Lines per message; 0 shows all.")] = 20,
+    ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Never page, also in a terminal.")] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
-    """Show packed blocks."""
+    """Show some items of a dataset."""
     import json
-    import shutil
-    import sys
 
-    from chatmill.look.inspect_packed import block_lines, view_block
-    from chatmill.look.packed_rows import open_packed
-    from chatmill.tokenizer.load import load_tokenizer
+    from chatmill.look.choose import Choice, choose
+    from chatmill.look.dataset import open_for_looking
+    from chatmill.look.item_view import view_item
+    from chatmill.look.terminal import Screen
 
-    source = open_packed(packed, split)
-    if tokenizer is None and (source.path / "tokenizer.json").is_file():
-        tokenizer = str(source.path)
-    decoder = load_tokenizer(tokenizer) if tokenizer else None
-    width = min(shutil.get_terminal_size().columns, 120) if sys.stdout.isatty() else 80
-    shown, problems = 0, 0
-    for row in source.rows(start, examples):
-        block = view_block(row, decoder)
-        shown += 1
-        problems += block.problem is not None
-        if as_json:
-            typer.echo(json.dumps(block.as_json(), ensure_ascii=False))
-            continue
-        for line in block_lines(block, width=width, most_lines=lines):
-            typer.secho(line, bold=line.startswith("----"), dim=line.startswith("["))
-        typer.echo()
-    if not as_json:
-        hint = "" if decoder else " Ids only: --tokenizer gives the text."
-        typer.echo(f"{shown:,} of {len(source):,} blocks shown.{hint}")
+    opened = open_for_looking(dataset, None, tokenizer=tokenizer)
+    choice = Choice(
+        episode=episode, block=block, record_id=record_id, random=random, seed=seed, split=split, start=start,
+        examples=examples,
+    )  # fmt: skip
+    chosen = choose(opened, choice)
+    decoder = opened.decoder
+    views = (view_item(item, decoder, opened.layout.item) for item in chosen.items)
+    problems: list[str] = []
+    if opened.decoder_problem and (decoder is not None or opened.about):
+        typer.secho(opened.decoder_problem, fg="yellow", err=True)
+    if as_json:
+        for view in views:
+            problems += [view.problem] if view.problem else []
+            typer.echo(json.dumps(view.as_json(), ensure_ascii=False))
+    else:
+        screen = Screen(paged=not no_pager)
+        screen.show(_lines(screen, views, opened, chosen, lines, ids, problems))
     if problems:
-        raise typer.Exit(1)
+        raise typer.Exit(Status.FOUND)
+
+
+def _lines(
+    screen: Screen,
+    views: Iterator[ItemView],
+    opened: LookDataset,
+    chosen: Chosen,
+    most_lines: int,
+    show_ids: bool,
+    problems: list[str],
+) -> Iterator[Text]:
+    """What is printed, item by item; what is wrong with boundaries is noted in `problems`."""
+    from rich.text import Text
+
+    from chatmill.look.item_lines import item_lines
+
+    shown = 0
+    for view in views:
+        shown += 1
+        problems += [view.problem] if view.problem else []
+        yield from item_lines(
+            view, width=screen.width, most_lines=most_lines, show_ids=show_ids, ascii_only=screen.ascii_only
+        )
+        yield Text()
+    yield Text(_closing(shown, opened, chosen))
+
+
+def _closing(shown: int, opened: LookDataset, chosen: Chosen) -> str:
+    """Such as `5 of 38 episodes of train shown.`, and what there is beside them."""
+    split, several = chosen.split, len(opened.splits) > 1
+    words = f"{shown:,} of {len(split):,} {split.layout.item}s{f' of {split.name}' if several else ''} shown."
+    if several:
+        words += f" Other splits: {', '.join(name for name in opened.splits if name != split.name)}."
+    if opened.decoder is None:
+        words += " Ids only: --tokenizer gives the text."
+    return words

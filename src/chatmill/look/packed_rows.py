@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 
 WANTED = "a .parquet or .arrow file, a folder of them, or a folder made by Dataset.save_to_disk"
+READ_ROWS = 64
+"""Rows of a Parquet file that are decoded at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,24 +31,104 @@ class PackedFiles:
 
     path: Path
     files: tuple[Path, ...]
+    _pieces: dict[Path, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _mapped: dict[Path, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, start: int = 0, count: int | None = None) -> Iterator[PackedRow]:
-        """`count` rows (else all) from row `start` on; only what is asked for is decoded."""
+        """`count` rows (else all) from row `start` on; what stands before them is passed over, not decoded."""
         end = None if count is None else start + count
+        for first, batch in self.batches(start):
+            for i in range(max(start - first, 0), len(batch)):
+                if end is not None and first + i >= end:
+                    return
+                columns = {name: batch.column(name)[i].as_py() for name in batch.schema.names}
+                yield PackedRow(index=first + i, columns=columns)
+            if end is not None and first + len(batch) >= end:
+                return
+
+    def batches(self, start: int = 0, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
+        """(number of its first row, record batch) of every piece that ends behind row `start`.
+
+        `columns` chooses some, for passes over all rows (`start` is 0 then).
+        """
+        assert columns is None or start == 0
         first = 0
         for file in self.files:
-            for batch in _record_batches(file):
-                for i in range(max(start - first, 0), len(batch)):
-                    if end is not None and first + i >= end:
-                        return
-                    columns = {name: batch.column(name)[i].as_py() for name in batch.schema.names}
-                    yield PackedRow(index=first + i, columns=columns)
-                first += len(batch)
-                if end is not None and first >= end:
-                    return
+            rows = sum(self._rows_of_pieces(file))
+            if first + rows > start:
+                yield from self._file_batches(file, first, start, columns)
+            first += rows
+
+    def _file_batches(
+        self, file: Path, first: int, start: int, columns: Sequence[str] | None
+    ) -> Iterator[tuple[int, Any]]:
+        pieces = self._rows_of_pieces(file)
+        skipped = 0
+        while first + pieces[skipped] <= start:
+            first += pieces[skipped]
+            skipped += 1
+        for batch in self._record_batches(file, skipped, columns):
+            if first + len(batch) > start:
+                yield first, batch
+            first += len(batch)
+
+    def _record_batches(self, file: Path, skipped: int, columns: Sequence[str] | None) -> Iterator[Any]:
+        """The record batches of a file without its first `skipped` pieces.
+
+        Some columns are asked for by passes over whole files: those read, since pages that were mapped pile up.
+        """
+        if file.suffix == ".parquet":
+            yield from _parquet_batches(file, skipped, columns)
+        elif columns is None:
+            yield from self._arrow_batches(file)[skipped:]
+        else:
+            yield from _read_arrow(file, columns)
+
+    def _arrow_batches(self, file: Path) -> list[Any]:
+        """All batches of an Arrow file: they are mapped, so they cost no memory, and any row is found at once."""
+        if file not in self._mapped:
+            self._mapped[file] = list(_read_arrow(file))
+        return self._mapped[file]
+
+    def _rows_of_pieces(self, file: Path) -> list[int]:
+        """Rows of the parts of a file that can be passed over: row groups of Parquet, batches of Arrow."""
+        if file not in self._pieces:
+            parquet = file.suffix == ".parquet"
+            self._pieces[file] = _row_groups(file) if parquet else list(map(len, self._arrow_batches(file)))
+        return self._pieces[file]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The columns of the first file."""
+        return tuple(_schema(self.files[0]).names)
 
     def __len__(self) -> int:
-        return sum(_count(file) for file in self.files)
+        return sum(sum(self._rows_of_pieces(file)) for file in self.files)
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a path looks like a packed dataset."""
+    if path.is_file():
+        return path.suffix in (".parquet", ".arrow", ".feather")
+    if not path.is_dir():
+        return False
+    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return True
+    return any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()) or bool(_parquet_splits(path))
+
+
+def packed_splits(path: Path) -> list[str]:
+    """The splits of a saved `DatasetDict`, or of a folder with a folder of Parquet files each; none for one dataset."""
+    if (path / "dataset_dict.json").is_file():
+        return [str(name) for name in json.loads((path / "dataset_dict.json").read_text())["splits"]]
+    if path.is_file() or any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()):
+        return []
+    return _parquet_splits(path)
+
+
+def _parquet_splits(folder: Path) -> list[str]:
+    folders = [f for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")]
+    return sorted(f.name for f in folders if any(file.suffix in (".parquet", ".arrow") for file in f.iterdir()))
 
 
 def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
@@ -65,9 +148,9 @@ def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
 
 
 def _one_split(folder: Path, split: str | None) -> Path:
-    if not (folder / "dataset_dict.json").is_file():
+    splits = packed_splits(folder)
+    if not splits:
         return folder
-    splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
     if split is None and len(splits) > 1:
         raise ConfigError(f"{folder} has the splits {', '.join(splits)}: choose one with --split")
     chosen = split or splits[0]
@@ -83,34 +166,61 @@ def _files_of_folder(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.suffix in (".parquet", ".arrow"))
 
 
-def _record_batches(file: Path) -> Iterator[Any]:
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Turn errors of pyarrow into one that names the file."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        if file.suffix == ".parquet":
-            yield from pq.ParquetFile(file).iter_batches(batch_size=64)
-        else:
-            yield from _arrow_reader(file)
+        yield
     except (pa.ArrowInvalid, OSError) as error:
         raise FormatError(f"{file} cannot be read: {error}") from None
 
 
-def _arrow_reader(file: Path) -> Iterator[Any]:
-    import pyarrow as pa
-
-    source = pa.memory_map(str(file))
-    if source.read(6) == b"ARROW1":  # the file form; what `datasets` saves is the stream form
-        source.seek(0)
-        reader = pa.ipc.open_file(source)
-        return (reader.get_batch(i) for i in range(reader.num_record_batches))
-    source.seek(0)
-    return iter(pa.ipc.open_stream(source))
-
-
-def _count(file: Path) -> int:
+def _parquet_batches(file: Path, skipped: int, columns: Sequence[str] | None) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
-    if file.suffix == ".parquet":
-        return int(pq.ParquetFile(file).metadata.num_rows)
-    return sum(len(batch) for batch in _record_batches(file))
+    with _readable(file):
+        parquet = pq.ParquetFile(file)
+        groups = list(range(skipped, parquet.num_row_groups))
+        wanted = None if columns is None else list(columns)
+        yield from parquet.iter_batches(batch_size=READ_ROWS, row_groups=groups, columns=wanted)
+
+
+def _read_arrow(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """The batches of an Arrow file: whole ones are mapped, some columns of them are read."""
+    with _readable(file):
+        reader = _arrow_reader(file, columns)
+        if hasattr(reader, "num_record_batches"):
+            yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
+        else:
+            yield from reader
+
+
+def _arrow_reader(file: Path, columns: Sequence[str] | None = None) -> Any:
+    import pyarrow as pa
+
+    options = None
+    if columns is not None:
+        schema = _arrow_reader(file).schema
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
+    source = pa.memory_map(str(file)) if columns is None else pa.OSFile(str(file))
+    is_file_form = source.read(6) == b"ARROW1"  # what `datasets` saves is the stream form
+    source.seek(0)
+    open_reader = pa.ipc.open_file if is_file_form else pa.ipc.open_stream
+    return open_reader(source, options=options)
+
+
+def _row_groups(file: Path) -> list[int]:
+    import pyarrow.parquet as pq
+
+    with _readable(file):
+        about = pq.ParquetFile(file).metadata
+        return [about.row_group(i).num_rows for i in range(about.num_row_groups)]
+
+
+def _schema(file: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    with _readable(file):
+        return pq.read_schema(file) if file.suffix == ".parquet" else _arrow_reader(file).schema

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from chatmill.core.kinds import RoleCode, kind_name, role_of, roles_of
 from chatmill.core.tokens import Tokens
+from chatmill.look.safe_text import visible as visible
 from chatmill.tokenizer.protocol import Tokenizer
 
 COLOURS = {
@@ -73,23 +74,6 @@ def runs_as_json(runs: list[Run]) -> list[dict[str, Any]]:
         }
         for run in runs
     ]
-
-
-_PICTURES = {i: chr(0x2400 + i) for i in range(0x20)} | {0x7F: "\u2421"}
-_PICTURES |= {i: f"\\u{i:04x}" for i in [*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E]}
-_PICTURES |= {
-    0x200F: "\\u200f",
-    0x2028: "\\u2028",
-    0x2029: "\\u2029",
-    0xFEFF: "\\ufeff",
-    0x0A: "\u23ce\n",
-    0x09: "\u21e5\t",
-}
-
-
-def visible(text: str) -> str:
-    """A text with newlines, tabs, control and direction characters made visible; safe to print in a terminal."""
-    return text.translate(_PICTURES)
 
 
 class ConversationView:

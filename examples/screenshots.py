@@ -1,0 +1,113 @@
+"""Takes the screenshots of the web viewer that the docs show, from the bundled conversations.
+
+    python examples/screenshots.py [FOLDER]        (default: docs/images)
+
+Needs Playwright and a Chromium: CHROMIUM names it, else /usr/bin/chromium is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+import chatmill
+from chatmill.build.compare.diff import diff_datasets
+from chatmill.look.viewer.app import Viewer, make_app
+from chatmill.look.viewer.opened import open_viewed
+from chatmill.look.viewer.serve import listening
+
+DATA = Path(__file__).resolve().parent / "data" / "conversations.jsonl"
+EPISODE, TOKEN = 12, 118
+"""An episode with reasoning, and the token of it that is pointed at."""
+KINDS = 41
+"""One with calls of tools."""
+BLOCK = 9
+"""A row of many documents."""
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+
+
+def build_sets(folder: Path) -> dict[str, Path]:
+    """The conversations as episodes, as packed blocks, and as episodes under another policy."""
+    recipe: dict[str, Any] = {"sources": [{"path": str(DATA)}], "tokenizer": "o200k", "template": "harmony"}
+    whole = {"packing": {"max_length": 2048, "overflow": "windows"}}
+    changes: dict[str, dict[str, Any]] = {
+        "conversations": whole,
+        "last-turn": {**whole, "policy": "last_turn"},
+        "packed": {"format": "blocks", "packing": {"max_length": 2048, "overflow": "windows"}},
+    }
+    for name, options in changes.items():
+        chatmill.build({**recipe, **options}, folder / name)
+    return {name: Path(name) for name in changes}
+
+
+@contextlib.contextmanager
+def viewer(*paths: Path) -> Iterator[str]:
+    """A running viewer; gives its address."""
+    opened = open_viewed(paths)
+    compare = (lambda: diff_datasets(*paths, show=100).as_json()) if len(paths) == 2 else None
+    made = Viewer(opened, compare=compare, version=chatmill.__version__)
+    with listening(lambda token: make_app(made, token=token), port=0) as (server, sockets, url):
+        thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True)
+        thread.start()
+        try:
+            yield url
+        finally:
+            server.should_exit = True
+            thread.join(10)
+
+
+def shoot(
+    page: Page,
+    address: str,
+    target: Path,
+    *,
+    wait: str,
+    theme: str = "light",
+    height: int = 860,
+    hover: int | None = None,
+) -> None:
+    """Open an address, wait until something is there, and save what is seen."""
+    page.set_viewport_size({"width": 1240, "height": height})
+    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+    page.goto("about:blank")
+    page.goto(address)
+    page.wait_for_selector(wait)
+    page.wait_for_timeout(300)
+    if hover is not None:
+        page.locator(".token").nth(hover).hover()
+    page.screenshot(path=target)
+    print(f"{target}: {target.stat().st_size:,} bytes")
+
+
+def main() -> None:
+    """Build, serve, and take the pictures."""
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/images").resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
+        sets = build_sets(Path(temporary))
+        stack.enter_context(contextlib.chdir(temporary))  # the pages show paths as they were given
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        with viewer(sets["conversations"], sets["last-turn"]) as url:
+            episode = f"{url}#/a/train/item"
+            shoot(page, f"{url}#/a/train/overview", out / "view-overview.png", wait="text=Who speaks", height=1000)
+            shoot(page, f"{url}#/a/train/browse", out / "view-browse.png", wait="#list tbody tr")
+            target = out / "view-episode.png"
+            shoot(page, f"{episode}/{EPISODE}?colour=trained", target, wait=".token", height=660, hover=TOKEN)
+            shoot(page, f"{episode}/{KINDS}?colour=kind", out / "view-kinds-dark.png", wait=".token", theme="dark")
+            shoot(page, f"{url}#/compare/0", out / "view-diff.png", wait="#sides", height=1000)
+        with viewer(sets["packed"]) as url:
+            shoot(page, f"{url}#/a/train/item/{BLOCK}?colour=document", out / "view-block.png", wait="#map")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Commands that are imported when they are used, and the layout of their help: panels, then examples to copy."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+EXAMPLE = re.compile(r"Examples?:\s*(.*)")
+"""Examples in a module's docstring: such lines, and indented ones right behind them; two spaces part two of them."""
+
+LEFT = 28
+"""Columns for the names of options and commands, at most."""
+WIDEST = 76
+"""Columns of an example."""
+
+
+class Panel(StrEnum):
+    """Groups of commands in `chatmill --help`, in this order."""
+
+    BUILD = "Build a dataset"
+    LOOK = "Look at it"
+    PROVE = "Prove that it is right"
+    TRAIN = "Train on it"
+    SYNTH = "Distillation"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A command in the table of commands."""
+
+    panel: Panel
+    help: str
+    """One line of the overview."""
+    module: str
+    """Below `chatmill.cli`; it has a function `command`, and its docstring is the help."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Help:
+    """What a docstring says: text, and examples apart."""
+
+    text: str
+    examples: tuple[str, ...]
+
+
+def help_of(docstring: str | None) -> Help:
+    """Part the examples of a docstring from its text."""
+    text: list[str] = []
+    examples: list[str] = []
+    inside = False
+    for line in inspect.cleandoc(docstring or "").splitlines():
+        found = EXAMPLE.match(line)
+        inside = found is not None or (inside and line.startswith(" "))
+        if inside:
+            examples += re.split(r"\s{2,}", found[1] if found else line.strip())
+        else:
+            text.append(line)
+    return Help(text="\n".join(text).strip(), examples=tuple(filter(None, examples)))
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported only when they are run, completed or asked for their help."""
+
+    entries: Mapping[str, Entry] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, in the order of the table."""
+        return list(self.entries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import one command."""
+        if cmd_name not in self.commands and cmd_name in self.entries:
+            entry = self.entries[cmd_name]
+            self.commands[cmd_name] = load_command(cmd_name, entry)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find a command; an unknown name is answered with close ones, imported or not."""
+        name = args[0]
+        if name not in self.entries and not name.startswith("-"):
+            from chatmill.errors import UnknownNameError
+
+            raise UnknownNameError("command", name, list(self.entries))
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; one whose output nobody reads any more just ends."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            from chatmill.cli.statuses import Status, forget_output
+
+            forget_output()
+            raise typer.Exit(Status.PIPE) from None
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The overview: what there is, by what one wants to do."""
+        sections: dict[str, list[tuple[str, str]]] = {
+            str(panel): [(name, entry.help) for name, entry in self.entries.items() if entry.panel is panel]
+            for panel in Panel
+        }
+        options = [record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))]
+        _print_help(ctx, self.help or "", {**sections, "Options": options}, self.epilog)
+
+
+class Command(TyperCommand):
+    """A command with the help of its module's docstring."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Usage, text, arguments, options, examples."""
+        described = help_of(self.help)
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                name, words = record
+                if param.param_type_name == "argument":
+                    sections["Arguments"].append((name.partition(" <")[0], words))
+                else:
+                    sections["Options"].append((name, words))
+        _print_help(ctx, described.text, sections, self.epilog, described.examples)
+
+
+def load_command(name: str, entry: Entry) -> Any:
+    """Import the module of a command and make it one of typer's."""
+    module = importlib.import_module(f"chatmill.cli.{entry.module}")
+    alone = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
+    alone.command(name, cls=Command, help=module.__doc__)(module.command)
+    return typer.main.get_command(alone)
+
+
+def continued(line: str, width: int) -> str:
+    """A command that is too long as several lines that a shell reads as one, broken before options."""
+    first, *options = re.split(r" (?=-)", line)
+    lines = [first]
+    for option in options:
+        if len(lines[-1]) + len(option) + 3 > width:
+            lines.append(f"    {option}")
+        else:
+            lines[-1] += f" {option}"
+    return " \\\n  ".join(lines)
+
+
+def usage_of(ctx: Any) -> str:
+    """The usage line of a command; typer puts what is needed in braces, which reads like a choice."""
+    usage: str = ctx.get_usage()
+    return usage.replace("{", "").replace("}", "")
+
+
+def _unwrapped(text: str) -> str:
+    """Paragraphs as single lines, so that they wrap at the width of the terminal; lists stay as they are."""
+    parts = text.split("\n\n")
+    return "\n\n".join(
+        part if any(line.startswith((" ", "- ", "|")) for line in part.splitlines()) else " ".join(part.splitlines())
+        for part in parts
+    )
+
+
+def _print_help(
+    ctx: Any,
+    text: str,
+    sections: Mapping[str, Sequence[tuple[str, str]]],
+    epilog: str | None,
+    examples: Iterable[str] = (),
+) -> None:
+    from rich.console import Console, Group
+    from rich.panel import Panel as Box
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    width = min(LEFT, max((len(name) for rows in sections.values() for name, _ in rows), default=0))
+    shown: list[Any] = [Text(usage_of(ctx), style="bold"), Text(), Text(_unwrapped(text)), Text()]
+    for title, rows in sections.items():
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="cyan", width=width, overflow="fold")
+        table.add_column()
+        for name, words in rows:
+            table.add_row(Text(name), Text(words))
+        if table.row_count:
+            shown.append(Box(table, title=str(title), title_align="left", border_style="bright_black"))
+    console.print(Group(*shown))
+    lines = list(examples)
+    if lines:
+        console.print(Text("\nExamples", style="bold"))
+    for line in lines:  # not wrapped by rich: an example is there to be copied
+        console.print(Text(f"  {continued(line, WIDEST)}"), soft_wrap=True)
+    if epilog:
+        console.print(Text(f"\n{epilog}"))

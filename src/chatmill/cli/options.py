@@ -1,0 +1,87 @@
+"""Options that several commands have: one name, one short form, one help and one completion for each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def _tokenizers() -> list[str]:
+    return ["o200k", "bytes"]
+
+
+def _templates() -> list[str]:
+    from chatmill.render.registry import TEMPLATES
+
+    return list(TEMPLATES)
+
+
+def _policies() -> list[str]:
+    from chatmill.label.presets import PRESETS
+
+    return list(PRESETS)
+
+
+def _shapes() -> list[str]:
+    from chatmill.read.shapes import SHAPES
+
+    return list(SHAPES)
+
+
+def _overflows() -> list[str]:
+    from chatmill.pack.overflow import Overflow
+
+    return [str(policy) for policy in Overflow]
+
+
+def _strategies() -> list[str]:
+    from chatmill.pack.plan import Strategy
+
+    return [str(strategy) for strategy in Strategy]
+
+
+def _splits() -> list[str]:
+    """Folders with files in them, below the dataset that stands on the command line already.
+
+    The line is read from what the shell sends (bash, then the others): typer parses no half-written one.
+    """
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    folders = [Path(word).expanduser() for word in line.split()[2:]]
+    return sorted({path.name for folder in folders if folder.is_dir() for path in folder.iterdir() if _is_split(path)})
+
+
+def _is_split(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".") and any(path.iterdir())
+
+
+TOKENIZER: Any = typer.Option(
+    "--tokenizer", "-t", metavar="NAME", autocompletion=_tokenizers,
+    help="o200k, bytes, a tokenizer.json, its folder, or a .tiktoken file.",
+)  # fmt: skip
+PATTERN: Any = typer.Option("--pattern", metavar="REGEX", help="Split pattern of a .tiktoken file.")
+TEMPLATE: Any = typer.Option(
+    "--template", "-T", metavar="NAME", autocompletion=_templates,
+    help="A template's name, or the path of your own .py file.",
+)  # fmt: skip
+POLICY: Any = typer.Option(
+    "--policy", "-p", metavar="NAME", autocompletion=_policies,
+    help="What is trained: a policy's name or .json file; default: the template's own.",
+)  # fmt: skip
+SHAPE: Any = typer.Option(
+    "--shape", metavar="NAME", autocompletion=_shapes, help="Shape of the records; default: told from them."
+)
+OVERFLOW: Any = typer.Option(
+    "--overflow", metavar="NAME", autocompletion=_overflows, help="What happens to what is longer than --max-length."
+)
+PACK: Any = typer.Option("--pack", metavar="NAME", autocompletion=_strategies, help="How rows are packed.")
+SPLIT: Any = typer.Option("--split", metavar="NAME", autocompletion=_splits, help="Only this split, such as train.")
+WORKERS: Any = typer.Option("--workers", "-w", metavar="N", min=0, help="Processes; default: all cores.")
+RESUME: Any = typer.Option("--resume", help="Go on where an earlier run was stopped.")
+QUIET: Any = typer.Option("--quiet", "-q", help="No progress bar (there is none without a terminal).")
+JSON: Any = typer.Option("--json", help="Print JSON instead, for scripts.")
+COUNT: Any = typer.Option("--count", "-n", metavar="N", min=0, help="How many to show.")
+FULL: Any = typer.Option("--full", help="Show long texts whole.")
+"""Each is the second argument of an `Annotated`; typer copies it for every command."""

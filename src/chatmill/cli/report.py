@@ -1,0 +1,44 @@
+"""Write one HTML page about a dataset: where every token went, plots, packing, samples and provenance.
+
+The page stands by itself: no scripts, nothing is loaded from anywhere, and content of conversations cannot
+become part of it. DATASET is what chatmill inspect takes.
+
+Example: chatmill report data/built -o report.html
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from chatmill.cli import options
+
+
+def command(
+    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
+    split: Annotated[str | None, options.SPLIT] = None,
+    samples: Annotated[int, typer.Option("--samples", metavar="N", min=0, help="Conversations to show.")] = 6,
+    tokenizer: Annotated[str | None, options.TOKENIZER] = None,
+    quiet: Annotated[bool, options.QUIET] = False,
+    as_json: Annotated[bool, options.JSON] = False,
+) -> None:
+    """Write the report of a dataset."""
+    import json
+
+    from chatmill import __version__
+    from chatmill.cli.stats import shown_progress
+    from chatmill.look.dataset import open_for_looking
+    from chatmill.look.report.page import check_place, make_report, write_report
+
+    check_place(out)
+    opened = open_for_looking(dataset, [split] if split else None, tokenizer=tokenizer)
+    with shown_progress(quiet, "reading tokens") as progress:
+        page = make_report(opened, samples=samples, version=__version__, progress=progress)
+    write_report(out, page)
+    if as_json:
+        typer.echo(json.dumps({"report": str(out), "bytes": len(page.encode())}))
+    else:
+        typer.echo(f"{out}: {len(page.encode()):,} bytes")

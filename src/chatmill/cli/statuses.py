@@ -1,0 +1,144 @@
+"""How a command ends: its exit status, and an error as one panel, or as plain lines where nobody watches a terminal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from enum import IntEnum
+
+from chatmill.errors import ChatmillError
+
+
+class Status(IntEnum):
+    """Exit statuses of all commands; `docs/commands/index.md` lists them."""
+
+    DONE = 0
+    """It is done, and a check found nothing."""
+    FOUND = 1
+    """It is done, and a check found something: a difference, a leak, a wrong boundary."""
+    MISTAKE = 2
+    """A mistake in data, options, recipe or files, or a disk that failed; said in one message."""
+    GATE = 3
+    """A gate of the recipe was not kept; nothing is published."""
+    BUG = 70
+    """An error that Chatmill did not expect: a traceback, worth a report."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+    PIPE = 141
+    """The reader of the output went away, as in `chatmill preview FILE | head`."""
+    TERMINATED = 143
+    """SIGTERM; `train` saves a checkpoint first."""
+
+
+WAYS_OUT = {
+    errno.ENOSPC: "The disk is full: free some space, or write to another one.",
+    errno.EDQUOT: "Your disk quota is used up: free some space, or write to another disk.",
+    errno.EACCES: "Look at its permissions (ls -l), or choose another place.",
+    errno.EPERM: "Look at its permissions (ls -l), or choose another place.",
+    errno.EROFS: "This disk can only be read: choose another place.",
+    errno.ENOENT: "Check the name and the folder you are in.",
+    errno.ENOTDIR: "A part of this path is a file: check the name.",
+    errno.EISDIR: "This is a folder where a file is needed: check the name.",
+    errno.EMFILE: "Too many files are open: raise the limit (ulimit -n).",
+    errno.EADDRINUSE: "Another program uses this port: choose another one with --port.",
+}
+"""What helps against errors of the operating system."""
+
+
+def ended(run: Callable[[], object]) -> int:
+    """Run a command and give its exit status; everything a user did wrong is told without a traceback."""
+    try:
+        status = run()
+        sys.stdout.flush()
+    except ChatmillError as error:
+        show(type(error).__name__, str(error))
+        return _status_of(error)
+    except KeyboardInterrupt:
+        status = Status.INTERRUPTED
+    except BrokenPipeError:
+        forget_output()
+        return Status.PIPE
+    except SystemExit as stop:  # rich ends a program whose output is closed with 1, which is another status here
+        if not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        return Status.PIPE
+    except MemoryError:
+        show(
+            "MemoryError",
+            "There is not enough memory: use fewer --workers or smaller batches, or close other programs.",
+        )
+        return Status.MISTAKE
+    except OSError as error:
+        show(type(error).__name__, _sentence(error))
+        return Status.MISTAKE
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # mistakes on the command line, as typer finds them
+        if message is None:
+            _show_bug(error)
+            return Status.BUG
+        _show_usage(error, message())
+        return Status.MISTAKE
+    if status == Status.INTERRUPTED:
+        sys.stderr.write("Stopped.\n")
+    return status if isinstance(status, int) else Status.DONE
+
+
+def show(title: str, message: str, *, before: str = "") -> None:
+    """One panel on a terminal; elsewhere plain lines that are never wrapped, for logs and grep."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        sys.stderr.write(f"{before}chatmill: {title}: {message}\n")
+        return
+    from rich.panel import Panel
+    from rich.text import Text
+
+    console.print(Text(before), end="")
+    console.print(Panel(Text(message), title=title, title_align="left", border_style="red"))
+
+
+def _status_of(error: ChatmillError) -> int:
+    from chatmill.build.gates import GateError
+
+    return Status.GATE if isinstance(error, GateError) else Status.MISTAKE
+
+
+def _sentence(error: OSError) -> str:
+    where = " -> ".join(str(name) for name in (error.filename, error.filename2) if name is not None)
+    what = error.strerror or str(error) or type(error).__name__
+    way_out = WAYS_OUT.get(error.errno or 0, "")
+    return f"{where + ': ' if where else ''}{what}. {way_out}".rstrip()
+
+
+def _show_usage(error: Exception, message: str) -> None:
+    """A mistake on the command line: the usage, what is wrong, and where the help is."""
+    from chatmill.cli.layout import usage_of
+
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help, which is printed already
+        return
+    if context is None:
+        show("Usage", message)
+        return
+    show("Usage", f"{message.rstrip('.')}. Help: {context.command_path} --help", before=f"{usage_of(context)}\n")
+
+
+def _show_bug(error: Exception) -> None:
+    import traceback
+
+    from chatmill import __version__
+
+    traceback.print_exception(error)
+    show(
+        "Bug",
+        f"Chatmill {__version__} did not expect this {type(error).__name__}. Please report it with the lines above.",
+    )
+
+
+def forget_output() -> None:
+    """Nobody reads the output any more: what is still buffered goes nowhere, or Python would complain at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())

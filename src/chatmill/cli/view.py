@@ -1,0 +1,80 @@
+"""Look at a dataset in the browser: plots, every item token by token, search, and two datasets side by side.
+
+DATASET is what chatmill inspect takes; with a second one the differences are shown too. The server listens on this
+machine alone; any other --host is served under an address with a random token, which every request must bring. Nothing
+is downloaded and nothing leaves the machine. Ctrl-C stops it.
+
+Example: chatmill view data/built --open
+
+Example: chatmill view data/monday data/tuesday
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chatmill.cli import options
+
+MOST_CHANGED = 500
+"""Changed records that a comparison takes apart."""
+
+
+def command(
+    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="DATASET2", help="Another one, to see what differs.", show_default=False)
+    ] = None,
+    split: Annotated[str | None, options.SPLIT] = None,
+    tokenizer: Annotated[str | None, options.TOKENIZER] = None,
+    host: Annotated[str, typer.Option("--host", metavar="NAME", help="Listen here.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0: any; default: a free one from 8420 on."),
+    ] = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
+    as_json: Annotated[bool, options.JSON] = False,
+) -> None:
+    """Look at a dataset in the browser."""
+    import json
+    import sys
+
+    from chatmill import __version__
+    from chatmill.errors import MissingExtraError
+    from chatmill.look.viewer.opened import open_viewed
+    from chatmill.tokenizer.load import load_tokenizer
+
+    try:
+        from chatmill.look.viewer.app import Viewer, make_app
+        from chatmill.look.viewer.serve import serve
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(error.name or "starlette", "view", "the web viewer") from None
+
+    paths = [path for path in (dataset, other) if path is not None]
+    given = load_tokenizer(tokenizer) if tokenizer else None
+    opened = open_viewed(paths, split=split, tokenizer=given)
+    compare = (lambda: _compare(paths[0], paths[1])) if len(paths) == 2 else None
+    viewer = Viewer(opened, compare=compare, version=__version__)
+
+    def ready(url: str) -> None:
+        if as_json:
+            typer.echo(json.dumps({"url": url}))
+        else:
+            typer.secho(url, bold=True)
+            typer.echo("Ctrl-C stops the viewer.")
+        sys.stdout.flush()
+        viewer.warm_up()
+        if open_browser:
+            import webbrowser
+
+            webbrowser.open(url)
+
+    serve(lambda token: make_app(viewer, token=token), host=host, port=port, on_ready=ready)
+
+
+def _compare(a: Path, b: Path) -> dict[str, Any]:
+    from chatmill.build.compare.diff import diff_datasets
+
+    return diff_datasets(a, b, show=MOST_CHANGED).as_json()

@@ -1,0 +1,91 @@
+"""Which items to show: by number, by record id, at random or from a place on; wrong ones are told with the nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from chatmill.errors import ConfigError
+from chatmill.look.dataset import LookDataset
+from chatmill.look.items import Item, LookSplit
+from chatmill.look.stored_splits import BlockSplit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a user asked to see; at most one of the first four."""
+
+    episode: int | None = None
+    block: int | None = None
+    record_id: str | None = None
+    random: bool = False
+    seed: int = 0
+    split: str | None = None
+    start: int = 0
+    examples: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The items to show, read one at a time."""
+
+    split: LookSplit
+    """The split that was asked for, or the first."""
+    items: Iterator[Item]
+    count: int
+
+
+def choose(dataset: LookDataset, choice: Choice) -> Chosen:
+    """The items of a choice; a number or id that is not there is a `ConfigError`."""
+    given = [
+        name
+        for name, there in (
+            ("--episode", choice.episode is not None),
+            ("--block", choice.block is not None),
+            ("--id", choice.record_id is not None),
+            ("--random", choice.random),
+        )
+        if there
+    ]
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} choose different things: give one of them")
+    split = dataset.split(choice.split)
+    if choice.record_id is not None:
+        found = dataset.find(choice.record_id, None if choice.split is None else [split])
+        return Chosen(split=found[0][0], items=(one.item(number) for one, number in found), count=len(found))
+    if choice.episode is not None and isinstance(split, BlockSplit):
+        items = _documents(dataset, split, choice.episode)
+        return Chosen(split=split, items=iter(items), count=len(items))
+    if choice.block is not None and not dataset.layout.packed:
+        raise ConfigError(f"{dataset.path} holds {dataset.layout.item}s that are not packed into blocks: use --episode")
+    number = choice.block if choice.block is not None else choice.episode
+    if number is not None:
+        return _numbered(split, np.array([dataset.check_number(split, number)]))
+    if choice.random:
+        count = min(choice.examples, len(split))
+        return _numbered(split, np.random.RandomState(choice.seed).permutation(len(split))[:count])
+    first = dataset.check_number(split, choice.start)
+    return _numbered(split, np.arange(first, min(first + choice.examples, len(split))))
+
+
+def _numbered(split: LookSplit, numbers: np.ndarray) -> Chosen:
+    return Chosen(split=split, items=map(split.item, numbers.tolist()), count=len(numbers))
+
+
+def _documents(dataset: LookDataset, split: BlockSplit, document: int) -> list[Item]:
+    """A document of packed rows, by its number in the order of the build; its pieces where it was cut."""
+    rows = split.rows_of_document(document)
+    if not rows:
+        count = int(split.documents.sum())
+        raise ConfigError(
+            f"{dataset.path}: no block of {split.name} holds document {document:,}: it has {count:,} documents"
+            + (f"; the nearest is {split.nearest_document(document):,}" if count else "")
+        )
+    items = []
+    for row in dict.fromkeys(rows):
+        item = split.item(row)
+        assert item.documents is not None
+        items += [item.part(place) for place in np.flatnonzero(item.documents == document).tolist()]
+    return items

@@ -1,0 +1,87 @@
+"""Counts tokens of a split by kind, turn and span in one pass: run by run, never token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import KINDS, RoleCode, roles_of
+from chatmill.look.items import Ints, LookSplit, Progress, TokenBatch, segment_sums
+
+MOST_TURNS = 64
+"""Turns that are told apart; later ones are counted together with this one."""
+SPANS = 3
+
+
+class TokenCounts:
+    """Tokens and trained tokens of a split, by what they are and where they stand."""
+
+    def __init__(self, items: int) -> None:
+        self.kinds: NDArray[np.int64] = np.zeros((KINDS, 2), dtype=np.int64)
+        """Per kind: tokens, trained tokens. All 0 where kinds are not stored."""
+        self.turns: NDArray[np.int64] = np.zeros((MOST_TURNS + 1, 2), dtype=np.int64)
+        """Per turn (0: what stands before the first user): tokens, trained tokens."""
+        self.spans: NDArray[np.int64] = np.zeros(SPANS, dtype=np.int64)
+        """Tokens per span of a KD set."""
+        self.trained: Ints = np.zeros(items, dtype=np.int64)
+        """Trained tokens of every item."""
+        self.documents = 0
+        self.tokens = 0
+
+    def add(self, batch: TokenBatch) -> None:
+        """Count some items."""
+        if not len(batch.items):
+            return
+        trained = batch.is_trained
+        self.documents += len(batch.items)
+        self.tokens += int(batch.offsets[-1])
+        np.add.at(self.trained, batch.items, segment_sums(trained, batch.offsets))
+        if batch.spans is not None:
+            self.spans += np.bincount(batch.spans, minlength=SPANS)[:SPANS]
+        if batch.kinds is not None and len(batch.kinds):
+            self._add_kinds(batch.kinds, trained, batch.offsets)
+
+    def _add_kinds(self, kinds: NDArray[np.uint8], trained: NDArray[np.bool_], offsets: Ints) -> None:
+        firsts = offsets[:-1][np.diff(offsets) > 0]
+        begins = np.zeros(len(kinds), dtype=np.bool_)
+        begins[firsts] = True
+        begins[1:] |= (kinds[1:] != kinds[:-1]) | (trained[1:] != trained[:-1])
+        runs = np.flatnonzero(begins)
+        lengths = np.diff(runs, append=len(kinds))
+        counted = np.stack([lengths, lengths * trained[runs]], axis=1)
+        codes = kinds[runs]
+        turns = turns_of_runs(codes, np.searchsorted(runs, firsts))
+        for table, keys in ((self.kinds, np.minimum(codes, KINDS - 1)), (self.turns, np.minimum(turns, MOST_TURNS))):
+            for column in (0, 1):
+                sums = np.bincount(keys, weights=counted[:, column], minlength=len(table))
+                table[:, column] += sums.astype(np.int64)
+
+
+def turns_of_runs(kinds: NDArray[np.uint8], firsts: Ints) -> Ints:
+    """The turn of each run, counted in its document: 0 before the first user, then one more with each user who
+    speaks after someone else. `firsts` are the first runs of the documents.
+    """
+    if not len(kinds):
+        return np.empty(0, dtype=np.int64)
+    user = roles_of(kinds) == RoleCode.USER
+    begins = user.copy()
+    begins[1:] &= ~user[:-1]
+    begins[firsts] = user[firsts]
+    seen = np.cumsum(begins)
+    before = seen[firsts] - begins[firsts]
+    return np.asarray(seen - np.repeat(before, np.diff(firsts, append=len(kinds))), dtype=np.int64)
+
+
+def count_tokens(split: LookSplit, progress: Progress | None = None) -> TokenCounts:
+    """Read a whole split once; what is not stored stays 0. Memory does not grow with it."""
+    counts = TokenCounts(len(split))
+    if not (split.has_kinds or split.has_spans):
+        counts.documents, counts.tokens = len(split.document_lengths), split.total_tokens
+        counts.trained = split.trained(progress)
+        return counts
+    total = split.total_tokens
+    for batch in split.batches():
+        counts.add(batch)
+        if progress is not None:
+            progress(counts.tokens, total)
+    return counts

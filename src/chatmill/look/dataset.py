@@ -1,0 +1,158 @@
+"""Opens anything that can be looked at: episodes, blocks, packed rows of files and KD sets, by one function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.look.decoder import Decoder, decoder_for
+from chatmill.look.items import LookLayout, LookSplit
+from chatmill.look.kd import is_kd, open_kd
+from chatmill.look.packed_rows import is_packed, open_packed, packed_splits
+from chatmill.look.packed_split import PackedSplit
+from chatmill.look.stored_splits import BlockSplit, EpisodeSplit
+from chatmill.store.documents import MANIFEST, Layout, find_splits, split_layout
+
+CAN_BE_OPENED = (
+    "give the folder that chatmill build, chatmill export or chatmill synth-kd wrote, a split of it, or "
+    ".parquet and .arrow files with input_ids"
+)
+
+
+class LookDataset:
+    """A dataset to look at: its splits, what its manifest says, and the decoder for its ids."""
+
+    def __init__(self, path: Path, splits: dict[str, LookSplit], about: dict[str, Any], tokenizer: Any = None) -> None:
+        """`tokenizer` (anything `load_tokenizer` takes) wins over the one that `about` names."""
+        self.path = path
+        self.splits = splits
+        self.about = about
+        """The manifest of the build, or of the build that an export came from; empty where there is none."""
+        self._tokenizer = tokenizer
+
+    @property
+    def layout(self) -> LookLayout:
+        """What the items are; all splits have the same layout."""
+        return next(iter(self.splits.values())).layout
+
+    @property
+    def ledger(self) -> dict[str, Any] | None:
+        """Where every token of the build went (docs/formats/dataset.md); None where no manifest has one."""
+        ledger = self.about.get("ledger")
+        return ledger if isinstance(ledger, dict) else None
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe of the build; empty where it is not known."""
+        recipe = self.about.get("recipe")
+        return recipe if isinstance(recipe, dict) else {}
+
+    @cached_property
+    def _decoder(self) -> tuple[Decoder | None, str]:
+        return decoder_for(self.about, self._tokenizer)
+
+    @property
+    def decoder(self) -> Decoder | None:
+        """Turns ids into text; None where no tokenizer is known or it does not load. Loaded when first asked for."""
+        return self._decoder[0]
+
+    @property
+    def decoder_problem(self) -> str:
+        """Why there is no decoder, or why it may be the wrong one; empty when all is well."""
+        return self._decoder[1]
+
+    def split(self, name: str | None = None) -> LookSplit:
+        """A split by name; the first one by default."""
+        if name is None:
+            return next(iter(self.splits.values()))
+        if name not in self.splits:
+            raise UnknownNameError("split", name, list(self.splits))
+        return self.splits[name]
+
+    def check_number(self, split: LookSplit, number: int) -> int:
+        """A number of an item, counted from the end where it is negative; else an error with the nearest one."""
+        position = number + len(split) if number < 0 else number
+        if not 0 <= position < len(split):
+            nearest = 0 if position < 0 else len(split) - 1
+            one = split.layout.item
+            raise ConfigError(
+                f"{self.path}: there is no {one} {number:,} in {split.name}: it has {len(split):,}, counted from 0; "
+                f"the nearest is {nearest:,}"
+            )
+        return position
+
+    def find(self, record_id: str, splits: Sequence[LookSplit] | None = None) -> list[tuple[LookSplit, int]]:
+        """The items of a record in some splits (default: all); an id that is not there is an error with close ones."""
+        where = list(self.splits.values()) if splits is None else list(splits)
+        found = [(split, number) for split in where for number in split.find(record_id)]
+        if found:
+            return found
+        if not any(split.has_record_ids for split in where):
+            raise ConfigError(
+                f"{self.path}: its {self.layout.item}s are stored without record ids: choose by number, with "
+                f"{'--block' if self.layout.packed else '--episode'}"
+            )
+        close = list(dict.fromkeys(text for split in where for text in split.similar_ids(record_id)))[:3]
+        hint = f"; close ones: {', '.join(map(repr, close))}" if close else ""
+        names = ", ".join(split.name for split in where)
+        raise ConfigError(f"{self.path}: no record {record_id!r} in {names}{hint}")
+
+
+def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, tokenizer: Any = None) -> LookDataset:
+    """Open a dataset folder (episodes, blocks), one split of it, packed files, or a KD root; no tokens are read.
+
+    `splits` chooses some. `tokenizer` decodes in place of the one that the manifest names.
+    """
+    folder = Path(path)
+    if is_kd(folder):
+        found = open_kd(folder, None if splits is None else list(splits))
+        return LookDataset(folder, found.splits, found.about, tokenizer)
+    if not folder.exists():
+        raise ConfigError(f"{folder} does not exist: {CAN_BE_OPENED}")
+    if folder.is_dir() and split_layout(folder) and not (folder / MANIFEST).is_file():
+        return _open_stored(folder.resolve().parent, [folder.resolve().name], folder, tokenizer)
+    if is_packed(folder):
+        return _open_packed(folder, splits, tokenizer)
+    if not folder.is_dir():
+        raise FormatError(f"{folder} is no dataset: {CAN_BE_OPENED}")
+    return _open_stored(folder, splits, folder, tokenizer)
+
+
+def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
+    found = find_splits(folder, splits)
+    opened: dict[str, LookSplit] = {
+        name: BlockSplit(folder, name) if layout is Layout.BLOCKS else EpisodeSplit(folder, name)
+        for name, layout in found.splits.items()
+    }
+    return LookDataset(shown, opened, found.about, tokenizer)
+
+
+def _open_packed(path: Path, splits: Sequence[str] | None, tokenizer: Any) -> LookDataset:
+    there = packed_splits(path)
+    for name in splits or ():
+        if name not in there:
+            raise UnknownNameError("split", name, there or ["(none: this is one dataset)"])
+    alone = path.stem if path.is_file() else path.resolve().name
+    chosen = [name for name in there or [""] if not splits or name in splits]
+    opened: dict[str, LookSplit] = {
+        name or alone: PackedSplit(open_packed(path, name or None), name or alone) for name in chosen
+    }
+    folder = path if path.is_dir() else path.parent
+    if tokenizer is None and (folder / "tokenizer.json").is_file():
+        tokenizer = folder
+    return LookDataset(path, opened, _about_export(folder), tokenizer)
+
+
+def _about_export(folder: Path) -> dict[str, Any]:
+    """What the export.json beside packed files says about their source; empty where there is none."""
+    for place in (folder, folder.parent):
+        try:
+            about = json.loads((place / "export.json").read_bytes())["source"]["about"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        return about if isinstance(about, dict) else {}
+    return {}

@@ -1,0 +1,87 @@
+"""The text of stored ids: the tokenizer that a manifest names, and decoding that never fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.errors import ChatmillError, TokenizerError
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.protocol import Tokenizer
+
+
+class Decoder:
+    """A tokenizer for showing: ids that it does not know are shown as numbers."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.name = tokenizer.name
+        self.control_ids: frozenset[int] = frozenset(tokenizer.control_ids.values())
+        self._controls = np.array(sorted(self.control_ids), dtype=np.int64)
+
+    def text(self, ids: NDArray[np.integer]) -> str:
+        """The text of the ids; control tokens are spelled out, broken UTF-8 is U+FFFD."""
+        try:
+            return self.tokenizer.decode(ids)
+        except TokenizerError:
+            return b"".join(map(self.token_bytes, ids.tolist())).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one id; an id that is not in the vocabulary is spelled `[id 123]`."""
+        try:
+            return self.tokenizer.token_bytes(token_id)
+        except TokenizerError:
+            return f"[id {token_id}]".encode()
+
+    def is_control(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Which ids are control tokens."""
+        return np.isin(ids, self._controls)
+
+    def parts(self, ids: NDArray[np.integer]) -> list[tuple[bool, str]]:
+        """(is a control token, text) parts of a run; text is decoded in stretches, so no character is torn apart."""
+        if not len(ids):
+            return []
+        control = self.is_control(ids)
+        borders = np.flatnonzero(control[1:] | control[:-1]) + 1
+        firsts = control[np.append(0, borders)].tolist()
+        return [(first, self.text(stretch)) for first, stretch in zip(firsts, np.split(ids, borders), strict=True)]
+
+
+def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | None, str]:
+    """The decoder of a dataset, and a word where there is none or where it is not surely the right one.
+
+    `given` (anything `load_tokenizer` takes) wins over the manifest `about`; the template's control tokens are added
+    where the build added them.
+    """
+    named = about.get("tokenizer") if isinstance(about.get("tokenizer"), dict) else None
+    if given is None and named is None:
+        return None, "no manifest names the tokenizer: --tokenizer gives the text"
+    recipe = about.get("recipe") or {}
+    name = given if given is not None else (named or {}).get("given_as")
+    try:
+        tokenizer = load_tokenizer(name, pattern=recipe.get("pattern") if given is None else None)
+        added = _added(recipe)
+        tokenizer = with_control_tokens(tokenizer, added) if added else tokenizer
+    except (ChatmillError, OSError) as error:
+        if given is not None:
+            raise
+        return None, f"the tokenizer {name!r} of the manifest does not load ({error}): --tokenizer gives the text"
+    expected = (named or {}).get("fingerprint")
+    if expected and tokenizer.fingerprint != expected:
+        return Decoder(tokenizer), (
+            f"the tokenizer {tokenizer.name!r} is not the one of the build (fingerprint {tokenizer.fingerprint[:12]}, "
+            f"the manifest says {expected[:12]}): the text may be wrong"
+        )
+    return Decoder(tokenizer), ""
+
+
+def _added(recipe: Mapping[str, Any]) -> tuple[str, ...]:
+    """The control tokens that the build added to its tokenizer."""
+    from chatmill.render.registry import find_template
+
+    if not recipe.get("add_control_tokens"):
+        return ()
+    return tuple(find_template(recipe["template"]).control_tokens)

@@ -1,0 +1,187 @@
+"""One item made ready to be shown: its documents and runs with their text, a header line, and the same as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import RoleCode, kind_name, role_of
+from chatmill.look.decoder import Decoder
+from chatmill.look.items import Item
+
+SPAN_NAMES = ("", "analysis", "final")
+"""What the spans of a KD set are called."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """Neighbouring tokens of one document, message, kind, span and weight."""
+
+    start: int
+    """Its first token in the item."""
+    ids: NDArray[np.integer]
+    message: int
+    """Counted over the item."""
+    kind: int | None
+    """None where kinds are not stored."""
+    span: int | None
+    """None where spans are not stored."""
+    weight: float | None
+    """None where weights are not stored: every token counts."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether these tokens are targets."""
+        return self.weight is None or self.weight > 0
+
+    @property
+    def label(self) -> str:
+        """Who speaks, as far as it is stored: a role, a span, or nothing."""
+        if self.span is not None:
+            return SPAN_NAMES[self.span] if self.span < len(SPAN_NAMES) else f"span {self.span}"
+        if self.kind is None or role_of(self.kind) is RoleCode.NONE:
+            return ""
+        return role_of(self.kind).name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentView:
+    """One document of an item."""
+
+    start: int
+    ids: NDArray[np.integer]
+    trained: int | None
+    """Tokens that are targets; None where nothing is stored about that."""
+    number: int | None
+    """Its number in the order of the build; None where that is not stored."""
+    text: str | None
+    """The decoded ids; None without a tokenizer."""
+    runs: tuple[RunView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemView:
+    """One item, ready to be shown."""
+
+    item: Item
+    name: str
+    """What an item is called: episode, block or document."""
+    documents: tuple[DocumentView, ...]
+    decoder: Decoder | None
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the stored boundaries."""
+        return self.item.problem
+
+    @property
+    def header(self) -> str:
+        """Such as `---- 0 Tokens: 512, Documents: 3, Trained: 200, Features: input_ids, document_starts ----`."""
+        item = self.item
+        parts = [f"Tokens: {len(item)}"]
+        if item.has_starts:
+            parts.append(f"Documents: {len(self.documents)}")
+        if item.weights is not None:
+            parts.append(f"Trained: {item.trained}")
+        if item.padding:
+            parts.append(f"Padding: {item.padding}")
+        parts.append(f"Features: {', '.join(item.features)}")
+        return f"---- {item.number} {', '.join(parts)} ----"
+
+    @property
+    def facts(self) -> str:
+        """What is known of its record, in one line; empty where nothing is."""
+        item = self.item
+        facts = [item.record_id, f"source {item.source}" if item.source is not None else None]
+        if item.turns is not None:
+            facts.append(f"{item.turns} turn{'' if item.turns == 1 else 's'}")
+        if item.spans is not None:
+            counts = np.bincount(item.spans, minlength=len(SPAN_NAMES))
+            facts.append(", ".join(f"{counts[code]:,} {SPAN_NAMES[code]}" for code in (1, 2)))
+        return " \u00b7 ".join(fact for fact in facts if fact)
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values; ids stand in where there is no text."""
+        item = self.item
+        out: dict[str, Any] = {self.name: item.number}
+        if item.split:
+            out["split"] = item.split
+        out |= {"tokens": len(item), "features": list(item.features)}
+        out |= {
+            name: value
+            for name, value in (("record_id", item.record_id), ("source", item.source), ("turns", item.turns))
+            if value is not None
+        }
+        if item.weights is not None:
+            out["trained"] = item.trained
+        if item.capacity is not None:
+            out["padding"] = item.padding
+        out["documents"] = [self._document_json(document) for document in self.documents]
+        out["problem"] = self.problem
+        return out
+
+    def _document_json(self, document: DocumentView) -> dict[str, Any]:
+        entry: dict[str, Any] = {"start": document.start, "tokens": len(document.ids)}
+        if document.number is not None:
+            entry["document"] = document.number
+        if document.trained is not None:
+            entry["trained"] = document.trained
+        entry |= {"ids": document.ids.tolist()} if document.text is None else {"text": document.text}
+        if any(column is not None for column in (self.item.kinds, self.item.weights, self.item.spans)):
+            entry["runs"] = [self._run_json(run) for run in document.runs]
+        return entry
+
+    def _run_json(self, run: RunView) -> dict[str, Any]:
+        entry: dict[str, Any] = {"start": run.start, "message": run.message}
+        if run.kind is not None:
+            entry["kind"] = kind_name(run.kind)
+        if run.span is not None:
+            entry["span"] = run.span
+        if run.weight is not None:
+            entry["weight"] = run.weight
+        entry["ids"] = run.ids.tolist()
+        if self.decoder is not None:
+            entry["text"] = self.decoder.text(run.ids)
+        return entry
+
+
+def view_item(item: Item, decoder: Decoder | None, name: str = "block") -> ItemView:
+    """Cut an item into its documents and runs, and decode them."""
+    runs = list(_runs(item))
+    documents, at = [], 0
+    trained = item.is_trained
+    for index, (first, last) in enumerate(item.borders):
+        mine = at
+        while at < len(runs) and runs[at].start < last:
+            at += 1
+        ids = item.ids[first:last]
+        documents.append(
+            DocumentView(
+                start=first,
+                ids=ids,
+                trained=None if item.weights is None else int(np.count_nonzero(trained[first:last])),
+                number=None if item.documents is None else int(item.documents[index]),
+                text=None if decoder is None else decoder.text(ids),
+                runs=tuple(runs[mine:at]),
+            )
+        )
+    return ItemView(item=item, name=name, documents=tuple(documents), decoder=decoder)
+
+
+def _runs(item: Item) -> Iterator[RunView]:
+    starts = item.run_starts()
+    messages = np.searchsorted(item.message_starts, starts, side="right") - 1
+    for (first, last), message in zip(pairwise([*starts.tolist(), len(item)]), messages.tolist(), strict=True):
+        yield RunView(
+            start=first,
+            ids=item.ids[first:last],
+            message=message,
+            kind=None if item.kinds is None else int(item.kinds[first]),
+            span=None if item.spans is None else int(item.spans[first]),
+            weight=None if item.weights is None else float(item.weights[first]),
+        )

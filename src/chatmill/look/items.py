@@ -1,0 +1,271 @@
+"""What can be looked at: one item (an episode, a block, a row, a KD document) and one split of a million of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import Part, parts_of, roles_of
+
+Ints = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+"""Called with (tokens done, tokens in all) while a whole split is read."""
+
+
+class LookLayout(StrEnum):
+    """What the items of a dataset are."""
+
+    EPISODES = "episodes"
+    """Conversations, one after the other."""
+    BLOCKS = "blocks"
+    """Packed rows of a fixed size."""
+    PACKED = "packed"
+    """Rows of Arrow or Parquet files, as `datasets` and its trainers read them."""
+    KD = "kd"
+    """Documents of a distillation set, each with the spans of its answers."""
+
+    @property
+    def item(self) -> str:
+        """What one item is called."""
+        return {"episodes": "episode", "blocks": "block", "packed": "block", "kd": "document"}[self.value]
+
+    @property
+    def packed(self) -> bool:
+        """Whether an item may hold several documents."""
+        return self in (LookLayout.BLOCKS, LookLayout.PACKED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One item; padding is not among its tokens. Arrays have one value per token and are not to be written to."""
+
+    split: str
+    number: int
+    """Counted from 0 in its split."""
+    ids: NDArray[np.integer]
+    weights: NDArray[Any] | None
+    """Token-aligned: how much each token counts as a target; None where none are stored: every token counts."""
+    kinds: NDArray[np.uint8] | None
+    """What each token is (`chatmill.core.kinds`); None where kinds are not stored."""
+    spans: NDArray[np.uint8] | None = None
+    """Token-aligned, of KD sets: 1 analysis, 2 final, 0 neither."""
+    starts: Ints
+    """Where each document starts; the first is 0 (none for an item without tokens)."""
+    has_starts: bool = True
+    """False where the files say nothing about documents: the item is then taken as one."""
+    documents: Ints | None = None
+    """The numbers of a block's documents in the order of the build; None where none are stored."""
+    capacity: int | None = None
+    """Positions of the row, padding included; None where rows have no fixed size."""
+    record_id: str | None = None
+    source: str | None = None
+    turns: int | None = None
+    features: tuple[str, ...] = ()
+    """Names of what is stored for it."""
+    problem: str | None = None
+    """What is wrong with the stored boundaries, in words."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def padding(self) -> int:
+        """Positions behind the tokens."""
+        return 0 if self.capacity is None else self.capacity - len(self.ids)
+
+    @property
+    def is_trained(self) -> NDArray[np.bool_]:
+        """Which tokens are targets."""
+        return np.ones(len(self.ids), dtype=np.bool_) if self.weights is None else np.asarray(self.weights > 0)
+
+    @property
+    def trained(self) -> int:
+        """How many tokens are targets."""
+        return int(np.count_nonzero(self.is_trained))
+
+    @property
+    def borders(self) -> list[tuple[int, int]]:
+        """First token and end of every document."""
+        ends = [*self.starts[1:].tolist(), len(self.ids)]
+        return list(zip(self.starts.tolist(), ends, strict=False))
+
+    def part(self, document: int) -> Item:
+        """One of its documents, by its place, as an item of its own."""
+        first, last = self.borders[document]
+        tokens = slice(first, last)
+        return replace(
+            self,
+            ids=self.ids[tokens],
+            weights=None if self.weights is None else self.weights[tokens],
+            kinds=None if self.kinds is None else self.kinds[tokens],
+            spans=None if self.spans is None else self.spans[tokens],
+            starts=np.zeros(1, dtype=np.int64),
+            documents=None if self.documents is None else self.documents[document : document + 1],
+            capacity=None,
+        )
+
+    @property
+    def message_starts(self) -> Ints:
+        """Where each message starts; each document where kinds are not stored."""
+        return self.starts if self.kinds is None else message_starts(self.kinds, self.starts)
+
+    def run_starts(self) -> Ints:
+        """Where each run starts: neighbouring tokens of one document, message, kind, span and weight."""
+        begins = np.zeros(len(self.ids), dtype=np.bool_)
+        begins[self.message_starts] = True
+        for column in (self.kinds, self.weights, self.spans):
+            if column is not None and len(column):
+                begins[1:] |= column[1:] != column[:-1]
+        return np.flatnonzero(begins)
+
+
+def message_starts(kinds: NDArray[np.uint8], starts: Ints) -> Ints:
+    """Where messages start in flat kinds; `starts` are those of the documents.
+
+    A message starts with its document, with another role, and with a header behind an ended message. Several that a
+    template writes into one (tool results in Qwen3) count as one.
+    """
+    begins = np.zeros(len(kinds), dtype=np.bool_)
+    begins[starts[starts < len(kinds)]] = True
+    if len(kinds):
+        roles, parts = roles_of(kinds), parts_of(kinds)
+        ended = (parts == Part.TERMINATOR) | (parts == Part.SEPARATOR)
+        begins[1:] |= (roles[1:] != roles[:-1]) | ((parts[1:] == Part.HEADER) & ended[:-1])
+    return np.flatnonzero(begins)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """Some neighbouring items as flat columns, padding left out: document `d` is `[offsets[d]:offsets[d + 1]]`."""
+
+    items: Ints
+    """The item of each document."""
+    offsets: Ints
+    """One more than there are documents."""
+    ids: NDArray[np.integer] | None
+    """Only where they were asked for."""
+    weights: NDArray[Any] | None
+    """None where none are stored: every token counts."""
+    kinds: NDArray[np.uint8] | None
+    spans: NDArray[np.uint8] | None = None
+
+    @property
+    def is_trained(self) -> NDArray[np.bool_]:
+        """Which tokens are targets."""
+        if self.weights is None:
+            return np.ones(int(self.offsets[-1]), dtype=np.bool_)
+        return np.asarray(self.weights > 0)
+
+
+class LookSplit(ABC):
+    """One split. Opening it reads no tokens; columns are whole arrays, made when they are first asked for."""
+
+    layout: LookLayout
+    name: str
+    has_weights: bool
+    """False: every token is a target."""
+    has_kinds: bool
+    has_spans: bool = False
+    has_record_ids: bool = False
+    capacity: int | None = None
+    """Positions of a row, padding included; None where rows have no fixed size."""
+    source_names: tuple[str, ...] = ()
+    """Names of the codes in `sources`."""
+    features: tuple[str, ...] = ()
+    """Names of what is stored for each item."""
+    _trained: Ints | None = None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Items in the split."""
+
+    @property
+    @abstractmethod
+    def tokens(self) -> Ints:
+        """Tokens of every item, padding not counted."""
+
+    @property
+    @abstractmethod
+    def documents(self) -> Ints:
+        """Documents of every item."""
+
+    @property
+    @abstractmethod
+    def document_lengths(self) -> Ints:
+        """Tokens of every document, in the order of the items."""
+
+    @abstractmethod
+    def item(self, number: int) -> Item:
+        """One item; `number` must be in the split (`check_number`)."""
+
+    @abstractmethod
+    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
+        """All items in order, about a million tokens at a time; memory does not grow. Ids only where asked for."""
+
+    @cached_property
+    def total_tokens(self) -> int:
+        """Tokens of all items, padding not counted."""
+        return int(self.tokens.sum())
+
+    @property
+    def fill(self) -> NDArray[np.float64] | None:
+        """Share of each row that is not padding; None where rows have no fixed size."""
+        return None if self.capacity is None else self.tokens / self.capacity
+
+    @property
+    def sources(self) -> NDArray[np.integer] | None:
+        """The source of every item, as a code for `source_names`; None where it is not stored."""
+        return None
+
+    @property
+    def turns(self) -> NDArray[np.integer] | None:
+        """Turns of every item as its writer counted them; None where they are not stored."""
+        return None
+
+    def trained(self, progress: Progress | None = None) -> Ints:
+        """Trained tokens of every item. Read from the files once (with `progress`), then kept."""
+        if self._trained is None:
+            self._trained = self._stored_trained()
+        if self._trained is None:
+            self._trained = self._count_trained(progress)
+        return self._trained
+
+    def _stored_trained(self) -> Ints | None:
+        """The column where it costs nothing."""
+        return None if self.has_weights else self.tokens
+
+    def _count_trained(self, progress: Progress | None) -> Ints:
+        trained = np.zeros(len(self), dtype=np.int64)
+        done, total = 0, self.total_tokens
+        for batch in self.batches():
+            np.add.at(trained, batch.items, segment_sums(batch.is_trained, batch.offsets))
+            done += int(batch.offsets[-1])
+            if progress is not None:
+                progress(done, total)
+        return trained
+
+    def record_ids(self, numbers: Ints) -> list[str] | None:
+        """Record ids of some items; None where they are not stored."""
+        return None
+
+    def find(self, record_id: str) -> list[int]:
+        """The items of a record, in order (windows of one record share its id); none where there is no such id."""
+        return []
+
+    def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
+        """Some ids that are like one that is not there."""
+        return []
+
+
+def segment_sums(values: NDArray[Any], offsets: Ints) -> Ints:
+    """The sum of each piece `values[offsets[i]:offsets[i + 1]]`, empty ones too."""
+    sums = np.zeros(len(values) + 1, dtype=np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums[offsets[1:]] - sums[offsets[:-1]]

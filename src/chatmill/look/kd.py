@@ -1,0 +1,222 @@
+"""Distillation sets to look at: documents with token-aligned spans, from files that hold them label-aligned.
+
+On disk the values at position `t` of lossmask and span speak of token `t + 1`, the one that is predicted there. Here
+everything is turned back: a token that is shown as analysis or final is one whose own prediction counts in the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import FormatError, UnknownNameError
+from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
+from chatmill.store.documents import even_ranges
+from chatmill.store.kd import COLUMNS, LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard, find_kd_root, shard_prefixes
+
+ALIGNMENT = (
+    "Marked tokens count in the loss: each is predicted at the position before it, which is where the files hold its "
+    "mask and span."
+)
+"""What a reader must know of the two alignments."""
+RELEASE_TOKENS = 16 << 20
+"""Tokens after which a pass over a split unmaps what it has read, so that mapped pages do not pile up."""
+
+
+class KDSplit(LookSplit):
+    """The shards of one split, one after the other: every item is one document."""
+
+    layout = LookLayout.KD
+    has_weights = True
+    has_kinds = False
+    has_spans = True
+    features = COLUMNS
+
+    def __init__(self, name: str, prefixes: tuple[str, ...]) -> None:
+        """Open and check every shard; no tokens are read but those of a few documents."""
+        self.name = name
+        self.shards = [KDShard.open(prefix) for prefix in prefixes]
+        self._firsts: Ints = offsets_of(np.array([len(shard) for shard in self.shards], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    @cached_property
+    def tokens(self) -> Ints:
+        """Tokens of every document."""
+        return np.concatenate([shard.tokens.lengths for shard in self.shards]).astype(np.int64)
+
+    @cached_property
+    def documents(self) -> Ints:
+        """1 for every document."""
+        return np.ones(len(self), dtype=np.int64)
+
+    @property
+    def document_lengths(self) -> Ints:
+        """Tokens of every document."""
+        return self.tokens
+
+    @property
+    def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The shards."""
+        return tuple(shard.name for shard in self.shards)
+
+    @cached_property
+    def sources(self) -> NDArray[np.integer] | None:
+        """The shard of every document."""
+        return np.repeat(np.arange(len(self.shards), dtype=np.int32), np.diff(self._firsts))
+
+    def item(self, number: int) -> Item:
+        """One document; weights and spans are token-aligned."""
+        at = int(np.searchsorted(self._firsts, number, side="right")) - 1
+        shard = self.shards[at]
+        ids, mask, span = shard.document(number - int(self._firsts[at]))
+        return Item(
+            split=self.name,
+            number=number,
+            ids=ids,
+            weights=token_aligned(mask),
+            kinds=None,
+            spans=token_aligned(span),
+            starts=np.zeros(1, dtype=np.int64),
+            source=f"{shard.name} document {number - int(self._firsts[at]):,}",
+            features=self.features,
+        )
+
+    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
+        """All documents in order."""
+        read = 0
+        for shard, base in zip(self.shards, self._firsts.tolist(), strict=False):
+            lengths = shard.tokens.lengths.astype(np.int64)
+            begin = 0
+            for first, last in even_ranges(lengths):
+                offsets = offsets_of(lengths[first:last])
+                place = slice(begin, begin + int(offsets[-1]))
+                columns = {name: file.array[place] for name, file in shard.files.items()}
+                yield TokenBatch(
+                    items=np.arange(base + first, base + last, dtype=np.int64),
+                    offsets=offsets,
+                    ids=columns[TOKENS] if ids else None,
+                    weights=token_aligned(columns[LOSSMASK]),
+                    kinds=None,
+                    spans=token_aligned(columns[SPAN]),
+                )
+                begin, read = place.stop, read + int(offsets[-1])
+                if read >= RELEASE_TOKENS:
+                    read = 0
+                    del columns
+                    for file in shard.files.values():
+                        file.release()
+
+
+def token_aligned(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Label-aligned values of whole documents turned back: what stood at `t` stands at `t + 1`; the first is 0.
+
+    Every document ends in 0, because no token follows, so the first token of the next one gets that 0.
+    """
+    aligned = np.zeros_like(values)
+    aligned[1:] = values[:-1]
+    return aligned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KDRun:
+    """Neighbouring tokens of one span."""
+
+    start: int
+    stop: int
+    span: int
+    """0, 1 or 2."""
+    trained: bool
+    """Whether these tokens count in the loss."""
+
+    @property
+    def name(self) -> str:
+        """`context`, `analysis` or `final`."""
+        return SPAN_NAMES[self.span] if self.span < len(SPAN_NAMES) else f"span {self.span}"
+
+
+def kd_runs(item: Item) -> list[KDRun]:
+    """A document cut into runs of one span."""
+    assert item.spans is not None
+    starts = item.run_starts()
+    stops = np.append(starts[1:], len(item))
+    trained = item.is_trained
+    return [
+        KDRun(start=first, stop=last, span=int(item.spans[first]), trained=bool(trained[first]))
+        for first, last in zip(starts.tolist(), stops.tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KDFound:
+    """What stands at a path: splits that are open, and what is known of the build."""
+
+    splits: dict[str, LookSplit]
+    about: dict[str, Any]
+    """The manifest, with the tokenizer named as `decoder_for` reads it; empty for a bare split or shard."""
+
+
+def is_kd(path: str | Path) -> bool:
+    """Whether a path is a distillation set: its root, a split, or one of its shards (a prefix or a file)."""
+    place = Path(path)
+    if place.is_dir():
+        return bool(shard_prefixes(place)) or any(shard_prefixes(sub) for sub in place.iterdir() if sub.is_dir())
+    return _prefix_of(place) is not None
+
+
+def open_kd(path: str | Path, splits: list[str] | tuple[str, ...] | None = None) -> KDFound:
+    """Open a root, the folder of a split, or one shard by its prefix or any of its files; `splits` chooses some."""
+    place = Path(path)
+    prefix = None if place.is_dir() else _prefix_of(place)
+    if prefix is not None:
+        found: dict[str, tuple[str, ...]] = {Path(prefix).parent.name: (prefix,)}
+        about = _about(Path(prefix).parent.parent)
+    elif place.is_dir() and (prefixes := shard_prefixes(place)):
+        found, about = {place.resolve().name: prefixes}, _about(place.resolve().parent)
+    elif place.is_dir():
+        root = find_kd_root(place)
+        found, about = dict(root.splits), _with_tokenizer(root.manifest)
+    else:
+        raise FormatError(f"{place}: no such folder or shard; give the folder that synth-kd wrote")
+    for name in splits or ():
+        if name not in found:
+            raise UnknownNameError("split", name, list(found))
+    opened: dict[str, LookSplit] = {
+        name: KDSplit(name, prefixes) for name, prefixes in found.items() if not splits or name in splits
+    }
+    return KDFound(splits=opened, about=about)
+
+
+def _prefix_of(path: Path) -> str | None:
+    """The token prefix of a shard, from that prefix, the shard's name, or one of its six files."""
+    name = path.name.removesuffix(".bin").removesuffix(".idx")
+    for column in COLUMNS:
+        name = name.removesuffix(f"_{column}")
+    prefix = path.with_name(f"{name}_{TOKENS}")
+    return str(prefix) if Path(f"{prefix}.idx").is_file() else None
+
+
+def _about(root: Path) -> dict[str, Any]:
+    """What the folder above a split says, where it is a finished root."""
+    try:
+        return _with_tokenizer(find_kd_root(root).manifest)
+    except FormatError:
+        return {}
+
+
+def _with_tokenizer(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest as `decoder_for` reads it: an export speaks of its source, and `synth_kd_v1` is always o200k."""
+    source = manifest.get("source")
+    if isinstance(source, dict):
+        return dict(source.get("about") or {})
+    tokenizer = manifest.get("tokenizer")
+    known = tokenizer if isinstance(tokenizer, dict) else {}
+    return {**manifest, "tokenizer": {**known, "given_as": "o200k"}}

@@ -1,0 +1,232 @@
+"""Rows of Arrow and Parquet files to look at: any set with `input_ids`, as Hugging Face trainers read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.blocks import boundaries_from_starts
+from chatmill.core.shift import IGNORE_INDEX
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import DataError, FormatError
+from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
+from chatmill.look.packed_rows import PackedFiles, PackedRow
+
+WEIGHT_COLUMNS = ("weights", "loss_weights", "labels", "loss_mask", "completion_mask", "assistant_masks")
+"""Columns that say what is trained; the first that is there counts."""
+BOUNDARY_COLUMNS = ("document_starts", "seq_lengths")
+
+
+class PackedSplit(LookSplit):
+    """Rows of files: only what is looked at is decoded; a column costs one pass over it."""
+
+    layout = LookLayout.PACKED
+
+    def __init__(self, files: PackedFiles, name: str) -> None:
+        self.name = name
+        self.files = files
+        self.features = files.column_names
+        if "input_ids" not in self.features:
+            raise FormatError(f"{files.path}: the dataset has no column input_ids, only: {', '.join(self.features)}")
+        self._weights = next((column for column in WEIGHT_COLUMNS if column in self.features), None)
+        self._boundaries = next((column for column in BOUNDARY_COLUMNS if column in self.features), None)
+        self.has_weights = self._weights is not None
+        self.has_kinds = "kinds" in self.features
+        self.has_record_ids = "record_id" in self.features
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @cached_property
+    def tokens(self) -> Ints:
+        """Tokens of every row."""
+        return self._list_lengths("input_ids")
+
+    @cached_property
+    def documents(self) -> Ints:
+        """Documents of every row; 1 where the files do not say."""
+        if self._boundaries is None:
+            return np.minimum(self.tokens, 1)
+        return self._list_lengths(self._boundaries)
+
+    @cached_property
+    def document_lengths(self) -> Ints:
+        """Tokens of every document, row by row."""
+        return np.concatenate([np.empty(0, dtype=np.int64), *(np.diff(batch.offsets) for batch in self.batches())])
+
+    @cached_property
+    def _source_column(self) -> tuple[NDArray[np.integer], tuple[str, ...]] | None:
+        import pyarrow as pa
+
+        if "source" not in self.features:
+            return None
+        codes: list[NDArray[np.integer]] = []
+        names: dict[str, int] = {}
+        for _, batch in self.files.batches(columns=["source"]):
+            column = batch.column("source")
+            if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+                return None
+            encoded = column.dictionary_encode()
+            mine = np.array([names.setdefault(str(name), len(names)) for name in encoded.dictionary.to_pylist()])
+            codes.append(mine[encoded.indices.to_numpy(zero_copy_only=False)])
+        return (np.concatenate(codes) if codes else np.empty(0, dtype=np.int64)), tuple(names)
+
+    @property
+    def sources(self) -> NDArray[np.integer] | None:
+        """The source of every row, where it is one string."""
+        return self._source_column[0] if self._source_column else None
+
+    @property
+    def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the codes."""
+        return self._source_column[1] if self._source_column else ()
+
+    def _list_lengths(self, name: str) -> Ints:
+        import pyarrow.compute as pc
+
+        lengths = [
+            pc.list_value_length(batch.column(name)).fill_null(0).to_numpy(zero_copy_only=False)
+            for _, batch in self.files.batches(columns=[name])
+        ]
+        return np.concatenate([np.empty(0, dtype=np.int64), *lengths]).astype(np.int64)
+
+    def item(self, number: int) -> Item:
+        """One row."""
+        return item_of_row(next(self.files.rows(number, 1)), self.name)
+
+    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
+        """All rows in order, an Arrow batch at a time; rows whose boundaries cannot be right count as one document."""
+        wanted = ["input_ids", self._weights, self._boundaries, "kinds" if self.has_kinds else None]
+        for first, batch in self.files.batches(columns=[name for name in wanted if name]):
+            lists = {name: _flat(batch.column(name)) for name in batch.schema.names}
+            values, offsets = lists["input_ids"]
+            counts = np.minimum(np.diff(offsets), 1)
+            starts = np.zeros(int(counts.sum()), dtype=np.int64)
+            if self._boundaries is not None:
+                starts, counts = document_starts(*lists[self._boundaries], np.diff(offsets), self._boundaries)
+            rows = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+            yield TokenBatch(
+                items=first + rows,
+                offsets=np.append(offsets[rows] + starts, offsets[-1]),
+                ids=values if ids else None,
+                weights=_weights(self._weights, lists[self._weights][0]) if self._weights else None,
+                kinds=lists["kinds"][0].astype(np.uint8) if self.has_kinds else None,
+            )
+
+    def record_ids(self, numbers: Ints) -> list[str] | None:
+        """Record ids of some rows; those of a packed row are joined by commas."""
+        if not self.has_record_ids:
+            return None
+        rows = (next(self.files.rows(number, 1)).columns["record_id"] for number in numbers.tolist())
+        return [", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in rows]
+
+    def find(self, record_id: str) -> list[int]:
+        """The rows that hold a record."""
+        found: list[int] = []
+        if not self.has_record_ids:
+            return found
+        for first, batch in self.files.batches(columns=["record_id"]):
+            for i, value in enumerate(batch.column("record_id").to_pylist()):
+                if record_id == value or (isinstance(value, list) and record_id in value):
+                    found.append(first + i)
+        return found
+
+
+def item_of_row(row: PackedRow, split: str = "") -> Item:
+    """A stored row as an item; boundaries that cannot be right are named in `problem`, and the row is one document."""
+    columns = row.columns
+    if "input_ids" not in columns:
+        raise FormatError(f"the dataset has no column input_ids, only: {', '.join(columns)}")
+    ids = np.asarray(columns["input_ids"], dtype=np.int64)
+    given = next((name for name in BOUNDARY_COLUMNS if columns.get(name) is not None), None)
+    starts, problem = np.zeros(min(1, len(ids)), dtype=np.int64), None
+    if given is not None:
+        try:
+            starts = _checked_starts(columns[given], len(ids), given)
+        except DataError as error:
+            problem = str(error).replace("of row 0", f"of block {row.index}", 1)
+    weights = next((name for name in WEIGHT_COLUMNS if columns.get(name) is not None), None)
+    return Item(
+        split=split,
+        number=row.index,
+        ids=ids,
+        weights=_weights(weights, np.asarray(columns[weights])) if weights else None,
+        kinds=np.asarray(columns["kinds"], dtype=np.uint8) if columns.get("kinds") is not None else None,
+        starts=starts,
+        has_starts=given is not None,
+        documents=np.asarray(columns["documents"], dtype=np.int64) if columns.get("documents") is not None else None,
+        features=tuple(columns),
+        problem=problem,
+        **_facts(columns),
+    )
+
+
+def _facts(columns: Mapping[str, Any]) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for name in ("record_id", "source"):
+        value = columns.get(name)
+        if isinstance(value, list):
+            facts[name] = ", ".join(dict.fromkeys(map(str, value)))
+        elif value is not None:
+            facts[name] = str(value)
+    if isinstance(columns.get("turns"), int):
+        facts["turns"] = columns["turns"]
+    return facts
+
+
+def _checked_starts(values: Any, tokens: int, name: str) -> Ints:
+    """Where documents start; a `DataError` says what cannot be right."""
+    if name == "document_starts":
+        return boundaries_from_starts([values], np.array([tokens], dtype=np.int64)).starts
+    lengths = np.asarray(values, dtype=np.int64)
+    if int(lengths.sum()) != tokens or (lengths <= 0).any():
+        raise DataError(f"seq_lengths of row 0 add up to {lengths.sum():,}, but the row has {tokens:,} tokens")
+    return offsets_of(lengths)[:-1]
+
+
+def document_starts(values: NDArray[Any], offsets: Ints, tokens: Ints, name: str) -> tuple[Ints, Ints]:
+    """Document starts of many rows and their number in each; a row whose boundaries cannot be right has one document.
+
+    `values` are those of the column `name`, cut into rows by `offsets`; `tokens` are those of each row.
+    """
+    counts = np.diff(offsets)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    starts = values.astype(np.int64)
+    opens = np.zeros(len(starts), dtype=np.bool_)
+    opens[offsets[:-1][counts > 0]] = True
+    if name == "document_starts":
+        wrong = (opens & (starts != 0)) | (~opens & (np.diff(starts, prepend=0) <= 0)) | (starts >= tokens[rows])
+    else:
+        wrong = starts <= 0
+        ends = np.cumsum(starts)
+        totals = np.bincount(rows, weights=starts, minlength=len(counts)).astype(np.int64)
+        before = np.append(0, ends)[offsets[:-1]]
+        starts = ends - starts - before[rows]
+        wrong |= (totals != tokens)[rows]
+    bad = np.bincount(rows[wrong], minlength=len(counts)) > 0
+    bad |= (counts == 0) & (tokens > 0)
+    if not bad.any():
+        return starts, counts
+    fixed = np.where(bad, np.minimum(tokens, 1), counts)
+    out = np.zeros(int(fixed.sum()), dtype=np.int64)
+    out[np.repeat(~bad, fixed)] = starts[~bad[rows]]
+    return out, fixed
+
+
+def _weights(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Token-aligned weights: labels are trained where they are not -100."""
+    if name == "labels":
+        return np.asarray(values != IGNORE_INDEX).astype(np.uint8)
+    return values.astype(np.float32) if values.dtype.kind == "f" else values.astype(np.uint8)
+
+
+def _flat(column: Any) -> tuple[NDArray[Any], Ints]:
+    """The values of a list column one after the other, and the offsets of its rows."""
+    import pyarrow.compute as pc
+
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return column.flatten().to_numpy(zero_copy_only=False), offsets_of(lengths)

@@ -1,0 +1,92 @@
+"""Plots for a terminal: bars of eighth blocks, or of # where Unicode cannot be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from chatmill.look.stats import Bin, Share
+
+EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
+
+
+def bar(share: float, width: int, *, ascii_only: bool = False, track: bool = False) -> str:
+    """A bar of `share` (0 to 1) of `width` columns; anything above 0 can be seen. `track` fills the rest."""
+    share = min(max(share, 0.0), 1.0)
+    if ascii_only:
+        full = max(round(share * width), 1 if share > 0 else 0)
+        return "#" * full + ("." if track else " ") * (width - full)
+    eighths = max(round(share * width * 8), 1 if share > 0 else 0)
+    full, rest = divmod(eighths, 8)
+    drawn = EIGHTHS[8] * full + (EIGHTHS[rest] if rest else "")
+    return drawn + ("\u00b7" if track else " ") * (width - len(drawn))
+
+
+def histogram(
+    title: str,
+    bins: Sequence[Bin],
+    label: str,
+    *,
+    width: int,
+    ascii_only: bool,
+    percent: bool = False,
+    what: str = "tokens",
+) -> Table:
+    """One row per bin: its range (of `what`, or of shares), its count, and a bar against the largest."""
+    most = max((one.count for one in bins), default=0)
+    labels = [_range(one, percent) for one in bins]
+    header = "share" if percent else what
+    room = width - max(len(header), *map(len, labels), 0) - max(len(label), len(f"{most:,}")) - 4
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column(header, justify="right", no_wrap=True)
+    table.add_column(label, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for one, name in zip(bins, labels, strict=True):
+        drawn = bar(one.count / most if most else 0.0, max(room, 8), ascii_only=ascii_only)
+        table.add_row(name, f"{one.count:,}", Text(drawn, style="cyan"))
+    return table
+
+
+def _range(one: Bin, percent: bool) -> str:
+    if percent:
+        return f"{one.low:.0%}-{one.high:.0%}"
+    low, high = int(one.low), int(one.high) - 1
+    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
+
+
+def share_table(
+    title: str,
+    shares: Sequence[Share],
+    what: str,
+    *,
+    width: int,
+    ascii_only: bool,
+    items: str = "",
+    colours: dict[str, str] | None = None,
+) -> Table:
+    """One row per role, source or turn: tokens, trained tokens, their share, and the share as a bar.
+
+    `items` names the column of items, where they are counted; `colours` are those of the names.
+    """
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column(what, overflow="fold", max_width=28)
+    if items:
+        table.add_column(items, justify="right", no_wrap=True)
+    for name in ("tokens", "trained", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for one in shares:
+        colour = (colours or {}).get(one.name, "default")
+        drawn = bar(one.share, 20 if width >= 80 else 10, ascii_only=ascii_only, track=True)
+        counted = [f"{one.items:,}"] if items else []
+        table.add_row(
+            Text(one.name, style=colour),
+            *counted,
+            f"{one.tokens:,}",
+            f"{one.trained:,}",
+            f"{one.share:.1%}",
+            Text(drawn, style="green"),
+        )
+    return table

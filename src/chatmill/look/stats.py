@@ -1,0 +1,260 @@
+"""Numbers about a dataset: sizes, lengths, what is trained by role, source and turn, fill of blocks, and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import PARTS, RoleCode, kind_name
+from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
+from chatmill.look.dataset import LookDataset
+from chatmill.look.item_view import SPAN_NAMES
+from chatmill.look.items import Ints, LookSplit, Progress
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+FATES = ("trained", "context", "injected", "cut", "dropped", "padding")
+"""Where tokens of a build end, as they are summed up for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Tokens of one role, source, turn or kind, and how many of them are trained."""
+
+    name: str
+    tokens: int
+    trained: int
+    items: int | None = None
+    """Items of a source; None where that makes no sense."""
+
+    @property
+    def share(self) -> float:
+        """Trained tokens among all."""
+        return self.trained / self.tokens if self.tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """One bar of a histogram: values from `low` up to and without `high` (the last bin: with it)."""
+
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitStats:
+    """The numbers of one split."""
+
+    name: str
+    item: str
+    """What an item is called."""
+    items: int
+    documents: int
+    tokens: int
+    """Without padding."""
+    trained: int
+    capacity: int | None
+    padding: int
+    nothing_trained: int
+    """Items without a trained token."""
+    lengths: dict[str, float]
+    """Tokens of a document: mean, and the value below which 0%, 5%, ... 100% of them lie."""
+    length_bins: tuple[Bin, ...]
+    """Documents by their tokens, a bar for each doubling."""
+    trained_bins: tuple[Bin, ...]
+    """Items by their trained share (`share_bins`)."""
+    roles: tuple[Share, ...] = ()
+    kinds: tuple[Share, ...] = ()
+    turns: tuple[Share, ...] = ()
+    sources: tuple[Share, ...] = ()
+    spans: tuple[Share, ...] = ()
+    fill: dict[str, float] = field(default_factory=dict)
+    """Share of a block that is not padding: mean and quantiles; empty where rows have no fixed size."""
+    fill_bins: tuple[Bin, ...] = ()
+    """Blocks by their fill (`share_bins`)."""
+    documents_bins: tuple[Bin, ...] = ()
+    """Blocks by their number of documents."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values; shares as numbers from 0 to 1."""
+        out = asdict(self)
+        for name in ("roles", "kinds", "turns", "sources", "spans"):
+            out[name] = [{**asdict(one), "share": one.share} for one in getattr(self, name)]
+        return out
+
+
+def split_stats(split: LookSplit, progress: Progress | None = None) -> SplitStats:
+    """Read a split once and sum it up."""
+    counts = count_tokens(split, progress)
+    lengths, tokens, trained = split.document_lengths, split.tokens, counts.trained
+    packed = bool(split.capacity) or bool((split.documents > 1).any())
+    fill = split.fill
+    return SplitStats(
+        name=split.name,
+        item=split.layout.item,
+        items=len(split),
+        documents=counts.documents,
+        tokens=split.total_tokens,
+        trained=int(trained.sum()),
+        capacity=split.capacity,
+        padding=(split.capacity * len(split) - split.total_tokens) if split.capacity else 0,
+        nothing_trained=int(np.count_nonzero(trained == 0)),
+        lengths=_summary(lengths),
+        length_bins=doubling_bins(lengths),
+        trained_bins=share_bins(trained / np.maximum(tokens, 1)),
+        roles=_roles(counts),
+        kinds=tuple(
+            _share(kind_name(code), counts.kinds[code]) for code in np.flatnonzero(counts.kinds[:, 0]).tolist()
+        ),
+        turns=_turns(counts),
+        sources=_sources(split, trained),
+        spans=tuple(
+            Share(
+                name=SPAN_NAMES[code] or "context",
+                tokens=int(counts.spans[code]),
+                trained=int(counts.spans[code]) if code else 0,
+            )
+            for code in np.flatnonzero(counts.spans).tolist()
+        ),
+        fill={} if fill is None else _summary(fill),
+        fill_bins=() if fill is None else share_bins(fill),
+        documents_bins=doubling_bins(split.documents) if packed else (),
+    )
+
+
+def _share(name: str, counted: NDArray[np.int64]) -> Share:
+    return Share(name=name, tokens=int(counted[0]), trained=int(counted[1]))
+
+
+def _roles(counts: TokenCounts) -> tuple[Share, ...]:
+    by_role = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=1)
+    names = ["document" if role is RoleCode.NONE else role.name.lower() for role in RoleCode]
+    return tuple(_share(name, counted) for name, counted in zip(names, by_role, strict=True) if counted[0])
+
+
+def _turns(counts: TokenCounts) -> tuple[Share, ...]:
+    names = ["before the first user", *map(str, range(1, MOST_TURNS)), f"{MOST_TURNS} and later"]
+    return tuple(_share(names[turn], counts.turns[turn]) for turn in np.flatnonzero(counts.turns[:, 0]).tolist())
+
+
+def _sources(split: LookSplit, trained: Ints) -> tuple[Share, ...]:
+    codes = split.sources
+    if codes is None:
+        return ()
+    size = len(split.source_names)
+    items = np.bincount(codes, minlength=size)
+    sums = [np.bincount(codes, weights=column, minlength=size).astype(np.int64) for column in (split.tokens, trained)]
+    return tuple(
+        Share(name=name, items=int(items[code]), tokens=int(sums[0][code]), trained=int(sums[1][code]))
+        for code, name in enumerate(split.source_names)
+    )
+
+
+def _summary(values: NDArray[Any]) -> dict[str, float]:
+    if not len(values):
+        return {}
+    found = np.quantile(values, QUANTILES)
+    named = {f"{round(100 * q)}%": float(value) for q, value in zip(QUANTILES, found, strict=True)}
+    return {"mean": float(values.mean()), **named}
+
+
+def doubling_bins(values: NDArray[np.integer], per_doubling: int = 1) -> tuple[Bin, ...]:
+    """How many values lie in each doubling (1, 2-3, 4-7, ...), or in parts of one, from the least to the largest."""
+    if not len(values):
+        return ()
+    top = int(np.ceil(np.log2(max(2, int(values.max()) + 1)))) * per_doubling
+    edges = np.unique(np.ceil(2.0 ** (np.arange(top + 1) / per_doubling)).astype(np.int64))
+    counts = np.histogram(np.maximum(values, 1), bins=edges)[0]
+    there = np.flatnonzero(counts)
+    return tuple(
+        Bin(low=int(edges[i]), high=int(edges[i + 1]), count=int(counts[i])) for i in range(there[0], there[-1] + 1)
+    )
+
+
+def share_bins(shares: NDArray[np.floating]) -> tuple[Bin, ...]:
+    """How many shares lie in each tenth from 0 to 1; in each hundredth from 0.9 on where all of them are above."""
+    low = 90 if len(shares) and shares.min() >= 0.9 else 0
+    edges = np.linspace(low, 100, 11) / 100
+    counts = np.histogram(shares, bins=edges)[0]
+    return tuple(Bin(low=float(edges[i]), high=float(edges[i + 1]), count=int(counts[i])) for i in range(10))
+
+
+def fates_of(ledger: dict[str, Any]) -> dict[str, int]:
+    """Tokens of a whole build by fate: trained, context, injected, cut, dropped, padding."""
+    sums = dict.fromkeys(FATES, 0)
+    for roles in ledger.get("tokens", {}).values():
+        for fates in roles.values():
+            for fate, count in fates.items():
+                name = fate.split("_")[0]
+                if name in sums:
+                    sums[name] += count
+    sums["padding"] = int(ledger.get("padding", 0))
+    return sums
+
+
+def notes_of(ledger: dict[str, Any]) -> dict[str, int]:
+    """The notes of a build, summed over its sources."""
+    sums: dict[str, int] = {}
+    for notes in ledger.get("notes", {}).values():
+        for note, count in notes.items():
+            sums[note] = sums.get(note, 0) + count
+    return sums
+
+
+def rejections_of(ledger: dict[str, Any]) -> dict[str, int]:
+    """Records that were not built, by reason, over all sources."""
+    sums: dict[str, int] = {}
+    for outcomes in ledger.get("records", {}).values():
+        for outcome in ("quarantined", "skipped"):
+            for reason, count in outcomes.get(outcome, {}).items():
+                sums[reason] = sums.get(reason, 0) + count
+    return sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetStats:
+    """The numbers of a dataset."""
+
+    path: str
+    layout: str
+    splits: tuple[SplitStats, ...]
+    ledger: dict[str, Any] | None
+    """That of the build, over all its splits; None where no manifest has one."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "path": self.path,
+            "layout": self.layout,
+            "splits": {split.name: split.as_json() for split in self.splits},
+            "ledger": None
+            if self.ledger is None
+            else {
+                "tokens": fates_of(self.ledger),
+                "rejected": rejections_of(self.ledger),
+                "notes": notes_of(self.ledger),
+                "by_source": self.ledger,
+            },
+        }
+
+
+def dataset_stats(
+    dataset: LookDataset, splits: Sequence[str] | None = None, progress: Progress | None = None
+) -> DatasetStats:
+    """Read the chosen splits (default: all) once each and sum them up; `progress` goes over all of them."""
+    chosen = [dataset.split(name) for name in splits] if splits else list(dataset.splits.values())
+    total = sum(split.total_tokens for split in chosen)
+    found, before = [], 0
+    for split in chosen:
+        found.append(split_stats(split, _after(before, total, progress)))
+        before += split.total_tokens
+    return DatasetStats(path=str(dataset.path), layout=str(dataset.layout), splits=tuple(found), ledger=dataset.ledger)
+
+
+def _after(before: int, total: int, progress: Progress | None) -> Progress | None:
+    """Progress over all splits, from that in one which has `before` tokens before it."""
+    return None if progress is None else lambda tokens, _: progress(before + tokens, total)

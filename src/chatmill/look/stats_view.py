@@ -1,0 +1,146 @@
+"""The numbers of a dataset for a terminal: tables and plots that read without colour at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from chatmill.core.kinds import RoleCode
+from chatmill.look.ledger import ledger_table
+from chatmill.look.plots import bar, histogram, share_table
+from chatmill.look.preview import COLOURS
+from chatmill.look.safe_text import visible
+from chatmill.look.stats import DatasetStats, Share, SplitStats, fates_of, notes_of, rejections_of
+
+SHOWN_TURNS = 8
+SHOWN_SOURCES = 20
+ROLE_COLOURS = {"document" if role is RoleCode.NONE else role.name.lower(): COLOURS[role] for role in RoleCode}
+
+
+def stats_parts(stats: DatasetStats, *, width: int, ascii_only: bool) -> Iterator[RenderableType]:
+    """Everything there is to say, part by part."""
+    for split in stats.splits:
+        yield from _with_gaps(_split_parts(split, width, ascii_only))
+    if stats.ledger is not None:
+        yield from _with_gaps(_ledger_parts(stats.ledger, width, ascii_only))
+
+
+def _with_gaps(parts: Iterator[RenderableType]) -> Iterator[RenderableType]:
+    for part in parts:
+        yield part
+        yield Text()
+
+
+def _split_parts(split: SplitStats, width: int, ascii_only: bool) -> Iterator[RenderableType]:
+    head = Text(_headline(split), style="bold")
+    if split.lengths:
+        head.append(f"\n{_lengths(split)}", style="not bold")
+    yield head
+    yield histogram(
+        f"{split.name}: documents by length", split.length_bins, "documents", width=width, ascii_only=ascii_only
+    )
+    tables: tuple[tuple[str, Sequence[Share], str, str], ...] = (
+        ("trained share per role", split.roles, "role", ""),
+        ("trained share per source", _largest(split.sources), "source", f"{split.item}s"),
+        ("trained share per turn", _first_turns(split.turns), "turn", ""),
+        ("tokens per span", split.spans, "span", ""),
+    )
+    for title, shares, what, items in tables:
+        if shares:
+            yield share_table(
+                f"{split.name}: {title}", shares, what, items=items, width=width, ascii_only=ascii_only,
+                colours=ROLE_COLOURS,
+            )  # fmt: skip
+    yield histogram(
+        f"{split.name}: {split.item}s by trained share",
+        split.trained_bins,
+        f"{split.item}s",
+        width=width,
+        ascii_only=ascii_only,
+        percent=True,
+    )
+    if split.fill:
+        full = f"mean {split.fill['mean']:.2%}, least full {split.fill['0%']:.1%}, median {split.fill['50%']:.1%}"
+        yield histogram(
+            f"{split.name}: fill per block ({full})",
+            split.fill_bins,
+            "blocks",
+            width=width,
+            ascii_only=ascii_only,
+            percent=True,
+        )
+    if split.documents_bins:
+        yield histogram(
+            f"{split.name}: documents per block", split.documents_bins, "blocks", width=width, ascii_only=ascii_only,
+            what="documents",
+        )  # fmt: skip
+
+
+def _headline(split: SplitStats) -> str:
+    words = [_counted(split.items, split.item)]
+    if split.documents != split.items:
+        words.append(_counted(split.documents, "document"))
+    words += [f"{split.tokens:,} tokens", f"{split.trained:,} trained ({split.trained / max(1, split.tokens):.1%})"]
+    if split.capacity:
+        words.append(f"{split.padding:,} padding in rows of {split.capacity:,}")
+    if split.nothing_trained:
+        words.append(f"{_counted(split.nothing_trained, split.item)} without a trained token")
+    return f"{split.name}: {', '.join(words)}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _lengths(split: SplitStats) -> str:
+    found = split.lengths
+    quantiles = ", ".join(f"{name} {found[name]:,.0f}" for name in ("5%", "50%", "95%"))
+    return f"tokens of a document: {found['0%']:,.0f} to {found['100%']:,.0f}, mean {found['mean']:,.1f}; {quantiles}"
+
+
+def _largest(sources: Sequence[Share]) -> list[Share]:
+    """The sources by their tokens; small ones together."""
+    ordered = [_named(one, visible(one.name, mark_newlines=False)) for one in sorted(sources, key=lambda s: -s.tokens)]
+    return _gathered(ordered, SHOWN_SOURCES, "{} more sources")
+
+
+def _first_turns(turns: Sequence[Share]) -> list[Share]:
+    return _gathered(list(turns), SHOWN_TURNS + 1, "{} later turns")
+
+
+def _gathered(shares: list[Share], most: int, words: str) -> list[Share]:
+    if len(shares) <= most + 1:
+        return shares
+    rest = shares[most:]
+    together = Share(
+        name=words.format(len(rest)),
+        tokens=sum(one.tokens for one in rest),
+        trained=sum(one.trained for one in rest),
+        items=None if rest[0].items is None else sum(one.items or 0 for one in rest),
+    )
+    return [*shares[:most], together]
+
+
+def _named(one: Share, name: str) -> Share:
+    return Share(name=name, tokens=one.tokens, trained=one.trained, items=one.items)
+
+
+def _ledger_parts(ledger: dict[str, object], width: int, ascii_only: bool) -> Iterator[RenderableType]:
+    fates = fates_of(ledger)
+    total = max(1, sum(fates.values()))
+    lines = Text("ledger of the build: where every token went\n", style="bold")
+    for fate, count in fates.items():
+        drawn = bar(count / total, max(10, width - 34), ascii_only=ascii_only)
+        lines.append(f"{fate:<9} {count:>14,} {count / total:>6.1%} ", style="default not bold")
+        lines.append(f"{drawn.rstrip()}\n", style="cyan not bold")
+    lines.rstrip()
+    yield lines
+    table = ledger_table({"ledger": ledger})
+    table.title, table.title_justify, table.title_style = "ledger: tokens by source", "left", "bold"
+    yield table
+    for title, counts in (("records left out", rejections_of(ledger)), ("notes", notes_of(ledger))):
+        if counts:
+            words = ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in sorted(counts.items()))
+            yield Text(f"{title}: {words}")

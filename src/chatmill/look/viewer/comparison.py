@@ -1,0 +1,54 @@
+"""The comparison of two datasets, run once in the background; what compares them is handed in."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+Compare = Callable[[], dict[str, Any]]
+"""Gives the JSON form of `chatmill diff` for the two datasets, with the changed records to show."""
+
+
+class Comparison:
+    """A comparison that is not begun, running, done or failed."""
+
+    def __init__(self, compare: Compare) -> None:
+        self._compare = compare
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._began = 0.0
+        self._found: dict[str, Any] | None = None
+        self._problem = ""
+
+    def start(self) -> None:
+        """Begin, once."""
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._began = time.monotonic()
+            self._thread = threading.Thread(target=self._run, name="compare", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._compare()
+        except Exception as error:
+            # whatever went wrong is told: a page must not wait for ever
+            self._problem = str(error) or type(error).__name__
+
+    def as_json(self) -> dict[str, Any]:
+        """Sums, differences of the manifests, and one line for each changed record; or how long it has been running."""
+        self.start()
+        if self._problem:
+            return {"done": False, "problem": self._problem}
+        if self._found is None:
+            return {"done": False, "problem": "", "seconds": time.monotonic() - self._began}
+        brief = [{key: value for key, value in one.items() if key != "lines"} for one in self._found["changed"]]
+        return {**self._found, "done": True, "changed": brief}
+
+    def record(self, number: int) -> dict[str, Any] | None:
+        """One changed record with its lines; None where there is none of that number."""
+        changed = self._found["changed"] if self._found else []
+        return changed[number] if 0 <= number < len(changed) else None

@@ -1,0 +1,152 @@
+"""One item for the page: a window of its runs with their tokens, its messages, its documents, and their map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import Part, RoleCode, kind_name, parts_of, role_of, roles_of
+from chatmill.errors import ConfigError
+from chatmill.label.policy import Policy
+from chatmill.look.items import Ints, Item, segment_sums
+from chatmill.look.viewer.opened import OpenedSplit
+from chatmill.look.viewer.pieces import TokenText, pieces_of
+from chatmill.store.kd import SPAN_NAMES
+
+WINDOW = 2048
+"""Tokens of one page of an item."""
+MOST_WINDOW = 16384
+OPENING = 40
+"""Tokens of the text that stands for an item in lists."""
+
+
+def item_json(
+    opened: OpenedSplit, number: int, *, first: int = 0, count: int = WINDOW, policy: str | None = None
+) -> Any:
+    """Tokens `first` up to `first + count` of an item as runs; counts speak of the whole item.
+
+    `policy` shows what would be trained under another one; `stored` weights are then beside the tried ones.
+    """
+    item = opened.item(number)
+    if not 1 <= count <= MOST_WINDOW:
+        raise ConfigError(f"a window has 1 to {MOST_WINDOW:,} tokens, not {count:,}")
+    if first and not 0 <= first < len(item):
+        raise ConfigError(f"token {first:,} of {opened.split.layout.item} {item.number:,}, which has {len(item):,}")
+    tried = opened.policy(policy)
+    weights = _weights(item, tried)
+    last = min(first + count, len(item))
+    text = opened.dataset.text
+    return {
+        "number": item.number,
+        "items": len(opened.split),
+        "tokens": len(item),
+        "trained": int(np.count_nonzero(weights > 0)),
+        "trained_stored": item.trained,
+        "policy": tried.name if tried else None,
+        "record_id": item.record_id,
+        "source": item.source,
+        "turns": item.turns,
+        "capacity": item.capacity,
+        "padding": item.padding,
+        "features": list(item.features),
+        "problem": item.problem,
+        "documents": _documents(item, weights, text),
+        "window": {"first": first, "last": last},
+        "messages": _messages(item, weights, first, last),
+        "runs": _runs(item, weights, text, first, last),
+        "map": _map(item, weights) if item.capacity or len(item.starts) > 1 else None,
+    }
+
+
+def _weights(item: Item, policy: Policy | None) -> NDArray[Any]:
+    if policy is not None:
+        assert item.kinds is not None
+        return policy.token_weights(item.kinds, np.append(item.starts, len(item)))
+    return np.ones(len(item), dtype=np.uint8) if item.weights is None else item.weights
+
+
+def _borders(item: Item, weights: NDArray[Any]) -> Ints:
+    """Where runs of one document, message, kind, span, tried weight and stored weight begin; and the end."""
+    begins = np.zeros(len(item) + 1, dtype=np.bool_)
+    begins[item.run_starts()] = True
+    begins[-1] = True
+    begins[1:-1] |= weights[1:] != weights[:-1]
+    return np.flatnonzero(begins)
+
+
+def _runs(item: Item, weights: NDArray[Any], text: TokenText, first: int, last: int) -> list[dict[str, Any]]:
+    borders = _borders(item, weights)
+    inside = np.unique(np.clip(borders, first, last))
+    messages = np.searchsorted(item.message_starts, inside[:-1], side="right") - 1
+    documents = np.searchsorted(item.starts, inside[:-1], side="right") - 1
+    runs = []
+    for begin, end, message, document in zip(inside, inside[1:], messages, documents, strict=False):
+        run: dict[str, Any] = {
+            "start": int(begin),
+            "document": int(document),
+            "message": int(message),
+            "weight": float(weights[begin]),
+            "stored": 1.0 if item.weights is None else float(item.weights[begin]),
+            "pieces": pieces_of(item.ids[begin:end], text),
+        }
+        if item.kinds is not None:
+            run["kind"] = kind_name(int(item.kinds[begin]))
+        if item.spans is not None:
+            run["span"] = SPAN_NAMES[int(item.spans[begin])]
+        runs.append(run)
+    return runs
+
+
+def _messages(item: Item, weights: NDArray[Any], first: int, last: int) -> dict[int, dict[str, Any]]:
+    """The messages that a window touches, by number: role, and the tokens of the whole message."""
+    starts = item.message_starts
+    borders = np.append(starts, len(item))
+    trained = segment_sums(weights > 0, borders)
+    begin = int(np.searchsorted(starts, first, side="right")) - 1
+    end = int(np.searchsorted(starts, last, side="left"))
+    return {
+        number: {
+            "role": None if item.kinds is None else role_of(int(item.kinds[starts[number]])).name.lower(),
+            "tokens": int(borders[number + 1] - borders[number]),
+            "trained": int(trained[number]),
+        }
+        for number in range(max(begin, 0), end)
+    }
+
+
+def _documents(item: Item, weights: NDArray[Any], text: TokenText) -> list[dict[str, Any]]:
+    borders = np.append(item.starts, len(item))
+    trained = segment_sums(weights > 0, borders).tolist()
+    return [
+        {
+            "number": None if item.documents is None else int(item.documents[i]),
+            "start": start,
+            "tokens": end - start,
+            "trained": trained[i],
+            "text": opening_text(item, text, start, end, most=16) if len(item.starts) > 1 else "",
+        }
+        for i, (start, end) in enumerate(item.borders)
+    ]
+
+
+def _map(item: Item, weights: NDArray[Any]) -> list[list[int]]:
+    """Stretches of trained tokens in the row: [first, tokens]."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], weights > 0, [0]]).astype(np.int8)))
+    firsts, ends = edges[::2], edges[1::2]
+    return [[int(a), int(b - a)] for a, b in zip(firsts, ends, strict=True)]
+
+
+def opening_text(item: Item, text: TokenText, start: int = 0, end: int | None = None, most: int = OPENING) -> str:
+    """The words that stand for an item or a document: a user's first ones, else anyone's, else the first tokens."""
+    end = len(item) if end is None else end
+    if item.kinds is not None:
+        kinds = item.kinds[start:end]
+        content = parts_of(kinds) == Part.CONTENT
+        for wanted in (content & (roles_of(kinds) == RoleCode.USER), content):
+            if wanted.any():
+                begin = int(np.argmax(wanted))
+                same = int(np.argmin(wanted[begin:])) or len(kinds) - begin
+                return text.text(item.ids[start + begin : start + begin + min(same, most)])
+    return text.text(item.ids[start : min(end, start + most)])

@@ -1,0 +1,317 @@
+"""A dataset as the viewer holds it: its splits with their columns, filters, readers and text."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import RoleCode
+from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.label.policy import Policy
+from chatmill.label.presets import PRESETS
+from chatmill.look.dataset import LookDataset, open_for_looking
+from chatmill.look.items import Ints, Item, LookLayout, LookSplit
+from chatmill.look.viewer.mapping import release
+from chatmill.look.viewer.pieces import TokenText
+from chatmill.look.viewer.scan import SplitScan
+
+ITEMS_BEFORE_RELEASE = 500
+"""Items that are read before mapped pages are let go."""
+KEPT_SELECTIONS = 6
+"""Answers of filters that are kept for the next page; four bytes an item each."""
+
+
+class Sort(StrEnum):
+    """Orders of a list."""
+
+    STORED = "stored"
+    """As the files have them."""
+    LONGEST = "longest"
+    SHORTEST = "shortest"
+    MOST_TRAINED = "most_trained"
+    """Highest trained share first."""
+    LEAST_TRAINED = "least_trained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which items are listed, and in which order; what is None is not asked."""
+
+    source: str | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    min_share: float | None = None
+    """Trained tokens in percent of all, at least."""
+    max_share: float | None = None
+    role: str | None = None
+    """Items with tokens of this role."""
+    sort: Sort = Sort.STORED
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no item is left out."""
+        wanted = (self.source, self.min_tokens, self.max_tokens, self.min_share, self.max_share, self.role)
+        return all(value is None for value in wanted)
+
+
+class OpenedSplit:
+    """One split: columns, the pass over its labels, and readers for searches."""
+
+    def __init__(self, dataset: OpenedDataset, split: LookSplit) -> None:
+        self.dataset, self.split, self.name = dataset, split, split.name
+        self.scan = SplitScan(split, self.reader)
+        self._selections: OrderedDict[Filter, NDArray[np.int32]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        """Held while the shared reader is asked for something; what it gave stays valid without it."""
+        self._read = 0
+        self._spare: list[LookSplit] = []
+        release(split)
+
+    def _reopened(self) -> LookSplit:
+        """The split once more, with mappings of its own."""
+        split = open_for_looking(self.dataset.look.path).split(self.name)
+        release(split)
+        return split
+
+    def item(self, number: int) -> Item:
+        """One item; a number that is not there is an error with the nearest one."""
+        position = self.dataset.look.check_number(self.split, number)
+        with self._reading:
+            self._read += 1
+            if self._read % ITEMS_BEFORE_RELEASE == 0:
+                release(self.split)
+            return self.split.item(position)
+
+    def find(self, record_id: str) -> tuple[list[int], list[str]]:
+        """The items of a record id; where there are none, ids that are like it."""
+        with self._reading:
+            numbers = self.split.find(record_id)
+            return numbers, [] if numbers else self.split.similar_ids(record_id, 5)
+
+    @contextmanager
+    def reader(self) -> Iterator[LookSplit]:
+        """A reader that no other thread uses meanwhile."""
+        with self._lock:
+            split = self._spare.pop() if self._spare else None
+        split = split or self._reopened()
+        try:
+            yield split
+        finally:
+            with self._lock:
+                self._spare = [split]
+
+    @property
+    def trained(self) -> NDArray[np.integer] | None:
+        """Trained tokens of every item; None while they are being counted."""
+        if not self.scan.needs_trained:
+            return self.split.trained()
+        return self.scan.trained if self.scan.done else None
+
+    @cached_property
+    def policies(self) -> tuple[Policy, ...]:
+        """Policies that can be tried on stored kinds; each table once."""
+        if not self.split.has_kinds:
+            return ()
+        found: dict[tuple[Any, ...], Policy] = {}
+        for policy in PRESETS.values():
+            if not policy.only_weighted_messages:
+                found.setdefault((policy.scope, policy.table().tobytes()), policy)
+        return tuple(found.values())
+
+    def policy(self, name: str | None) -> Policy | None:
+        """The policy to try; None for what is stored."""
+        if not name:
+            return None
+        known = {policy.name: policy for policy in self.policies}
+        if not known:
+            raise ConfigError(f"{self.name}: no kinds are stored, so no other policy can be tried")
+        if name not in known:
+            raise UnknownNameError("policy", name, list(known))
+        return known[name]
+
+    def select(self, wanted: Filter) -> NDArray[np.int32] | None:
+        """The items that pass, in the order asked for; None for all of them in stored order."""
+        if wanted.keeps_all and wanted.sort is Sort.STORED:
+            return None
+        with self._lock:
+            known = self._selections.get(wanted)
+            if known is not None:
+                self._selections.move_to_end(wanted)
+                return known
+        chosen = np.flatnonzero(self.chosen(wanted)).astype(np.int32)
+        chosen = self._sorted(chosen, wanted.sort)
+        with self._lock:
+            self._selections[wanted] = chosen
+            while len(self._selections) > KEPT_SELECTIONS:
+                self._selections.popitem(last=False)
+        return chosen
+
+    def chosen(self, wanted: Filter) -> NDArray[np.bool_]:
+        """Which items pass."""
+        tokens = self.split.tokens
+        passes = np.ones(len(self.split), dtype=np.bool_)
+        if wanted.source is not None:
+            passes &= self._sources() == self._source_code(wanted.source)
+        if wanted.min_tokens is not None:
+            passes &= tokens >= wanted.min_tokens
+        if wanted.max_tokens is not None:
+            passes &= tokens <= wanted.max_tokens
+        if wanted.min_share is not None:
+            passes &= self._share() >= np.float32(wanted.min_share)
+        if wanted.max_share is not None:
+            passes &= self._share() <= np.float32(wanted.max_share)
+        if wanted.role is not None:
+            passes &= (self._roles() & np.uint8(1 << self._role(wanted.role))) > 0
+        return passes
+
+    def _sorted(self, chosen: NDArray[np.int32], sort: Sort) -> NDArray[np.int32]:
+        if sort is Sort.STORED:
+            return chosen
+        by_length = sort in (Sort.LONGEST, Sort.SHORTEST)
+        key: NDArray[Any] = self.split.tokens[chosen] if by_length else self._share()[chosen]
+        if sort in (Sort.LONGEST, Sort.MOST_TRAINED):
+            key = key.max(initial=0) - key
+        if by_length and len(key) and int(key.max()) < 1 << 16:
+            key = key.astype(np.uint16)  # numbers of 16 bits are sorted by counting, ten times as fast
+        return chosen[np.argsort(key, kind="stable")]
+
+    def _share(self) -> NDArray[np.float32]:
+        """Trained tokens of every item in percent; 0 for an empty item."""
+        trained = self.trained
+        if trained is None:
+            raise ConfigError("the trained tokens are still being counted; try again in a moment")
+        return (trained * np.float32(100) / np.maximum(self.split.tokens, 1)).astype(np.float32)
+
+    def _sources(self) -> NDArray[np.integer]:
+        if self.split.sources is None:
+            raise ConfigError(f"{self.name}: no sources are stored, so items cannot be chosen by source")
+        return self.split.sources
+
+    def _source_code(self, name: str) -> int:
+        names = list(self.split.source_names)
+        if name not in names:
+            raise UnknownNameError("source", name, names)
+        return names.index(name)
+
+    def _roles(self) -> NDArray[np.uint8]:
+        if not self.split.has_kinds:
+            raise ConfigError(f"{self.name}: no kinds are stored, so items cannot be chosen by role")
+        if not self.scan.done:
+            raise ConfigError("the roles are still being read; try again in a moment")
+        return self.scan.roles
+
+    @staticmethod
+    def _role(name: str) -> int:
+        if name.upper() not in RoleCode.__members__:
+            raise UnknownNameError("role", name, [role.name.lower() for role in RoleCode])
+        return int(RoleCode[name.upper()])
+
+    def source_of(self, number: int) -> str | None:
+        """The source of an item."""
+        sources = self.split.sources
+        return None if sources is None else self.split.source_names[int(sources[number])]
+
+    def record_ids(self, numbers: Ints) -> list[str | None]:
+        """The record ids of some items."""
+        with self._reading:
+            found = self.split.record_ids(numbers)
+        return [None] * len(numbers) if found is None else [text or None for text in found]
+
+    def as_json(self) -> dict[str, Any]:
+        """What the page must know to offer choices."""
+        split = self.split
+        return {
+            "name": self.name,
+            "items": len(split),
+            "tokens": split.total_tokens,
+            "capacity": split.capacity,
+            "has_weights": split.has_weights,
+            "has_kinds": split.has_kinds,
+            "has_spans": split.has_spans,
+            "has_record_ids": split.has_record_ids,
+            "has_turns": split.turns is not None,
+            "sources": list(split.source_names) if split.sources is not None else [],
+            "policies": [policy.name for policy in self.policies],
+            "features": list(split.features),
+        }
+
+
+class OpenedDataset:
+    """One of the datasets of a viewer."""
+
+    def __init__(self, key: str, look: LookDataset, partner: OpenedDataset | None = None) -> None:
+        """`key` is its name in addresses: `a` or `b`. A `partner` with the same tokenizer shares it."""
+        self.key, self.look, self._partner = key, look, partner
+        self.splits: Mapping[str, OpenedSplit] = {name: OpenedSplit(self, s) for name, s in look.splits.items()}
+
+    @cached_property
+    def _text(self) -> tuple[TokenText, str]:
+        if self._partner is not None and self._same_tokenizer(self._partner):
+            return self._partner._text
+        decoder = self.look.decoder
+        return TokenText(decoder.tokenizer if decoder else None), self.look.decoder_problem
+
+    def _same_tokenizer(self, other: OpenedDataset) -> bool:
+        mine, its = (dataset.look.about.get("tokenizer") for dataset in (self, other))
+        return bool(mine) and mine == its
+
+    @property
+    def text(self) -> TokenText:
+        """The text of its tokens."""
+        return self._text[0]
+
+    def split(self, name: str) -> OpenedSplit:
+        """A split by name."""
+        if name not in self.splits:
+            raise UnknownNameError("split", name, list(self.splits))
+        return self.splits[name]
+
+    def as_json(self) -> dict[str, Any]:
+        """What the page shows of it at once."""
+        look = self.look
+        tokenizer = self.text.tokenizer
+        return {
+            "key": self.key,
+            "name": look.path.resolve().name,
+            "path": str(look.path),
+            "layout": str(look.layout),
+            "item": look.layout.item,
+            "packed": look.layout in (LookLayout.BLOCKS, LookLayout.PACKED),
+            "tokenizer": None if tokenizer is None else tokenizer.name,
+            "tokenizer_problem": self._text[1],
+            "splits": [split.as_json() for split in self.splits.values()],
+            "about": _provenance(look.about),
+            "ledger": look.ledger,
+        }
+
+
+def open_viewed(paths: Sequence[Path], *, split: str | None = None, tokenizer: Any = None) -> list[OpenedDataset]:
+    """Open one or two datasets for the viewer, under the keys `a` and `b`; no tokens are read.
+
+    `tokenizer` decodes in place of those that the manifests name.
+    """
+    opened: list[OpenedDataset] = []
+    for key, path in zip("ab", paths, strict=False):
+        look = open_for_looking(path, [split] if split else None, tokenizer=tokenizer)
+        opened.append(OpenedDataset(key, look, opened[0] if opened and tokenizer is None else None))
+    return opened
+
+
+def _provenance(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a manifest that say where a dataset comes from."""
+    names = (
+        "package_version", "git_sha", "created_unix_s", "fingerprint", "recipe_sha256", "tokenizer", "template",
+        "policy", "inputs", "recipe", "schema_version",
+    )  # fmt: skip
+    return {name: about[name] for name in names if name in about}

@@ -1,0 +1,233 @@
+"""Searching the text of millions of tokens: a filter over ids first, then the bytes of what may hold the words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import ConfigError
+from chatmill.look.items import LookSplit, TokenBatch
+from chatmill.look.viewer.mapping import released_batches
+from chatmill.look.viewer.pieces import TokenText
+
+HITS_AT_ONCE = 20
+SECONDS_AT_ONCE = 0.1
+"""A part of a search is handed over when it has so many hits, or has taken so long."""
+AROUND = 60
+"""Bytes shown on both sides of what was found."""
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """One item in which the words stand; the first place only."""
+
+    number: int
+    at: int
+    """The token of the item in which the words begin."""
+    tokens: int
+    """Tokens that the words touch."""
+    before: str
+    match: str
+    after: str
+
+    def as_json(self) -> dict[str, Any]:
+        """For the page."""
+        return {
+            "number": self.number,
+            "at": self.at,
+            "tokens_hit": self.tokens,
+            "before": self.before,
+            "match": self.match,
+            "after": self.after,
+        }
+
+
+@dataclass(slots=True)
+class Found:
+    """What a part of a search brought."""
+
+    hits: list[Hit] = field(default_factory=list)
+    items: int = 0
+    """Items searched so far, from the first one of the split on."""
+
+
+def search(
+    split: LookSplit, text: TokenText, wanted: str, *, chosen: Bools | None = None, match_case: bool = False
+) -> Iterator[Found]:
+    """Go through a split about a million tokens at a time; `chosen` says which items count (default: all).
+
+    Without `match_case` the letters A to Z are found in either case. Control tokens are found by their names.
+    Without a tokenizer, `wanted` is a list of ids.
+    """
+    if not wanted.strip():
+        raise ConfigError("there is nothing to search for: give some text")
+    finder = _finder(text, wanted, match_case)
+    for batch in released_batches(split, ids=True):
+        yield from _search_batch(finder, batch, chosen)
+        del batch
+
+
+def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: Bools | None) -> Iterator[Found]:
+    """What one batch brings, in parts: a page shows the first hits at once, and can stop between any two parts."""
+    assert batch.ids is not None
+    part, begun = Found(), time.monotonic()
+    seen = -1
+    for document in finder.candidates(batch).tolist():
+        number = int(batch.items[document])
+        if number == seen or (chosen is not None and not chosen[number]):
+            continue
+        first, last = int(batch.offsets[document]), int(batch.offsets[document + 1])
+        hit = finder.look(batch.ids[first:last], number, _before(batch, document))
+        if hit is not None:
+            seen = number
+            part.hits.append(hit)
+        part.items = number
+        if len(part.hits) >= HITS_AT_ONCE or time.monotonic() - begun > SECONDS_AT_ONCE:
+            yield part
+            part, begun = Found(), time.monotonic()
+    part.items = int(batch.items[-1]) + 1 if len(batch.items) else 0
+    yield part
+
+
+def _before(batch: TokenBatch, document: int) -> int:
+    """Tokens of the same item that stand before a document."""
+    first = int(np.searchsorted(batch.items, batch.items[document]))
+    return int(batch.offsets[document] - batch.offsets[first])
+
+
+def _finder(text: TokenText, wanted: str, match_case: bool) -> _Ids | _Bytes | _Decoded:
+    if text.tokenizer is None:
+        return _Ids(wanted)
+    if not text.adds_up:
+        return _Decoded(text, wanted, match_case)
+    return _Bytes(text, wanted, match_case)
+
+
+def _documents(batch: TokenBatch, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The documents in which some tokens stand, each once, in order."""
+    return np.unique(np.searchsorted(batch.offsets, places, side="right") - 1)
+
+
+class _Bytes:
+    """Text by the bytes of its tokens."""
+
+    def __init__(self, text: TokenText, wanted: str, match_case: bool) -> None:
+        self._text, self._match_case = text, match_case
+        self._wanted = self._folded(wanted.encode("utf-8", errors="replace"))
+        # A place either lies inside one token, or begins at the end of one and goes on in the next.
+        self._spelling = (text.vocabulary if match_case else text.lower_vocabulary).spelling(self._wanted)
+
+    def _folded(self, raw: bytes) -> bytes:
+        return raw if self._match_case else raw.lower()
+
+    def candidates(self, batch: TokenBatch) -> NDArray[np.int64]:
+        """Documents that may hold the words."""
+        assert batch.ids is not None
+        spelling = self._spelling
+        ids = np.minimum(batch.ids, len(spelling.whole) - 1)
+        may = spelling.whole[ids]
+        if len(ids) > 1:
+            may[:-1] |= spelling.begins[ids[:-1]] & spelling.goes_on[ids[1:]]
+        return _documents(batch, np.flatnonzero(may))
+
+    def look(self, ids: NDArray[np.integer], number: int, before: int) -> Hit | None:
+        """The first place in one document."""
+        numbers = ids.tolist()
+        raw = self._text.joined(numbers)
+        place = self._folded(raw).find(self._wanted)
+        if place < 0:
+            return None
+        end = place + len(self._wanted)
+        table = self._text.table
+        ends = offsets_of(np.array([len(table[i]) if i < len(table) else 0 for i in numbers], dtype=np.int64))
+        first = int(np.searchsorted(ends, place, side="right")) - 1
+        last = int(np.searchsorted(ends, end, side="left")) - 1
+        return Hit(
+            number=number,
+            at=before + first,
+            tokens=last - first + 1,
+            before=raw[max(0, place - AROUND) : place].decode("utf-8", errors="ignore"),
+            match=raw[place:end].decode("utf-8", errors="replace"),
+            after=raw[end : end + AROUND].decode("utf-8", errors="ignore"),
+        )
+
+
+class _Decoded:
+    """Text of tokenizers whose tokens have no bytes of their own: every document is decoded."""
+
+    def __init__(self, text: TokenText, wanted: str, match_case: bool) -> None:
+        self._text, self._match_case = text, match_case
+        self._wanted = wanted if match_case else wanted.lower()
+
+    def candidates(self, batch: TokenBatch) -> NDArray[np.int64]:
+        """All of them."""
+        return np.arange(len(batch.items), dtype=np.int64)
+
+    def look(self, ids: NDArray[np.integer], number: int, before: int) -> Hit | None:
+        """The first place; tokens are not told apart, so the document's beginning is named."""
+        text = self._text.text(ids)
+        place = (text if self._match_case else text.lower()).find(self._wanted)
+        if place < 0:
+            return None
+        end = place + len(self._wanted)
+        return Hit(
+            number=number,
+            at=before,
+            tokens=len(ids),
+            before=text[max(0, place - AROUND) : place],
+            match=text[place:end],
+            after=text[end : end + AROUND],
+        )
+
+
+class _Ids:
+    """Ids in a row, where there is no tokenizer."""
+
+    def __init__(self, wanted: str) -> None:
+        try:
+            self._wanted = [int(part) for part in wanted.replace(",", " ").split()]
+        except ValueError:
+            raise ConfigError(
+                f"{wanted!r} cannot be searched for: this dataset is shown without a tokenizer, so give ids such as "
+                "'151644 872', or start the viewer with --tokenizer"
+            ) from None
+
+    def _places(self, ids: NDArray[np.integer]) -> NDArray[np.int64]:
+        count = len(ids) - len(self._wanted) + 1
+        if count <= 0:
+            return np.empty(0, dtype=np.int64)
+        same = np.ones(count, dtype=np.bool_)
+        for i, wanted in enumerate(self._wanted):
+            same &= ids[i : i + count] == wanted
+        return np.flatnonzero(same)
+
+    def candidates(self, batch: TokenBatch) -> NDArray[np.int64]:
+        """Documents in which the first of the ids that stand together stands."""
+        assert batch.ids is not None
+        return _documents(batch, self._places(batch.ids))
+
+    def look(self, ids: NDArray[np.integer], number: int, before: int) -> Hit | None:
+        """The first place in one document."""
+        places = self._places(ids)
+        if not len(places):
+            return None
+        at, end = int(places[0]), int(places[0]) + len(self._wanted)
+        shown = [
+            " ".join(map(str, part.tolist())) for part in (ids[max(0, at - 8) : at], ids[at:end], ids[end : end + 8])
+        ]
+        return Hit(
+            number=number,
+            at=before + at,
+            tokens=len(self._wanted),
+            before=f"{shown[0]} ".lstrip(),
+            match=shown[1],
+            after=f" {shown[2]}",
+        )

@@ -1,0 +1,93 @@
+"""Runs the viewer: finds a port, says the address, serves until it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from chatmill.errors import ConfigError, MissingExtraError
+
+FIRST_PORT = 8420
+PORTS = 20
+"""Ports that are tried when none is asked for."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host name or address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(host: str, port: int | None) -> socket.socket:
+    """A listening socket; without a port the first free one from 8420 on, `port=0` takes any."""
+    wanted = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + PORTS), 0]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    problem: OSError | None = None
+    for number in wanted:
+        made = socket.socket(family, socket.SOCK_STREAM)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            made.bind((host, number))
+            made.listen(128)
+        except (OSError, OverflowError) as error:
+            made.close()
+            problem = error if isinstance(error, OSError) else OSError(str(error))
+            continue
+        return made
+    raise ConfigError(
+        f"cannot listen on {host} port {port}: {problem.strerror or problem if problem else ''}; give another --port "
+        "(0 takes any that is free) or --host"
+    )
+
+
+def address(host: str, port: int, token: str | None) -> str:
+    """What to open in a browser."""
+    shown = f"[{host}]" if ":" in host else host
+    if host in ("0.0.0.0", "::"):
+        shown = socket.gethostname()
+    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
+
+
+def serve(
+    make: Callable[[str | None], Any],
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Serve the app that `make(token)` gives until interrupted; `on_ready` gets the address.
+
+    A host that is not loopback gets a random token, which every request must bring.
+    """
+    with listening(make, host=host, port=port) as (server, sockets, url):
+        on_ready(url)
+        with contextlib.suppress(KeyboardInterrupt):  # the way to stop it
+            server.run(sockets=sockets)
+
+
+@contextlib.contextmanager
+def listening(
+    make: Callable[[str | None], Any], *, host: str = "127.0.0.1", port: int | None = None
+) -> Iterator[tuple[Any, list[socket.socket], str]]:
+    """A uvicorn server that is ready to run, its sockets, and its address."""
+    try:
+        import uvicorn
+    except ImportError:
+        raise MissingExtraError("uvicorn", "view", "the web viewer") from None
+    token = None if is_loopback(host) else secrets.token_urlsafe(18)
+    made = bind(host, port)
+    try:
+        config = uvicorn.Config(
+            make(token), log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+        )
+        yield uvicorn.Server(config), [made], address(host, made.getsockname()[1], token)
+    finally:
+        made.close()

@@ -1,0 +1,105 @@
+"""`chatmill stats`: tables and plots that read at 80 columns, without colour and without Unicode; and JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+import typer
+from rich.cells import cell_len
+from typer.testing import CliRunner
+
+from chatmill.cli import stats as module
+from chatmill.errors import UnknownNameError
+from chatmill.look.dataset import open_for_looking
+from chatmill.look.plots import bar
+from chatmill.look.stats import dataset_stats
+from chatmill.look.stats_view import stats_parts
+from chatmill.look.terminal import Screen
+from tests.look.sets import folder
+
+APP = typer.Typer()
+APP.command(help=module.__doc__)(module.command)
+LAYOUTS = ["episodes", "blocks", "hf", "parquet", "kd"]
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(APP, [str(a) for a in arguments])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_80_columns_without_colour(name: str) -> None:
+    result = run(folder() / name)
+    assert result.exit_code == 0, result.exception
+    lines = result.output.splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    assert "\x1b" not in result.output
+    assert "\u2026" not in result.output, "a column was cut"
+    assert "train: documents by length" in [line.rstrip() for line in lines]
+
+
+def test_what_a_person_reads() -> None:
+    stats = dataset_stats(open_for_looking(folder() / "blocks"))
+    train = stats.splits[0]
+    lines = [line.rstrip() for line in run(folder() / "blocks", "--split", "train").output.splitlines()]
+    assert lines[0].startswith(
+        f"train: {train.items:,} blocks, {train.documents:,} documents, {train.tokens:,} tokens,"
+    )
+    role = next(line for line in lines if line.startswith("assistant"))
+    share = next(one for one in train.roles if one.name == "assistant")
+    assert role.split()[1:4] == [f"{share.tokens:,}", f"{share.trained:,}", f"{share.share:.1%}"]
+    for title in ("trained share per role", "trained share per turn", "documents per block"):
+        assert f"train: {title}" in lines
+    assert any(line.startswith("train: fill per block (mean ") for line in lines)
+    assert "ledger of the build: where every token went" in lines
+    assert "ledger: tokens by source" in lines
+    assert "records left out: unknown role 1" in lines
+    assert any(line.startswith("notes: episodes ") for line in lines)
+    assert not any(line.startswith("val") for line in lines)
+
+
+def test_bars_are_as_long_as_their_counts() -> None:
+    output = run(folder() / "episodes", "--split", "train").output
+    start = output.index("train: documents by length")
+    rows = output[start : output.index("\n\n", start)].splitlines()[2:]
+    bins = dataset_stats(open_for_looking(folder() / "episodes")).splits[0].length_bins
+    assert len(rows) == len(bins) > 3
+    drawn = [row.count("\u2588") for row in rows]
+    most = max(one.count for one in bins)
+    for one, length in zip(bins, drawn, strict=True):
+        assert abs(length - max(drawn) * one.count / most) <= 1
+
+
+def test_json_is_the_same_numbers() -> None:
+    found = json.loads(run(folder() / "episodes", "--json").output)
+    assert found == json.loads(json.dumps(dataset_stats(open_for_looking(folder() / "episodes")).as_json()))
+    assert list(found["splits"]) == ["train", "val"]
+    assert found["ledger"]["tokens"]["dropped"] == 0
+    assert list(json.loads(run(folder() / "kd", "--split", "valid", "--json").output)["splits"]) == ["valid"]
+    with pytest.raises(UnknownNameError, match="unknown split 'test'"):
+        raise run(folder() / "episodes", "--split", "test").exception
+
+
+def test_a_terminal_without_unicode() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    screen = Screen(file=out)
+    stats = dataset_stats(open_for_looking(folder() / "blocks"))
+    screen.show(stats_parts(stats, width=screen.width, ascii_only=screen.ascii_only))
+    out.seek(0)
+    text = out.read()
+    assert text.isascii()
+    assert "####" in text
+    assert "\\u" not in text, "everything that we draw has an ASCII form"
+
+
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_bars(ascii_only: bool) -> None:
+    for width in (1, 7, 40):
+        assert bar(0.0, width, ascii_only=ascii_only) == " " * width
+        assert bar(1.0, width, ascii_only=ascii_only) == ("#" if ascii_only else "\u2588") * width
+        assert bar(1e-9, width, ascii_only=ascii_only).strip(), "what is there can be seen"
+        assert bar(7.0, width, ascii_only=ascii_only) == bar(1.0, width, ascii_only=ascii_only)
+        for share in (0.1, 0.5, 0.77):
+            assert len(bar(share, width, ascii_only=ascii_only)) == width

@@ -1,0 +1,100 @@
+"""Datasets to look at, made once per process: the same nasty conversations as episodes, blocks and rows of files."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import chatmill
+from chatmill.build.exports.export import export_dataset
+from chatmill.store.megatron import MegatronWriter
+from tests.build.builds import chats
+
+HOSTILE = {
+    "script": "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">",
+    "closing": "</style></div></main></html><!-- ]]> &amp; &lt; '\"",
+    "rtl": "\u202egnp.exe\u202c \u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627",
+    "controls": "nul \x00 escape \x1b[31mred\x1b[0m bell \x07 c1 \x9b31m line\u2028separator",
+    "spelled": "what does <|im_end|> mean? And <|im_start|>?",
+    "long": "long " * 6_000,
+}
+"""Answers to the user who says the same; the key is the record's id."""
+
+
+def records() -> list[dict[str, Any]]:
+    hostile = [
+        {
+            "id": name,
+            "source": "hostile",
+            "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}],
+        }
+        for name, text in HOSTILE.items()
+    ]
+    broken: list[dict[str, Any]] = [{"id": "pope", "messages": [{"role": "pope", "content": "x"}]}]
+    return [*hostile, *chats(60, 5), *broken]
+
+
+@cache
+def tokenizer_once(source: Any, *, pattern: str | None = None) -> Any:
+    """`load_tokenizer`, once per process: patched in where many tests look at the same sets."""
+    return chatmill.load_tokenizer(source, pattern=pattern)
+
+
+@cache
+def folder() -> Path:
+    """`episodes`, `blocks`, `hf`, `parquet` (of the blocks) and `kd`, with train and val each."""
+    place = Path(tempfile.mkdtemp(prefix="chatmill-look-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    (place / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records()))
+    recipe = {
+        "sources": [{"path": str(place / "chats.jsonl"), "name": "plain"}],
+        "tokenizer": "bytes",
+        "template": "chatml",
+        "add_control_tokens": True,
+        "split": {"val_fraction": 0.2},
+        "on_error": "quarantine",
+        "shard_tokens": 8000,
+        "gates": {"records_without_trained_tokens": None},
+    }
+    chatmill.build(recipe, place / "episodes", workers=0)
+    packing = {"max_length": 1024, "overflow": "cut"}
+    chatmill.build({**recipe, "format": "blocks", "packing": packing}, place / "blocks", workers=0)
+    for target in ("hf", "parquet"):
+        export_dataset(place / "blocks", target, place / target)
+    write_kd(place / "kd")
+    return place
+
+
+KD = {
+    "train": [("What is 2 + 2?", "add them", "4"), ("Hi", "greet back", "Hello!")],
+    "valid": [("Bye", "part", "Farewell.")],
+}
+
+
+def write_kd(root: Path) -> None:
+    """A distillation set in o200k: a question, analysis and final, label-aligned on disk."""
+    tokenizer = tokenizer_once("o200k", pattern=None)
+    for split, documents in KD.items():
+        (root / split).mkdir(parents=True)
+        columns: dict[str, list[Any]] = {"tokens": [], "lossmask": [], "span": []}
+        for parts in documents:
+            pieces = [np.array(tokenizer.encode(part), dtype=np.int32) for part in parts]
+            span = np.repeat([0, 1, 2], [len(piece) for piece in pieces])
+            ids = np.append(np.concatenate(pieces), tokenizer.eos_id)
+            label_aligned = np.append(span[1:], [0, 0])
+            columns["tokens"].append(ids)
+            columns["span"].append(label_aligned)
+            columns["lossmask"].append(label_aligned > 0)
+        for name, values in columns.items():
+            with MegatronWriter(
+                root / split / f"shard_00_{name}", np.int32 if name == "tokens" else np.uint8
+            ) as writer:
+                writer.append(np.concatenate(values), np.array([len(value) for value in values]))
+    (root / "manifest.json").write_text(json.dumps({"schema_version": "synth_kd_v1", "tokenizer": {"eod": 199999}}))

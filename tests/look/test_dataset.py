@@ -1,0 +1,276 @@
+"""What can be looked at: every layout opens by one function, and columns, items and passes agree with the stores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.core.kinds import KINDS, Part, part_of, role_of
+from chatmill.errors import ChatmillError, ConfigError, FormatError, UnknownNameError
+from chatmill.look import stored_splits
+from chatmill.look.dataset import LookDataset, open_for_looking
+from chatmill.look.items import Item, LookLayout, LookSplit, message_starts, segment_sums
+from chatmill.look.packed_rows import PackedRow
+from chatmill.look.packed_split import document_starts, item_of_row
+from chatmill.store import documents as documents_module
+from chatmill.store.blocks import BlockDataset
+from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.episodes import EpisodeDataset
+from tests.look.sets import HOSTILE, folder, tokenizer_once
+
+LAYOUTS = {
+    "episodes": LookLayout.EPISODES,
+    "blocks": LookLayout.BLOCKS,
+    "hf": LookLayout.PACKED,
+    "parquet": LookLayout.PACKED,
+    "kd": LookLayout.KD,
+}
+
+
+@pytest.fixture(autouse=True)
+def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_layout_opens(name: str) -> None:
+    dataset = open_for_looking(folder() / name)
+    assert dataset.layout is LAYOUTS[name]
+    assert next(iter(dataset.splits)) == "train"
+    assert len(dataset.splits) == 2
+    for split in dataset.splits.values():
+        check_columns(split)
+    assert dataset.decoder is not None
+    assert dataset.decoder_problem == ""
+    assert (dataset.ledger is not None) == (name in ("episodes", "blocks")), "exports speak of their source in short"
+
+
+def check_columns(split: LookSplit) -> None:
+    """Columns and passes against the items one by one."""
+    items = [split.item(number) for number in range(len(split))]
+    assert len(items) == len(split) > 0
+    assert split.tokens.tolist() == [len(item) for item in items]
+    assert split.documents.tolist() == [len(item.starts) for item in items]
+    lengths = [last - first for item in items for first, last in item.borders]
+    assert split.document_lengths.tolist() == lengths
+    assert split.trained().tolist() == [int((item.is_trained).sum()) for item in items]
+    assert 0 < split.trained().sum() <= split.total_tokens == sum(lengths)
+    batches = list(split.batches(ids=True))
+    assert [number for batch in batches for number in batch.items.tolist()] == [
+        item.number for item in items for _ in item.starts
+    ]
+    assert np.concatenate([np.diff(batch.offsets) for batch in batches]).tolist() == lengths
+    for name in ("ids", "weights", "kinds", "spans"):
+        stored = [getattr(item, name) for item in items]
+        read = [getattr(batch, name) for batch in batches]
+        assert (stored[0] is None) == (read[0] is None)
+        if stored[0] is not None:
+            assert np.array_equal(np.concatenate(stored), np.concatenate(read))
+    assert all(batch.ids is None for batch in split.batches())
+
+
+def test_small_batches_and_released_files_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 300)
+    monkeypatch.setattr(stored_splits, "BATCH_TOKENS", 300)
+    monkeypatch.setattr(stored_splits, "RELEASE_TOKENS", 500)
+    for name in ("episodes", "blocks"):
+        split = open_for_looking(folder() / name).split("train")
+        assert len(list(split.batches())) > 5
+        check_columns(split)
+
+
+def test_items_are_what_the_stores_hold() -> None:
+    opened, stored = open_for_looking(folder() / "episodes").split("train"), EpisodeDataset(folder() / "episodes")
+    assert len(stored) > 20
+    for number, episode in enumerate(stored):
+        item = opened.item(number)
+        assert np.array_equal(item.ids, episode.ids)
+        assert (item.record_id, item.source, item.turns) == (episode.record_id, episode.source, episode.turns)
+        assert opened.record_ids(np.array([number])) == [episode.record_id]
+        assert opened.sources is not None
+        assert opened.source_names[opened.sources[number]] == episode.source
+    rows, blocks = open_for_looking(folder() / "blocks").split("train"), BlockDataset(folder() / "blocks")
+    assert rows.fill is not None
+    for number, block in enumerate(blocks):
+        item = rows.item(number)
+        assert np.array_equal(item.ids, block.ids[: block.row_length])
+        assert item.padding == 1024 - block.row_length
+        assert rows.fill[number] == block.row_length / 1024
+        assert item.documents is not None
+        for place, document in enumerate(item.documents.tolist()):
+            part = item.part(place)
+            assert part.ids.tolist() == item.ids[slice(*item.borders[place])].tolist()
+            assert number in rows.rows_of_document(document)  # type: ignore[attr-defined]
+
+
+def test_the_counted_column_is_the_stored_one() -> None:
+    split = open_for_looking(folder() / "episodes").split("train")
+    calls: list[tuple[int, int]] = []
+    counted = split._count_trained(lambda done, total: calls.append((done, total)))
+    assert counted.tolist() == split.trained().tolist()
+    assert calls[-1] == (split.total_tokens, split.total_tokens)
+
+
+def test_plain_files_without_columns(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path / "set", "train") as writer:
+        writer.append([65, 66, 67])
+        writer.append([68])
+    (tmp_path / "set" / "train" / "episodes.json").unlink()
+    dataset = open_for_looking(tmp_path / "set")
+    split = dataset.split()
+    assert split.trained().tolist() == [3, 1], "without a mask every token is a target"
+    assert split.sources is None
+    assert dataset.decoder is None
+    assert "--tokenizer" in dataset.decoder_problem
+    with pytest.raises(ConfigError, match=r"episodes are stored without record ids: .* --episode"):
+        dataset.find("a")
+    assert open_for_looking(tmp_path / "set", tokenizer="bytes").decoder.text(split.item(0).ids) == "ABC"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["episodes", "blocks", "hf", "kd"])
+def test_one_split_opens_by_its_folder(name: str) -> None:
+    whole = open_for_looking(folder() / name)
+    second = list(whole.splits)[1]
+    alone = open_for_looking(folder() / name / second)
+    assert list(alone.splits) == [second]
+    assert len(alone.split()) == len(whole.split(second))
+    assert alone.decoder is not None, "the manifest above it names the tokenizer"
+    chosen = open_for_looking(folder() / name, [second])
+    assert list(chosen.splits) == [second]
+    with pytest.raises(UnknownNameError, match="unknown split 'test'"):
+        open_for_looking(folder() / name, ["test"])
+
+
+def test_records_are_found_by_id() -> None:
+    dataset = open_for_looking(folder() / "episodes")
+    for record_id in HOSTILE:
+        ((split, number),) = dataset.find(record_id)
+        assert split.item(number).record_id == record_id
+    with pytest.raises(ConfigError, match=r"no record 'scrip' in train, val; close ones: 'script'"):
+        dataset.find("scrip")
+    with pytest.raises(ConfigError, match=r"close ones: .*'spelled'"):
+        dataset.find("speled")
+    with pytest.raises(ConfigError, match="no record 'nothing like it'"):
+        dataset.find("nothing like it")
+
+
+def test_ids_across_pieces_of_the_search_and_inside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [f"r{number}" for number in range(40)] + ["aa", "aaa", "é", "aa"]
+    with EpisodeWriter(tmp_path / "set", "train", shard_tokens=10) as writer:
+        for record_id in ids:
+            writer.append([1], record_id=record_id)
+    for size in (1, 3, 1 << 20):
+        monkeypatch.setattr(stored_splits, "SEARCH_BYTES", size)
+        split = open_for_looking(tmp_path / "set").split()
+        for record_id in ids:
+            assert split.find(record_id) == [n for n, found in enumerate(ids) if found == record_id]
+        assert split.find("r") == []
+        assert split.find("") == []
+
+
+def test_wrong_numbers_are_told_with_the_nearest() -> None:
+    dataset = open_for_looking(folder() / "episodes")
+    split = dataset.split("val")
+    last = len(split) - 1
+    assert dataset.check_number(split, -1) == last
+    with pytest.raises(ConfigError, match=rf"no episode {last + 5} in val: it has {last + 1}.*the nearest is {last}"):
+        dataset.check_number(split, last + 5)
+    with pytest.raises(ConfigError, match="the nearest is 0"):
+        dataset.check_number(split, -last - 5)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda place: place / "nothing", ConfigError, "does not exist"),
+        (lambda place: place, FormatError, "holds no split"),
+        (lambda place: written(place / "a.txt", b"hello"), FormatError, "is no dataset"),
+        (lambda place: written(place / "set" / "manifest.json", b"{}").parent, FormatError, "is not the manifest"),
+        (lambda place: written(place / "a.parquet", b"PAR1 no"), FormatError, "cannot be read"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(tmp_path: Path, make, error: type[ChatmillError], words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error, match=words):
+        open_for_looking(make(tmp_path))
+
+
+def written(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def test_a_tokenizer_that_is_not_there_or_another(tmp_path: Path) -> None:
+    about = open_for_looking(folder() / "episodes").about
+    gone = {**about, "tokenizer": {**about["tokenizer"], "given_as": str(tmp_path / "gone.json")}}
+    dataset = LookDataset(tmp_path, {}, gone)
+    assert dataset.decoder is None
+    assert "does not load" in dataset.decoder_problem
+    other = {**about, "tokenizer": {**about["tokenizer"], "fingerprint": "0" * 64}}
+    dataset = LookDataset(tmp_path, {}, other)
+    assert dataset.decoder is not None
+    assert "the text may be wrong" in dataset.decoder_problem
+
+
+def test_ids_beyond_the_vocabulary_are_shown_as_numbers() -> None:
+    decoder = open_for_looking(folder() / "episodes").decoder
+    assert decoder is not None
+    assert decoder.text(np.array([65, 999_999, 66])) == "A[id 999999]B"
+    end = decoder.tokenizer.control("<|im_end|>")
+    assert decoder.parts(np.array([65, 66, end, end, 67])) == [
+        (False, "AB"), (True, "<|im_end|>"), (True, "<|im_end|>"), (False, "C"),
+    ]  # fmt: skip
+    assert decoder.parts(np.empty(0, dtype=np.int64)) == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_messages_and_runs_against_a_loop(data: st.DataObject) -> None:
+    length = data.draw(st.integers(1, 30))
+    kinds = data.draw(st.lists(st.sampled_from(range(KINDS)), min_size=length, max_size=length))
+    weights = data.draw(st.lists(st.sampled_from([0, 1]), min_size=length, max_size=length))
+    inner = data.draw(st.sets(st.integers(1, length - 1)) if length > 1 else st.just(set()))
+    starts = np.array([0, *sorted(inner)], dtype=np.int64)
+    item = Item(
+        split="train", number=0, ids=np.arange(length), weights=np.array(weights), kinds=np.array(kinds, np.uint8),
+        starts=starts,
+    )  # fmt: skip
+    messages, runs = [], []
+    for at in range(length):
+        new = at in starts or role_of(kinds[at]) != role_of(kinds[at - 1])
+        ended = part_of(kinds[at - 1]) in (Part.TERMINATOR, Part.SEPARATOR)
+        new = new or (part_of(kinds[at]) is Part.HEADER and ended)
+        if new:
+            messages.append(at)
+        if new or kinds[at] != kinds[at - 1] or weights[at] != weights[at - 1]:
+            runs.append(at)
+    assert message_starts(item.kinds, starts).tolist() == messages  # type: ignore[arg-type]
+    assert item.run_starts().tolist() == runs
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=5), max_size=8))
+def test_sums_of_pieces(pieces: list[list[int]]) -> None:
+    flat = np.array([value for piece in pieces for value in piece], dtype=np.int64)
+    offsets = np.cumsum([0, *map(len, pieces)])
+    assert segment_sums(flat, offsets).tolist() == [sum(piece) for piece in pieces]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(-1, 5), max_size=4)), max_size=6),
+    st.sampled_from(["document_starts", "seq_lengths"]),
+)
+def test_boundaries_of_many_rows_against_one_at_a_time(rows: list[tuple[int, list[int]]], name: str) -> None:
+    tokens = np.array([count for count, _ in rows], dtype=np.int64)
+    flat = np.array([value for _, values in rows for value in values], dtype=np.int64)
+    starts, counts = document_starts(flat, np.cumsum([0, *(len(values) for _, values in rows)]), tokens, name)
+    slow = [
+        item_of_row(PackedRow(index=0, columns={"input_ids": [7] * count, name: values})).starts.tolist()
+        for count, values in rows
+    ]
+    assert counts.tolist() == list(map(len, slow))
+    assert starts.tolist() == [start for row in slow for start in row]

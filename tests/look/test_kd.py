@@ -1,0 +1,140 @@
+"""Distillation sets to look at: every token carries its own span, whatever the files are aligned to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from chatmill.errors import FormatError, UnknownNameError
+from chatmill.look import kd
+from chatmill.look.decoder import decoder_for
+from chatmill.look.items import LookLayout
+from chatmill.look.kd import KDSplit, is_kd, kd_runs, open_kd
+from chatmill.store import documents as documents_module
+from chatmill.store.megatron import MegatronWriter
+from tests.megatron.kd_sets import EOD, Document, make_documents, on_disk
+
+TRAIN = [make_documents(30, 1, 1000), make_documents(11, 2, 50_000)]
+VALID = [make_documents(6, 3, 90_000)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for split, shards in (("train", TRAIN), ("valid", VALID)):
+        (tmp_path / "kd" / split).mkdir(parents=True)
+        for number, documents in enumerate(shards):
+            for column, values in on_disk(documents).items():
+                prefix = tmp_path / "kd" / split / f"shard_{number:02d}_{column}"
+                with MegatronWriter(prefix, np.int32 if column == "tokens" else np.uint8) as writer:
+                    writer.append(np.concatenate(values), np.array([len(document) for document in values]))
+    (tmp_path / "kd" / "manifest.json").write_text(
+        json.dumps({"schema_version": "synth_kd_v1", "tokenizer": {"eod": 1}})
+    )
+    return tmp_path / "kd"
+
+
+def everything(splits: dict[str, list[list[Document]]]) -> dict[str, list[Document]]:
+    return {name: [document for shard in shards for document in shard] for name, shards in splits.items()}
+
+
+def test_every_token_has_its_own_span(root: Path) -> None:
+    found = open_kd(root)
+    wanted = everything({"train": TRAIN, "valid": VALID})
+    assert list(found.splits) == list(wanted)
+    for name, documents in wanted.items():
+        split = found.splits[name]
+        assert isinstance(split, KDSplit)
+        assert (len(split), split.layout, split.has_spans) == (len(documents), LookLayout.KD, True)
+        assert split.tokens.tolist() == [len(document.ids) for document in documents]
+        for number, document in enumerate(documents):
+            item = split.item(number)
+            assert item.ids.tolist() == document.ids
+            assert item.spans is not None
+            assert item.spans.tolist() == document.spans
+            assert item.is_trained.tolist() == [span > 0 for span in document.spans]
+            assert item.trained == sum(span > 0 for span in document.spans) > 0
+        assert split.trained().tolist() == [sum(span > 0 for span in document.spans) for document in documents]
+    train = found.splits["train"]
+    assert train.item(30).source == "shard_01 document 0"
+    assert train.sources is not None
+    assert np.bincount(train.sources).tolist() == [30, 11]
+    assert train.source_names == ("shard_00", "shard_01")
+
+
+def test_runs_cover_a_document_in_order(root: Path) -> None:
+    split = open_kd(root).splits["train"]
+    names = set()
+    for number in range(len(split)):
+        item = split.item(number)
+        runs = kd_runs(item)
+        assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])]
+        assert runs[-1].stop == len(item)
+        for run in runs:
+            assert set(item.spans[run.start : run.stop].tolist()) == {run.span}  # type: ignore[index]
+            assert run.trained == (run.span > 0)
+        assert runs[0].name == runs[-1].name == "context"
+        assert item.ids[-1] == EOD
+        names |= {run.name for run in runs}
+    assert names == {"context", "analysis", "final"}
+
+
+def test_whole_passes_in_small_batches(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 50)
+    monkeypatch.setattr(kd, "RELEASE_TOKENS", 120)
+    split = open_kd(root).splits["train"]
+    seen: list[int] = []
+    wanted = everything({"train": TRAIN})["train"]
+    batches = 0
+    for batch in split.batches(ids=True):
+        batches += 1
+        assert batch.ids is not None
+        assert batch.spans is not None
+        for place, number in enumerate(batch.items.tolist()):
+            tokens = slice(int(batch.offsets[place]), int(batch.offsets[place + 1]))
+            assert batch.ids[tokens].tolist() == wanted[number].ids
+            assert batch.spans[tokens].tolist() == wanted[number].spans
+            assert batch.is_trained[tokens].tolist() == [span > 0 for span in wanted[number].spans]
+            seen.append(number)
+    assert seen == list(range(41))
+    assert batches > 5
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["train", "train/shard_00", "train/shard_00_tokens", "train/shard_00_span.bin", "train/shard_00_lossmask.idx"],
+)
+def test_a_split_and_a_shard_by_any_of_their_names(root: Path, inside: str) -> None:
+    found = open_kd(root / inside)
+    assert is_kd(root / inside)
+    assert list(found.splits) == ["train"]
+    assert len(found.splits["train"]) == (41 if inside == "train" else 30)
+    assert found.about["tokenizer"]["given_as"] == "o200k"
+
+
+def test_the_decoder_is_found(root: Path) -> None:
+    decoder, problem = decoder_for(open_kd(root).about)
+    assert decoder is not None
+    assert problem == ""
+    assert decoder.text(np.array([EOD])) == "<|endoftext|>"
+
+
+def test_what_is_no_set_or_not_whole(root: Path, tmp_path: Path) -> None:
+    assert is_kd(root)
+    assert not is_kd(tmp_path / "nothing")
+    (tmp_path / "other").mkdir()
+    assert not is_kd(tmp_path / "other")
+    with pytest.raises(UnknownNameError, match="Known: train, valid"):
+        open_kd(root, ["test"])
+    assert list(open_kd(root, ["valid"]).splits) == ["valid"]
+    with pytest.raises(FormatError, match="no such folder or shard"):
+        open_kd(root / "train" / "shard_07")
+    with (root / "train" / "shard_00_span.bin").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(FormatError, match=r"shard_00_span.bin: .* bytes, but its index speaks of"):
+        open_kd(root)
+    (root / "manifest.json").unlink()
+    with pytest.raises(FormatError, match="not finished"):
+        open_kd(root)

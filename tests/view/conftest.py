@@ -1,0 +1,93 @@
+"""One set of datasets, one browser and one viewer for each dataset, shared by all tests of a process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.view.sets import Running, Sets, make_sets, running
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+
+
+@pytest.fixture(scope="session")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
+    return make_sets(tmp_path_factory.mktemp("view"))
+
+
+@pytest.fixture(scope="session")
+def pair(sets: Sets) -> Iterator[Running]:
+    """Episodes, and the changed ones beside them."""
+    with running(sets.episodes, sets.other) as found:
+        for dataset in found.viewer.datasets.values():
+            assert dataset.text.tokenizer is not None
+        yield found
+
+
+@pytest.fixture(scope="session")
+def blocks(sets: Sets) -> Iterator[Running]:
+    with running(sets.blocks) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def hostile(sets: Sets) -> Iterator[Running]:
+    with running(sets.hostile, tokenizer="bytes") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium. Where it is missing tests are skipped; under CI that is a failure."""
+    must = os.environ.get("CI") == "true"
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        if must:
+            raise
+        pytest.skip("playwright is not installed")
+    if not Path(CHROMIUM).exists():
+        message = f"no browser at {CHROMIUM}: `make browser` installs one, CHROMIUM names another"
+        pytest.fail(message) if must else pytest.skip(message)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+class Watch:
+    """What a page did besides showing: errors, dialogs, requests to other places."""
+
+    def __init__(self, page: Any) -> None:
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        page.on(
+            "console",
+            lambda m: self.problems.append(f"console {m.type}: {m.text}") if m.type in ("error", "warning") else None,
+        )
+        page.on("dialog", lambda dialog: (self.problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def check(self, url: str) -> None:
+        assert not self.problems, self.problems
+        assert self.requests
+        foreign = [asked for asked in self.requests if not asked.startswith(url)]
+        assert not foreign, foreign
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A fresh page; `page.watch` knows what happened on it."""
+    context = browser.new_context(
+        viewport={"width": 1200, "height": 900}, color_scheme="light", reduced_motion="reduce"
+    )
+    context.set_default_timeout(60_000)  # for machines that are busy with other things
+    made = context.new_page()
+    made.watch = Watch(made)
+    yield made
+    context.close()

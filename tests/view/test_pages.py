@@ -1,0 +1,411 @@
+"""Every page in a real browser: what it shows is what the dataset holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chatmill.build.compare.diff import diff_datasets
+from chatmill.core.kinds import RoleCode, kind_name, roles_of
+from chatmill.label.presets import PRESETS
+from chatmill.store.blocks import BlockDataset
+from chatmill.store.episodes import Episode, EpisodeDataset
+from tests.view.sets import RARE, WORDS, Running, Sets
+
+Page = Any
+
+
+def show(page: Page, running: Running, place: str, wait: str) -> None:
+    """Open a page of the viewer and wait until something on it is there."""
+    page.goto(f"{running.url}#/{place}")
+    page.wait_for_selector(wait)
+
+
+def numbers_of(text: str) -> list[int]:
+    return [int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", text)]
+
+
+@pytest.fixture(scope="module")
+def episodes(sets: Sets) -> list[Episode]:
+    found = list(EpisodeDataset(sets.episodes, "train"))
+    assert len(found) > 100
+    return found
+
+
+@pytest.fixture(scope="module")
+def decoder(pair: Running) -> Any:
+    return pair.viewer.datasets["a"].text.tokenizer
+
+
+@pytest.fixture(scope="module")
+def differences(sets: Sets) -> dict[str, Any]:
+    return diff_datasets(sets.episodes, sets.other, show=100).as_json()
+
+
+def listed(page: Page) -> list[int]:
+    return [int(row.get_attribute("data-number")) for row in page.locator("#list tbody tr").all()]
+
+
+def wait_for_matched(page: Page, count: int) -> None:
+    """Until the pager says how many items pass."""
+    page.wait_for_function(
+        "n => document.querySelector('#matched')?.textContent.match(/of ([\\d,]+)/)?.[1].replace(',', '') == n",
+        arg=count,
+    )
+
+
+def test_the_overview_shows_the_sums_of_the_split(page: Page, pair: Running, episodes: list[Episode]) -> None:
+    show(page, pair, "a/train/overview", "text=Who speaks")
+    tokens, trained = sum(map(len, episodes)), sum(int((e.weights > 0).sum()) for e in episodes)
+    tiles = page.locator("#tiles .tile").all_inner_texts()
+    assert tiles[0].split() == [f"{len(episodes):,}", "episodes"]
+    assert page.locator("#tiles .tile").nth(1).get_attribute("title") == f"{tokens:,} tokens"
+    assert page.locator("#tiles .tile").nth(2).get_attribute("title") == f"{trained:,} tokens"
+
+    kinds = np.concatenate([e.kinds for e in episodes])
+    weights = np.concatenate([e.weights for e in episodes])
+    card = page.locator("section.card", has=page.get_by_role("heading", name="Who speaks"))
+    card.locator("summary").click()
+    rows = {row.split("\t")[0]: numbers_of(row)[:2] for row in card.locator("tbody tr").all_inner_texts()}
+    assert len(rows) >= 4
+    for role in RoleCode:
+        mine = roles_of(kinds) == role
+        if mine.any():
+            name = "document" if role is RoleCode.NONE else role.name.lower()
+            assert rows.pop(name) == [int(mine.sum()), int((weights[mine] > 0).sum())]
+    assert not rows
+
+    card = page.locator("section.card", has=page.get_by_role("heading", name="What would be trained if"))
+    card.locator("summary").click()
+    rows = {row.split("\t")[0]: numbers_of(row)[1] for row in card.locator("tbody tr").all_inner_texts()}
+    for name in ("assistant", "last_turn", "final_only", "all"):
+        wanted = sum(int((PRESETS[name].token_weights(e.kinds) > 0).sum()) for e in episodes)
+        assert rows[name] == wanted, name
+    assert rows["as stored"] == trained
+    page.watch.check(pair.url)
+
+
+def test_the_overview_shows_histograms_ledger_and_provenance(
+    page: Page, pair: Running, sets: Sets, episodes: list[Episode]
+) -> None:
+    show(page, pair, "a/train/overview", "text=Provenance")
+    card = page.locator("section.card", has=page.get_by_role("heading", name="Length", exact=True))
+    card.locator("summary").click()
+    bars = card.locator("tbody tr").all_inner_texts()
+    lengths = np.array([len(e) for e in episodes])
+    counted = 0
+    for bar in bars:
+        name, count = bar.split("\t")
+        edges = numbers_of(name)
+        inside = int(((lengths >= edges[0]) & (lengths <= (edges[-1] if "more" not in name else 1 << 40))).sum())
+        assert inside == int(count.replace(",", "")), bar
+        counted += inside
+    assert counted == len(episodes)
+    assert len(bars) > 5
+    manifest = json.loads((sets.episodes / "manifest.json").read_text())
+    shown = page.locator("main").inner_text()
+    assert manifest["template"]["fingerprint"][:16] in shown
+    assert manifest["inputs"][0]["sha256"][:16] in shown
+    flow = page.locator(".flow").get_attribute("aria-label")
+    fates: dict[str, int] = {}
+    for roles in manifest["ledger"]["tokens"].values():
+        for counts in roles.values():
+            for fate, count in counts.items():
+                fates[fate] = fates.get(fate, 0) + count
+    assert f"trained {fates['trained']:,}" in flow
+    assert f"context {fates['context']:,}" in flow
+
+
+def test_browsing_pages_through_all_episodes(page: Page, pair: Running, episodes: list[Episode]) -> None:
+    show(page, pair, "a/train/browse", "#list tbody tr")
+    seen = listed(page)
+    assert len(seen) == 50
+    first = page.locator("#list tbody tr").first.inner_text()
+    assert episodes[0].record_id in first
+    assert f"{len(episodes[0]):,}" in first
+    while len(seen) < len(episodes):
+        before = len(seen)
+        page.get_by_label("Next page (n)").click()
+        page.wait_for_function(
+            "n => Number(document.querySelector('#list tbody tr')?.dataset.number) === n", arg=before
+        )
+        seen += listed(page)
+    assert seen == list(range(len(episodes)))
+    page.watch.check(pair.url)
+
+
+def test_filters_show_what_passes_and_nothing_else(page: Page, pair: Running, episodes: list[Episode]) -> None:
+    def expect(keep: Any) -> list[int]:
+        found = [i for i, e in enumerate(episodes) if keep(e)]
+        assert 0 < len(found) < len(episodes), "a filter that tests nothing"
+        return found
+
+    def share(e: Episode) -> float:
+        return 100 * int((e.weights > 0).sum()) / len(e)
+
+    median = int(np.median([len(e) for e in episodes]))
+    middle = round(float(np.median([share(e) for e in episodes])))
+    show(page, pair, "a/train/overview", "text=Who speaks")  # the labels are counted then
+    show(page, pair, "a/train/browse", "#list tbody tr")
+    form = page.locator("#filters")
+    for fill, keep in (
+        ({"source": "wiki"}, lambda e: e.source == "wiki"),
+        ({"min_tokens": str(median)}, lambda e: len(e) >= median),
+        ({"max_tokens": str(median)}, lambda e: len(e) <= median),
+        ({"min_share": str(middle)}, lambda e: share(e) >= middle),
+        ({"max_share": str(middle)}, lambda e: share(e) <= middle),
+        ({"role": "tool"}, lambda e: (roles_of(e.kinds) == RoleCode.TOOL).any()),
+        (
+            {"role": "system", "source": "wiki", "max_tokens": str(median)},
+            lambda e: (roles_of(e.kinds) == RoleCode.SYSTEM).any() and e.source == "wiki" and len(e) <= median,
+        ),
+    ):
+        page.locator("#clear").click()
+        wait_for_matched(page, len(episodes))
+        for name, value in fill.items():
+            field = form.locator(f"[name={name}]")
+            field.select_option(value) if name in ("source", "role") else field.fill(value)
+        form.get_by_role("button", name="Filter").click()
+        wanted = expect(keep)
+        wait_for_matched(page, len(wanted))
+        assert listed(page) == wanted[:50], fill
+    page.watch.check(pair.url)
+
+
+def test_a_filter_that_nothing_passes_says_so_and_the_address_keeps_filters(
+    page: Page, pair: Running, episodes: list[Episode]
+) -> None:
+    show(page, pair, "a/train/browse?min_tokens=1000000", "text=Nothing passes these filters")
+    longest = sorted(range(len(episodes)), key=lambda i: -len(episodes[i]))
+    show(page, pair, "a/train/browse?sort=longest&source=code", "#list tbody tr")
+    assert listed(page) == [i for i in longest if episodes[i].source == "code"][:50]
+    page.reload()
+    page.wait_for_selector("#list tbody tr")
+    assert page.locator("[name=source]").input_value() == "code"
+    assert listed(page) == [i for i in longest if episodes[i].source == "code"][:50]
+
+
+def test_search_finds_every_episode_with_the_words(
+    page: Page, pair: Running, episodes: list[Episode], decoder: Any
+) -> None:
+    texts = [decoder.decode(e.ids) for e in episodes]
+    for words in (RARE.lower(), "水車 Löwe", "<|im_start|>user"):
+        wanted = [i for i, text in enumerate(texts) if words.lower() in text.lower()]
+        assert wanted, words
+        show(page, pair, "a/train/browse", "#list tbody tr")
+        page.locator("#search").fill(words)
+        page.keyboard.press("Enter")
+        plural = "hit" if len(wanted) == 1 else "hits"
+        page.wait_for_selector(f"text={len(wanted)} {plural} in {len(episodes)} episodes.")
+        assert listed(page) == wanted
+        assert page.locator("#list mark").first.inner_text().lower() == words.lower()
+    page.locator("#list tbody tr").first.locator("a").click()
+    page.wait_for_selector("#runs mark")
+    page.watch.check(pair.url)
+
+
+def test_a_record_is_found_by_its_id_and_close_ids_are_offered(
+    page: Page, pair: Running, episodes: list[Episode]
+) -> None:
+    show(page, pair, "a/train/browse", "#list tbody tr")
+    page.locator("#search").fill(episodes[9].record_id)
+    page.locator("#by-id").click()
+    page.wait_for_selector("#record-id")
+    assert page.locator("#record-id").inner_text() == episodes[9].record_id
+    show(page, pair, "a/train/browse", "#list tbody tr")
+    page.locator("#search").fill("rec-01")
+    page.locator("#by-id").click()
+    page.wait_for_selector("text=Close ones")
+
+
+def shown_tokens(page: Page) -> list[dict[str, Any]]:
+    """What stands on the page, token by token, line signs taken away."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll('#runs .token')].map(node => {
+            const copy = node.cloneNode(true); copy.querySelectorAll('.newline').forEach(sign => sign.remove());
+            const run = node.closest('.run');
+            return {text: copy.textContent, kind: run.dataset.kind, weight: Number(run.dataset.weight),
+                    trained: run.classList.contains('trained')};
+        })"""
+    )
+
+
+def test_an_episode_is_shown_whole_with_kinds_and_weights(
+    page: Page, pair: Running, episodes: list[Episode], decoder: Any
+) -> None:
+    with_tools = next(i for i, e in enumerate(episodes) if (roles_of(e.kinds) == RoleCode.TOOL).any())
+    halved = next(i for i, e in enumerate(episodes) if (e.weights == 0.5).any())
+    for number in {0, with_tools, halved, len(episodes) - 1}:
+        episode = episodes[number]
+        show(page, pair, f"a/train/item/{number}?colour=trained", f"#record-id:text-is('{episode.record_id}')")
+        assert page.locator("#n-tokens").inner_text() == f"{len(episode):,}"
+        assert page.locator("#n-trained").inner_text() == f"{int((episode.weights > 0).sum()):,}"
+        shown = shown_tokens(page)
+        assert "".join(token["text"] for token in shown) == decoder.decode(episode.ids)
+        whole = json.loads(page.evaluate(f"fetch('api/a/train/item/{number}').then(r => r.text())"))
+        at = 0
+        for token, piece in zip(shown, (p for run in whole["runs"] for p in run["pieces"]), strict=True):
+            for token_id in piece["i"]:
+                assert token_id == episode.ids[at]
+                assert token["kind"] == kind_name(int(episode.kinds[at]))
+                assert token["weight"] == episode.weights[at]
+                assert token["trained"] == bool(episode.weights[at] > 0)
+                at += 1
+        assert at == len(episode)
+    page.watch.check(pair.url)
+
+
+def test_hovering_and_stepping_show_id_bytes_kind_weight_and_position(
+    page: Page, pair: Running, episodes: list[Episode], decoder: Any
+) -> None:
+    show(page, pair, "a/train/item/1?colour=trained", ".token")
+    tokens = page.locator("#runs .token")
+    where = page.evaluate(
+        "[...document.querySelectorAll('#runs .token')].findIndex(node => node.closest('.run.trained'))"
+    )
+    tokens.nth(where).hover()
+    details = dict(
+        zip(page.locator("#tip dt").all_inner_texts(), page.locator("#tip dd").all_inner_texts(), strict=True)
+    )
+    episode = episodes[1]
+    position = numbers_of(details["position"])[0]
+    token_id = int(episode.ids[position])
+    assert int(details["id"]) == token_id
+    assert bytes.fromhex(details["bytes"]) == decoder.token_bytes(token_id)
+    assert details["kind"] == kind_name(int(episode.kinds[position]))
+    assert float(details["weight"]) == episode.weights[position] > 0
+    page.mouse.move(5, 400)
+    for step in range(3):
+        page.keyboard.press("ArrowRight")
+        assert page.locator(".token.here").get_attribute("data-n") == str(step)
+    page.keyboard.press("ArrowLeft")
+    assert page.locator(".token.here").get_attribute("data-n") == "1"
+    assert page.locator("#tip").is_visible()
+    page.keyboard.press("Escape")
+    assert page.locator("#tip").is_hidden()
+
+
+def test_characters_of_several_tokens_are_one_piece(
+    page: Page, pair: Running, episodes: list[Episode], decoder: Any
+) -> None:
+    assert any(len(decoder.encode(word)) > 1 and len(word) == 2 for word in WORDS)
+    number = next(i for i, e in enumerate(episodes) if "水車" in decoder.decode(e.ids))
+    show(page, pair, f"a/train/item/{number}?colour=trained", ".token")
+    assert "\ufffd" not in page.locator("#runs").inner_text()
+    assert "水" in page.locator("#runs").inner_text()
+
+
+def test_colourings_and_policies(page: Page, pair: Running, episodes: list[Episode]) -> None:
+    number = next(i for i, e in enumerate(episodes) if e.turns and e.turns > 1)
+    episode = episodes[number]
+    show(page, pair, f"a/train/item/{number}?colour=trained", ".token")
+    for key, name in (("2", "kind"), ("3", "document"), ("4", "position"), ("1", "trained")):
+        page.keyboard.press(key)
+        page.wait_for_selector(f"#runs.by-{name}")
+        assert page.locator(f"[data-colour={name}]").get_attribute("aria-pressed") == "true"
+        # colour is never the only sign
+        signs = {"kind": ".tag", "position": ".place", "document": ".token", "trained": ".run.trained"}
+        assert page.locator(f"#runs {signs[name]}").count() > 0
+    for name in ("last_turn", "all", "final_only"):
+        weights = PRESETS[name].token_weights(episode.kinds)
+        page.locator("#policy").select_option(name)
+        page.wait_for_selector("#n-stored")
+        page.wait_for_function(
+            "n => document.querySelector('#n-trained').textContent.replaceAll(',', '') === String(n)",
+            arg=int((weights > 0).sum()),
+        )
+        shown = shown_tokens(page)
+        assert [t["trained"] for t in shown if t["text"]].count(True) == page.locator(
+            "#runs .run.trained .token"
+        ).count()
+        gained = bool(((weights > 0) & (episode.weights == 0)).any())
+        lost = bool(((weights == 0) & (episode.weights > 0)).any())
+        assert (page.locator(".run.gained").count() > 0, page.locator(".run.lost").count() > 0) == (gained, lost)
+    page.locator("#policy").select_option("")
+    page.wait_for_selector("#n-stored", state="detached")
+    page.watch.check(pair.url)
+
+
+def test_a_block_is_a_map_of_its_documents(page: Page, blocks: Running, sets: Sets) -> None:
+    dataset = BlockDataset(sets.blocks, "train")
+    row = int(np.argmax([len(block.documents) for block in dataset]))
+    block = dataset[row]
+    assert len(block.documents) > 2
+    show(page, blocks, f"a/train/item/{row}?colour=document", "#map")
+    assert page.locator("#n-documents").inner_text() == str(len(block.documents))
+    assert page.locator("#map .documents tbody tr").count() == len(block.documents)
+    ends = [*block.document_starts[1:].tolist(), block.row_length]
+    for i, line in enumerate(page.locator("#map .documents tbody tr").all()):
+        start, end = int(block.document_starts[i]), ends[i]
+        assert line.locator("td.n").first.inner_text() == f"{end - start:,}"
+    assert (page.locator("#map .pad").count() > 0) == (block.row_length < dataset.capacity)
+    titles = {text.split(":")[0] for text in page.locator("#map svg .doc title").all_text_contents()}
+    assert titles == {f"document {i}" for i in range(len(block.documents))}
+    dividers = page.locator("#runs .divider[data-document]").all_inner_texts()
+    assert [numbers_of(text)[1] for text in dividers] == block.documents.tolist()
+    page.locator("#map .documents tbody tr").last.click()
+    page.wait_for_selector(".token.here")
+    assert f"0 in its document, {int(block.document_starts[-1]):,} in all" in page.locator("#tip").inner_text()
+    page.watch.check(blocks.url)
+
+
+def test_blocks_are_browsed_with_their_fill(page: Page, blocks: Running, sets: Sets) -> None:
+    dataset = BlockDataset(sets.blocks, "train")
+    show(page, blocks, "a/train/browse", "#list tbody tr")
+    assert listed(page) == list(range(min(50, len(dataset))))
+    show(page, blocks, "a/train/overview", "text=Fill of the rows")
+    padding = len(dataset) * dataset.capacity - dataset.tokens
+    assert page.locator(f"#tiles [title='{padding:,} positions of padding']").count() == 1
+    page.watch.check(blocks.url)
+
+
+def test_two_datasets_side_by_side(page: Page, pair: Running, differences: dict[str, Any]) -> None:
+    found = differences
+    assert found["counts"]["weights"] > 0
+    assert found["counts"]["ids"] > 0
+    assert found["counts"]["only_in_a"] > 0
+    assert found["counts"]["only_in_b"] > 0
+    show(page, pair, "compare", "#sides")
+    for change, count in found["counts"].items():
+        assert page.locator(f"#counts [data-change={change}] b").inner_text() == f"{count:,}"
+    rows = [numbers_of(text)[:2] for text in page.locator("#totals tbody tr").all_inner_texts()]
+    assert rows == [[found["totals"][side][name] for side in "ab"] for name in ("records", "tokens", "trained")]
+    picks = page.locator(".picks button")
+    assert picks.count() == len(found["changed"])
+    for change in ("ids", "weights", "only_in_a", "only_in_b"):
+        number = next(i for i, one in enumerate(found["changed"]) if one["change"] == change)
+        record = found["changed"][number]
+        picks.nth(number).click()
+        page.wait_for_function("n => location.hash.endsWith('/' + n)", arg=number)
+        page.wait_for_function(
+            "id => document.querySelector('.layout h2').textContent.startsWith(id)", arg=record["record_id"]
+        )
+        cells = page.locator("#sides .cell.minus, #sides .cell.plus").count()
+        assert cells == sum(line["sign"] != " " for line in record["lines"]) > 0
+        for line in record["lines"]:
+            if line["sign"] != " " and line["text"].strip().isalnum():
+                assert line["text"].strip() in page.locator("#sides").inner_text()
+    before = page.locator("#sides").inner_text()
+    page.keyboard.press("k")
+    page.wait_for_function("text => document.querySelector('#sides').innerText !== text", arg=before)
+    page.watch.check(pair.url)
+
+
+def test_equal_stretches_of_a_comparison_can_be_shown(
+    page: Page, pair: Running, sets: Sets, decoder: Any, differences: dict[str, Any]
+) -> None:
+    number, record = next(
+        (i, one)
+        for i, one in enumerate(differences["changed"])
+        if one["change"] == "weights" and one["lines"][0]["sign"] == " "
+    )
+    show(page, pair, f"compare/{number}", "#sides .equal button")
+    page.locator("#sides .equal button").first.click()
+    page.wait_for_selector("#sides .equal .text")
+    ids = EpisodeDataset(sets.episodes, record["a"]["place"][0])[record["a"]["place"][1]].ids
+    wanted = decoder.decode(ids[: record["lines"][0]["tokens"]])
+    assert page.locator("#sides .equal .text").first.evaluate("node => node.textContent") == wanted
