@@ -1,0 +1,209 @@
+"""What a training recipe names becomes objects: tokenizer, loaders and model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chatmill.cli.train_recipe import DataSection, TrainRecipe
+from chatmill.errors import ConfigError, FormatError
+
+VOCABULARY_MULTIPLE = 128
+"""A new model's embedding is rounded up to this many rows, which GPUs like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What a run must know of its tokenizer; nothing is loaded where a manifest says it."""
+
+    size: int | None
+    pad_id: int | None
+    fingerprint: str | None
+    notes: dict[str, Any]
+    """How `chatmill sample` finds tokenizer and template again."""
+
+
+def open_data(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
+    """Loader, loader of val (None: the loader's own, if it has one), and what is known of the tokenizer."""
+    data = recipe.data
+    if recipe.train.post_training and data.transcripts:
+        return _stream(recipe)
+    if data.dataset is None:
+        if data.transcripts:
+            raise ConfigError(
+                "transcripts are read in the post-training mode: set train.post_training to true (or POST_TRAINING=1)"
+            )
+        raise ConfigError("nothing to train on: set data.dataset, or data.transcripts with train.post_training")
+    directory = Path(data.dataset)
+    manifest = _manifest(directory)
+    if manifest is not None and manifest.get("recipe", {}).get("format") == "blocks":
+        raise ConfigError(
+            f"{directory} has the format blocks; training packs episodes by itself: build with format: episodes, or "
+            f"chatmill export {directory} --to episodes"
+        )
+    known = _vocabulary(recipe, manifest)
+    return *_dataset_loaders(recipe, directory, known), known
+
+
+def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) -> tuple[Any, Any]:
+    from chatmill.load.make import make_loader
+
+    data = recipe.data
+    is_episodes = any((directory / "train").rglob("episodes.idx"))
+    pad_id = data.pad_token_id if data.pad_token_id is not None else known.pad_id
+    config: dict[str, Any] = {
+        "batch_size": data.batch_size,
+        "block_size": data.block_size,
+        "dataset_mode": "sft_episode" if is_episodes else "token_stream",
+        "use_loss_mask": data.use_loss_mask and _has_masks(directory),
+        "epoch_seed": data.epoch_seed,
+    }
+    if not is_episodes:
+        return make_loader(config, directory), None
+    config |= {"epoch_shuffle": data.epoch_shuffle, "epoch_drop_last": data.epoch_drop_last,
+               "episode_min_tokens": data.episode_min_tokens, "pad_token_id": pad_id}  # fmt: skip
+    options: dict[str, Any] = {"pack": data.pack, "policy": data.policy}
+    if data.pack:
+        options["packing_strategy"] = data.packing_strategy
+    loader: Any = make_loader(config, directory, **options)
+    if not (directory / "val").exists() or loader.steps_per_epoch("val"):
+        return loader, None
+    # fewer val rows than a batch has: fill up with padding, which the training split need not do
+    return loader, make_loader(config | {"epoch_drop_last": False}, directory, **options)
+
+
+def _has_masks(directory: Path) -> bool:
+    return any((directory / "train").rglob("*mask.bin"))
+
+
+def _stream(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
+    """Transcripts to blocks: read, encode, pack; the tokenizer gets the markers it lacks."""
+    if recipe.tokenizer is None:
+        raise ConfigError("transcripts need a tokenizer: set 'tokenizer' in the recipe")
+    if recipe.template not in (None, "markers"):
+        raise ConfigError(f"transcripts are of the template 'markers', but the recipe says {recipe.template!r}")
+    from chatmill.render.templates.markers import EOS, Markers
+    from chatmill.tokenizer.load import load_tokenizer
+
+    tokenizer = load_tokenizer(recipe.tokenizer, control_tokens=Markers.control_tokens)
+    eos = tokenizer.control(EOS)
+    loader = _stream_loader(recipe.data.transcripts, recipe.data, tokenizer, eos)
+    val = None
+    if recipe.data.val_transcripts:
+        val = _stream_loader(recipe.data.val_transcripts, recipe.data, tokenizer, eos, split="val")
+    notes = {"tokenizer": _findable(recipe.tokenizer), "template": "markers", "add_control_tokens": True}
+    size, fingerprint = tokenizer.vocab_size, tokenizer.fingerprint
+    return loader, val, Vocabulary(size=size, pad_id=eos, fingerprint=fingerprint, notes=notes)
+
+
+def _stream_loader(files: tuple[str, ...], data: DataSection, tokenizer: Any, eos: int, split: str = "train") -> Any:
+    from chatmill.build.paths import resolve_paths
+    from chatmill.read.transcripts import read_transcripts
+    from chatmill.systems.post_training import pack_transcripts
+    from chatmill.train.stream_blocks import StreamBlockLoader
+
+    found = list(read_transcripts(resolve_paths(list(files))))
+    packed = pack_transcripts(
+        [transcript.text for transcript in found],
+        tokenizer=tokenizer,
+        block_size=data.block_size,
+        drop_last=data.drop_last,
+        places=[transcript.where for transcript in found],
+    )
+    return StreamBlockLoader(packed, batch_size=data.batch_size, eos_id=eos, isolate=data.isolate, split=split)
+
+
+def _vocabulary(recipe: TrainRecipe, manifest: dict[str, Any] | None) -> Vocabulary:
+    """From the recipe's tokenizer, else from the dataset's manifest, else nothing is known."""
+    if recipe.tokenizer is not None:
+        return _of_tokenizer(recipe, recipe.tokenizer)
+    if manifest is None:
+        return Vocabulary(size=None, pad_id=None, fingerprint=None, notes={})
+    about, built = manifest["tokenizer"], manifest["recipe"]
+    notes = {
+        "tokenizer": _findable(about["given_as"]),
+        "pattern": built.get("pattern"),
+        "template": recipe.template or built["template"],
+        "add_control_tokens": built["add_control_tokens"],
+    }
+    return Vocabulary(size=about["vocab_size"], pad_id=about["pad_id"], fingerprint=about["fingerprint"], notes=notes)
+
+
+def _of_tokenizer(recipe: TrainRecipe, name: str) -> Vocabulary:
+    tokenizer = load_for(name, recipe.template, add_control_tokens=recipe.add_control_tokens)
+    notes = {
+        "tokenizer": _findable(name),
+        "template": recipe.template,
+        "add_control_tokens": recipe.add_control_tokens,
+    }
+    pad_id = tokenizer.pad_id if tokenizer.eos_id is None else tokenizer.eos_id
+    return Vocabulary(size=tokenizer.vocab_size, pad_id=pad_id, fingerprint=tokenizer.fingerprint, notes=notes)
+
+
+def load_for(name: str, template: str | None, *, add_control_tokens: bool, pattern: str | None = None) -> Any:
+    """A tokenizer, with the template's control tokens where they are to be added."""
+    from chatmill.render.registry import find_template
+    from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+
+    tokenizer = load_tokenizer(name, pattern=pattern)
+    if add_control_tokens and template is not None:
+        return with_control_tokens(tokenizer, find_template(template).control_tokens)
+    return tokenizer
+
+
+def _findable(name: str) -> str:
+    """A path as one that holds in any folder; other names as they are."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
+
+
+def _manifest(directory: Path) -> dict[str, Any] | None:
+    """The manifest of a build; None where the dataset was not made by one."""
+    path = directory / "manifest.json"
+    if not path.is_file():
+        return None
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FormatError(f"{path} is not JSON: {error}") from None
+    return manifest if isinstance(manifest, dict) and "tokenizer" in manifest else None
+
+
+def make_model(recipe: TrainRecipe, vocabulary: Vocabulary) -> Any:
+    """A new GPT of the recipe's sizes, or the model of a folder."""
+    import torch
+
+    from chatmill.train.gpt import GPT, GPTConfig
+    from chatmill.train.open_model import open_model
+
+    sizes = dict(recipe.model)
+    torch.manual_seed(recipe.train.seed)
+    if "path" in sizes:
+        extra = [name for name in sizes if name not in ("path", "random_weights", "dtype")]
+        if extra:
+            raise ConfigError(f"model.path names a model with sizes of its own: remove {', '.join(extra)}")
+        dtype = getattr(torch, str(sizes.get("dtype", "float32")), None)
+        if not isinstance(dtype, torch.dtype):
+            raise ConfigError(f"model.dtype is {sizes['dtype']!r}; give float32, bfloat16, float16 or float64")
+        model = open_model(
+            str(sizes["path"]),
+            attention=recipe.attention,
+            dtype=dtype,
+            random_weights=bool(sizes.get("random_weights", False)),
+        )
+        rows = len(model.head_weight)
+        if vocabulary.size is not None and rows < vocabulary.size:
+            raise ConfigError(
+                f"{sizes['path']} has {rows:,} embeddings, but the tokenizer has {vocabulary.size:,} ids: use the "
+                "model's own tokenizer, or grow the embedding (model.resize_token_embeddings)"
+            )
+        return model
+    for name in ("random_weights", "dtype"):
+        if name in sizes:
+            raise ConfigError(f"model.{name} goes with model.path")
+    if "vocab_size" not in sizes:
+        if vocabulary.size is None:
+            raise ConfigError("model.vocab_size is missing, and neither a tokenizer nor a manifest gives it")
+        sizes["vocab_size"] = -(-vocabulary.size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+    return GPT(GPTConfig.from_json(sizes), attention=recipe.attention)

@@ -1,0 +1,155 @@
+"""Recipes of `chatmill train`: model, data and options, checked, with overrides from the environment."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from chatmill.errors import ConfigError
+from chatmill.train.config import CHECKS, TrainConfig, as_flag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSection:
+    """What is read, and how it becomes batches."""
+
+    dataset: str | None = None
+    """Folder of a dataset: episodes (made by `chatmill build`), or flat token files."""
+    transcripts: tuple[str, ...] = ()
+    """Files of marker transcripts, for the post-training mode."""
+    val_transcripts: tuple[str, ...] = ()
+    batch_size: int = 8
+    """Rows per batch on one rank."""
+    block_size: int = 1024
+    """Tokens per row."""
+    pack: bool = True
+    """Several episodes in a row."""
+    packing_strategy: str = "best_fit"
+    policy: str | None = None
+    """Choose what is trained from the stored kinds, in place of the stored masks."""
+    use_loss_mask: bool = True
+    isolate: bool = True
+    """Conversations of a stream block do not see each other."""
+    drop_last: bool = False
+    """Leave the last stream block out when it is not full."""
+    epoch_shuffle: bool = True
+    epoch_drop_last: bool = True
+    epoch_seed: int = 1337
+    episode_min_tokens: int = 2
+    pad_token_id: int | None = None
+    """Default: what the dataset's manifest says, else the tokenizer's eos id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRecipe:
+    """A checked recipe."""
+
+    out: Path
+    """Folder of log and checkpoints."""
+    model: dict[str, Any]
+    """Sizes of a GPT, or `path` of a model folder (with `random_weights`)."""
+    data: DataSection
+    train: TrainConfig
+    attention: str = "auto"
+    tokenizer: str | None = None
+    """Default: what the dataset's manifest names."""
+    template: str | None = None
+    add_control_tokens: bool = False
+    """Add the template's control tokens to the tokenizer where it lacks them."""
+    from_environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables that replaced a key."""
+
+
+MODEL_KEYS = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "ffn", "tied", "rope_theta", "norm_eps",
+              "init_std", "path", "random_weights", "dtype")  # fmt: skip
+TOP_KEYS = ("out", "tokenizer", "template", "add_control_tokens", "attention", "model", "data", "train")
+DATA_KEYS = tuple(f.name for f in fields(DataSection))
+
+
+def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
+    """A recipe from a YAML file; every key of `data` and `train`, in capitals, is also an environment variable."""
+    data = _yaml(path)
+    _refuse_unknown(data, TOP_KEYS, str(path), "")
+    sections = {name: _section(data, name, path) for name in ("model", "data", "train")}
+    _refuse_unknown(sections["model"], MODEL_KEYS, str(path), "model.")
+    _refuse_unknown(sections["data"], DATA_KEYS, str(path), "data.")
+    _refuse_unknown(sections["train"], tuple(CHECKS), str(path), "train.")
+    used: dict[str, str] = {}
+    for section, keys in (("data", DATA_KEYS), ("train", tuple(CHECKS))):
+        for key in keys:
+            if key.upper() in environment:
+                sections[section][key] = used[key.upper()] = environment[key.upper()]
+    if "out" not in data:
+        raise ConfigError(f"{path}: 'out' is missing: the folder of log and checkpoints")
+    try:
+        return TrainRecipe(
+            out=Path(str(data["out"])),
+            model=sections["model"],
+            data=_data_section(sections["data"]),
+            train=TrainConfig.of(sections["train"]),
+            attention=str(data.get("attention", "auto")),
+            tokenizer=None if data.get("tokenizer") is None else str(data["tokenizer"]),
+            template=None if data.get("template") is None else str(data["template"]),
+            add_control_tokens=as_flag("add_control_tokens", data.get("add_control_tokens", False)),
+            from_environment=used,
+        )
+    except ConfigError as error:
+        changed = f" (from the environment: {', '.join(used)})" if used else ""
+        raise ConfigError(f"{path}{changed}: {error}") from None
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    if not path.is_file():
+        raise ConfigError(f"no recipe file {path}")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold a mapping with {', '.join(TOP_KEYS)}")
+    return data
+
+
+def _section(data: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    section = data.get(name) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path}: {name!r} must be a mapping, not {section!r}")
+    return {str(key): value for key, value in section.items()}
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str, prefix: str) -> None:
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {prefix + close[0]!r}?" if close else f"known: {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown key {prefix + str(key)!r}, {hint}")
+
+
+def _data_section(given: Mapping[str, Any]) -> DataSection:
+    """Numbers, flags and lists in their types, also from the text of the environment."""
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        default = DataSection.__dataclass_fields__[name].default
+        if name in ("transcripts", "val_transcripts"):
+            values[name] = tuple(str(value).split() if isinstance(value, str) else map(str, value or ()))
+        elif isinstance(default, bool):
+            values[name] = as_flag(f"data.{name}", value)
+        elif isinstance(default, int) or name == "pad_token_id":
+            values[name] = _whole(f"data.{name}", value)
+        else:
+            values[name] = None if value is None else str(value)
+    return DataSection(**values)
+
+
+def _whole(name: str, value: Any) -> int | None:
+    try:
+        if value is None or isinstance(value, bool | float):
+            raise ValueError
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name} is {value!r}; a whole number is needed") from None

@@ -1,0 +1,185 @@
+"""Checkpoints: a folder per saved step that is there whole or not at all, and what a run needs to go on from it.
+
+    OUT/checkpoints/step_00000200/
+        model.safetensors       weights (a transformers model: what `save_pretrained` writes)
+        model.json              the sizes of the GPT
+        optimizer.safetensors   the moments of AdamW, by parameter name
+        state.json              step, phase, spec, place of the loader, and notes such as tokenizer and template
+
+A folder grows under a hidden name, is synced to disk and renamed; `state.json` is written last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from chatmill.errors import ConfigError, FormatError
+from chatmill.train.safetensors_file import read_tensors, write_tensors
+
+FORMAT = "chatmill-checkpoint"
+VERSION = 1
+FOLDER = "checkpoints"
+MODEL, MODEL_SIZES, OPTIMIZER, STATE = "model.safetensors", "model.json", "optimizer.safetensors", "state.json"
+NAME = re.compile(r"step_(\d{8,})")
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSpec:
+    """What a phase trains on; when one of these changes between runs, a new phase begins with a warmup."""
+
+    mode: str
+    """`post_training` or `training`."""
+    data: str | None
+    """Fingerprint of the data."""
+    tokenizer: str | None
+    """Fingerprint of the tokenizer."""
+
+    def differences(self, other: TrainingSpec) -> list[str]:
+        """What differs, in words."""
+        mine, theirs = asdict(self), asdict(other)
+        return [f"{name} ({theirs[name]} -> {mine[name]})" for name in mine if mine[name] != theirs[name]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Where a run stands after some optimizer steps."""
+
+    step: int
+    """Optimizer steps since the beginning of the run."""
+    phase_start: int
+    """The step at which the present phase began."""
+    spec: TrainingSpec
+    loader: Any
+    """The loader's own state."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What the caller wants to find again: tokenizer, template."""
+
+
+def save_checkpoint(out: Path, model: Any, optimizer: torch.optim.Optimizer, state: RunState, *, keep: int) -> Path:
+    """Write the checkpoint of `state.step` and remove all but the newest `keep`."""
+    folder = out / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"step_{state.step:08d}"
+    partial = folder / f".{target.name}.partial"
+    for rest in folder.glob(".step_*.partial"):  # of a run that was killed while it saved or removed one
+        shutil.rmtree(rest)
+    partial.mkdir()
+    model.save_weights(partial)
+    _write(partial / OPTIMIZER, _moments(model, optimizer))
+    described = {"format": FORMAT, "version": VERSION, **asdict(state)}
+    (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    for path in sorted(partial.rglob("*")):
+        if path.is_file():
+            _sync(path)
+    _sync(partial)
+    if target.exists():  # the same step once more, after a run that was resumed with the same steps
+        shutil.rmtree(target)
+    partial.rename(target)
+    _sync(folder)
+    for _, old in checkpoints(out)[:-keep]:
+        shutil.rmtree(old.rename(folder / f".{old.name}.partial"))
+    return target
+
+
+def save_module(folder: Path, module: nn.Module, sizes: Mapping[str, Any]) -> None:
+    """The weights and sizes of a GPT; shared weights are written once."""
+    _write(folder / MODEL, {name: parameter.data for name, parameter in module.named_parameters()})
+    (folder / MODEL_SIZES).write_text(json.dumps(sizes, indent=1) + "\n", encoding="utf-8")
+
+
+def load_module(folder: Path, module: nn.Module) -> None:
+    """Read weights into a module of the same shape; every name must be there."""
+    stored = read_tensors(folder / MODEL)
+    own = dict(module.named_parameters())
+    wrong = [name for name in own.keys() | stored.keys() if name not in own or name not in stored]
+    wrong += [name for name in own.keys() & stored.keys() if own[name].shape != stored[name].shape]
+    if wrong:
+        raise ConfigError(
+            f"{folder / MODEL} holds another model: {len(wrong)} parameters differ, {min(wrong)!r} for one; open it "
+            "with the sizes it was saved with (model.json beside it), or train into another folder"
+        )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(stored[name])
+
+
+def checkpoints(out: Path) -> list[tuple[int, Path]]:
+    """All whole checkpoints of a run, oldest first, as (step, folder)."""
+    found = []
+    for path in (out / FOLDER).glob("step_*"):
+        match = NAME.fullmatch(path.name)
+        if match and (path / STATE).is_file():
+            found.append((int(match[1]), path))
+    return sorted(found)
+
+
+def find_checkpoint(path: Path) -> Path:
+    """A checkpoint folder itself, or the newest of a run's folder."""
+    if (path / STATE).is_file():
+        return path
+    known = checkpoints(path)
+    if not known:
+        raise ConfigError(f"{path} is no checkpoint and holds none: a run writes them to OUT/{FOLDER}/step_NNNNNNNN")
+    return known[-1][1]
+
+
+def read_state(folder: Path) -> RunState:
+    """The state of a checkpoint; another format or version is refused."""
+    path = folder / STATE
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{path} cannot be read: {error}") from None
+    if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        raise FormatError(f"{path} is not the state of a {FORMAT}")
+    version = values.pop("version", None)
+    if version != VERSION:
+        raise FormatError(f"{path} has version {version!r}; this package reads {VERSION}")
+    return RunState(**(values | {"spec": TrainingSpec(**values["spec"])}))
+
+
+def load_optimizer(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Bring the moments back, by parameter name."""
+    stored = read_tensors(folder / OPTIMIZER)
+    for name, parameter in model.named_parameters():
+        if f"step.{name}" in stored:
+            # AdamW keeps its step count on the CPU unless it is fused; the moments go with the parameter.
+            fused = optimizer.param_groups[0].get("fused")
+            optimizer.state[parameter] = {
+                moment: stored[f"{moment}.{name}"].to(parameter.device if moment != "step" or fused else "cpu")
+                for moment in MOMENTS
+            }
+
+
+def _moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    return {
+        f"{moment}.{name}": optimizer.state[parameter][moment]
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+        for moment in MOMENTS
+    }
+
+
+def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    with path.open("wb") as file:
+        write_tensors(file, tensors, {"format": "pt"})
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

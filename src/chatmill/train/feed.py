@@ -1,0 +1,110 @@
+"""What a run reads, one batch at a time: a loader of spec 4, blocks of the post-training stream, any iterable."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from chatmill.errors import ConfigError
+from chatmill.load.config import SamplingMode
+from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.train.batch import TrainBatch, as_batch
+from chatmill.train.config import TrainConfig
+from chatmill.train.span_twin import SpanTwin, twin_of
+
+log = logging.getLogger("chatmill.train")
+
+
+class Feed:
+    """Batches of one split, on the device of the run, with their spans where these are known."""
+
+    def __init__(self, loader: Any, device: torch.device, split: str = "train") -> None:
+        """A loader has `get_batch(split)`; anything else is iterated over once."""
+        self.loader, self.split = loader, split
+        self._device = device
+        self._twin: SpanTwin | None = twin_of(loader, split)
+        self._iterator: Iterator[Any] | None = None
+        self._warned = False
+
+    def next(self) -> TrainBatch | None:
+        """The next batch; None when the data ends."""
+        try:
+            given = self._take()
+        except StopIteration:
+            return None
+        if isinstance(self.loader, GPTEpisodeDataLoader) and len(given) == 2 and not self._warned:
+            self._warned = True
+            log.warning(
+                "the loader gives no masks, so every token is trained, padding included: use pack=True, or store masks"
+            )
+        spans = None if self._twin is None else self._twin.next()
+        return as_batch(given, self._device, spans)
+
+    def _take(self) -> Any:
+        if hasattr(self.loader, "get_batch"):
+            return self.loader.get_batch(self.split)
+        if self._iterator is None:
+            self._iterator = iter(self.loader)
+        return next(self._iterator)
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the data that is read; None where the loader cannot say."""
+        own = getattr(self.loader, "fingerprint", None)
+        if own is not None:
+            return str(own)
+        state = self.state()
+        splits = state.get("splits") if isinstance(state, dict) else None
+        return str(splits[self.split]["fingerprint"]) if splits and self.split in splits else None
+
+    def state(self) -> Any:
+        """Where the loader stands; None where it cannot say."""
+        return self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
+
+    def load_state(self, state: Any) -> None:
+        """Go on from a state."""
+        if not hasattr(self.loader, "load_state_dict"):
+            raise ConfigError(
+                "this run cannot go on: its data is a plain iterable that does not know where it stood; use a loader "
+                "with state_dict and load_state_dict, or another `out`"
+            )
+        self.loader.load_state_dict(state)
+        self.align()
+
+    def align(self) -> None:
+        """Bring the twin to where the loader stands, after it was moved from outside."""
+        if self._twin is not None:
+            self._twin.follow(self.loader)
+
+    def batches(self, config: TrainConfig) -> int | None:
+        """How many batches the data has: those of its epochs, or the length of what ends; None: endless."""
+        passes = config.epochs or 1
+        if isinstance(self.loader, GPTEpisodeDataLoader):
+            if self.loader.options.sampling is not SamplingMode.EPOCH:
+                return None
+            return sum(self.loader.steps_per_epoch(self.split, epoch) for epoch in range(passes))
+        try:
+            return len(self.loader) * (passes if hasattr(self.loader, "get_batch") else 1)
+        except TypeError:
+            return None
+
+
+def phase_steps(feed: Feed, config: TrainConfig) -> int:
+    """Optimizer steps of a phase: as asked for, or as the data has; post-training never goes over its data twice."""
+    by_data = feed.batches(config)
+    steps_by_data = None if by_data is None else -(-by_data // config.accumulation)
+    if config.post_training:
+        if steps_by_data is None:
+            raise ConfigError(
+                "post_training ends when its data ends, and this loader never does: give transcripts, or an episode "
+                "loader in epoch mode"
+            )
+        return min(steps_by_data, config.steps or steps_by_data)
+    if config.steps is not None:
+        return config.steps
+    if steps_by_data is None or (config.epochs is None and hasattr(feed.loader, "get_batch")):
+        raise ConfigError("how long? Give steps (or epochs, where the loader has them): the loader itself never ends")
+    return steps_by_data

@@ -1,0 +1,143 @@
+"""Where a run writes what it sees: lines, a JSONL file, TensorBoard where it is installed, and a progress bar."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LOG = "log.jsonl"
+log = logging.getLogger("chatmill.train")
+
+
+class RunLog:
+    """Takes one mapping per logging step; only the first rank has one that writes."""
+
+    def __init__(self, out: Path | None, *, steps: int, done: int, active: bool, bar: bool) -> None:
+        """`done` of `steps` are done already; without `out` there are no files."""
+        self._active = active
+        self._file = None
+        self._board: Any = None
+        self._bar = _Bar(steps, done) if active and bar else None
+        if active and out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            _forget_after(out / LOG, done)
+            self._file = (out / LOG).open("a", encoding="utf-8")
+            self._board = _tensorboard(out / "tensorboard")
+
+    def event(self, event: str, **values: Any) -> None:
+        """Something that happened once (a start, a save), for the JSONL file."""
+        if self._file is not None:
+            self._file.write(json.dumps({"event": event, **values}) + "\n")
+            self._file.flush()
+
+    def values(self, values: Mapping[str, Any]) -> None:
+        """The numbers of one step, `step` among them."""
+        if not self._active:
+            return
+        if self._file is not None:
+            self._file.write(json.dumps(values) + "\n")
+            self._file.flush()
+        if self._board is not None:
+            for name, value in _flat(values):
+                self._board.add_scalar(name, value, values["step"])
+        line = as_line(values)
+        if self._bar is not None:
+            self._bar.line(line)
+        else:
+            log.info(line)
+
+    def advance(self, step: int, text: str) -> None:
+        """Move the bar; nothing without one."""
+        if self._bar is not None:
+            self._bar.advance(step, text)
+
+    def close(self) -> None:
+        """Flush and close everything."""
+        for part in (self._bar, self._board, self._file):
+            if part is not None:
+                part.close()
+
+
+def as_line(values: Mapping[str, Any]) -> str:
+    """The numbers of a step as one line for people."""
+    if "val_loss" in values:
+        return f"step {values['step']}  val loss {values['val_loss']:.4f} over {values['val_tokens']:,.0f} tokens"
+    parts = [
+        f"step {values['step']}",
+        f"loss {values['loss']:.4f}",
+        f"lr {values['lr']:.2e}",
+        f"grad {values['grad_norm']:.2f}",
+        f"{values['trained_tokens']:,} trained",
+        f"{values['tokens_per_s']:,.0f} tokens/s",
+    ]
+    parts += [f"{name} {span['loss']:.4f} ({span['tokens']:,.0f})" for name, span in values.get("spans", {}).items()]
+    return "  ".join(parts)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and name != "step":
+            found.append((prefix + name, float(value)))
+    return found
+
+
+def _forget_after(path: Path, done: int) -> None:
+    """Drop lines of steps that a killed run made after its last checkpoint: they will be made again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            step = json.loads(line).get("step", 0)
+        except ValueError:  # the line that was being written when the run was killed
+            continue
+        if step <= done:
+            kept.append(line)
+    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+
+def _tensorboard(folder: Path) -> Any:
+    """A writer of TensorBoard; None where it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))
+
+
+class _Bar:
+    """A bar on standard error: rich where it is installed."""
+
+    def __init__(self, steps: int, done: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[text]}"))
+        self._progress = Progress("train", *columns, console=Console(stderr=True, highlight=False))
+        self._task = self._progress.add_task("train", total=steps, completed=done, text="")
+        self._progress.start()
+
+    def advance(self, step: int, text: str) -> None:
+        self._progress.update(self._task, completed=step, text=text)
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(text)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def bar_is_possible() -> bool:
+    """Whether standard error is a terminal and rich is there."""
+    try:
+        import rich  # noqa: F401 - only whether it is there
+    except ImportError:
+        return False
+    return sys.stderr.isatty()

@@ -1,0 +1,199 @@
+"""The post-training mode of spec 2: transcripts to targets, one pass, skipped blocks, and the warmup."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from chatmill.errors import ConfigError, DataError
+from chatmill.pack.stream import PackedStream, pack_post_training_stream, post_training_loss_mask
+from chatmill.read.transcripts import read_transcripts
+from chatmill.systems.post_training import encode_transcripts, pack_transcripts, transcribe
+from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.train.batch import as_batch
+from chatmill.train.config import TrainConfig
+from chatmill.train.step import Trainer
+from chatmill.train.stream_blocks import StreamBlockLoader
+from tests.load.sets import write_set
+from tests.train.command import run_command
+from tests.train.test_trainer import ALONE, CPU, loader_over, small_items
+from tests.train.tiny import short_conversations, tiny_gpt
+
+IDS = {"system_id": 10, "user_id": 11, "assistant_id": 12, "end_id": 13, "eos_id": 0}
+LONG = [11, *[2] * 30, 13, 12, 7, 13]
+"""A user span longer than two blocks: nothing of it trains."""
+SHORT = [11, 3, 13, 12, 7, 8, 13]
+
+
+def stream(records: list[list[int]], block_size: int = 9) -> PackedStream:
+    return pack_post_training_stream(records, block_size=block_size, **IDS)
+
+
+def test_batches_are_shifted_and_masked_targets_are_minus_100() -> None:
+    packed = stream([[10, 1, 13, 11, 2, 3, 4, 5, 6, 13, 12, 7, 13]])
+    loader = StreamBlockLoader(packed, batch_size=1, eos_id=0)
+    assert (len(loader), loader.skipped) == (1, 1)
+    sample = loader.sample(0)
+    assert sample["input_ids"].tolist() == [10, 1, 13, 11, 13, 12, 7, 13, 0]
+    assert sample["loss_mask"].tolist() == [0, 0, 0, 0, 0, 1, 1, 1, 0]
+    x, y, mask, starts = loader.get_batch()
+    assert x.tolist() == [[10, 1, 13, 11, 13, 12, 7, 13]]
+    assert y.tolist() == [[-100, -100, -100, -100, 12, 7, 13, -100]]
+    assert mask.tolist() == [[0, 0, 0, 0, 1, 1, 1, 0]]
+    assert starts.tolist() == [[0, -1]]
+    with pytest.raises(StopIteration):
+        loader.get_batch()
+
+
+def test_blocks_without_targets_are_skipped_and_counted() -> None:
+    packed = stream([LONG, SHORT, LONG, SHORT, SHORT])
+    trains = [bool(mask[1:].any()) for mask in packed.loss_mask]
+    loader = StreamBlockLoader(packed, batch_size=2, eos_id=0)
+    assert loader.skipped == trains.count(False) > 0
+    assert loader.kept.tolist() == [block for block, yes in enumerate(trains) if yes]
+    given = [batch.x for batch in loader]
+    assert len(given) == len(loader)
+    with pytest.raises(DataError, match="none of the"):
+        StreamBlockLoader(stream([LONG]), batch_size=2, eos_id=0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_share_the_blocks_and_the_state_is_global(ranks: int) -> None:
+    packed = stream([[11, n, 13, 12, n, 13] for n in range(20, 41)], block_size=7)
+    loaders = [StreamBlockLoader(packed, batch_size=2, eos_id=0, rank=r, world_size=ranks) for r in range(ranks)]
+    assert len({len(loader) for loader in loaders}) == 1
+    seen: list[int] = []
+    for step in range(len(loaders[0])):
+        batches = [loader.get_batch() for loader in loaders]
+        seen += [int(row[1]) for batch in batches for row, own in zip(batch.x, batch.mask, strict=True) if own.any()]
+        if step == 0:
+            state = json.loads(json.dumps(loaders[-1].state_dict()))
+    assert seen == list(range(20, 41))
+    alone = StreamBlockLoader(packed, batch_size=2, eos_id=0)
+    alone.load_state_dict(state)
+    rest = [int(row[1]) for batch in alone for row, own in zip(batch.x, batch.mask, strict=True) if own.any()]
+    assert rest == list(range(20 + 2 * ranks, 41))
+    other = StreamBlockLoader(stream([SHORT]), batch_size=2, eos_id=0)
+    with pytest.raises(ConfigError, match="another stream"):
+        other.load_state_dict(state)
+
+
+def test_conversations_of_a_block_do_not_see_each_other_unless_asked() -> None:
+    model = tiny_gpt(init_std=0.5).double()
+    first, second = ([11, n, n, 13, 12, n, 13] for n in (40, 41))
+    alone = stream([first], block_size=8)
+    both = stream([second, first], block_size=16)
+    sums = {}
+    for name, packed, isolate in (("alone", alone, True), ("both", both, True), ("seen", both, False)):
+        loader = StreamBlockLoader(packed, batch_size=1, eos_id=0, isolate=isolate)
+        batch = as_batch(loader.get_batch(), CPU)
+        own = batch.labels.clone()
+        own[:, : -8 if name != "alone" else 0] = -100
+        hidden = model.hidden_states(batch.input_ids, batch.documents)
+        logits = hidden @ model.head_weight.T
+        sums[name] = torch.nn.functional.cross_entropy(logits[0], own[0], reduction="sum").item()
+    assert sums["both"] == pytest.approx(sums["alone"], abs=1e-9)
+    assert abs(sums["seen"] - sums["alone"]) > 1e-3
+
+
+def test_the_mode_makes_one_pass_and_no_more() -> None:
+    records = [[11, n, 13, 12, n, 13] for n in range(20, 41)]
+    loader = StreamBlockLoader(stream([LONG, *records], block_size=7), batch_size=2, eos_id=0)
+    skipped = loader.skipped
+    result = tiny_gpt().fit(loader, post_training=True, log_every=1, accumulation=3)
+    assert skipped > 0
+    assert result.skipped_blocks == skipped
+    assert result.step == 4  # 11 batches
+    assert sum(values["trained_tokens"] for values in result.history) == 3 * len(records)
+    with pytest.raises(ConfigError, match="one pass"):
+        tiny_gpt().fit(loader, post_training=True, epochs=2)
+
+
+def test_more_steps_than_data_end_with_the_data(tmp_path: Path) -> None:
+    packed = stream([[11, n, 13, 12, n, 13] for n in range(20, 41)], block_size=7)
+    result = tiny_gpt().fit(StreamBlockLoader(packed, batch_size=2, eos_id=0), post_training=True, steps=1000)
+    assert result.step == 11
+    write_set(tmp_path, small_items(21))
+    episodes = tiny_gpt().fit(loader_over(tmp_path), post_training=True, steps=1000)
+    assert episodes.step == 5
+    endless = loader_over(tmp_path, batch_sampling_mode="random")
+    with pytest.raises(ConfigError, match="never does"):
+        tiny_gpt().fit(endless, post_training=True, steps=3)
+
+
+def test_the_warmup_is_a_fraction_of_the_phase() -> None:
+    packed = stream([[11, n, 13, 12, n, 13] for n in range(20, 60)], block_size=7)
+    loader = StreamBlockLoader(packed, batch_size=1, eos_id=0)
+    result = tiny_gpt().fit(loader, post_training=True, warmup_pct=0.25, learning_rate=1.0e-3, log_every=1)
+    rates = [values["lr"] for values in result.history]
+    assert len(rates) == 40
+    assert rates[:10] == pytest.approx([1e-4 * (n + 1) for n in range(10)])
+    assert max(rates) == rates[9]
+    assert TrainConfig().warmup_pct == 0.03
+
+
+def test_the_loss_is_that_of_the_masked_positions_alone() -> None:
+    packed = stream([SHORT, SHORT], block_size=16)
+    loader = StreamBlockLoader(packed, batch_size=2, eos_id=0)
+    batch = as_batch(loader.get_batch(), CPU)
+    trainer = Trainer(tiny_gpt().double(), TrainConfig(), ALONE)
+    values = trainer.values(trainer.gradients([batch]))
+    assert values["trained_tokens"] == int(packed.loss_mask[:, 1:].sum()) == 8
+    for block, mask in zip(packed.input_ids, packed.loss_mask, strict=True):
+        assert np.array_equal(mask, post_training_loss_mask(block, **IDS))
+
+
+@pytest.fixture(scope="module")
+def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real conversations as a file of transcripts."""
+    path = tmp_path_factory.mktemp("transcripts") / "t.jsonl"
+    made = transcribe(short_conversations(50), tokenizer=ByteTokenizer(), context_length=250)
+    texts = [one.text for one in made if one.text is not None]
+    assert len(texts) > 20
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+RECIPE = """
+out: run
+tokenizer: bytes
+model: {layers: 1, hidden: 32, heads: 2}
+data:
+  transcripts: TRANSCRIPTS
+  val_transcripts: TRANSCRIPTS
+  batch_size: 4
+  block_size: 256
+train: {learning_rate: 0.003, log_every: 1, eval_batches: 2}
+"""
+
+
+def test_the_command_reads_transcripts_in_the_mode_and_only_in_it(transcripts: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("TRANSCRIPTS", str(transcripts)))
+    refused = run_command("train", "r.yaml", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "POST_TRAINING=1" in refused.stderr
+    env = {"POST_TRAINING": "1", "WARMUP_PCT": "0.5", "BATCH_SIZE": "2"}
+    done = run_command("train", "r.yaml", "--json", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    texts = [transcript.text for transcript in read_transcripts(transcripts)]
+    packed = pack_transcripts(texts, tokenizer=ByteTokenizer(), block_size=256)
+    kept = int(packed.loss_mask[:, 1:].any(axis=1).sum())
+    assert said["outcome"] == "finished"
+    assert said["step"] == -(-kept // 2)
+    assert said["skipped_blocks"] == len(packed) - kept
+    for name, value in env.items():
+        assert f"from the environment: {name}={value}" in done.stderr
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert log[0]["warmup"] == -(-said["step"] // 2)
+    assert log[0]["skipped_blocks"] == said["skipped_blocks"]
+    assert any("val_loss" in entry for entry in log)
+    trained = sum(entry.get("trained_tokens", 0) for entry in log)
+    assert trained == int(packed.loss_mask[:, 1:].sum())
+    markers = encode_transcripts(texts, tokenizer=ByteTokenizer()).markers
+    assert json.loads((tmp_path / said["checkpoint"] / "model.json").read_text())["vocab_size"] > markers.eos_id
