@@ -3,8 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.chatmill-installed
+# The benchmarks have an environment of their own, with the tools that Chatmill is compared with.
+BENCH_VENV := .venv-bench
+BENCH_BIN := $(BENCH_VENV)/bin
+BENCH_STAMP := $(BENCH_VENV)/.chatmill-installed
+BENCH_PIP := $(BENCH_BIN)/pip install -q --disable-pip-version-check -c constraints.txt -c benchmarks/constraints.txt
 
-.PHONY: demo test test-slow test-gpu check bench browser clean setup
+.PHONY: demo test test-slow test-gpu check docs bench browser clean setup
 
 setup: $(STAMP)
 
@@ -21,6 +26,11 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_docs.py
+
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "dist/docs/index.html"
 
 test: check
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
@@ -31,11 +41,18 @@ test-slow: setup
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
 
-bench: setup
-	$(BIN)/python -m benchmarks.run
+$(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/constraints.txt benchmarks/requirements.txt
+	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_PIP) torch
+	$(BENCH_PIP) -r benchmarks/requirements.txt -e .
+	touch $(BENCH_STAMP)
+
+# BENCH_OPTIONS=--quick sees in three minutes that everything still runs.
+bench: $(BENCH_STAMP)
+	$(BENCH_BIN)/python -m benchmarks.run $(BENCH_OPTIONS)
 
 browser:
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
 
 clean:
-	rm -rf $(VENV) .venv-bench .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out
+	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out

@@ -1,15 +1,18 @@
-"""Building JSONL chats into episodes with `qwen3_training`, against TRL's path and against gigatoken alone.
+"""Building JSONL chats into episodes with `qwen3_training`, against TRL, `renderers` and gigatoken alone.
 
-    python -m benchmarks.compile [--quick] [--json] [--size BYTES]
+    python -m benchmarks.compile [--quick] [--json] [--size BYTES] [--trl-size BYTES]
 
-- *floor*: every chunk's work (read, render, label, write, hash, publish) against gigatoken's
-  `encode_batch(parallel=False)` on the same pieces, chunk by chunk in one process, after one warm-up chunk; loading the
-  tokenizer is not counted.
-- *TRL*: `datasets.map` with `apply_chat_template` and its assistant mask, 2 processes, against a whole build with
-  2 workers (start of the workers, tokenizer and final join included).
-- *workers*: the same build with 1 and with 2 workers.
+- *gigatoken*, the limit: every chunk's work (read, render, label, write, hash, publish) against gigatoken's
+  `encode_batch(parallel=False)` on the same pieces in the same calls, chunk by chunk in one process, after one warm-up
+  chunk. Each side has a tokenizer of its own, so that each meets new words once; loading it is not counted.
+- *renderers*: a chunk's whole work against PrimeIntellect's `renderers`, which begins with decoded records and ends
+  with ids and mask in memory; one process each. It writes the published template, so ours is `qwen3` there.
+- *TRL*: `datasets.map` with `apply_chat_template` and its assistant mask, 2 processes, against a whole build with 2
+  workers (start of the workers, tokenizer and final join included). TRL takes the input in slices, one a round;
+  Chatmill builds all of it in every round. TRL is not charged for reading the file.
 
-Input: the bundled real conversations, tiled with changed words in every copy.
+Input: the bundled real conversations without the two that spell control tokens, tiled with changed words in every copy.
+Ids and trained tokens are compared before any ratio is given.
 """
 
 from __future__ import annotations
@@ -21,148 +24,223 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import json
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import dump, options
-from benchmarks.inputs import write_tiled
-from chatmill.build.chunk_job import ChunkJob, compile_chunk, pipeline_of
-from chatmill.build.recipe import Recipe
-from chatmill.build.run import run_build
-from chatmill.build.sources import plan_sources
-from chatmill.read.conversations import ConversationFile
-from chatmill.render.emitter import Emitter
+import numpy as np
+
+from benchmarks.builds import CHUNK, Bench, build, episodes, recipe_for, tokens_of
+from benchmarks.harness import (
+    Comparison,
+    Report,
+    Timing,
+    WorkDiffersError,
+    compare,
+    flat,
+    missing,
+    require_equal,
+    run_one,
+)
+from benchmarks.inputs import inputs_folder, records, without_control_text, write_shards, write_tiled
+from benchmarks.peers import Prepared, conversations_of, prepared, renderers_rows, trl_map, trl_table
+from chatmill.render.registry import bind
+from chatmill.render.render import render
+from chatmill.tokenizer.load import load_tokenizer
 from tests.data.tokenizer_files import unpacked
-from tests.render.reference import as_dicts, hf_tokenizer, trl_training_template
 
-CHUNK = 16 << 20
+SIZE, QUICK_SIZE = 520_000_000, 8_000_000
+TRL_SIZE, QUICK_TRL_SIZE = 261_000_000, 800_000
+TRL_SLICES, QUICK_SLICES = 3, 1
 
 
-def recipe_for(path: Path) -> Recipe:
-    """The build that is measured."""
-    return Recipe.model_validate(
-        {
-            "sources": [{"path": str(path)}],
-            "tokenizer": str(unpacked("qwen3")),
-            "template": "qwen3_training",
-            "gates": {"records_without_trained_tokens": None},
-        }
+class Recorder:
+    """Stands in for a text engine: passes calls on, and keeps what was asked and what came out."""
+
+    def __init__(self, backend: Any) -> None:
+        """`backend` does the work."""
+        self.backend, self.name = backend, backend.name
+        self.calls: list[tuple[list[str], Any]] = []
+
+    def encode_batch(self, texts: Any) -> Any:
+        """Encode, and remember the texts and ids."""
+        made = self.backend.encode_batch(texts)
+        self.calls.append((texts, made[0]))
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+
+def against_gigatoken(report: Report, paths: list[Path], work: Path) -> None:
+    """Chunk work against encoding alone, on the same pieces in the same calls."""
+    size = sum(path.stat().st_size for path in paths)
+    bench = Bench.of(recipe_for(paths), work, chunk_bytes=min(CHUNK, size // 8))
+    tokenizer: Any = bench.pipeline.template.tokenizer
+    recorder = tokenizer.backend = Recorder(tokenizer.backend)
+    alone = load_tokenizer(unpacked("qwen3")).backend._tokenizer  # type: ignore[attr-defined]  # gigatoken itself
+    ours, theirs, pieces, tokens, text_tokens = [], [], 0, 0, 0
+    for number, job in enumerate(bench.jobs):
+        recorder.calls.clear()
+        compiled, made = bench.compile(job)
+        start = time.perf_counter()
+        encoded = [alone.encode_batch(texts, parallel=False) for texts, _ in recorder.calls]
+        seconds = time.perf_counter() - start
+        for (_, own), other in zip(recorder.calls, encoded, strict=True):
+            first, last = other.layout.offsets.data[0], other.layout.offsets.data[-1]
+            require_equal("ids of the pieces", own, np.asarray(other.layout.content.data)[first:last])
+        if number:  # the first chunk warms both up
+            ours.append(compiled)
+            theirs.append(seconds)
+            pieces += sum(len(texts) for texts, _ in recorder.calls)
+            text_tokens += sum(len(own) for _, own in recorder.calls)
+            tokens += made
+    tokenizer.backend = recorder.backend
+    if not tokens / 2 < text_tokens < tokens:
+        raise WorkDiffersError(
+            f"{text_tokens:,} of {tokens:,} tokens came out of the recorded calls: not the whole text"
+        )
+    comparison = Comparison(
+        ours=Timing(seconds=(sum(ours),), work=tokens),
+        peer=Timing(seconds=(sum(theirs),), work=tokens),
+        checked=f"ids of {pieces:,} pieces equal ({text_tokens / tokens:.0%} of all tokens)",
+    )
+    by_chunk = sorted(own / other for own, other in zip(ours, theirs, strict=True))
+    report.compared(
+        "compile, 1 worker / gigatoken", comparison, unit="tokens", target="<= 2.5", as_cost=True,
+        note=f"{size / 1e6:,.0f} MB in {len(ours)} chunks, and one to warm up; "
+        f"{by_chunk[0]:.2f}x to {by_chunk[-1]:.2f}x by chunk; "
+        f"tokenizer load {bench.load_seconds:.1f} s not counted",
+    )  # fmt: skip
+    report.figures["gigatoken"] = {
+        "input_bytes": size,
+        "bytes_timed": sum(job.chunk.bytes for job in bench.jobs[1:]),
+        "tokenizer_load_s": bench.load_seconds,
+        "compile_s_by_chunk": ours,
+        "encode_s_by_chunk": theirs,
+    }
+    if size < 500_000_000:
+        report.notes.append("gigatoken: the target asks for 500 MB of input or more; this run had less")
+
+
+def against_renderers(report: Report, originals: list[dict[str, Any]], work: Path, *, quick: bool) -> None:
+    """A chunk's whole work against `renderers`, one process each, taking turns."""
+    if missing("renderers"):
+        report.notes.append("renderers is not installed: not compared")
+        return
+    path = write_tiled(work / "renderers.jsonl", 500_000 if quick else 8_000_000, originals=originals)
+    given = prepared(conversations_of([path]))
+    equal = equal_to_renderers(path, given, work / "built")
+    bench = Bench.of(recipe_for([path], "qwen3"), work)
+    tokens = bench.compile_all()  # both are warm now
+    found = compare(
+        {"chatmill": (bench.compile_all, tokens), "renderers": (lambda: renderers_rows(given), tokens)},
+        ours="chatmill",
+        check=lambda: equal,
+        rounds=2 if quick else 3,
+    )
+    report.compared("compile, 1 worker / renderers", found["renderers"], unit="tokens")
+
+
+def equal_to_renderers(path: Path, given: list[Prepared], out: Path) -> str:
+    """What a build stored, against the rows of `renderers`."""
+    rows = renderers_rows(given)
+    build(recipe_for([path], "qwen3"), out, 1)
+    stored = episodes(out, 0, len(rows))
+    require_equal("tokens per record", stored.lengths, [len(ids) for ids, _ in rows])
+    require_equal("ids", stored.ids, flat([ids for ids, _ in rows], np.int64))
+    require_equal("trained tokens", stored.weights > 0, flat([sampled for _, sampled in rows], np.bool_))
+    return f"ids and trained tokens equal on all {len(rows):,} records"
+
+
+def against_trl(report: Report, slices: list[Path], work: Path) -> None:
+    """Whole builds with 2 workers against TRL's path in 2 processes; a slice a round, each compared in full."""
+    recipe, out = recipe_for(slices), work / "two"
+    trl_map(trl_table(conversations_of(slices[:1])[:8]), 2)  # imports and loads what the rounds need
+    ours, theirs, checked, tokens = [], [], 0, 0
+    for path in slices:
+        conversations = conversations_of([path])
+        table = trl_table(conversations)
+        start = time.perf_counter()
+        mapped = trl_map(table, 2)
+        theirs.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        manifest = build(recipe, out, 2)
+        ours.append(time.perf_counter() - start)
+        stored = episodes(out, checked, len(conversations))
+        for name, column, own in (("input_ids", "ids", stored.ids), ("assistant_masks", "trained", stored.weights)):
+            values = mapped.with_format("arrow")[:][name].combine_chunks()
+            require_equal("tokens per record", stored.lengths, np.diff(values.offsets.to_numpy()))
+            require_equal(column, own, values.flatten().to_numpy())
+        checked += len(conversations)
+        tokens += int(stored.lengths.sum())
+    if tokens != tokens_of(manifest):
+        raise WorkDiffersError(f"TRL made {tokens:,} tokens, the build {tokens_of(manifest):,}")
+    comparison = Comparison(
+        ours=Timing(seconds=tuple(ours), work=tokens),
+        peer=Timing(seconds=tuple(theirs), work=tokens / len(slices)),
+        checked=f"ids and trained tokens equal on all {checked:,} records",
+    )
+    size = sum(path.stat().st_size for path in slices)
+    report.compared(
+        "compile, 2 workers / TRL, 2 proc.", comparison, unit="tokens", target=">= 40",
+        note=f"{size / 1e6:,.0f} MB, {tokens / 1e6:.1f} M tokens in {len(slices)} slices",
+    )  # fmt: skip
+
+
+def differs_by_design(report: Report, originals: list[dict[str, Any]], left: list[dict[str, Any]], work: Path) -> None:
+    """The records that were left out: TRL's ids hold control tokens where the text only spells them, no other change.
+
+    The same text comes out of both, and Chatmill's has more tokens, because the spelled names are text.
+    """
+    kept = {record["id"] for record in left}
+    spelled = [record for record in originals if record["id"] not in kept]
+    if not spelled:
+        return
+    path = work / "spelled.jsonl"
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in spelled))
+    conversations = conversations_of([path])
+    tokenizer = load_tokenizer(unpacked("qwen3"))
+    theirs = trl_map(trl_table(conversations), 1)["input_ids"]
+    tokens = render(conversations, bind("qwen3_training", tokenizer)).tokens
+    for index, ids in enumerate(theirs):
+        own = tokens.ids[tokens.offsets[index] : tokens.offsets[index + 1]]
+        if tokenizer.decode(own) != tokenizer.decode(ids) or len(own) <= len(ids):
+            raise WorkDiffersError(
+                f"{conversations[index].where}: differs from TRL in more than spelled control tokens"
+            )
+    report.notes.append(
+        f"{len(spelled)} of {len(originals):,} real records spell a control token and are not in the input: TRL makes "
+        f"control of that text, Chatmill does not; the decoded text of both is equal (checked)"
     )
 
 
-def floor(path: Path, work: Path) -> dict[str, Any]:
-    """Chunk work against encoding alone, on the same pieces."""
-    recipe = recipe_for(path)
-    started = time.perf_counter()
-    text = json.dumps(recipe.as_json(), sort_keys=True)
-    pipeline = pipeline_of(text)
-    load = time.perf_counter() - started
-    planned = plan_sources(recipe, work / "spool", chunk_bytes=CHUNK)
-    ours = encode = 0.0
-    tokens = 0
-    for number, item in enumerate(planned.work):
-        job = ChunkJob(
-            number=number, chunk=item.chunk, weight=1.0, max_records=None, recipe=text, parts=str(work / "parts")
-        )
-        pieces = _pieces(path, job, pipeline)
-        started = time.perf_counter()
-        pipeline.template.tokenizer.backend.encode_batch(pieces)
-        encoded = time.perf_counter() - started
-        del pieces
-        started = time.perf_counter()
-        receipt = compile_chunk(job)
-        compiled = time.perf_counter() - started
-        shutil.rmtree(job.folder)
-        if number:  # the first chunk warms both up
-            encode, ours = encode + encoded, ours + compiled
-            tokens += sum(split["tokens"] for split in receipt["splits"].values())
-    return {"tokenizer_load_s": load, "compile_s": ours, "encode_s": encode, "ratio": ours / encode, "tokens": tokens}
-
-
-def _pieces(path: Path, job: ChunkJob, pipeline: Any) -> list[str]:
-    """The texts that a chunk's conversations are encoded as."""
-    from chatmill.build.inputs import chunk_lines
-    from chatmill.read.typed import typed_conversation
-
-    out = Emitter(pipeline.template.table)
-    lines, first = chunk_lines(job.chunk)
-    for number, line in enumerate(lines, first):
-        conversation = typed_conversation(line, f"{path}:{number}", "x")
-        if conversation is not None:
-            pipeline.template.emit(conversation, out)
-            out.end_conversation([None] * len(conversation.messages))
-    return out._pieces
-
-
-def build_seconds(path: Path, out: Path, workers: int) -> tuple[float, int]:
-    """Wall seconds and tokens of a whole build."""
-    started = time.perf_counter()
-    result = run_build(recipe_for(path), out, workers=workers, chunk_bytes=CHUNK)
-    seconds = time.perf_counter() - started
-    shutil.rmtree(out)
-    return seconds, sum(split["tokens"] for split in result.manifest["splits"].values())
-
-
-def trl_seconds(path: Path, records: int) -> tuple[float, int]:
-    """Wall seconds and tokens of TRL's path over the first records, in 2 processes."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    rows = []
-    for number, conversation in enumerate(ConversationFile(path)):
-        if number == records:
-            break
-        rows.append({"messages": json.dumps(as_dicts(conversation)), "tools": json.dumps(list(conversation.tools))})
-    table = datasets.Dataset.from_list(rows)
-    tokenizer, template = hf_tokenizer("qwen3"), trl_training_template()
-
-    def tokenize(row: dict[str, str]) -> dict[str, Any]:
-        encoded = tokenizer.apply_chat_template(
-            json.loads(row["messages"]), tools=json.loads(row["tools"]) or None, chat_template=template,
-            tokenize=True, return_dict=True, return_assistant_tokens_mask=True,
-        )  # fmt: skip
-        return {"input_ids": encoded["input_ids"], "assistant_masks": encoded["assistant_masks"]}
-
-    started = time.perf_counter()
-    done = table.map(tokenize, remove_columns=table.column_names, num_proc=2, load_from_cache_file=False)
-    seconds = time.perf_counter() - started
-    return seconds, sum(len(ids) for ids in done["input_ids"])
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = options(str(__doc__))
-    parser.add_argument("--size", type=int, default=500_000_000, help="bytes of input")
-    arguments = parser.parse_args()
-    size = 40_000_000 if arguments.quick else arguments.size
+def measure(*, quick: bool, size: int | None = None, trl_size: int | None = None) -> Report:
+    """All three comparisons."""
+    report = Report()
+    size = size or (QUICK_SIZE if quick else SIZE)
+    trl_size = trl_size or (QUICK_TRL_SIZE if quick else TRL_SIZE)
+    everything = records()
+    originals = without_control_text(everything, list(load_tokenizer(unpacked("qwen3")).control_ids))
     work = Path(tempfile.mkdtemp(prefix="chatmill-bench-"))
     try:
-        path = write_tiled(work / "tiled.jsonl", size)
-        figures: dict[str, Any] = {"input_bytes": path.stat().st_size, "floor": floor(path, work)}
-        trl, trl_tokens = trl_seconds(path, 2_000 if arguments.quick else 10_000)
-        two, tokens = build_seconds(path, work / "two", 2)
-        one, _ = build_seconds(path, work / "one", 1)
-        figures["trl"] = {"seconds": trl, "tokens": trl_tokens, "rate": trl_tokens / trl}
-        figures["build"] = {"tokens": tokens, "1_worker_s": one, "2_workers_s": two, "rate_2_workers": tokens / two}
-        figures["ratio_to_trl"] = (tokens / two) / (trl_tokens / trl)
-        figures["speedup_2_workers"] = one / two
+        with inputs_folder() as folder:
+            against_gigatoken(report, write_shards(folder, size, originals=originals), work)
+            against_renderers(report, originals, work, quick=quick)
+            if missing("trl", "datasets", "transformers"):
+                report.notes.append("trl, datasets or transformers is not installed: not compared")
+            else:
+                count = QUICK_SLICES if quick else TRL_SLICES
+                slices = write_shards(folder, trl_size, originals=originals, shard_bytes=trl_size // count)[:count]
+                against_trl(report, slices, work)
+                differs_by_design(report, everything, originals, work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    if arguments.json:
-        dump("compile", **figures)
-        return
-    found = figures["floor"]
-    megabytes, load = figures["input_bytes"] / 1e6, found["tokenizer_load_s"]
-    print(f"input {megabytes:,.0f} MB, {tokens:,} tokens; tokenizer load {load:.1f} s")
-    print(f"chunk work {found['compile_s']:.1f} s, encoding alone {found['encode_s']:.1f} s: {found['ratio']:.2f}x")
-    print(f"whole build: 1 worker {one:.1f} s, 2 workers {two:.1f} s ({one / two:.2f}x)")
-    print(
-        f"TRL path, 2 processes: {trl_tokens / trl / 1e6:.3f} M tokens/s; build, 2 workers: {tokens / two / 1e6:.2f} M"
-    )
-    print(f"build is {figures['ratio_to_trl']:.1f}x TRL's path")
+    return report
 
 
 if __name__ == "__main__":
-    main()
+    sizes = {"size": (SIZE, "bytes of input"), "trl_size": (TRL_SIZE, "bytes of the input that TRL gets")}
+    sys.exit(run_one("compile", str(__doc__), measure, sizes=sizes))

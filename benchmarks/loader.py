@@ -1,11 +1,12 @@
-"""`get_batch` of the episode loader against a plain per-episode loop, and the opening of a very large set.
+"""`get_batch` against a plain per-episode loop, a torch DataLoader over a Hugging Face dataset, and memcpy.
 
     python -m benchmarks.loader [--quick] [--json]
 
-Batch 32, block 2048, masks, without prefetch. Lengths are lognormal (median 1,100 tokens). Both sides return torch
-tensors, and every batch of one pass is compared before anything is timed. The share of memcpy bandwidth counts the
-bytes that a batch must move: tokens and mask read once, x, y and mask written once. Opening is measured in a process
-of its own, on 5,000,000 episodes.
+Batch 32, block 2048, masks, without prefetch. Lengths are lognormal (median 1,100 tokens). All sides return torch
+tensors in the same order, and every batch of one pass is compared before anything is timed. The DataLoader reads
+`input_ids` and `mask` of a `datasets.Dataset` in Arrow files, in this process and with 2 worker processes. The share of
+memcpy bandwidth counts the bytes that a batch must move: tokens and mask read once, x, y and mask written once. Opening
+is measured in a process of its own, on 5,000,000 episodes.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 
-from benchmarks.harness import Timing, alternate, dump, options, print_timings
+from benchmarks.harness import Report, WorkDiffersError, compare, missing, run_one
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.store.episode_writer import EpisodeWriter
 
@@ -76,12 +79,59 @@ class PlainLoop:
         return tuple(torch.from_numpy(np.stack(part)) for part in (xs, ys, masks))
 
 
-def compare(directory: Path, steps: int) -> None:
-    """The same batches on both sides."""
-    ours, plain = GPTEpisodeDataLoader(CONFIG, None, directory, prefetch=False), PlainLoop(directory)
-    for _ in range(steps):
-        pairs = zip(ours.get_batch(), plain.get_batch(), strict=True)
-        assert all(torch.equal(a, b) and a.dtype == b.dtype and a.is_contiguous() for a, b in pairs)
+def collated(rows: list[dict[str, NDArray[Any]]]) -> tuple[torch.Tensor, ...]:
+    """What a user's collate function does with the rows of a dataset: cut, pad, shift."""
+    ids = torch.full((len(rows), BLOCK + 1), PAD, dtype=torch.int64)
+    mask = torch.zeros((len(rows), BLOCK + 1), dtype=torch.float32)
+    for number, row in enumerate(rows):
+        length = min(len(row["input_ids"]), BLOCK + 1)
+        ids[number, :length] = torch.from_numpy(row["input_ids"][:length].astype(np.int64))
+        mask[number, :length] = torch.from_numpy(row["mask"][:length].astype(np.float32))
+    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), mask[:, 1:].contiguous()
+
+
+class HuggingFace:
+    """A torch DataLoader over the same episodes as a `datasets.Dataset` on disk, in the same order."""
+
+    def __init__(self, directory: Path, workers: int) -> None:
+        """Write the dataset once, and open it."""
+        import datasets
+
+        datasets.disable_progress_bars()
+        plain, saved = PlainLoop(directory), directory / "hf"
+        if not saved.exists():
+            lengths = plain.index[:, 1].astype(np.int64)
+            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            columns = {
+                name: pa.LargeListArray.from_arrays(offsets, np.asarray(values))
+                for name, values in (("input_ids", plain.tokens), ("mask", plain.mask))
+            }
+            datasets.Dataset(pa.table(columns)).save_to_disk(saved)
+        dataset = datasets.load_from_disk(str(saved)).with_format("numpy")
+        self._loader = torch.utils.data.DataLoader(
+            dataset, batch_size=BATCH, sampler=plain.order.tolist(), collate_fn=collated, drop_last=True,
+            num_workers=workers, persistent_workers=workers > 0,
+        )  # fmt: skip
+        self._batches = iter(self._loader)
+
+    def get_batch(self) -> tuple[torch.Tensor, ...]:
+        """The next batch; begins again at the end of an epoch."""
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._batches = iter(self._loader)
+            return next(self._batches)
+
+
+def same_batches(directory: Path, peers: dict[str, Any], steps: int) -> str:
+    """The same batches on all sides, each from the beginning of its first epoch."""
+    for name, peer in peers.items():
+        ours = GPTEpisodeDataLoader(CONFIG, None, directory, prefetch=False)
+        for step in range(steps):
+            for part, a, b in zip(("x", "y", "mask"), ours.get_batch(), peer.get_batch(), strict=True):
+                if not (torch.equal(a, b) and a.dtype == b.dtype and a.is_contiguous()):
+                    raise WorkDiffersError(f"{name}: {part} of batch {step} differs")
+    return f"{steps} batches equal: x, y and mask"
 
 
 def waiting(loader: GPTEpisodeDataLoader, steps: int) -> float:
@@ -151,72 +201,63 @@ def opening(directory: Path, episodes: int) -> dict[str, Any]:
     return {"episodes": episodes, "index_bytes": index, **run}
 
 
-def main() -> None:
+def measure(*, quick: bool) -> Report:
     """Write, compare, time, open."""
-    arguments = options(str(__doc__)).parse_args()
+    report = Report()
     torch.set_num_threads(1)
-    episodes, steps, rounds = (4_000, 60, 5) if arguments.quick else (20_000, 300, 9)
-    with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        tokens = write_set(directory / "set", episodes)
-        compare(directory / "set", min(steps, episodes // BATCH - 1))
-        ours, plain = (
-            GPTEpisodeDataLoader(CONFIG, None, directory / "set", prefetch=False),
-            PlainLoop(directory / "set"),
-        )
-        ahead = GPTEpisodeDataLoader(CONFIG, None, directory / "set", prefetch=True)
-        waits = {"without prefetch": waiting(ours, steps), "with prefetch": waiting(ahead, steps)}
+    episodes, steps, rounds = (3_000, 30, 3) if quick else (20_000, 300, 7)
+    with tempfile.TemporaryDirectory(prefix="chatmill-bench-") as folder:
+        directory = Path(folder) / "set"
+        tokens = write_set(directory, episodes)
+        against_peers(report, directory, steps=steps, rounds=rounds)
+        report.notes.append(f"batch {BATCH}, block {BLOCK}, masks, {episodes:,} episodes, {tokens:,} tokens")
+        opened = opening(Path(folder) / "large", 300_000 if quick else 5_000_000)
+    report.measured(
+        f"open {opened['episodes']:,} episodes", opened["seconds"], "s", target="< 2",
+        ours=f"{opened['resident'] / 1e6:.0f} MB", peer=f"{opened['index_bytes'] / 1e6:.0f} MB",
+        detail="resident, and the index alone; "
+        f"first batch with the epoch's order {opened['first_batch_seconds']:.2f} s, peak {opened['peak'] / 1e6:.0f} MB",
+    )  # fmt: skip
+    report.figures["opening"] = opened
+    return report
 
-        def run(loader: Any) -> None:
-            for _ in range(steps):
-                loader.get_batch()
 
-        work = float(steps * BATCH * BLOCK)
-        contestants = {"get_batch": ours, "per-episode loop": plain}
-        timings = alternate(
-            {name: (lambda one=one: run(one), work) for name, one in contestants.items()}, rounds=rounds
-        )
-        lengths = np.minimum(ours.dataset().lengths, BLOCK + 1)
-        moved = BATCH * (float(lengths.mean()) * 5 + BLOCK * 20)
-        large = opening(directory / "large", 500_000 if arguments.quick else 5_000_000)
-    bandwidth = memcpy_rate()
-    report(
-        arguments.json, timings, steps=steps, moved=moved, bandwidth=bandwidth, large=large, tokens=tokens, waits=waits
+def against_peers(report: Report, directory: Path, *, steps: int, rounds: int) -> None:
+    """All loaders, taking turns; then memcpy, and waiting while a device computes."""
+    ours = GPTEpisodeDataLoader(CONFIG, None, directory, prefetch=False)
+    ahead = GPTEpisodeDataLoader(CONFIG, None, directory, prefetch=True)
+    peers: dict[str, Any] = {"per-episode loop": PlainLoop(directory)}
+    if missing("datasets"):
+        report.notes.append("datasets is not installed: not compared")
+    else:
+        peers |= {"DataLoader": HuggingFace(directory, 0), "DataLoader, 2 proc.": HuggingFace(directory, 2)}
+
+    def run(loader: Any) -> None:
+        for _ in range(steps):
+            loader.get_batch()
+
+    work = float(steps * BATCH * BLOCK)
+    found = compare(
+        {name: (lambda one=one: run(one), work) for name, one in {"get_batch": ours, **peers}.items()},
+        ours="get_batch", check=lambda: same_batches(directory, peers, min(steps, 100)), rounds=rounds,
+    )  # fmt: skip
+    for name, comparison in found.items():
+        target = ">= 5" if name == "per-episode loop" else ""
+        report.compared(f"get_batch / {name}", comparison, unit="positions", target=target)
+    lengths = np.minimum(ours.dataset().lengths, BLOCK + 1)
+    moved = BATCH * (float(lengths.mean()) * 5 + BLOCK * 20)
+    rate, bandwidth = moved * steps / found["per-episode loop"].ours.median, memcpy_rate()
+    report.measured(
+        "get_batch, share of memcpy", 100 * rate / 2 / bandwidth, "%",
+        ours=f"{rate / 2e9:.1f} GB/s", peer=f"{bandwidth / 1e9:.1f} GB/s",
+        detail=f"a batch moves {moved / 1e6:.2f} MB: what is read and written, halved, as memcpy counts a byte once",
+    )  # fmt: skip
+    waits = {"without prefetch": waiting(ours, steps), "with prefetch": waiting(ahead, steps)}
+    report.notes.append(
+        "waiting when 2 ms pass between batches: " + ", ".join(f"{n} {s * 1e6:.0f} us" for n, s in waits.items())
     )
-
-
-def report(
-    as_json: bool,
-    timings: dict[str, Timing],
-    *,
-    steps: int,
-    moved: float,
-    bandwidth: float,
-    large: dict[str, Any],
-    tokens: int,
-    waits: dict[str, float],
-) -> None:
-    """One table, or one JSON object."""
-    rate = moved * steps / timings["get_batch"].median
-    ratio = timings["per-episode loop"].median / timings["get_batch"].median
-    if as_json:
-        figures = {name: timing.as_json() for name, timing in timings.items()}
-        share = {"memcpy_bytes_per_second": bandwidth, "memcpy_share": rate / 2 / bandwidth}
-        dump("loader", ratio=ratio, timings=figures, opening=large, waiting_seconds=waits, **share)
-        return
-    title = f"get_batch: batch {BATCH}, block {BLOCK}, masks, {tokens:,} tokens; the same batches on both sides"
-    print_timings(title, timings, unit="positions", ours="get_batch")
-    print(
-        f"  a batch moves {moved / 1e6:.2f} MB at {rate / 1e9:.1f} GB/s read and written: {rate / 2 / bandwidth:.0%} of"
-    )
-    print(f"  memcpy here ({bandwidth / 1e9:.1f} GB/s copied, which reads and writes each byte)")
-    print("  waiting when 2 ms pass between batches: " + ", ".join(f"{n} {s * 1e6:.0f} us" for n, s in waits.items()))
-    print(
-        f"opening {large['episodes']:,} episodes: {large['seconds']:.2f} s, "
-        f"{large['resident'] / 1e6:.0f} MB resident of which the index is {large['index_bytes'] / 1e6:.0f} MB; "
-        f"first batch (with the epoch's order) {large['first_batch_seconds']:.2f} s, peak {large['peak'] / 1e6:.0f} MB"
-    )
+    report.figures |= {"waiting_seconds": waits, "memcpy_bytes_per_second": bandwidth, "bytes_per_batch": moved}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_one("loader", str(__doc__), measure))

@@ -1,18 +1,25 @@
-"""The planner and the row assembly against TRL's best-fit-decreasing packing, on the same documents.
+"""The planner and the row assembly against TRL's best-fit-decreasing packing and torchtune's `PackedDataset`.
 
-    python -m benchmarks.plan [--quick] [--json]    against TRL, alternating
+    python -m benchmarks.plan [--quick] [--json]    against the peers, alternating
     python -m benchmarks.plan --real                every strategy and overflow policy on the real conversations
 
 200,000 documents with lognormal lengths (median 403 tokens), rows of 4,096 tokens. TRL packs inside the batches of
 `Dataset.map`, 1,000 documents each by default: it runs with these, and with all documents in one batch, which fills
 rows as well as a global plan does. Its planner cannot be called alone, so for the plan its documents are as cheap as
 can be (one byte a token). Before anything is timed, both sides must hold every token exactly once and every document
-whole.
+whole. torchtune packs in input order, with labels and positions: against it runs the strategy `greedy`, which must give
+the same rows, labels and positions, token by token.
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is imported; torchtune has no switch for its bar
+
+import itertools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +27,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from benchmarks.harness import Timing, alternate, dump, options, print_timings
+from benchmarks.harness import Comparison, Contestants, Report, alternate, compare, missing, require_equal, run_one, si
+from benchmarks.peers import torchtune_packs
+from chatmill.core.blocks import Boundaries
 from chatmill.core.tokens import offsets_of
 from chatmill.pack.assemble import PackedRows, assemble_rows, iter_rows
 from chatmill.pack.plan import Plan, Strategy, plan
 
 CAPACITY = 4096
-OURS = "chatmill"
+OURS, STREAM = "chatmill", "chatmill, rows in groups"
+IGNORED = -100
 REAL = Path(__file__).parents[1] / "tests" / "data" / "conversations"
 
 
@@ -74,10 +84,15 @@ def check_same_work(lengths: NDArray[np.int64], packed: PackedRows, theirs: Any)
     ids, pieces = (table[name].combine_chunks() for name in ("input_ids", "seq_lengths"))
     sides["TRL"] = (ids.flatten().to_numpy(), pieces.flatten().to_numpy())
     for name, (tokens, documents) in sides.items():
-        starts = tokens[offsets_of(documents)[:-1]]
-        assert len(tokens) == total, f"{name} holds {len(tokens)} of {total} tokens"
-        assert np.array_equal(np.sort(starts), offsets[:-1]), f"{name} does not hold every document once"
-        assert np.array_equal(np.sort(tokens), np.arange(total)), f"{name} does not hold every token once"
+        ends = offsets_of(documents)
+        require_equal(f"tokens held by {name}", total, len(tokens))
+        require_equal(f"tokens in the documents of {name}", total, ends[-1])
+        starts = tokens[ends[:-1]].astype(np.int64)
+        order = np.argsort(starts)
+        require_equal(f"first tokens of the documents of {name}", offsets[:-1], starts[order])
+        require_equal(f"lengths of the documents of {name}", lengths, documents[order])
+        counting_up = np.arange(total) + np.repeat(starts - ends[:-1], documents)
+        require_equal(f"tokens inside the documents of {name}", counting_up, tokens)
 
 
 def _flat_starts(packed: PackedRows) -> NDArray[np.int64]:
@@ -86,52 +101,127 @@ def _flat_starts(packed: PackedRows) -> NDArray[np.int64]:
     return packed.start_values + np.repeat(before, np.diff(packed.start_offsets))
 
 
-def against_trl(*, quick: bool) -> dict[str, Any]:
-    """Timings of the plan alone and of plan + rows, and the fill of each side."""
+def against_trl(report: Report, *, quick: bool) -> None:
+    """The plan alone, and plan + rows, against TRL in both its forms; the fill of each side."""
     import datasets
 
     datasets.disable_progress_bars()
-    lengths = lengths_of(20_000 if quick else 200_000)
+    lengths = lengths_of(10_000 if quick else 200_000)
     ids = np.arange(lengths.sum(), dtype=np.int32)
     wide, narrow = dataset_of(lengths, wide=True), dataset_of(lengths, wide=False)
-    count, rounds = len(lengths), 2 if quick else 5
+    count, rounds = len(lengths), 2 if quick else 3
     batched, whole = trl_pack(wide, 1000), trl_pack(wide, count)
     made = plan(lengths, CAPACITY)
-    assert ours_stream(ids, lengths) == made.bins
-    check_same_work(lengths, ours_pack(ids, lengths), batched)
-    check_same_work(lengths, ours_pack(ids, lengths), whole)
-    planned = alternate(
-        {
-            OURS: (lambda: plan(lengths, CAPACITY), count),
-            "TRL bfd, batches of 1,000": (lambda: trl_pack(narrow, 1000), count),
-            "TRL bfd, one batch": (lambda: trl_pack(narrow, count), count),
-        },
-        rounds=rounds,
+
+    require_equal("rows in groups", made.bins, ours_stream(ids, lengths))
+    for theirs in (batched, whole):
+        check_same_work(lengths, ours_pack(ids, lengths), theirs)
+    checked = f"every token once and {count:,} documents whole on all sides"
+
+    peers = {"TRL bfd, batches of 1,000": 1000, "TRL bfd, one batch": count}
+
+    def against(contestants: Contestants, documents: Any) -> dict[str, Comparison]:
+        theirs = {name: (lambda size=size: trl_pack(documents, size), count) for name, size in peers.items()}
+        return compare({**contestants, **theirs}, ours=OURS, check=lambda: checked, rounds=rounds)
+
+    planned = against({OURS: (lambda: plan(lengths, CAPACITY), count)}, narrow)
+    rows = against(
+        {OURS: (lambda: ours_pack(ids, lengths), count), STREAM: (lambda: ours_stream(ids, lengths), count)}, wide
     )
-    rows = alternate(
-        {
-            OURS: (lambda: ours_pack(ids, lengths), count),
-            "chatmill, rows in groups": (lambda: ours_stream(ids, lengths), count),
-            "TRL bfd, batches of 1,000": (lambda: trl_pack(wide, 1000), count),
-            "TRL bfd, one batch": (lambda: trl_pack(wide, count), count),
-        },
-        rounds=rounds,
-    )
-    return {
-        "documents": count,
-        "plan": planned,
-        "rows": rows,
-        "bins": {OURS: made.bins, "TRL bfd, batches of 1,000": len(batched), "TRL bfd, one batch": len(whole)},
-        "lower_bound": made.lower_bound,
-        "tokens": made.tokens,
-    }
+    report.compared("plan / TRL bfd", planned["TRL bfd, batches of 1,000"], unit="documents", target=">= 30")
+    report.compared("plan / TRL bfd in one batch", planned["TRL bfd, one batch"], unit="documents", target=">= 30")
+    stream = rows.pop(STREAM).peer
+    for name, comparison in rows.items():
+        short = name.removeprefix("TRL ").replace("batches of 1,000", "default")
+        report.compared(f"rows at once / {short}", comparison, unit="documents", target=">= 8")
+        grouped = Comparison(ours=stream, peer=comparison.peer, checked=comparison.checked)
+        report.compared(f"rows in groups / {short}", grouped, unit="documents", target=">= 8")
+    bins = {OURS: made.bins, "TRL bfd, batches of 1,000": len(batched), "TRL bfd, one batch": len(whole)}
+    fills = {name: made.tokens / (count_of * CAPACITY) for name, count_of in bins.items()}
+    report.notes.append("rows filled: " + ", ".join(f"{name} {fill:.3%}" for name, fill in fills.items()))
+    report.figures["fill"] = {"bins": bins, "lower_bound": made.lower_bound, "tokens": made.tokens}
 
 
-def at_scale(*, quick: bool) -> dict[str, Timing]:
-    """Seconds of every strategy on a million lengths (less with `quick`)."""
+def at_scale(report: Report, *, quick: bool) -> None:
+    """Seconds of every strategy on a million lengths (less with `quick`), and the fill of the default one."""
     lengths = lengths_of(100_000 if quick else 1_000_000)
     contestants = {str(s): (lambda s=s: plan(lengths, CAPACITY, s), float(len(lengths))) for s in Strategy}
-    return alternate(contestants, rounds=3)
+    timings = alternate(contestants, rounds=3)
+    made, timing = plan(lengths, CAPACITY), timings[str(Strategy.BEST_FIT)]
+    report.measured(
+        f"plan {len(lengths):,} documents", timing.median, "s", target="< 1", ours=f"{si(timing.rate)}/s",
+        detail=f"{len(timing.seconds)} rounds, spread {timing.spread:.0%}",
+    )  # fmt: skip
+    over = 100 * (made.bins / made.lower_bound - 1)
+    report.measured(
+        "rows above the lower bound", over, "%", target="<= 0.1",
+        detail=f"{made.bins:,} rows, no plan has fewer than {made.lower_bound:,}",
+    )  # fmt: skip
+    report.notes.append(
+        f"seconds for {len(lengths):,} documents: "
+        + ", ".join(f"{name} {one.median:.3f}" for name, one in timings.items())
+    )
+    report.figures["scale"] = {name: one.as_json() for name, one in timings.items()}
+
+
+class Documents:
+    """Tokens and labels of documents, as torchtune takes them: lists of Python integers."""
+
+    def __init__(self, ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> None:
+        """Every third token is not trained."""
+        labels = np.where(np.arange(len(ids)) % 3 == 0, IGNORED, ids)
+        ends = offsets_of(lengths)
+        self.rows = [
+            {"tokens": ids[a:b].tolist(), "labels": labels[a:b].tolist()} for a, b in itertools.pairwise(ends.tolist())
+        ]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, list[int]]]:
+        return iter(self.rows)
+
+
+def greedy_rows(
+    ids: NDArray[np.int32], labels: NDArray[np.int32], lengths: NDArray[np.int64]
+) -> tuple[PackedRows, NDArray[np.int64]]:
+    """Rows in input order with labels, and the place of each token in its document."""
+    made = plan(lengths, CAPACITY, Strategy.GREEDY)
+    packed = assemble_rows(made, ids, offsets_of(lengths), 0, columns={"labels": (labels, IGNORED)})
+    boundaries = Boundaries(
+        starts=packed.start_values, counts=np.diff(packed.start_offsets), lengths=packed.row_lengths
+    )
+    return packed, boundaries.segments(CAPACITY).position_ids
+
+
+def against_torchtune(report: Report, *, quick: bool) -> None:
+    """Rows with labels and positions; the same rows on both sides."""
+    if missing("torchtune", "torchao"):
+        report.notes.append("torchtune is not installed: not compared")
+        return
+    lengths = lengths_of(2_000 if quick else 20_000)
+    ids = np.arange(lengths.sum(), dtype=np.int32)
+    labels = np.where(np.arange(len(ids)) % 3 == 0, IGNORED, ids).astype(np.int32)
+    documents = Documents(ids, lengths)
+
+    def check() -> str:
+        packs = torchtune_packs(documents, CAPACITY)
+        packed, positions = greedy_rows(ids, labels, lengths)
+        real = np.arange(CAPACITY) < packed.row_lengths[:, None]
+        require_equal("rows", packed.ids, np.stack([pack["tokens"].numpy() for pack in packs]))
+        require_equal("labels", packed.columns["labels"], np.stack([pack["labels"].numpy() for pack in packs]))
+        require_equal("positions", positions[real], np.stack([pack["input_pos"].numpy() for pack in packs])[real])
+        return f"all {len(packs):,} rows equal: ids, labels, positions"
+
+    work = float(len(lengths))
+    found = compare(
+        {
+            OURS: (lambda: greedy_rows(ids, labels, lengths), work),
+            "torchtune": (lambda: torchtune_packs(documents, CAPACITY), work),
+        },
+        ours=OURS, check=check, rounds=2 if quick else 3,
+    )  # fmt: skip
+    report.compared("rows / torchtune PackedDataset", found["torchtune"], unit="documents")
 
 
 def on_real_conversations() -> None:
@@ -170,27 +260,20 @@ def on_real_conversations() -> None:
             print(f"  {strategy:<20}{made.bins:>10,}{made.lower_bound:>10,}{made.fill:>14.3%}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run and print."""
-    parser = options(__doc__.splitlines()[0])
-    parser.add_argument("--real", action="store_true", help="the real conversations, without TRL")
-    chosen = parser.parse_args(argv)
-    if chosen.real:
-        on_real_conversations()
-        return
-    found, scale = against_trl(quick=chosen.quick), at_scale(quick=chosen.quick)
-    if chosen.json:
-        for name in ("plan", "rows"):
-            found[name] = {who: timing.as_json() for who, timing in found[name].items()}
-        dump("plan", **found, scale={who: timing.as_json() for who, timing in scale.items()})
-        return
-    print_timings(f"plan of {found['documents']:,} documents", found["plan"], unit="documents", ours=OURS)
-    print_timings("plan and assembled rows", found["rows"], unit="documents", ours=OURS)
-    print(f"rows of {CAPACITY:,} (lower bound {found['lower_bound']:,})")
-    for who, bins in found["bins"].items():
-        print(f"  {who:<34}{bins:>14,}{found['tokens'] / (bins * CAPACITY):>12.3%} full")
-    print_timings("strategies on more lengths", scale, unit="documents", ours=str(Strategy.BEST_FIT))
+def measure(*, quick: bool) -> Report:
+    """All of them."""
+    report = Report()
+    if missing("trl", "datasets"):
+        report.notes.append("trl or datasets is not installed: not compared")
+    else:
+        against_trl(report, quick=quick)
+    at_scale(report, quick=quick)
+    against_torchtune(report, quick=quick)
+    return report
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if "--real" in sys.argv:
+        on_real_conversations()
+    else:
+        sys.exit(run_one("plan", str(__doc__), measure))

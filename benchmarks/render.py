@@ -2,8 +2,10 @@
 
     python -m benchmarks.render [--quick] [--json]
 
-One process, one core, the bundled real conversations. Both sides start from decoded records and end with ids and what
-is trained; ids and trained tokens are compared before anything is timed.
+One process, one core, the bundled real conversations that spell no control token. Both sides start from decoded records
+and end with ids and what is trained; both are compared on every conversation that is timed. TRL trains the newline
+after `<|im_end|>`: the policy `trl` does so too, and what it trains more than the policy `assistant` is checked to be
+exactly that newline, once for each assistant turn.
 """
 
 from __future__ import annotations
@@ -15,17 +17,24 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAYON_NUM_THREADS"] = "1"
 
 import json
+import sys
+from typing import Any
 
-from benchmarks.harness import alternate, dump, options, print_timings
+import numpy as np
+
+from benchmarks.harness import Report, WorkDiffersError, compare, flat, require_equal, run_one
+from benchmarks.inputs import CONVERSATION_FILES
+from benchmarks.peers import prepared
 from chatmill.core.conversation import Conversation
+from chatmill.core.kinds import Part, parts_of
+from chatmill.core.tokens import Tokens
 from chatmill.label.presets import find_policy
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.registry import bind
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer
-from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import unpacked
-from tests.render.reference import as_dicts, hf_tokenizer, reference_ids_and_mask, trl_training_template
+from tests.render.reference import hf_tokenizer, trl_training_template
 
 
 def conversations_without_control_text(limit: int | None) -> list[Conversation]:
@@ -42,56 +51,60 @@ def conversations_without_control_text(limit: int | None) -> list[Conversation]:
     return taken
 
 
-def main() -> None:
-    """Check, then time."""
-    arguments = options(str(__doc__)).parse_args()
-    conversations = conversations_without_control_text(40 if arguments.quick else None)
-    tokenizer = load_tokenizer(unpacked("qwen3"))
-    template = bind("qwen3_training", tokenizer)
-    policy = find_policy("trl")
-    theirs, their_template = hf_tokenizer("qwen3"), trl_training_template()
+def newlines_more(tokens: Tokens, weights: Any) -> int:
+    """How many tokens `trl` trains and `assistant` does not; each must be the newline after an assistant's turn."""
+    more = (weights > 0) & ~(tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0)
+    end, newline = (load_tokenizer(unpacked("qwen3")).encode_documents([text])[0][0] for text in ("<|im_end|>", "\n"))
+    at = np.flatnonzero(more)
+    if not (tokens.ids[at] == newline).all() or not (tokens.ids[at - 1] == end).all():
+        raise WorkDiffersError("`trl` trains more than `assistant` and the newline after <|im_end|>")
+    trained_ends = int(((parts_of(tokens.kinds) == Part.TERMINATOR) & (weights > 0)).sum())
+    if len(at) != trained_ends:
+        raise WorkDiffersError(f"{trained_ends} assistant turns end, but {len(at)} newlines are trained after them")
+    return len(at)
 
-    def ours_run() -> tuple[object, object]:
+
+def measure(*, quick: bool) -> Report:
+    """Check, then time."""
+    report = Report()
+    conversations = conversations_without_control_text(2 if quick else 150)
+    template = bind("qwen3_training", load_tokenizer(unpacked("qwen3")))
+    policy = find_policy("trl")
+    theirs, their_template, given = hf_tokenizer("qwen3"), trl_training_template(), prepared(conversations)
+
+    def ours_run() -> tuple[Tokens, Any]:
         tokens = render(conversations, template).tokens
         return tokens, tokens.per_token(policy.run_weights(tokens))
 
-    tokens = render(conversations, template).tokens
-    weights = tokens.per_token(policy.run_weights(tokens))
-    step = max(1, len(conversations) // 1500)
-    for index in range(0, len(conversations), step):
-        ids, mask = reference_ids_and_mask(conversations[index], their_template, theirs)
-        first, last = tokens.offsets[index : index + 2]
-        assert tokens.ids[first:last].tolist() == ids, conversations[index].where
-        assert weights[first:last].tolist() == mask, conversations[index].where
-    compared = len(range(0, len(conversations), step))
-
-    sample = conversations[::4] if not arguments.quick else conversations[::2]
-    prepared = [(as_dicts(c), list(c.tools) or None) for c in sample]
-    sample_tokens = sum(len(reference_ids_and_mask(c, their_template, theirs)[0]) for c in sample)
-
-    def theirs_run() -> None:
-        for messages, tools in prepared:
+    def theirs_run() -> list[Any]:
+        return [
             theirs.apply_chat_template(
                 messages, tools=tools, chat_template=their_template, tokenize=True, return_dict=True,
                 return_assistant_tokens_mask=True,
-            )  # fmt: skip
+            )
+            for messages, tools in given
+        ]  # fmt: skip
 
-    ours_run()
-    timings = alternate(
-        {"chatmill": (ours_run, len(tokens.ids)), "apply_chat_template + mask": (theirs_run, sample_tokens)},
-        rounds=3 if arguments.quick else 5,
-    )
-    ratio = timings["chatmill"].rate / timings["apply_chat_template + mask"].rate
-    if arguments.json:
-        figures = {name: timing.as_json() for name, timing in timings.items()}
-        dump("render", ratio=ratio, conversations=len(conversations), compared=compared, timings=figures)
-        return
-    print_timings(
-        f"Rendering {len(conversations):,} real conversations ({len(tokens.ids):,} tokens), one core; ids and trained "
-        f"tokens equal on {compared:,} of them",
-        timings, unit="tokens", ours="chatmill",
+    tokens, weights = ours_run()
+
+    def check() -> str:
+        rows = theirs_run()
+        require_equal("tokens per conversation", tokens.lengths, [len(row["input_ids"]) for row in rows])
+        require_equal("ids", tokens.ids, flat([row["input_ids"] for row in rows], np.int32))
+        require_equal("trained tokens", weights, flat([row["assistant_masks"] for row in rows], np.float32))
+        more = newlines_more(tokens, weights)
+        report.notes.append(f"TRL trains {more:,} newlines after `<|im_end|>` that the policy `assistant` does not")
+        return f"ids and trained tokens equal on all {len(rows):,} conversations"
+
+    work = float(len(tokens.ids))
+    found = compare(
+        {"chatmill": (ours_run, work), "apply_chat_template + mask": (theirs_run, work)},
+        ours="chatmill", check=check, rounds=2 if quick else 5,
     )  # fmt: skip
+    comparison = found["apply_chat_template + mask"]
+    report.compared("render / apply_chat_template", comparison, unit="tokens", note=f"{int(work):,} tokens, one core")
+    return report
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_one("render", str(__doc__), measure))

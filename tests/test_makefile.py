@@ -6,8 +6,6 @@ import importlib.util
 import re
 from pathlib import Path
 
-from benchmarks.run import BENCHMARKS
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -19,8 +17,3 @@ def test_modules_and_scripts_of_the_makefile_exist() -> None:
     scripts = re.findall(r"python (\S+\.py)", text)
     assert "examples/demo.py" in scripts
     assert [name for name in scripts if not (ROOT / name).is_file()] == []
-
-
-def test_make_bench_runs_every_benchmark() -> None:
-    written = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
-    assert written == {"run", *BENCHMARKS}

@@ -1,0 +1,123 @@
+"""Peak memory of a build, and how it grows with the input.
+
+    python -m benchmarks.memory [--quick] [--json] [--size BYTES]
+
+`chatmill build` with 2 workers in a process of its own, on an input and on one of eight times its size. The peak is
+that of the resident memory of all its processes together, looked at twenty times a second; the largest single process
+(`VmHWM`, which misses nothing) stands beside it. Files that are mapped count as far as they are resident.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from benchmarks.builds import recipe_for
+from benchmarks.harness import Report, run_one
+from benchmarks.inputs import inputs_folder, records, without_control_text, write_shards
+from chatmill.tokenizer.load import load_tokenizer
+from tests.data.tokenizer_files import unpacked
+
+SIZE, QUICK_SIZE = 66_000_000, 1_000_000
+TIMES = 8
+SHARD, QUICK_SHARD = 33_000_000, 500_000
+PAUSE = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """Bytes at the peak."""
+
+    together: int
+    """Resident memory of all processes at the worst moment."""
+    largest: int
+    """Of the largest single process."""
+
+
+def tree(root: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def resident(pid: int) -> tuple[int, int]:
+    """Resident bytes of a process now, and at its worst; zero for one that is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0, 0
+    values = dict(line.split(":", 1) for line in text.splitlines() if line.startswith(("VmRSS", "VmHWM")))
+    if not values:
+        return 0, 0
+    now, worst = (int(values[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    return now, worst
+
+
+def peak_of(command: list[str]) -> Peak:
+    """Run a command to its end and watch its processes."""
+    together = largest = 0
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        while process.poll() is None:
+            found = [resident(pid) for pid in tree(process.pid)]
+            together = max(together, sum(now for now, _ in found))
+            largest = max(largest, *(worst for _, worst in found))
+            time.sleep(PAUSE)
+        if process.returncode:
+            errors.seek(0)
+            raise RuntimeError(f"{command[0]} failed with status {process.returncode}: {errors.read()}")
+    return Peak(together=together, largest=largest)
+
+
+def peak_of_build(paths: list[Path], work: Path) -> Peak:
+    """The peak of a build from the command line."""
+    recipe = work / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(recipe_for(paths).as_json()))
+    chatmill = str(Path(sys.executable).with_name("chatmill"))
+    return peak_of([chatmill, "build", str(recipe), "--out", str(work / "out"), "--workers", "2"])
+
+
+def measure(*, quick: bool, size: int | None = None) -> Report:
+    """One and eight times the input."""
+    report = Report()
+    size, shard = size or (QUICK_SIZE if quick else SIZE), QUICK_SHARD if quick else SHARD
+    originals = without_control_text(records(), list(load_tokenizer(unpacked("qwen3")).control_ids))
+    with inputs_folder() as folder:
+        peaks = []
+        for times in (1, TIMES):
+            paths = write_shards(folder, size * times, originals=originals, shard_bytes=shard)
+            with tempfile.TemporaryDirectory(prefix="chatmill-bench-") as work:
+                peaks.append(peak_of_build(paths, Path(work)))
+    once, often = peaks
+    report.measured(
+        "peak RSS, 8x input / 1x", often.together / once.together, "x", target="<= 1.2",
+        ours=f"{often.together / 1e6:,.0f} MB", peer=f"{once.together / 1e6:,.0f} MB",
+        detail=f"{size * TIMES / 1e6:,.0f} MB and {size / 1e6:,.0f} MB of input, 2 workers, all processes together; "
+        f"largest process {often.largest / 1e6:,.0f} MB and {once.largest / 1e6:,.0f} MB "
+        f"({often.largest / once.largest:.2f}x)",
+    )  # fmt: skip
+    report.figures["bytes"] = {
+        "input": [size, size * TIMES],
+        "together": [once.together, often.together],
+        "largest_process": [once.largest, often.largest],
+    }
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(run_one("memory", str(__doc__), measure, sizes={"size": (SIZE, "bytes of the smaller input")}))

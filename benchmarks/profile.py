@@ -1,0 +1,302 @@
+"""Where the time of the hot paths goes: shares of the stages of a build, and of the functions of the other paths.
+
+    python -m benchmarks.profile [--quick] [--json] [--size BYTES]
+
+A timer interrupts the work every millisecond, and the time since the last interruption is put down to the function of
+Chatmill that is running (a call into a library counts for the function that made it). It is taken over whole chunks of
+the input of `benchmarks.compile`, in one process, after a warm-up chunk. Beside the stages of a build stand their
+floors, measured alone on the same chunk: decoding its lines into typed records, encoding its pieces, hashing its output
+once, and writing it with a sync.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import hashlib
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import chatmill
+from benchmarks.builds import Bench, recipe_for
+from benchmarks.compile import Recorder
+from benchmarks.harness import Report, options
+from benchmarks.inputs import inputs_folder, records, write_tiled
+from benchmarks.loader import CONFIG, write_set
+from benchmarks.plan import CAPACITY, lengths_of, ours_pack
+from benchmarks.synth_kd import write_input
+from chatmill.build.chunk_job import compile_chunk
+from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.pack.plan import plan
+
+PACKAGE = f"{Path(chatmill.__file__).parent}{os.sep}"
+INTERVAL = 0.001
+SIZE, QUICK_SIZE = 104_000_000, 4_000_000
+KD_ROWS = 10_000
+"""Rows of each shard of the distillation build."""
+TOP = 8
+STAGES = (
+    ("encode text", ("tokenizer/backends.py",)),
+    ("check and cut tokens", ("tokenizer/",)),
+    ("read records", ("read/",)),
+    ("render", ("render/",)),
+    ("label", ("label/",)),
+    ("overflow", ("pack/",)),
+    ("write columns", ("store/",)),
+    ("hash and publish", ("build/publish.py",)),
+    ("ledger", ("build/ledger.py",)),
+    ("account", ("build/pipeline.py",)),
+    ("drive", ("build/",)),
+)
+"""Stages of a build by the files that do them; the first that fits. `core` counts for whoever called it."""
+
+
+class LeastMessage(msgspec.Struct, gc=False):
+    """What the least decoding of a message gives."""
+
+    role: str
+    content: str | None = None
+
+
+class LeastRecord(msgspec.Struct, gc=False):
+    """What the least decoding of a record gives."""
+
+    messages: list[LeastMessage]
+    id: str | None = None
+
+
+class Sampler:
+    """Adds up seconds by the innermost function of Chatmill."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.by_function: Counter[str] = Counter()
+        self.by_file: Counter[str] = Counter()
+        self._places: dict[CodeType, tuple[str, str] | None] = {}
+        self._last = 0.0
+        self._busy = False
+
+    def _place(self, code: CodeType) -> tuple[str, str] | None:
+        """File (in the package) and function of a code object of Chatmill; None for all others."""
+        if code not in self._places:
+            name = code.co_filename
+            inside = name.startswith(PACKAGE)
+            file = name[len(PACKAGE) :].replace(os.sep, "/")
+            self._places[code] = (file, f"{file.removesuffix('.py')}:{code.co_qualname}") if inside else None
+        return self._places[code]
+
+    def _note(self, _number: int, frame: FrameType | None) -> None:
+        if self._busy:  # the next interruption came before this one was put down
+            return
+        self._busy = True
+        file, function = "", ""
+        while frame is not None:
+            place = self._place(frame.f_code)
+            if place is not None:
+                function = function or place[1]
+                if not place[0].startswith("core/"):
+                    file = place[0]
+                    break
+            frame = frame.f_back
+        now = time.perf_counter()
+        self.by_function[function or "(elsewhere)"] += now - self._last
+        self.by_file[file] += now - self._last
+        self._last = now
+        self._busy = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Sample what happens inside."""
+        previous = signal.signal(signal.SIGALRM, self._note)
+        self._last = time.perf_counter()
+        signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage of a build."""
+        found: Counter[str] = Counter()
+        for file, seconds in self.by_file.items():
+            stage = next((name for name, places in STAGES if file.startswith(places)), "elsewhere")
+            found[stage] += seconds
+        return dict(found.most_common())
+
+    def functions(self) -> dict[str, float]:
+        """Seconds of the functions that took most."""
+        return dict(self.by_function.most_common(TOP))
+
+
+def profile_compile(path: Path, work: Path) -> dict[str, Any]:
+    """Stages of compiling the chunks of a file, and their floors."""
+    bench = Bench.of(recipe_for([path]), work, chunk_bytes=max(1 << 20, path.stat().st_size // 7))
+    bench.compile(bench.jobs[0])
+    sampler = Sampler()
+    tokens, seconds = 0, 0.0
+    with sampler.running():
+        for job in bench.jobs[1:]:
+            took, made = bench.compile(job)
+            tokens, seconds = tokens + made, seconds + took
+    total = sum(sampler.by_file.values())
+    return {
+        "bytes": sum(job.chunk.bytes for job in bench.jobs[1:]),
+        "tokens": tokens,
+        "seconds": seconds,
+        "stages": {name: value / total for name, value in sampler.stages().items()},
+        "functions": {name: value / total for name, value in sampler.functions().items()},
+        "floors_seconds_per_million_tokens": floors(bench, work),
+        "seconds_per_million_tokens": seconds / tokens * 1e6,
+    }
+
+
+def floors(bench: Bench, work: Path) -> dict[str, float]:
+    """What the parts of a chunk's work cost alone, in seconds per million tokens; the best of three."""
+    job = bench.jobs[-1]
+    tokenizer: Any = bench.pipeline.template.tokenizer
+    recorder = tokenizer.backend = Recorder(tokenizer.backend)
+    receipt = compile_chunk(job)
+    tokenizer.backend = recorder.backend
+    tokens = sum(split["tokens"] for split in receipt["splits"].values())
+    stored = b"".join(file.read_bytes() for file in sorted(job.folder.rglob("*")) if file.is_file())
+    shutil.rmtree(job.folder)
+    with open(job.chunk.data, "rb") as file:
+        file.seek(job.chunk.start)
+        lines = file.read(job.chunk.stop - job.chunk.start).splitlines()
+    decode = msgspec.json.Decoder(LeastRecord).decode
+
+    def write() -> None:
+        with open(work / "floor.bin", "wb") as file:
+            file.write(stored)
+            file.flush()
+            os.fsync(file.fileno())
+
+    alone = {
+        "decode the lines (msgspec)": lambda: [decode(line) for line in lines],
+        "encode the pieces (gigatoken)": lambda: [recorder.backend.encode_batch(texts) for texts, _ in recorder.calls],
+        "hash the output once (sha256)": lambda: hashlib.sha256(stored).digest(),
+        "write the output and sync": write,
+    }
+    return {name: best_of_three(run) / tokens * 1e6 for name, run in alone.items()}
+
+
+def best_of_three(run: Callable[[], Any]) -> float:
+    """Seconds of the fastest of three runs."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def profile_calls(run: Callable[[], Any], seconds: float) -> dict[str, Any]:
+    """Shares of the functions of a path that is called again and again for some time."""
+    run()
+    sampler, calls, start = Sampler(), 0, time.perf_counter()
+    with sampler.running():
+        while time.perf_counter() - start < seconds:
+            run()
+            calls += 1
+    took, total = time.perf_counter() - start, sum(sampler.by_function.values())
+    return {
+        "seconds_per_call": took / calls,
+        "functions": {name: value / total for name, value in sampler.functions().items()},
+    }
+
+
+def profile_synth_kd(source: Path, work: Path) -> dict[str, Any]:
+    """Shares of the functions of a whole distillation build in this process; a small build warms it up."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Megatron's import
+        build_synth_kd(source, work / "warm", max_rows_per_shard=100, workers=0)
+    sampler, start = Sampler(), time.perf_counter()
+    with sampler.running():
+        build_synth_kd(source, work / "whole", workers=0)
+    took, total = time.perf_counter() - start, sum(sampler.by_function.values())
+    return {
+        "seconds_per_call": took,
+        "functions": {name: value / total for name, value in sampler.functions().items()},
+    }
+
+
+def profiles(*, quick: bool, size: int) -> dict[str, Any]:
+    """Every hot path."""
+    seconds = 0.5 if quick else 4.0
+    found: dict[str, Any] = {}
+    lengths = lengths_of(20_000 if quick else 200_000)
+    ids = np.arange(lengths.sum(), dtype=np.int32)
+    with inputs_folder() as folder, tempfile.TemporaryDirectory(prefix="chatmill-bench-") as temporary:
+        work = Path(temporary)
+        found["compile"] = profile_compile(
+            write_tiled(folder / f"profile-{size}.jsonl", size, originals=records()), work
+        )
+        write_set(work / "set", 3_000 if quick else 20_000)
+        loader = GPTEpisodeDataLoader(CONFIG, None, work / "set", prefetch=False)
+        source = write_input(folder, KD_ROWS // 10 if quick else KD_ROWS)
+        found["synth_kd"] = profile_synth_kd(source, work)
+        found["plan"] = profile_calls(lambda: plan(lengths, CAPACITY), seconds)
+        found["rows"] = profile_calls(lambda: ours_pack(ids, lengths), seconds)
+        found["get_batch"] = profile_calls(loader.get_batch, seconds)
+    return found
+
+
+def show(found: dict[str, Any]) -> None:
+    """Tables of shares."""
+    compiled = found["compile"]
+    per_million = compiled["seconds_per_million_tokens"]
+    print(
+        f"compile, one process: {compiled['tokens']:,} tokens in {compiled['seconds']:.2f} s, "
+        f"{per_million * 1e3:.0f} ms per million tokens"
+    )
+    for name, share in compiled["stages"].items():
+        print(f"  {name:<34}{share:>8.1%}{share * per_million * 1e3:>10.1f} ms")
+    print("floors, alone")
+    for name, seconds in compiled["floors_seconds_per_million_tokens"].items():
+        print(f"  {name:<34}{seconds / per_million:>8.1%}{seconds * 1e3:>10.1f} ms")
+    for path, part in found.items():
+        each = "" if path == "compile" else f", {part['seconds_per_call'] * 1e3:.2f} ms a call"
+        print(f"{path}: functions{each}")
+        for name, share in part["functions"].items():
+            print(f"  {name:<66}{share:>8.1%}")
+
+
+def measure(*, quick: bool, size: int | None = None) -> Report:
+    """The profiles as figures, without rows."""
+    return Report(figures=profiles(quick=quick, size=size or (QUICK_SIZE if quick else SIZE)))
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = options(str(__doc__))
+    parser.add_argument("--size", type=int, help=f"bytes of input [{SIZE:,}]")
+    arguments = parser.parse_args()
+    found = measure(quick=arguments.quick, size=arguments.size).figures
+    if arguments.json:
+        print(json.dumps({"benchmark": "profile", "quick": arguments.quick, "rows": [], "notes": [], "figures": found}))
+    else:
+        show(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""The distillation build, one process, against the straightforward build: official renderer and Megatron's builder.
+
+    python -m benchmarks.synth_kd [--quick] [--json] [--rows N]
+
+Input: 2 shards of N rows (100,000) made of the bundled real ones, with changed words in every copy, so that no cache
+flatters. Chatmill builds all rows with its default audit; the straightforward build takes 2,500 rows of each shard.
+Before anything is timed, a Chatmill build of these 5,000 rows must have the same bytes in all 24 files; afterwards the
+files of the whole build must begin with them. Imports and loading of vocabularies are printed, not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Report, WorkDiffersError, compare, run_one
+from benchmarks.inputs import SHARE_CHANGED, SYLLABLES, WORD
+
+ROWS, QUICK_ROWS = 100_000, 2_500
+PEER_ROWS, QUICK_PEER_ROWS = 2_500, 250
+"""Of each shard."""
+GROUP = 10_000
+"""Rows of a row group."""
+VALID_FRACTION = 0.001
+REAL_ROWS = 75_958_895
+"""Of the dataset that the build is made for."""
+OURS, PEER = "chatmill", "straightforward"
+
+
+def write_input(folder: Path, rows: int) -> Path:
+    """Two shards of changed copies of the real rows; kept when they are there."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tests.synth_kd.inputs import SCHEMA
+
+    home = folder / f"synth-harmony-{rows}"
+    if (home / "manifest.json").exists():
+        return home
+    home.mkdir(parents=True, exist_ok=True)
+    for shard in range(2):
+        path = home / f"synth_harmony_shard_{shard:02d}.parquet"
+        with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
+            batch: list[dict[str, Any]] = []
+            for number, row in enumerate(_copies(shard, rows), 1):
+                batch.append(row)
+                if len(batch) == GROUP or number == rows:
+                    writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=SCHEMA))
+                    batch = []
+    (home / "manifest.json").write_text(json.dumps({"schema_version": "synth_harmony_v1"}))
+    return home
+
+
+def _copies(seed: int, count: int) -> Iterator[dict[str, Any]]:
+    """Real rows in turn, with new ids and a share of their longer words replaced by made-up ones."""
+    from tests.synth_kd.inputs import real_rows
+
+    originals = []
+    for row in real_rows():
+        messages = json.loads(row["messages_json"])["messages"]
+        pieces = [_pieces(m["content"][0]["text"]) if "text" in m["content"][0] else None for m in messages]
+        originals.append((row, messages, pieces))
+    rng = random.Random(seed)
+    for number in range(count):
+        row, messages, pieces = originals[number % len(originals)]
+        changed = []
+        for message, parts in zip(messages, pieces, strict=True):
+            if parts is None:
+                changed.append(message)
+                continue
+            words = list(parts)
+            places = range(1, len(words), 2)  # every other piece is a word
+            for place in rng.sample(places, int(len(places) * SHARE_CHANGED)):
+                words[place] = "".join(rng.choices(SYLLABLES, k=rng.randint(2, 4)))
+            changed.append({**message, "content": [{"type": "text", "text": "".join(words)}]})
+        text = json.dumps({"messages": changed}, ensure_ascii=False)
+        yield {**row, "messages_json": text, "synth_id": f"{row['synth_id']}-{seed}-{number}"}
+
+
+def _pieces(text: str) -> list[str]:
+    """What stands between the words of four letters and more, and these words, by turns."""
+    pieces, at = [], 0
+    for found in WORD.finditer(text):
+        pieces += [text[at : found.start()], found.group()]
+        at = found.end()
+    return [*pieces, text[at:]]
+
+
+class Contest:
+    """Both builds over the same input, each run into a new folder."""
+
+    def __init__(self, source: Path, work: Path, peer_rows: int) -> None:
+        self.source, self.work, self.peer_rows = source, work, peer_rows
+        self.cpu: dict[str, list[float]] = {OURS: [], PEER: []}
+        self.tokens = dict.fromkeys(self.cpu, 0)
+        self.rows = dict.fromkeys(self.cpu, 0)
+        self.audited = 0
+        self._runs = 0
+
+    def ours(self, rows: int | None = None, out: Path | None = None) -> Path:
+        """A build in this process; `rows` caps each shard."""
+        from chatmill.build.synth_kd.run import build_synth_kd
+
+        root, start = out or self._new(), time.process_time()
+        result = build_synth_kd(self.source, root, valid_fraction=VALID_FRACTION, max_rows_per_shard=rows, workers=0)
+        self.cpu[OURS].append(time.process_time() - start)
+        splits = result.manifest["splits"].values()
+        self.tokens[OURS], self.rows[OURS] = (sum(split[key] for split in splits) for key in ("tokens", "rows"))
+        self.audited = result.audited
+        return root
+
+    def peer(self, out: Path | None = None) -> Path:
+        """The straightforward build."""
+        from tests.synth_kd import straightforward
+
+        root, start = out or self._new(), time.process_time()
+        counts = straightforward.build(self.source, root, valid_fraction=VALID_FRACTION, rows=self.peer_rows)
+        self.cpu[PEER].append(time.process_time() - start)
+        self.tokens[PEER], self.rows[PEER] = counts["tokens"], counts["rows"]
+        return root
+
+    def _new(self) -> Path:
+        """A folder for one run; that of the run before goes, so that the disk does not fill."""
+        shutil.rmtree(self.work / f"run{self._runs}", ignore_errors=True)
+        self._runs += 1
+        return self.work / f"run{self._runs}"
+
+    def check(self) -> str:
+        """All files of both builds of the first rows have the same bytes, and the whole build begins with them."""
+        theirs, mine = self.peer(self.work / "peer"), self.ours(self.peer_rows, self.work / "ours")
+        whole = self.ours(None, self.work / "whole")
+        names = sorted(path.relative_to(theirs).as_posix() for path in theirs.rglob("*.*"))
+        for name in names:
+            expected = (theirs / name).read_bytes()
+            if (mine / name).read_bytes() != expected:
+                raise WorkDiffersError(f"{name} has other bytes than the straightforward build's")
+            if name.endswith(".bin") and not _begins_with(whole / name, expected):
+                raise WorkDiffersError(f"{name} of the whole build does not begin with the straightforward build's")
+        if len(names) < 12:
+            raise WorkDiffersError(f"only {len(names)} files were compared")
+        for folder in (theirs, mine, whole):
+            shutil.rmtree(folder)
+        self.cpu = {OURS: [], PEER: []}
+        return f"{len(names)} files of {2 * self.peer_rows:,} rows byte for byte equal"
+
+
+def _begins_with(path: Path, content: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(content)) == content
+
+
+def load(report: Report) -> None:
+    """Import and load everything that both sides need, and say how long that took."""
+    start = time.perf_counter()
+    from chatmill.build.synth_kd.chunk import renderer_of
+    from chatmill.systems.synth_kd import Renderer, vocabulary_file
+
+    imported = time.perf_counter() - start
+    start = time.perf_counter()
+    renderer_of(Renderer.BULK, str(vocabulary_file()[0].absolute()))
+    loaded = time.perf_counter() - start
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import megatron.core.datasets.indexed_dataset  # noqa: F401
+    peer = time.perf_counter() - start
+    report.figures["imports"] = {"chatmill_s": imported, "vocabularies_s": loaded, "megatron_and_torch_s": peer}
+    report.notes.append(
+        f"synth_kd: not counted: imports of Chatmill's build {imported:.1f} s, its vocabularies {loaded:.1f} s; of the "
+        f"straightforward build, Megatron Core and torch {peer:.1f} s"
+    )
+
+
+def measure(*, quick: bool, rows: int | None = None) -> Report:
+    """Check, then take turns."""
+    from benchmarks.inputs import inputs_folder
+
+    report = Report()
+    load(report)
+    count = rows or (QUICK_ROWS if quick else ROWS)
+    work = Path(tempfile.mkdtemp(prefix="chatmill-bench-"))
+    try:
+        with inputs_folder() as folder:
+            contest = Contest(write_input(folder, count), work, QUICK_PEER_ROWS if quick else PEER_ROWS)
+            checked = contest.check()
+            contestants = {OURS: (contest.ours, contest.tokens[OURS]), PEER: (contest.peer, contest.tokens[PEER])}
+            found = compare(contestants, ours=OURS, check=lambda: checked, rounds=1 if quick else 3)[PEER]
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    cpu = {side: sorted(times)[len(times) // 2] for side, times in contest.cpu.items()}
+    cpu_ratio = cpu[PEER] / contest.tokens[PEER] / (cpu[OURS] / contest.tokens[OURS])
+    hours = {side: cpu[side] / contest.rows[side] * REAL_ROWS / 3600 for side in cpu}
+    report.compared(
+        "synth-kd, 1 process",
+        found,
+        unit="tokens",
+        target=">= 50",
+        note=f"{contest.rows[OURS]:,} rows, {contest.audited:,} of them audited; by CPU time alone {cpu_ratio:.1f}x",
+    )
+    report.figures["cpu"] = {"seconds": cpu, "rows": contest.rows, "tokens": contest.tokens, "ratio": cpu_ratio}
+    report.figures["core_hours_of_76M_rows"] = hours
+    report.notes.append(
+        f"synth_kd: {REAL_ROWS:,} rows on paper: {hours[OURS]:.1f} core-hours, and {hours[PEER]:.0f} with the "
+        "straightforward build (CPU seconds a row, times the rows)"
+    )
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(run_one("synth_kd", str(__doc__), measure, sizes={"rows": (ROWS, "rows of each of the 2 shards")}))

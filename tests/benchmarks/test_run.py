@@ -1,0 +1,173 @@
+"""The run of all benchmarks, the chart, and the page that is made from a results file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import publish, run
+from benchmarks.chart import bars_of, write_chart
+from benchmarks.harness import Report
+from benchmarks.table import Row
+
+FOLDER = Path(run.__file__).parent
+
+
+def results(**changes: Any) -> dict[str, Any]:
+    """What a run of two benchmarks and a profile gives."""
+    rows = [
+        Row(what="plan / TRL bfd", ours="9 M/s", peer="3 k/s", value=195.0, unit="x", target=">= 30", in_chart=True,
+            detail="5 rounds: 190.00x to 200.00x; ids equal"),
+        Row(what="compile / gigatoken", ours="5 M/s", peer="20 M/s", value=4.0, unit="x", target="<= 2.5"),
+    ]  # fmt: skip
+    stage = {"stages": {"encode text": 0.6, "render": 0.4}, "functions": {"a/b:c": 0.5}}
+    compiled = {"seconds_per_million_tokens": 0.2, "floors_seconds_per_million_tokens": {"encode": 0.05}, **stage}
+    calls = {"seconds_per_call": 0.03, "functions": {"pack/bins:_moves": 0.9}}
+    benchmarks = {
+        "compile": {"rows": [asdict(rows[1])], "notes": ["a note"], "seconds": 3.0},
+        "plan": {"rows": [asdict(rows[0])], "notes": [], "seconds": 2.0},
+        "profile": {"rows": [], "notes": [], "seconds": 1.0, "figures": {"compile": compiled, "plan": calls}},
+    }
+    values: dict[str, Any] = {
+        "date": "2026-11-15", "machine": "m", "cores": 2, "python": "3.11", "versions": {"trl": "1.16.0"},
+        "quick": False, "seconds": 360.0, "failed": [], "benchmarks": benchmarks,
+    }  # fmt: skip
+    return {**values, **changes}
+
+
+def test_every_module_that_is_run_is_known() -> None:
+    written = {path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text()}
+    assert written == {*run.BENCHMARKS, *run.ELSEWHERE, *run.TOOLS}
+    assert len(run.BENCHMARKS) == len(set(run.BENCHMARKS))
+
+
+def test_a_benchmark_that_fails_gives_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run.run_benchmark("no_such_benchmark", quick=True) is None
+    assert "no_such_benchmark" in capfd.readouterr().err
+
+
+def test_a_run_writes_results_and_chart_and_fails_with_its_benchmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = results()["benchmarks"]
+    monkeypatch.setattr(run, "run_benchmark", lambda name, **_options: found.get(name))
+    assert run.main(["--quick", "--only", "plan", "compile", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "plan / TRL bfd" in out
+    assert "MISSED" not in out, "quick runs are not judged"
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert [name.rpartition(".")[2] for name in written] == ["json", "svg"]
+    kept = json.loads((tmp_path / written[0]).read_text())
+    assert list(kept["benchmarks"]) == ["plan", "compile"]
+    assert run.main(["--only", "plan", "startup", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["failed"] == ["startup"]
+
+
+def test_missed_targets_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    run.show(results())
+    out = capsys.readouterr().out
+    assert "1 of 2 targets met" in out
+    assert [line.split()[-1] for line in out.splitlines() if "x  " in line or "x   " in line] == ["MISSED", "met"]
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_chart_shows_what_is_compared_with_tools(tmp_path: Path) -> None:
+    assert bars_of(results()) == [("plan / TRL bfd", 195.0)]
+    first = write_chart(results(), tmp_path / "a.svg")
+    second = write_chart(results(), tmp_path / "b.svg")
+    assert first is not None
+    assert second is not None
+    assert first.read_bytes() == second.read_bytes()
+    assert "plan / TRL bfd" in first.read_text()
+    assert write_chart(results(benchmarks={}), tmp_path / "c.svg") is None
+
+
+def test_the_page_is_filled_between_its_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, chart = tmp_path / "page.md", tmp_path / "images" / "chart.svg"
+    page.write_text(f"before\n{publish.BEGIN}\nold\n{publish.END}\nafter\n")
+    for name, value in (("PAGE", page), ("CHART", chart), ("ROOT", tmp_path)):
+        monkeypatch.setattr(publish, name, value)
+    path = tmp_path / "2026-11-15-m-2cores.json"
+    path.write_text(json.dumps(results()))
+    assert publish.main([str(path)]) == 0
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    for part in (
+        "**195.0x** | >= 30 | met",
+        "**4.00x** | <= 2.5 | missed",
+        "| encode text | 60.0% | 120.0 |",
+        "a note",
+    ):
+        assert part in text
+    assert publish.published(text) == path.name
+    assert chart.exists()
+    assert publish.main([str(path), "--check"]) == 0
+    page.write_text(text.replace("**195.0x**", "**295.0x**"))
+    assert publish.main([str(path), "--check"]) == 1
+
+
+def test_quick_figures_are_not_published(tmp_path: Path) -> None:
+    path = tmp_path / "quick.json"
+    path.write_text(json.dumps(results(quick=True)))
+    with pytest.raises(SystemExit, match="quick"):
+        publish.main([str(path)])
+
+
+def test_the_docs_say_what_their_results_file_says() -> None:
+    name = publish.published(publish.PAGE.read_text())
+    if name is None:
+        assert publish.NONE_YET in publish.PAGE.read_text()
+    else:
+        assert publish.main([str(publish.RESULTS / name), "--check"]) == 0
+        assert publish.CHART.exists()
+
+
+def test_one_benchmark_from_the_command_line() -> None:
+    command = [sys.executable, "-m", "benchmarks.startup", "--quick", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=FOLDER.parent)
+    found = json.loads(done.stdout)
+    assert [row.what for row in run.rows_of(found)] == ["import chatmill", "chatmill --help"]
+    assert all(0 < row.value < 30 for row in run.rows_of(found))
+
+
+def test_long_chats_quickly() -> None:
+    from benchmarks.long_chats import TURNS, measure
+
+    report: Report = measure(quick=True)
+    assert report.rows[0].unit == "x"
+    assert set(report.figures["microseconds_per_turn"]) == {str(turns) for turns in TURNS}
+
+
+def test_the_planner_quickly() -> None:
+    from benchmarks.plan import at_scale
+
+    report = Report()
+    at_scale(report, quick=True)
+    assert [row.met for row in report.rows] == [True, True]
+
+
+def test_the_profile_puts_time_down_to_stages(tmp_path: Path) -> None:
+    from benchmarks.inputs import records, write_tiled
+    from benchmarks.profile import STAGES, Sampler, profile_calls, profile_compile
+    from chatmill.pack.plan import plan
+
+    found = profile_compile(write_tiled(tmp_path / "chats.jsonl", 2_500_000, originals=records()), tmp_path)
+    assert sum(found["stages"].values()) == pytest.approx(1)
+    assert (
+        {"encode text", "read records", "render"}
+        <= set(found["stages"])
+        <= {name for name, _ in STAGES} | {"elsewhere"}
+    )
+    assert found["tokens"] > 100_000
+    assert all(seconds > 0 for seconds in found["floors_seconds_per_million_tokens"].values())
+    planned = profile_calls(lambda: plan([3, 4, 5] * 2000, 10), 0.2)
+    assert any(name.startswith("pack/") for name in planned["functions"])
+    assert Sampler().stages() == {}
