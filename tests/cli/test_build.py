@@ -24,8 +24,8 @@ class Done(NamedTuple):
     status: int
     out: str
     error: str
-    """Of the panel, without its frame, in one line."""
-    panels: int
+    """In one line."""
+    messages: int
 
 
 Call = Callable[..., Done]
@@ -45,8 +45,8 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
             main()
         found = capsys.readouterr()
         assert "Traceback" not in found.err
-        error = " ".join(found.err.replace("│", " ").split())
-        return Done(int(stop.value.code or 0), found.out, error, found.err.count("╭"))
+        error = " ".join(found.err.split())
+        return Done(int(stop.value.code or 0), found.out, error, found.err.count("chatmill: "))
 
     return run
 
@@ -129,7 +129,7 @@ def test_globs(call: Call, tmp_path: Path) -> None:
         (["wrong.yaml"], "wrong.yaml: unknown key 'tokeniser', did you mean 'tokenizer'?"),
     ],
 )
-def test_a_mistake_is_one_panel_and_status_2(
+def test_a_mistake_is_one_message_and_status_2(
     call: Call, recipe: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     wrong = plain_recipe(Path("chats.jsonl")) | {"tokeniser": "bytes"}
@@ -137,18 +137,18 @@ def test_a_mistake_is_one_panel_and_status_2(
     done = call("build", *arguments, "-o", "out", "-w", "0")
     assert done.status == 2
     assert message in done.error
-    assert done.panels == 1
+    assert done.messages == 1
     assert done.out == ""
     assert not list(tmp_path.glob("out/**/*"))
 
 
-def test_a_bad_record_is_one_panel_that_names_it(recipe: Path, tmp_path: Path) -> None:
+def test_a_bad_record_is_one_message_that_names_it(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n{"messages": 5}\n')
     done = chatmill("build", "chats.jsonl", "-o", "out", "-w", "1", *BYTES, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.count("╭") == 1
+    assert done.stderr.count("chatmill: ") == 1
     assert "Traceback" not in done.stderr
-    text = " ".join(done.stderr.replace("│", " ").split())
+    text = " ".join(done.stderr.split())
     assert "chats.jsonl:2, field messages: expected a list of messages, found a number" in text
 
 
@@ -157,7 +157,7 @@ def test_a_gate_is_status_3(call: Call, tmp_path: Path) -> None:
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES)
     assert done.status == 3
     assert "gate records_without_trained_tokens: 1 records train nothing, the limit is 0" in done.error
-    assert done.panels == 1
+    assert done.messages == 1
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".build"]
 
 

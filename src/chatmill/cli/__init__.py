@@ -1,20 +1,50 @@
-"""The command line: one module per command, loaded into one typer app."""
+"""The command line: one module per command, imported when it is used, in one typer app."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 import typer
 
-COMMANDS = ("preview", "init", "build", "merge", "verify", "diff", "export", "inspect", "transcripts", "isolate")
-"""Each is a module of this package with a function `command`."""
+from chatmill.cli.layout import Entry, LazyGroup, Panel
+from chatmill.cli.statuses import ended
+
+COMMANDS = {
+    "init": Entry(panel=Panel.BUILD, module="init", help="Look at files and write a commented recipe for them."),
+    "build": Entry(panel=Panel.BUILD, module="build", help="Compile files of conversations into a dataset."),
+    "merge": Entry(panel=Panel.BUILD, module="merge", help="Join the shares of a build made with --shard."),
+    "export": Entry(panel=Panel.BUILD, module="export", help="Write a dataset in another layout."),
+    "transcripts": Entry(panel=Panel.BUILD, module="transcripts", help="Write conversations as marker transcripts."),
+    "preview": Entry(panel=Panel.LOOK, module="preview", help="Show conversations as tokens, and what is trained."),
+    "inspect": Entry(panel=Panel.LOOK, module="inspect", help="Show items of a dataset as runs of tokens."),
+    "stats": Entry(panel=Panel.LOOK, module="stats", help="Count and plot: lengths, trained shares, fill, ledger."),
+    "report": Entry(panel=Panel.LOOK, module="report", help="Write one HTML page about a dataset."),
+    "view": Entry(panel=Panel.LOOK, module="view", help="Look at a dataset in the browser."),
+    "verify": Entry(panel=Panel.PROVE, module="verify", help="Check a dataset; --deep: against its sources."),
+    "diff": Entry(panel=Panel.PROVE, module="diff", help="Say which records of two datasets differ, and how."),
+    "isolate": Entry(panel=Panel.PROVE, module="isolate", help="Check that packed documents do not see each other."),
+    "train": Entry(panel=Panel.TRAIN, module="train", help="Train a small GPT, or a transformers model."),
+    "sample": Entry(panel=Panel.TRAIN, module="sample", help="Ask a trained model."),
+    "synth-harmony": Entry(
+        panel=Panel.SYNTH, module="synth_harmony", help="Turn rows of query and answer into conversations."
+    ),
+    "synth-kd": Entry(panel=Panel.SYNTH, module="synth_kd", help="Build Megatron datasets for distillation."),
+}
+"""Name of each command, in the order of the overview; adding a command is adding a module and its line here."""
+
+
+class _Commands(LazyGroup):
+    """All commands of Chatmill."""
+
+    entries = COMMANDS
+
 
 app = typer.Typer(
     name="chatmill",
+    cls=_Commands,
     help="Compile chat conversations into the exact token data a trainer reads, and prove that it is right.",
+    epilog="Start: chatmill preview FILE. Options and examples: chatmill COMMAND --help",
     no_args_is_help=True,
-    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -35,21 +65,7 @@ def _root(
     """Options that come before a command."""
 
 
-for _name in COMMANDS:
-    _module = importlib.import_module(f"chatmill.cli.{_name}")
-    app.command(_name, help=_module.__doc__)(_module.command)
-
-
 def main() -> None:
-    """Run the command line; a mistake in data or options ends in one panel and exit status 2, no traceback."""
-    from chatmill.errors import ChatmillError
-
-    try:
-        app()
-    except ChatmillError as error:
-        from rich.console import Console
-        from rich.panel import Panel
-        from rich.text import Text
-
-        Console(stderr=True).print(Panel(Text(str(error)), title=type(error).__name__, border_style="red"))
-        sys.exit(3 if type(error).__name__ == "GateError" else 2)
+    """Run the command line; a mistake in data, options or files ends in one message and no traceback."""
+    command = typer.main.get_command(app)
+    sys.exit(ended(lambda: command.main(prog_name="chatmill", standalone_mode=False)))

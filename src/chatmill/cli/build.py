@@ -1,61 +1,100 @@
 """Compile files of conversations into a dataset on disk, on all cores, resumable, with a receipt.
 
+Give one recipe (see `chatmill init`), or files and the options that stand for
+its keys. Exit status 3 when a gate of the recipe is not kept.
+
 Example: chatmill build recipe.yaml --out data/built
 
-Example: chatmill build chats/*.jsonl -t ./Qwen3-0.6B -T qwen3_training --out data/built
+Example: chatmill build chats/*.jsonl -t ./Qwen3-0.6B -T qwen3_training -o built
+
+Example: chatmill build recipe.yaml --out data/built --resume
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatmill.cli import options
+
 if TYPE_CHECKING:
     from chatmill.build.run import BuildResult
 
 
+def _formats() -> list[str]:
+    return ["episodes", "blocks"]
+
+
+def _on_error() -> list[str]:
+    return ["fail", "quarantine"]
+
+
+def _engines() -> list[str]:
+    return ["local", "ray"]
+
+
 def command(
-    inputs: Annotated[list[str], typer.Argument(help="One recipe (.yaml), or files of conversations.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the dataset; made, and never overwritten.")],
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", "-t", help="As in a recipe.")] = None,
-    template: Annotated[str | None, typer.Option("--template", "-T", help="As in a recipe.")] = None,
-    policy: Annotated[str | None, typer.Option("--policy", "-p", help="What is trained.")] = None,
-    max_length: Annotated[int | None, typer.Option("--max-length", help="Longest episode, or tokens of a row.")] = None,
-    overflow: Annotated[str | None, typer.Option("--overflow", help="What happens to longer conversations.")] = None,
-    pack: Annotated[str | None, typer.Option("--pack", help="Packing strategy of the format blocks.")] = None,
-    format_: Annotated[str | None, typer.Option("--format", help="episodes or blocks.")] = None,
-    shape: Annotated[str | None, typer.Option("--shape", help="Shape of the records.")] = None,
-    val_fraction: Annotated[float | None, typer.Option("--val-fraction", help="Share of records for val.")] = None,
-    on_error: Annotated[str | None, typer.Option("--on-error", help="fail or quarantine.")] = None,
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="FILES", help="One recipe (.yaml), or files of conversations.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="New folder of the dataset; never overwritten.")
+    ],
+    tokenizer: Annotated[str | None, options.TOKENIZER] = None,
+    template: Annotated[str | None, options.TEMPLATE] = None,
+    policy: Annotated[str | None, options.POLICY] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", metavar="N", help="Longest episode, or tokens of a row.")
+    ] = None,
+    overflow: Annotated[str | None, options.OVERFLOW] = None,
+    pack: Annotated[str | None, options.PACK] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", autocompletion=_formats, help="episodes or blocks.")
+    ] = None,
+    shape: Annotated[str | None, options.SHAPE] = None,
+    val_fraction: Annotated[
+        float | None, typer.Option("--val-fraction", metavar="X", help="Share of the records for the split val.")
+    ] = None,
+    on_error: Annotated[
+        str | None, typer.Option("--on-error", metavar="NAME", autocompletion=_on_error, help="fail or quarantine.")
+    ] = None,
     add_control_tokens: Annotated[
         bool, typer.Option("--add-control-tokens", help="Add control tokens that the tokenizer lacks.")
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option("--workers", "-w", min=0, help="Processes; default: all cores.")
+    workers: Annotated[int | None, options.WORKERS] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME", autocompletion=_engines, help="local or ray.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", metavar="URL", help="An existing Ray cluster.")
     ] = None,
-    engine: Annotated[str, typer.Option("--engine", help="local or ray.")] = "local",
-    ray_address: Annotated[str | None, typer.Option("--ray-address", help="An existing Ray cluster.")] = None,
-    shard: Annotated[str | None, typer.Option("--shard", help="i/N: do the i-th of N shares, then merge.")] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="Do the I-th (from 0) of N shares, then merge.")
+    ] = None,
     chunk_bytes: Annotated[
-        int, typer.Option("--chunk-bytes", min=1, help="Input bytes of one piece of work; changes no output.")
+        int,
+        typer.Option("--chunk-bytes", metavar="N", min=1, help="Input bytes of one piece of work; changes no output."),
     ] = 32 << 20,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a build that was stopped.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    resume: Annotated[bool, options.RESUME] = False,
+    quiet: Annotated[bool, options.QUIET] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Build a dataset."""
     from chatmill.build.progress import shown_progress
     from chatmill.build.run import run_build
 
-    options: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "tokenizer": tokenizer, "template": template, "policy": policy, "format": format_, "on_error": on_error,
         "packing.max_length": max_length, "packing.overflow": overflow, "packing.packing_strategy": pack,
         "split.val_fraction": val_fraction, "add_control_tokens": add_control_tokens or None,
     }  # fmt: skip
-    recipe = recipe_of_options(inputs, options, shape)
-    with shown_progress() as on_progress:
+    recipe = recipe_of_options(inputs, keys, shape)
+    with _resume_hint(out), nullcontext() if quiet else shown_progress() as on_progress:
         result = run_build(
             recipe,
             out,
@@ -67,6 +106,17 @@ def command(
             on_progress=on_progress,
         )
     show_result(result, as_json=as_json)
+
+
+@contextmanager
+def _resume_hint(out: Path) -> Iterator[None]:
+    """After Ctrl-C, say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if (out / ".build").is_dir():
+            typer.echo(f"What is done is kept in {out}: the same command with --resume goes on.", err=True)
+        raise
 
 
 def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | None) -> dict[str, Any] | str:

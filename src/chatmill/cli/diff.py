@@ -2,7 +2,9 @@
 
 Exit status: 0 when all records are equal, 1 when some differ, 2 when the two cannot be compared.
 
-Example: chatmill diff data/monday data/tuesday --show 3
+Example: chatmill diff data/monday data/tuesday -n 3
+
+Example: chatmill diff data/monday data/tuesday --json | jq .counts
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from chatmill.cli import options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,9 +32,11 @@ LONGEST = 600
 def command(
     a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a dataset: episodes or blocks.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the other one.")],
-    show: Annotated[int, typer.Option("--show", "-n", min=0, help="How many changed records to show.")] = 5,
-    full: Annotated[bool, typer.Option("--full", help="Show long runs whole.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    show: Annotated[
+        int, typer.Option("--count", "-n", "--show", metavar="N", min=0, help="How many changed records to show.")
+    ] = 5,
+    full: Annotated[bool, options.FULL] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Compare two datasets."""
     from rich.console import Console
@@ -195,6 +201,6 @@ def _print_end(console: Console, found: DatasetDiff) -> None:
         console.print("All records are equal.", style="bold green")
         return
     rest = found.differing - len(found.shown)
-    hint = f"; {rest:,} of them are not shown (--show)" if rest else ""
+    hint = f"; {rest:,} of them are not shown (--count)" if rest else ""
     plural = " differs" if found.differing == 1 else "s differ"
     console.print(f"{found.differing:,} record{plural}{hint}.", style="bold red")

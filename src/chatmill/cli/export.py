@@ -15,28 +15,46 @@ from typing import Annotated
 
 import typer
 
+from chatmill.cli import options
+
+
+def _targets() -> list[str]:
+    from chatmill.build.exports.targets import TARGETS
+
+    return list(TARGETS)
+
 
 def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a dataset: episodes or blocks.")],
-    to: Annotated[str, typer.Option("--to", help="hf, parquet, episodes, blocks or megatron.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="New folder; default: DIR-hf and so on.")] = None,
-    split: Annotated[str | None, typer.Option("--split", help="Only this split.")] = None,
-    max_length: Annotated[
-        int | None, typer.Option("--max-length", min=1, help="Pack into rows of so many tokens.")
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="NAME", autocompletion=_targets, help="hf, parquet, episodes, blocks or megatron."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="New folder; default: DIR-hf and so on.")
     ] = None,
-    pack: Annotated[str, typer.Option("--pack", help="Packing strategy.")] = "best_fit",
+    split: Annotated[str | None, options.SPLIT] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", metavar="N", min=1, help="Pack into rows of so many tokens.")
+    ] = None,
+    pack: Annotated[str, options.PACK] = "best_fit",
     overflow: Annotated[
-        str, typer.Option("--overflow", help="Documents longer than a row: error, drop or cut.")
+        str, typer.Option("--overflow", metavar="NAME", help="Documents longer than a row: error, drop or cut.")
     ] = "error",
-    pad_id: Annotated[int | None, typer.Option("--pad-id", min=0, help="Default: as in the build.")] = None,
+    pad_id: Annotated[
+        int | None, typer.Option("--pad-id", metavar="N", min=0, help="Default: as in the build.")
+    ] = None,
     shard_tokens: Annotated[
-        int | None, typer.Option("--shard-tokens", min=1, help="Tokens of a file or shard; default: as in the build.")
+        int | None,
+        typer.Option("--shard-tokens", metavar="N", min=1, help="Tokens of a file or shard; default: as in the build."),
     ] = None,
     kinds: Annotated[bool, typer.Option("--kinds/--no-kinds", help="Write the kind of every token.")] = True,
     eod_id: Annotated[
-        int | None, typer.Option("--eod-id", min=0, help="megatron: put this token behind every document.")
+        int | None, typer.Option("--eod-id", metavar="N", min=0, help="megatron: put this token behind every document.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the export's manifest as JSON.")] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export a dataset."""
     from rich.console import Console

@@ -1,6 +1,8 @@
 """Write a commented recipe for files of conversations, after looking at them.
 
 Example: chatmill init chats/*.jsonl --tokenizer ./Qwen3-0.6B
+
+Example: chatmill init chats/*.jsonl --out - | less
 """
 
 from __future__ import annotations
@@ -10,19 +12,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from chatmill.cli import options
+
 if TYPE_CHECKING:
     from chatmill.build.init import Look
 
 
 def command(
-    files: Annotated[list[str], typer.Argument(help="Files of conversations, or globs.")],
-    out: Annotated[str, typer.Option("--out", "-o", help="The new recipe; - prints it.")] = "recipe.yaml",
-    tokenizer: Annotated[
-        str, typer.Option("--tokenizer", "-t", help="o200k, bytes, a tokenizer.json, its folder, or a .tiktoken file.")
-    ] = "o200k",
-    pattern: Annotated[str | None, typer.Option("--pattern", help="Split pattern of a .tiktoken file.")] = None,
-    shape: Annotated[str | None, typer.Option("--shape", help="Shape of the records; default: told from them.")] = None,
-    sample: Annotated[int, typer.Option("--sample", min=1, help="Records to look at in each file.")] = 2000,
+    files: Annotated[list[str], typer.Argument(metavar="FILES", help="Files of conversations, or globs.")],
+    out: Annotated[
+        str, typer.Option("--out", "-o", metavar="FILE", help="The new recipe; - prints it.")
+    ] = "recipe.yaml",
+    tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
+    pattern: Annotated[str | None, options.PATTERN] = None,
+    shape: Annotated[str | None, options.SHAPE] = None,
+    sample: Annotated[
+        int, typer.Option("--sample", metavar="N", min=1, help="Records to look at in each file.")
+    ] = 2000,
 ) -> None:
     """Look at the files and write a recipe."""
     from chatmill.build.init import look_at, recipe_text, refuse_to_overwrite, write_recipe

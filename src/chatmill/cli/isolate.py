@@ -6,6 +6,12 @@ by Dataset.save_to_disk), or are made of random ids. The tokens of one document
 after the other are changed, and the logits of the others must not move; and
 each document must give the logits it gives alone. Exit status 1 when it does
 not.
+
+Example: chatmill isolate ./my-model
+
+Example: chatmill isolate ./my-model built-hf --split train --compare
+
+Example: chatmill isolate ./my-model --random-weights --attention eager --json
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatmill.cli import options
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -37,12 +44,20 @@ def command(
     packed: Annotated[
         Path | None, typer.Argument(metavar="PACKED", help="Packed rows to check with; else random ids.")
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="How many rows to check.")] = 2,
-    max_length: Annotated[int, typer.Option(min=8, help="Rows are cut to this many tokens.")] = 256,
-    probes: Annotated[int, typer.Option(min=1, help="Documents per row that are changed, at most.")] = 8,
-    attention: Annotated[str, typer.Option(help="Attention of transformers: sdpa, eager, ...")] = "sdpa",
-    dtype: Annotated[Dtype, typer.Option(help="Number format of the model.")] = Dtype.float32,
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, ...")] = "cpu",
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="How many rows to check.")] = 2,
+    max_length: Annotated[
+        int, typer.Option("--max-length", metavar="N", min=8, help="Rows are cut to this many tokens.")
+    ] = 256,
+    probes: Annotated[
+        int, typer.Option("--probes", metavar="N", min=1, help="Documents per row that are changed, at most.")
+    ] = 8,
+    attention: Annotated[
+        str, typer.Option("--attention", metavar="NAME", help="Attention of transformers: sdpa, eager, ...")
+    ] = "sdpa",
+    dtype: Annotated[
+        Dtype, typer.Option("--dtype", metavar="NAME", help="float64, float32, bfloat16 or float16.")
+    ] = Dtype.float32,
+    device: Annotated[str, typer.Option("--device", metavar="NAME", help="Where to run: cpu, cuda, ...")] = "cpu",
     random_weights: Annotated[
         bool, typer.Option("--random-weights", help="Read config.json alone and check the architecture.")
     ] = False,
@@ -52,18 +67,20 @@ def command(
     compare: Annotated[
         bool, typer.Option("--compare", help="Also try other ways to call the model, and list them.")
     ] = False,
-    split: Annotated[str | None, typer.Option(help="Which split of a saved DatasetDict.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    split: Annotated[str | None, options.SPLIT] = None,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check isolation."""
     import json
 
+    if not (model_dir / "config.json").is_file():  # before torch is imported, which takes seconds
+        raise ConfigError(f"{model_dir} has no config.json: give a folder made by model.save_pretrained")
     from chatmill.train.isolation import check_isolation
 
     model = _load(model_dir, attention, dtype, random_weights).to(device)
     batch = _batch(model.config, packed, split, rows=rows, max_length=max_length)
-    options: dict[str, Any] = {} if use_cache else {"use_cache": False}
-    report = check_isolation(model, batch, max_probes=probes, **options)
+    cache: dict[str, Any] = {} if use_cache else {"use_cache": False}
+    report = check_isolation(model, batch, max_probes=probes, **cache)
     others = _other_ways(model, batch, probes) if compare else {}
     if as_json:
         result = _as_dict(report) | ({"ways": {n: _as_dict(r) for n, r in others.items()}} if compare else {})
@@ -82,8 +99,6 @@ def _load(folder: Path, attention: str, dtype: str, random_weights: bool) -> Any
         import transformers
     except ImportError:
         raise MissingExtraError("transformers", "torch,hf", "checking a model") from None
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} has no config.json: give a folder made by model.save_pretrained")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     wanted = {"dtype": getattr(torch, dtype), "attn_implementation": attention}

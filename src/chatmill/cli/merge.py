@@ -1,5 +1,11 @@
 """Join the shares of a build that was made with --shard i/N.
 
+Each share may run on another machine that sees the same folders.
+
+Example: chatmill build recipe.yaml --out data/built --shard 0/2
+
+Example: chatmill build recipe.yaml --out data/built --shard 1/2
+
 Example: chatmill merge data/built
 """
 
@@ -10,10 +16,12 @@ from typing import Annotated
 
 import typer
 
+from chatmill.cli import options
+
 
 def command(
-    out: Annotated[Path, typer.Argument(help="The folder that the shares were built into.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that the shares were built into.")],
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Join all chunks into the dataset."""
     from chatmill.build.run import merge_build

@@ -1,6 +1,10 @@
 """Show conversations as coloured tokens, with exactly what would be trained.
 
-Example: chatmill preview chats.jsonl --tokenizer ./Qwen3-0.6B --template qwen3 -n 2
+Example: chatmill preview chats.jsonl
+
+Example: chatmill preview chats.jsonl -t ./Qwen3-0.6B -T qwen3 -n 2
+
+Example: chatmill preview chats.jsonl --policy last_turn --skip 10 -n 1 --json
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from chatmill.cli import options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,23 +32,23 @@ if TYPE_CHECKING:
 
 
 def command(
-    file: Annotated[Path, typer.Argument(help="JSONL (also .gz, .zst), JSON list or Parquet file of conversations.")],
-    tokenizer: Annotated[
-        str, typer.Option("--tokenizer", "-t", help="o200k, bytes, a tokenizer.json, its folder, or a .tiktoken file.")
-    ] = "o200k",
-    template: Annotated[
-        str, typer.Option("--template", "-T", help="A template's name, or the path of your own .py file.")
-    ] = "chatml",
-    policy: Annotated[
-        str | None, typer.Option("--policy", "-p", help="What is trained; default: the template's own policy.")
-    ] = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many conversations to show.")] = 3,
-    skip: Annotated[int, typer.Option("--skip", min=0, help="How many conversations to pass over first.")] = 0,
-    shape: Annotated[str | None, typer.Option("--shape", help="Shape of the records; default: told from them.")] = None,
-    pattern: Annotated[str | None, typer.Option("--pattern", help="Split pattern of a .tiktoken file.")] = None,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="JSONL (also .gz, .zst), JSON list or Parquet file of conversations.")
+    ],
+    tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
+    template: Annotated[str, options.TEMPLATE] = "chatml",
+    policy: Annotated[str | None, options.POLICY] = None,
+    count: Annotated[
+        int, typer.Option("--count", "-n", metavar="N", min=1, help="How many conversations to show.")
+    ] = 3,
+    skip: Annotated[
+        int, typer.Option("--skip", metavar="N", min=0, help="How many conversations to pass over first.")
+    ] = 0,
+    shape: Annotated[str | None, options.SHAPE] = None,
+    pattern: Annotated[str | None, options.PATTERN] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Show long texts whole.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per conversation instead.")] = False,
+    full: Annotated[bool, options.FULL] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, render, label and show the first conversations of a file."""
     from chatmill.label.presets import find_policy
@@ -55,9 +61,11 @@ def command(
     source = ConversationFile(file, shape=shape, on_error=errors.append)
     kind = find_template(template)
     chosen = find_policy(policy or kind.default_policy)
+    conversations = list(itertools.islice(source, skip, skip + count))
+    if not conversations:  # said at once, before a tokenizer is loaded
+        _finish(errors, 0)
     loaded = load_tokenizer(tokenizer, pattern=pattern)
     bound = kind(with_control_tokens(loaded, kind.control_tokens))
-    conversations = list(itertools.islice(source, skip, skip + count))
     rendered = render(conversations, bound, collect_failures=True)
     errors += [error for _, error in rendered.failed]
     weights = chosen.run_weights(rendered.tokens)

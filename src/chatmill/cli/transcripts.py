@@ -6,22 +6,24 @@ message and the assistant message right after it. The first pair must fit the
 context together with the system span, each later pair by itself. The first
 pair that does not fit, or a message that makes no pair, ends the conversation
 there. What is skipped, cut or cannot be written is counted in the report.
+
+Example: chatmill transcripts chats.jsonl -t o200k --context-length 2048 -o t.jsonl
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from chatmill.cli import options
 from chatmill.core.conversation import Conversation
 from chatmill.errors import ConfigError, DataError, RecordError
 
@@ -34,33 +36,36 @@ EXAMPLES = 5
 def command(
     inputs: Annotated[
         list[Path],
-        typer.Argument(metavar="IN...", help="Files of conversations: JSONL (.gz, .zst), JSON, Parquet."),
+        typer.Argument(metavar="FILES", help="Files of conversations: JSONL (.gz, .zst), JSON, Parquet."),
     ],
-    tokenizer: Annotated[
-        str, typer.Option(help="Tokenizer that counts: o200k, bytes, a tokenizer.json, or a folder with one.")
+    tokenizer: Annotated[str, options.TOKENIZER],
+    context_length: Annotated[
+        int,
+        typer.Option("--context-length", metavar="N", min=1, help="Tokens that must hold a pair, markers included."),
     ],
-    context_length: Annotated[int, typer.Option(min=1, help="Tokens that must hold a pair, markers included.")],
-    out: Annotated[Path, typer.Option(help="File to write, one JSON object a line.")],
-    shape: Annotated[
-        str | None, typer.Option(help="Shape of the records; told from the first ones if not given.")
-    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, one JSON object a line.")],
+    shape: Annotated[str | None, options.SHAPE] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out and count records that are no conversations.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quiet: Annotated[bool, options.QUIET] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, transcribe, write, report."""
+    from chatmill.build.publish import AtomicFile
     from chatmill.read.conversations import read_conversations
     from chatmill.tokenizer.load import load_tokenizer
 
     if out.exists() and any(out.samefile(path) for path in inputs if path.exists()):
         raise ConfigError(f"--out {out} is also an input; write to another file")
+    if out.exists() and not out.is_file():
+        raise ConfigError(f"--out {out} is there and is no plain file; write to another one")
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
     report = _Report()
     conversations = read_conversations(inputs, shape=shape, on_error=report.bad_record if skip_bad else None)
     loaded = load_tokenizer(tokenizer)
-    with _new_file(out) as file, _progress() as advance:
+    with AtomicFile(out) as file, _progress(quiet) as advance:
         for lines in _lines(conversations, loaded, context_length, report):
             file.write(lines)
             advance(report.conversations)
@@ -149,23 +154,9 @@ def _lines(
 
 
 @contextlib.contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name only when it is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int], None]]:
+def _progress(quiet: bool) -> Iterator[Callable[[int], None]]:
     """A counter on the terminal; nothing where standard error is not one."""
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         yield lambda done: None
         return
     from rich.console import Console

@@ -2,7 +2,11 @@
 
 Exit status 0: nothing is wrong; 1: something differs; 2: it cannot be checked.
 
+Example: chatmill verify data/built
+
 Example: chatmill verify data/built --deep
+
+Example: chatmill verify data/built --deep --sample 500 --json
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from chatmill.cli import options
 
 if TYPE_CHECKING:
     from chatmill.build.proof.report import OnProgress, VerifyReport
@@ -28,16 +34,22 @@ def command(
     ] = False,
     sample: Annotated[
         int | None,
-        typer.Option("--sample", min=1, help="With --deep: only so many records slowly, the others by the fast path."),
+        typer.Option(
+            "--sample",
+            metavar="N",
+            min=1,
+            help="With --deep: only so many records by the slow path.",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    quiet: Annotated[bool, options.QUIET] = False,
+    as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check a dataset."""
     import json
 
     from chatmill.build.proof.verify import verify
 
-    with _shown_progress() as on_progress:
+    with _shown_progress(quiet) as on_progress:
         report = verify(directory, deep=deep, sample=sample, on_progress=on_progress)
     if as_json:
         typer.echo(json.dumps(report.as_json(), ensure_ascii=False))
@@ -74,11 +86,11 @@ def _show(report: VerifyReport) -> None:
 
 
 @contextmanager
-def _shown_progress() -> Iterator[OnProgress | None]:
+def _shown_progress(quiet: bool) -> Iterator[OnProgress | None]:
     """A callback that draws on standard error; None when that is no terminal."""
     import sys
 
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

@@ -1,0 +1,454 @@
+"""All commands together: help, examples, pages, options, completion, exit statuses, and errors without tracebacks."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import importlib
+import json
+import os
+import pty
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+
+from chatmill.cli import COMMANDS, app, layout
+from chatmill.cli.layout import Panel, help_of
+from chatmill.cli.statuses import Status, ended
+from tests.build.builds import chats, write_jsonl
+from tests.cli.run import chatmill
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "commands"
+SHORT = {
+    "--tokenizer": "-t",
+    "--template": "-T",
+    "--policy": "-p",
+    "--out": "-o",
+    "--count": "-n",
+    "--workers": "-w",
+    "--quiet": "-q",
+    "--help": "-h",
+}
+"""Long options that have a short form have this one in every command."""
+OTHER_NAMES = {"--output", "--output-dir", "--out-dir", "--tok", "--num-workers", "--jobs", "--silent", "--as-json"}
+"""Spellings of other programs that no command here has."""
+NO_JSON = {"init", "report"}
+"""What they make is read by people: a commented recipe, a page."""
+
+
+@pytest.fixture(scope="module")
+def context() -> Any:
+    group: Any = typer.main.get_command(app)
+    return group.make_context("chatmill", ["--help"], resilient_parsing=True)
+
+
+@pytest.fixture(params=list(COMMANDS))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def command(name: str, context: Any) -> Any:
+    return context.command.get_command(context, name)
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    said: str
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """The command line in this process: much quicker than a new one, and as true as far as words go."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str) -> Done:
+        group: Any = typer.main.get_command(app)
+        capsys.readouterr()
+        status = ended(lambda: group.main(list(arguments), prog_name="chatmill", standalone_mode=False))
+        return Done(status, *capsys.readouterr())
+
+    return run
+
+
+def options_of(command: Any, context: Any) -> list[Any]:
+    return [param for param in command.get_params(context) if param.param_type_name == "option"]
+
+
+def test_the_table_of_commands_is_the_folder() -> None:
+    """A module with a function `command` is a command; every command has a module."""
+    folder = ROOT / "src" / "chatmill" / "cli"
+    modules = {
+        path.stem
+        for path in folder.glob("*.py")
+        if any(
+            isinstance(node, ast.FunctionDef) and node.name == "command" for node in ast.parse(path.read_text()).body
+        )
+    }
+    assert {entry.module for entry in COMMANDS.values()} == modules
+    assert {name.replace("-", "_") for name in COMMANDS} == modules, "a command is named as its module"
+    assert len(COMMANDS) >= 10
+
+
+def test_the_overview() -> None:
+    done = chatmill("--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in done.stdout
+    used = {entry.panel for entry in COMMANDS.values()}
+    assert [line for line in Panel if any(f"─ {line} ─" in text for text in lines)] == [p for p in Panel if p in used]
+    for command, entry in COMMANDS.items():
+        assert any(line.startswith(f"│ {command} ") and entry.help in line for line in lines), "on one line"
+
+
+def test_a_command_has_text_and_examples_that_parse(name: str, command: Any, context: Any) -> None:
+    described = help_of(importlib.import_module(f"chatmill.cli.{COMMANDS[name].module}").__doc__)
+    assert described.text
+    assert described.examples, "at least one line of the docstring begins with Example:"
+    assert any(shlex.split(line)[:2] == ["chatmill", name] for line in described.examples)
+    for line in described.examples:
+        words = shlex.split(line.partition(" | ")[0])
+        other, *arguments = words[words.index("chatmill") + 1 :]  # behind torchrun or variables, perhaps
+        parsed = context.command.get_command(context, other)
+        assert parsed is not None, line
+        parsed.make_context(other, arguments, parent=context)
+
+
+def test_the_help_of_a_command(name: str, call: Call) -> None:
+    done = call(name, "--help")
+    assert (done.status, done.said) == (Status.DONE, "")
+    before, _, examples = done.out.partition("\nExamples\n")
+    assert "chatmill " in examples
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert f"Usage: chatmill {name} " in before
+    assert "\x1b" not in done.out
+    assert call(name, "-h").out == done.out
+
+
+def test_options_have_the_same_names_everywhere(name: str, command: Any, context: Any) -> None:
+    options = options_of(command, context)
+    for option in options:
+        assert option.help, option.opts
+        names = set(option.opts)
+        assert not names & OTHER_NAMES, names
+        for long, short in SHORT.items():
+            if long in names:
+                assert short in names, f"{name} {long} has the short form {short}"
+            elif short in names and "--examples" not in names:  # inspect shows examples
+                pytest.fail(f"{name}: {short} means {long} elsewhere, here {option.opts}")
+    long_names = {long for option in options for long in option.opts}
+    assert "--json" in long_names or name in NO_JSON
+
+
+def test_a_command_has_a_page_that_names_every_option(name: str, command: Any, context: Any) -> None:
+    page = PAGES / f"{name}.md"
+    assert page.is_file(), f"write docs/commands/{name}.md"
+    text = page.read_text()
+    assert f"chatmill {name} " in text
+    for option in options_of(command, context):
+        if "--help" not in option.opts:
+            assert any(f"{long}" in text for long in (*option.opts, *option.secondary_opts)), f"{name} {option.opts}"
+    assert f"({name}.md)" in (PAGES / "index.md").read_text()
+
+
+def test_the_help_is_quick_and_imports_no_command() -> None:
+    code = (
+        "import sys; sys.argv = ['chatmill', '--help']\n"
+        "from chatmill.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([m for m in sys.modules if m.startswith('chatmill.')], file=sys.stderr)"
+    )
+    seconds = []
+    for _ in range(3):  # the time of the processor, not of the clock: other tests run beside this one
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 0.5, seconds
+    imported = set(ast.literal_eval(done.stderr))
+    assert imported == {
+        "chatmill.cli",
+        "chatmill.cli.layout",
+        "chatmill.cli.statuses",
+        "chatmill.errors",
+        "chatmill._facade",
+    }
+
+
+# completion
+
+
+def complete(line: str, cwd: Path | None = None) -> list[str]:
+    """What bash would offer at the end of a line."""
+    words = line.split(" ")
+    environment = {"_CHATMILL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    code = "import sys; sys.argv = ['chatmill']; from chatmill.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("chatmill ver", ["verify"]),
+        ("chatmill build --chunk", ["--chunk-bytes"]),
+        ("chatmill preview x.jsonl --template qw", ["qwen3", "qwen3_training"]),
+        ("chatmill build x.jsonl -p last", ["last_turn"]),
+        ("chatmill build x.jsonl --overflow drop", ["drop", "drop_oldest_turns"]),
+        ("chatmill build x.jsonl --pack best", ["best_fit"]),
+        ("chatmill init x.jsonl --shape al", ["alpaca"]),
+        ("chatmill init x.jsonl -t o2", ["o200k"]),
+    ],
+)
+def test_completion(line: str, offered: list[str]) -> None:
+    assert complete(line) == offered
+
+
+def test_completion_of_splits(tmp_path: Path) -> None:
+    for folder in ("built/train", "built/val", "built/.build", "built/empty"):
+        (tmp_path / folder).mkdir(parents=True)
+        if "empty" not in folder:
+            (tmp_path / folder / "tokens.bin").touch()
+    assert complete("chatmill export built --split ", tmp_path) == ["train", "val"]
+    assert complete("chatmill isolate built --split v", tmp_path) == ["val"]
+
+
+def test_the_completion_script_can_be_shown() -> None:
+    done = chatmill("--show-completion", "bash", env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "_CHATMILL_COMPLETE=complete_bash" in done.stdout
+
+
+# exit statuses
+
+
+def test_the_statuses_of_the_documentation_are_those_of_the_code() -> None:
+    section = (PAGES / "index.md").read_text().partition("## Exit statuses")[2].partition("\n## ")[0]
+    listed = [int(value) for value in re.findall(r"^\| (\d+) \|", section, re.M)]
+    assert listed == [int(status) for status in Status]
+
+
+BYTES = ("-t", "bytes", "--add-control-tokens", "-w", "0")
+
+
+@pytest.fixture
+def chat_file(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "chats.jsonl", chats(6))
+
+
+def test_status_0_1_and_141(chat_file: Path, tmp_path: Path) -> None:
+    for out, policy in (("a", "assistant"), ("b", "all")):
+        done = chatmill("build", chat_file, "-o", out, *BYTES, "-p", policy, cwd=tmp_path)
+        assert done.returncode == Status.DONE, done.stderr
+    assert chatmill("diff", "a", "a", cwd=tmp_path).returncode == Status.DONE
+    assert chatmill("diff", "a", "b", cwd=tmp_path).returncode == Status.FOUND
+    for extra in ("--json", "--full"):
+        code = (
+            "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)\n"
+            f"sys.argv = ['chatmill', 'preview', {str(chat_file)!r}, '-t', 'bytes', {extra!r}]\n"
+            "from chatmill.cli import main; main()"
+        )
+        closed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (closed.returncode, closed.stderr) == (Status.PIPE, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], ""),
+        (["bild"], "unknown command 'bild'. Did you mean 'build'?"),
+        (["build"], "Missing argument 'FILES'. Help: chatmill build --help"),
+        (["build", "x.jsonl"], "Missing option '--out'"),
+        (["preview", "--no-such-option"], "No such option: --no-such-option"),
+        (["preview", "chats.jsonl", "-n", "none"], "should be a valid integer"),
+        (["preview", "nowhere.jsonl"], "no such file: nowhere.jsonl"),
+        (["preview", "chats.jsonl", "--template", "chatlm"], "Did you mean 'chatml'?"),
+        (["preview", "."], "."),
+        (["verify", "nowhere"], "nowhere"),
+        (["diff", "nowhere", "nowhere"], "nowhere"),
+        (["export", "nowhere", "--to", "hf"], "nowhere"),
+        (["merge", "nowhere"], "nowhere"),
+        (["isolate", "nowhere"], "nowhere has no config.json"),
+        (["init", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["transcripts", "nowhere.jsonl", "-t", "bytes", "--context-length", "9", "-o", "t"], "nowhere.jsonl"),
+        (["transcripts", "chats.jsonl", "-t", "bytes", "--context-length", "9", "-o", "."], "is no plain file"),
+    ],
+)
+def test_status_2(
+    chat_file: Path, arguments: list[str], message: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(chat_file.parent)
+    done = call(*arguments)
+    assert done.status == Status.MISTAKE
+    assert "Traceback" not in done.said
+    assert done.said.count("chatmill: ") == bool(arguments), done.said
+    assert message in done.said
+    assert bool(done.out) == (not arguments), "without arguments the overview, else nothing"
+
+
+JUNK = {
+    "noise.jsonl": bytes(range(256)) * 20,
+    "noise.parquet": b"PAR1 and nothing else",
+    "noise.gz": b"\x1f\x8b broken",
+    "noise.yaml": b"tokenizer: [\n\xff\xfe",
+    "empty.jsonl": b"",
+    "deep.json": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("file", list(JUNK))
+@pytest.mark.parametrize("command", ["preview", "build", "init", "inspect", "transcripts"])
+def test_junk_is_a_mistake_and_never_a_traceback(
+    command: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    (tmp_path / file).write_bytes(JUNK[file])
+    extra = {
+        "build": ["-o", "out", *BYTES] if not file.endswith("yaml") else ["-o", "out"],
+        "transcripts": ["-t", "bytes", "--context-length", "9", "-o", "t.jsonl"],
+    }
+    monkeypatch.chdir(tmp_path)
+    done = call(command, file, *extra.get(command, []))
+    assert done.status == Status.MISTAKE, done.said
+    assert "Traceback" not in done.said
+    assert done.said
+
+
+def test_status_3(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "chats.jsonl", [{"messages": [{"role": "user", "content": "nothing to learn"}]}])
+    done = chatmill("build", "chats.jsonl", "-o", "out", *BYTES, cwd=tmp_path)
+    assert done.returncode == Status.GATE
+    assert done.stderr.startswith("chatmill: GateError: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "data/x"),
+            "data/x: No space left on device. The disk is full",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "data/x"), "data/x: Permission denied. Look at its permis"),
+        (OSError("no number"), "OSError: no number."),
+        (MemoryError(), "not enough memory"),
+    ],
+)
+def test_the_machine_fails(error: BaseException, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> None:
+        raise error
+
+    assert ended(run) == Status.MISTAKE
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_status_70(capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    assert ended(run) == Status.BUG
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError: a bug of ours" in said
+    assert "Traceback" in said
+    assert "Please report it" in said
+
+
+def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "chats.jsonl", chats(400))
+    arguments = ["build", "chats.jsonl", "-o", "out", "-t", "bytes", "--add-control-tokens", "-w", "2"]
+    code = "from chatmill.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments, "--chunk-bytes", "2000"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    parts = tmp_path / "out" / ".build" / "parts"
+    for _ in range(6000):
+        if parts.is_dir() and any(not path.name.startswith(".") for path in parts.iterdir()):
+            break
+        time.sleep(0.01)
+    assert process.poll() is None, "still at work"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    out, said = process.communicate(timeout=60)
+    assert process.returncode == Status.INTERRUPTED, said
+    assert said.splitlines() == ["What is done is kept in out: the same command with --resume goes on.", "Stopped."]
+    assert out == ""
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    done = chatmill(*arguments, "--resume", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["splits"]["train"]["episodes"] == 400
+
+
+def test_a_terminal_gets_one_panel() -> None:
+    reader, writer = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from chatmill.cli import main; main()", "preview", "nowhere.jsonl"],
+        stderr=writer,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "80", "TERM": "xterm"},
+    )
+    assert process.wait(60) == Status.MISTAKE
+    os.close(writer)
+    shown = os.read(reader, 10_000).decode()
+    os.close(reader)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert shown.count("╭") == shown.count("╯") == 1
+    assert "DataError" in shown
+    assert "no such file: nowhere.jsonl" in shown
+
+
+def test_the_version() -> None:
+    done = chatmill("--version")
+    assert done.returncode == 0
+    assert re.fullmatch(r"chatmill \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_long_examples_are_continued() -> None:
+    line = "chatmill a 'one two' --first " + "x" * 20 + " --second 'a -b' -c"
+    shown = layout.continued(line, 40)
+    assert max(map(len, shown.splitlines())) <= 42
+    assert shown.count("\\\n") >= 1
+    assert shlex.split(shown.replace("\\\n", " ")) == shlex.split(line)
+    assert layout.continued("chatmill a -b", 40) == "chatmill a -b"
+
+
+def test_examples_are_parted_from_text() -> None:
+    expected = layout.Help(text="One.\n\nTwo\nlines.", examples=("chatmill a", "chatmill b -c"))
+    for examples in (
+        "Example: chatmill a\n\nExample: chatmill b -c\n",
+        "Examples: chatmill a\n          chatmill b -c\n",
+        "Examples: chatmill a     chatmill b -c\n",
+        "Examples:\n    chatmill a\n    chatmill b -c\n",
+    ):
+        assert help_of(f"One.\n\nTwo\nlines.\n\n{examples}") == expected

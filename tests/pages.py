@@ -1,0 +1,66 @@
+"""Reads the pages of the documentation: fenced blocks, headings and links; and runs the blocks as a reader would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+"""Tests share the cores: threads that wait for each other only cost time."""
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.M | re.S)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fence:
+    """A fenced block."""
+
+    language: str
+    body: str
+
+
+def fences(page: Path) -> list[Fence]:
+    """All fenced blocks of a page, in order."""
+    found = _FENCE.finditer(page.read_text(encoding="utf-8"))
+    return [Fence(language=match["language"], body=match["body"]) for match in found]
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks and code spans, in which nothing is a link."""
+    return re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text(encoding="utf-8")))
+
+
+def links(page: Path) -> list[str]:
+    """Targets of links and images that lie in this repository."""
+    return [
+        target for target in _LINK.findall(prose(page)) if not target.startswith(("http://", "https://", "mailto:"))
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as both mkdocs and code hosts make them."""
+    from markdown.extensions.toc import slugify
+
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    titles = re.findall(r"^#{1,6} +(.+?) *$", text, re.M)
+    return {slugify(re.sub(r"[`*]|\]\([^)]*\)|\[", "", title), "-") for title in titles}
+
+
+def run_bash(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a block as it stands, in one shell that stops at the first error, with this environment's commands first."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", script],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "COLUMNS": "80", **QUIET},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

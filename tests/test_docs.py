@@ -1,0 +1,116 @@
+"""The documentation holds together: it builds strictly, links and anchors lead somewhere, commands in it exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from chatmill.cli import COMMANDS, app
+from tests.pages import DOCS, PAGES, ROOT, anchors, fences, links
+
+OUTSIDE = re.compile(
+    r"""(?:<script[^>]*\ssrc|<link[^>]*\shref|<img[^>]*\ssrc)=["']?(?:https?:)?//|url\(["']?(?:https?:)?//"""
+)
+"""What a browser would fetch by itself from somewhere else."""
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_and_anchors_lead_somewhere(page: Path) -> None:
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        file = page if not path else page.parent / path
+        assert file.exists(), f"{name_of(page)} links to {target}, which is not there"
+        if anchor:
+            assert anchor in anchors(file), f"{name_of(page)} links to {target}; anchors there: {sorted(anchors(file))}"
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(PAGES) > 25
+    assert sum(len(links(page)) for page in PAGES) > 100
+    assert "exit-statuses" in anchors(DOCS / "commands" / "index.md")
+
+
+def test_the_site_builds_strictly_and_needs_no_network(tmp_path: Path) -> None:
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    before = time.process_time()
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=True))
+    assert time.process_time() - before < 20
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 25
+    for path in [*pages, *(tmp_path / "site" / "css").rglob("*.css")]:
+        found = OUTSIDE.search(path.read_text(encoding="utf-8"))
+        assert found is None, f"{path.name} fetches {found and found[0]}"
+    home = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "css/chatmill.css" in home
+
+
+def leaves(nav: Any) -> list[str]:
+    if isinstance(nav, str):
+        return [nav]
+    return [
+        leaf
+        for entry in nav
+        for value in (entry.values() if isinstance(entry, dict) else [entry])
+        for leaf in leaves(value)
+    ]
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    listed = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_every_command_is_in_the_navigation_and_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    for name in COMMANDS:
+        assert f"commands/{name}.md" in (ROOT / "mkdocs.yml").read_text()
+        assert f"(commands/{name}.md)" in index
+
+
+def commands_of(page: Path) -> list[str]:
+    """Lines of fenced blocks that call chatmill, with continued lines joined and comments cut off."""
+    found = []
+    for fence in fences(page):
+        if fence.language in ("", "bash", "sh", "console"):
+            text = fence.body.replace("\\\n", " ")
+            found += re.findall(r"^ *(?:\$ +)?(?:[A-Z_]+=\S+ +)*(chatmill [a-z][a-z-]* [^\n]*)", text, re.M)
+    return [re.split(r"  #| \|| &&| 2>| > |;", line)[0].strip() for line in found]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=name_of)
+def test_commands_on_the_page_exist_with_these_options(page: Path) -> None:
+    group: Any = typer.main.get_command(app)
+    context = group.make_context("chatmill", ["--help"], resilient_parsing=True)
+    for line in commands_of(page):
+        _, name, *arguments = shlex.split(line)
+        command = group.get_command(context, name)
+        assert command is not None, f"{name_of(page)}: {line}"
+        if {"--help", "-h", "..."} & set(arguments):
+            continue
+        try:
+            command.make_context(name, arguments, parent=context)
+        except Exception as error:
+            pytest.fail(f"{name_of(page)}: {line}: {getattr(error, 'message', error)}")
+
+
+def test_commands_are_found() -> None:
+    assert sum(len(commands_of(page)) for page in PAGES) > 40
+    assert "chatmill merge /shared/built" in commands_of(DOCS / "commands" / "merge.md")
+
+
+def test_nothing_on_a_page_names_this_machine() -> None:
+    for page in PAGES:
+        assert not re.search(r"(/work/|/tmp/team|/root/)", page.read_text()), name_of(page)
