@@ -108,10 +108,22 @@ PUBLIC: dict[str, str] = {
     "merge_build": "build.run",
     "verify_dataset": "build.proof.verify:verify",
     # spec 5: the Harmony distillation dataset
+    "AuditError": "build.synth_kd.audit",
+    "MegatronIndex": "store.megatron",
+    "MegatronWriter": "store.megatron",
     "SynthHarmonyResult": "build.synth_harmony",
     "SynthKDDataset": "megatron",
+    "SynthKDResult": "build.synth_kd.run",
+    "build_synth_kd": "build.synth_kd.run",
     "synth_kd_blend": "store.kd",
+    "synth_kd_split": "systems.synth_kd",
+    "verify_synth_kd": "build.synth_kd.check",
     "write_synth_harmony": "build.synth_harmony",
+    # looking
+    "LookDataset": "look.dataset",
+    "dataset_stats": "look.stats",
+    "make_report": "look.report.page",
+    "open_for_looking": "look.dataset",
     # training
     "FitResult": "train.trainer",
     "GPT": "train.gpt",

@@ -146,3 +146,10 @@ def say_something(number: int) -> dict[str, Any]:
     names = ("OMP_NUM_THREADS", "CHATMILL_WORKER")
     seen = subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True, check=True)
     return {"environment": {name: os.environ.get(name) for name in names}, "path": sys.path, "child": seen.stdout}
+
+
+def note_pid(path: Path) -> int:
+    """Write the process id down, one line a call."""
+    with path.open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    return os.getpid()

@@ -369,3 +369,37 @@ def test_words_for_jobs_and_exits() -> None:
     assert describe_exit(1) == "ended by itself with exit status 1"
     assert 1 <= available_cores() <= (os.cpu_count() or 1)
     assert LocalExecutor().workers == available_cores()
+
+
+def test_prepared_workers_do_their_first_job_once_and_are_taken_over(tmp_path: Path) -> None:
+    engine = LocalExecutor(2)
+    before = child_pids()
+    try:
+        engine.prepare(jobs.note_pid, tmp_path / "prepared")
+        done: dict[int, int] = {}
+        engine.run(jobs.note_pid, [tmp_path / "jobs"] * 6, done.__setitem__)
+    finally:
+        engine.close()
+    prepared = set((tmp_path / "prepared").read_text().split())
+    assert len(prepared) == 2
+    assert {str(pid) for pid in done.values()} <= prepared
+    assert len((tmp_path / "jobs").read_text().split()) == 6 == len(done)
+    assert child_pids() == before
+
+
+def test_prepared_workers_that_are_not_needed_end() -> None:
+    engine = LocalExecutor(2)
+    before = child_pids()
+    engine.prepare(jobs.fail, "data")
+    assert len(child_pids()) == len(before) + 2
+    engine.close()
+    engine.close()
+    assert child_pids() == before
+
+
+def test_a_preparation_that_fails_changes_nothing(tmp_path: Path) -> None:
+    engine = LocalExecutor(1)
+    engine.prepare(jobs.fail, "data")
+    done: dict[int, int] = {}
+    engine.run(jobs.note_pid, [tmp_path / "jobs"] * 2, done.__setitem__)
+    assert len(done) == 2

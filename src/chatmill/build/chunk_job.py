@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.build.collector import without_collector
 from chatmill.build.faults import fault_point
 from chatmill.build.inputs import Chunk, ChunkKind, chunk_lines, chunk_records
 from chatmill.build.ledger import Ledger
@@ -41,6 +40,7 @@ from chatmill.read.typed import read_batch
 from chatmill.store.durable import Durability
 from chatmill.store.episode_columns import EpisodeColumns, Texts
 from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.tokenizer.backends import Engine
 
 SPLITS = ("train", "val")
 BATCH_BYTES = 4 << 20
@@ -67,6 +67,8 @@ class ChunkJob:
     """The recipe as JSON."""
     parts: str
     """Folder of all parts."""
+    engine: Engine = Engine.FAST
+    """How a worker loads the tokenizer."""
 
     @property
     def label(self) -> str:
@@ -85,10 +87,21 @@ class ChunkJob:
         return Path(self.parts) / f"{self.number:06d}"
 
 
-@lru_cache(maxsize=1)
-def pipeline_of(recipe: str) -> Pipeline:
-    """The pipeline of a recipe; kept, so that a worker loads its tokenizer once."""
-    return Pipeline(recipe_of(json.loads(recipe)))
+_KEPT: dict[tuple[str, Engine], Pipeline] = {}
+
+
+def pipeline_of(recipe: str, engine: Engine = Engine.FAST) -> Pipeline:
+    """The pipeline of a recipe; kept, so that a process loads its tokenizer once (a fast one is a checked one, too)."""
+    kept = _KEPT.get((recipe, Engine.FAST)) or _KEPT.get((recipe, engine))
+    if kept is None:
+        _KEPT.clear()
+        kept = _KEPT[recipe, engine] = Pipeline(recipe_of(json.loads(recipe)), engine=engine)
+    return kept
+
+
+def load_pipeline(recipe: str) -> None:
+    """Make a worker ready for the chunks of a recipe, whose driver is checking the tokenizer at the same time."""
+    pipeline_of(recipe, Engine.CHECKED)
 
 
 def compile_chunk(job: ChunkJob) -> dict[str, Any]:
@@ -98,7 +111,7 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
     last, so a folder with its final name is whole. It is not synced to disk: should the machine itself go down, a
     resumed build finds out by the hashes of the receipt, and makes the chunk again.
     """
-    pipeline = pipeline_of(job.recipe)
+    pipeline = pipeline_of(job.recipe, job.engine)
     temporary = temporary_folder(job.folder)
     try:
         with storing(job.folder):
@@ -115,7 +128,7 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
 def _write_part(job: ChunkJob, pipeline: Pipeline, folder: Path) -> dict[str, Any]:
     """Write everything that a part holds into a folder, the receipt last."""
     part = _Part(folder, pipeline)
-    with _without_collector():
+    with without_collector():
         for batch in _batches(job, part):
             part.add(batch)
     counts = part.finish()
@@ -130,18 +143,6 @@ def _write_part(job: ChunkJob, pipeline: Pipeline, folder: Path) -> dict[str, An
     fault_point("before_receipt")
     write_atomic(folder / RECEIPT, canonical_json(receipt), step="receipt", durability=Durability.SCRATCH)
     return receipt
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Python's cycle collector off: messages hold no cycles, and looking for some costs a tenth of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 Batch = Sequence[Conversation]

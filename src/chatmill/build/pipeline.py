@@ -25,6 +25,7 @@ from chatmill.pack.overflow import OverflowResult, apply_overflow
 from chatmill.render.registry import find_template
 from chatmill.render.render import render
 from chatmill.render.template import Template
+from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -66,11 +67,11 @@ class Compiled:
 class Pipeline:
     """A recipe bound to its tokenizer, template and policy; made once per process."""
 
-    def __init__(self, recipe: Recipe, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer | None = None, engine: Engine = Engine.FAST) -> None:
         """Load what the recipe names; `tokenizer` replaces the loaded one (for the slow reference of `verify`)."""
         self.recipe = recipe
         template = find_template(recipe.template)
-        loaded = tokenizer or load_tokenizer(recipe.tokenizer, pattern=recipe.pattern)
+        loaded = tokenizer or load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, engine=engine)
         if recipe.add_control_tokens:
             loaded = with_control_tokens(loaded, template.control_tokens)
         self.template: Template = template(loaded)
@@ -87,6 +88,13 @@ class Pipeline:
             "template": hashlib.sha256("\n".join(sources).encode()).hexdigest(),
             "policy": hashlib.sha256(table).hexdigest(),
         }
+
+    @property
+    def worker_engine(self) -> Engine:
+        """How workers may load the tokenizer that is checked here."""
+        tokenizer = self.template.tokenizer
+        fast = getattr(getattr(tokenizer, "backend", None), "name", "") == "gigatoken"
+        return Engine.CHECKED if fast and getattr(tokenizer, "bytes_add_up", False) else Engine.FAST
 
     def compile(self, conversations: Sequence[Conversation]) -> Compiled:
         """Render, label and fit a batch."""

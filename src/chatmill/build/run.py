@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chatmill.build.chunk_job import RECEIPT, REJECTED, SPLITS, ChunkJob, compile_chunk, pipeline_of
+from chatmill.build.chunk_job import RECEIPT, REJECTED, SPLITS, ChunkJob, compile_chunk, load_pipeline, pipeline_of
 from chatmill.build.engines.executor import Executor, ExecutorEvent
 from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import fault_point
@@ -22,6 +23,7 @@ from chatmill.build.join import Join
 from chatmill.build.ledger import Ledger
 from chatmill.build.lock import folder_lock
 from chatmill.build.manifest import build_fingerprint, make_manifest
+from chatmill.build.paths import resolve_paths
 from chatmill.build.publish import (
     TEMPORARY,
     AtomicFile,
@@ -33,12 +35,14 @@ from chatmill.build.publish import (
 )
 from chatmill.build.recipe import Recipe, recipe_of
 from chatmill.build.sources import SourcePlan, plan_sources
-from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
 from chatmill.store.documents import MANIFEST, WORK, read_manifest
 from chatmill.store.durable import sync_folder
 
 STATE = "state.json"
 JOINED = "joined"
+LARGE_INPUT = 32 << 20
+"""Bytes of input from which on workers are started before they are needed."""
 
 
 class Outcome(StrEnum):
@@ -100,14 +104,34 @@ def run_build(
     started = time.monotonic()
     checked = recipe_of(recipe)
     directory = Path(out)
-    pipeline_of(_recipe_text(checked))  # a name that is not known is told before anything is made
-    with storing(directory, "create the folder"):
-        directory.mkdir(parents=True, exist_ok=True)
-    engine = executor or LocalExecutor(workers)
-    with folder_lock(directory, shared=shard is not None):
-        _refuse_foreign(directory)
-        outcome, manifest = _build(checked, directory, engine, resume, shard, chunk_bytes, on_progress)
+    with nullcontext(executor) if executor is not None else _own_engine(workers, checked) as engine:
+        pipeline_of(_recipe_text(checked))  # a name that is not known is told before anything is made
+        with storing(directory, "create the folder"):
+            directory.mkdir(parents=True, exist_ok=True)
+        with folder_lock(directory, shared=shard is not None):
+            _refuse_foreign(directory)
+            outcome, manifest = _build(checked, directory, engine, resume, shard, chunk_bytes, on_progress)
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
+
+
+@contextmanager
+def _own_engine(workers: int | None, recipe: Recipe) -> Iterator[LocalExecutor]:
+    """The local engine; for large input its workers load the tokenizer while this process does."""
+    engine = LocalExecutor(workers)
+    try:
+        if _input_bytes(recipe) >= LARGE_INPUT:
+            engine.prepare(load_pipeline, _recipe_text(recipe))
+        yield engine
+    finally:
+        engine.close()
+
+
+def _input_bytes(recipe: Recipe) -> int:
+    """Bytes of all input files; 0 where they cannot be found, which is told later."""
+    try:
+        return sum(path.stat().st_size for source in recipe.sources for path in resolve_paths(source.patterns))
+    except (ChatmillError, OSError):
+        return 0
 
 
 def _build(
@@ -257,6 +281,7 @@ def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any]
 
 def _jobs(recipe: Recipe, planned: SourcePlan, work: Path) -> list[ChunkJob]:
     text = _recipe_text(recipe)
+    worker_engine = pipeline_of(text).worker_engine
     return [
         ChunkJob(
             number=number,
@@ -265,6 +290,7 @@ def _jobs(recipe: Recipe, planned: SourcePlan, work: Path) -> list[ChunkJob]:
             max_records=work_item.max_records,
             recipe=text,
             parts=str((work / "parts").absolute()),
+            engine=worker_engine,
         )
         for number, work_item in enumerate(planned.work)
     ]

@@ -13,6 +13,7 @@ Example: chatmill inspect packed --block 7 --tokenizer ./Qwen3-0.6B
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from chatmill.look.terminal import Screen
 
 
+LINES = 20
+"""Lines of a message that are shown unless told otherwise."""
+
+
 def command(
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
@@ -44,7 +49,7 @@ def command(
     examples: Annotated[int, typer.Option("--examples", "-n", metavar="N", min=1, help="How many items to show.")] = 5,
     start: Annotated[int, typer.Option("--start", metavar="N", min=0, help="The first item to show.")] = 0,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
-    lines: Annotated[int, typer.Option("--lines", metavar="N", min=0, help="Lines per message; 0 shows all.")] = 20,
+    lines: Annotated[int, typer.Option("--lines", metavar="N", min=0, help="Lines per message; 0 shows all.")] = LINES,
     ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
     no_pager: Annotated[bool, typer.Option("--no-pager", help="Never page, also in a terminal.")] = False,
     as_json: Annotated[bool, options.JSON] = False,
@@ -92,7 +97,11 @@ def _lines(
     from rich.text import Text
 
     from chatmill.look.item_lines import item_lines
+    from chatmill.look.kd import ALIGNMENT, KDSplit
 
+    if isinstance(chosen.split, KDSplit):
+        yield from (Text(line, style="dim") for line in textwrap.wrap(ALIGNMENT, screen.width))
+        yield Text()
     shown = 0
     for view in views:
         shown += 1

@@ -33,7 +33,11 @@ if TYPE_CHECKING:
 
 def command(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="JSONL (also .gz, .zst), JSON list or Parquet file of conversations.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="JSONL (also .gz, .zst), JSON list or Parquet of conversations; or a built dataset.",
+        ),
     ],
     tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
     template: Annotated[str, options.TEMPLATE] = "chatml",
@@ -50,7 +54,13 @@ def command(
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
-    """Read, render, label and show the first conversations of a file."""
+    """Read, render, label and show the first conversations of a file; of a built dataset, its first items."""
+    if file.is_dir():  # a dataset is rendered already
+        from chatmill.cli import inspect
+
+        lines = 0 if full else inspect.LINES
+        inspect.command(file, examples=count, start=skip, ids=ids, lines=lines, no_pager=True, as_json=as_json)
+        return
     from chatmill.label.presets import find_policy
     from chatmill.read.conversations import ConversationFile
     from chatmill.render.registry import find_template

@@ -7,6 +7,8 @@ Example: chatmill verify data/built
 Example: chatmill verify data/built --deep
 
 Example: chatmill verify data/built --deep --sample 500 --json
+
+Example: chatmill verify data/megatron/synth_kd_v1
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatmill.cli import options
+from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from chatmill.build.proof.report import OnProgress, VerifyReport
@@ -28,7 +31,7 @@ SHOWN = 10
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a dataset that `chatmill build` made.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset of `chatmill build` or `synth-kd`.")],
     deep: Annotated[
         bool, typer.Option("--deep", help="Read the inputs again and derive every record by the slow path.")
     ] = False,
@@ -48,9 +51,18 @@ def command(
     import json
 
     from chatmill.build.proof.verify import verify
+    from chatmill.build.synth_kd.check import is_synth_kd, verify_synth_kd
 
     with _shown_progress(quiet) as on_progress:
-        report = verify(directory, deep=deep, sample=sample, on_progress=on_progress)
+        if is_synth_kd(directory):
+            if deep or sample is not None:
+                raise ConfigError(
+                    f"{directory} is a distillation dataset: its ids are compared with openai-harmony in the build "
+                    "(chatmill synth-kd --audit); check it without --deep and --sample"
+                )
+            report = verify_synth_kd(directory, on_progress=on_progress)
+        else:
+            report = verify(directory, deep=deep, sample=sample, on_progress=on_progress)
     if as_json:
         typer.echo(json.dumps(report.as_json(), ensure_ascii=False))
     else:

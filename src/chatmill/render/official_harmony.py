@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from chatmill.errors import MissingExtraError, RecordError
-from chatmill.tokenizer.assets import find_o200k
+from chatmill.tokenizer.assets import O200K_FILE, bundled_o200k, find_o200k
 
 
 @cache
@@ -20,7 +20,10 @@ def encoding() -> Any:
     except ImportError:
         raise MissingExtraError("openai-harmony", "harmony", "the template 'harmony'") from None
     before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
-    os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(find_o200k().parent)  # the library's only offline way in
+    vocabulary = find_o200k()
+    if vocabulary.name != O200K_FILE:  # the library knows that name alone; the bytes are the same
+        vocabulary = bundled_o200k()
+    os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(vocabulary.parent)  # the library's only offline way in
     try:
         return openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
     finally:

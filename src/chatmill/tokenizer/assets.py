@@ -39,7 +39,7 @@ def find_o200k(path: str | os.PathLike[str] | None = None) -> Path:
             return _checked(found, origin)
     if PROJECT_COPY.is_file():
         return _checked(PROJECT_COPY, str(PROJECT_COPY))
-    return _bundled()
+    return bundled_o200k()
 
 
 def _in_folder(folder: str | None) -> Path | None:
@@ -56,7 +56,7 @@ def _checked(path: Path, origin: str) -> Path:
 
 
 @cache
-def _bundled() -> Path:
+def bundled_o200k() -> Path:
     """The bundled copy, unpacked once per machine; written under a temporary name and renamed."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,8 @@ class Engine(StrEnum):
 
     FAST = "fast"
     """gigatoken, where it loads the vocabulary and agrees with the reference on the probe."""
+    CHECKED = "checked"
+    """The same without the comparison: for workers, after their driver has loaded the very same files as `fast`."""
     REFERENCE = "reference"
     """`tokenizers` or `tiktoken`, without gigatoken: the slow path that proofs are made with."""
 
@@ -91,6 +94,11 @@ class HuggingFaceBackend:
         tokenizer.no_truncation()
         return cls(tokenizer)
 
+    @classmethod
+    def deferred(cls, text: bytes) -> HuggingFaceBackend:
+        """The same, loaded when it is first needed."""
+        return _DeferredBackend(text)
+
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Flat ids and offsets of many texts."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -117,6 +125,17 @@ class HuggingFaceBackend:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids that hold no control tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+class _DeferredBackend(HuggingFaceBackend):
+    """A backend that loads its library and vocabulary at the first use."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return HuggingFaceBackend.from_json(self._text)._tokenizer
 
 
 class TiktokenBackend:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from chatmill.tokenizer.backends import ENGINE_FAILURES, Backend, Engine, Gigato
 from chatmill.tokenizer.probe import PROBE, first_difference
 from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
 
+UNICODE_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
+"""Normalizers that leave ASCII text as it is."""
 SPELLING_MODELS = frozenset({"Unigram", "WordPiece", "WordLevel"})
 """Models that would find a control token in text by its spelling, as one more word of the vocabulary."""
 
@@ -47,12 +50,15 @@ def tokenizer_from_json(
         token_bytes=token_bytes,
         control_ids=controls,
         named=named or _named_ids(config or {}, controls),
-        rules_fingerprint=_fingerprint(data),
+        rules_fingerprint=partial(_fingerprint, raw),
         normalizer=reference,
         unknown_id=unknown_id,
         document_backend=_document_backend(data, raw),
     )
-    tokenizer.bytes_add_up = _bytes_add_up(tokenizer)
+    if engine is not Engine.CHECKED:
+        tokenizer.bytes_add_up = _bytes_add_up(tokenizer)
+    normalizer = data.get("normalizer")
+    tokenizer.keeps_ascii = True if normalizer is None or normalizer.get("type") in UNICODE_FORMS else None
     tokenizer.origin = (tokenizer_from_json, (raw, name, config, named, engine))
     return tokenizer
 
@@ -71,6 +77,8 @@ def _unspellable(model: Mapping[str, Any], control_ids: set[int]) -> dict[str, A
 
 def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBackend, GigatokenBackend | None]:
     """The reference engine and, where it is wanted, loads and agrees on the probe, the fast one."""
+    if engine is Engine.CHECKED:
+        return HuggingFaceBackend.deferred(stripped), GigatokenBackend.from_json(stripped)
     try:
         reference = HuggingFaceBackend.from_json(stripped)
     except Exception as error:  # the library raises bare Exception
@@ -122,8 +130,9 @@ def _document_backend(data: Mapping[str, Any], raw: bytes) -> Backend | None:
     return HuggingFaceBackend.from_json(msgspec.json.encode({**data, "post_processor": None}))
 
 
-def _fingerprint(data: Mapping[str, Any]) -> str:
+def _fingerprint(raw: bytes) -> str:
     """sha256 of vocabulary, merges and rules, whichever way the file writes them."""
+    data = msgspec.json.decode(raw)
     model = dict(data["model"])
     vocab = model.pop("vocab", {})
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.pop("merges", None) or []]

@@ -43,7 +43,7 @@ class VocabularyTokenizer:
         token_bytes: Mapping[int, bytes],
         control_ids: Mapping[str, int],
         named: NamedIds,
-        rules_fingerprint: str,
+        rules_fingerprint: Callable[[], str],
         normalizer: HuggingFaceBackend | None = None,
         bytes_add_up: bool = True,
         unknown_id: int | None = None,
@@ -68,6 +68,8 @@ class VocabularyTokenizer:
         self.bytes_add_up = bytes_add_up
         self._unknown_id = unknown_id
         self._document_backend = document_backend
+        self.keeps_ascii: bool | None = None
+        """Whether the normalizer leaves ASCII text alone; None where that is found out when it is needed."""
         self.origin: tuple[Callable[..., VocabularyTokenizer], tuple[Any, ...]] | None = None
         """Function and arguments that load this tokenizer again, before control tokens were added."""
         self._added: tuple[str, ...] = ()
@@ -75,7 +77,7 @@ class VocabularyTokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over the text vocabulary and its rules, the control map and the named ids."""
-        canonical = json.dumps([self._rules_fingerprint, self.control_ids, [self.bos_id, self.eos_id, self.pad_id]])
+        canonical = json.dumps([self._rules_fingerprint(), self.control_ids, [self.bos_id, self.eos_id, self.pad_id]])
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @cached_property
@@ -220,6 +222,8 @@ class VocabularyTokenizer:
     @cached_property
     def _keeps_ascii(self) -> bool:
         """Whether the normalizer leaves ASCII text alone, as the Unicode normal forms do."""
+        if self.keeps_ascii is not None:
+            return self.keeps_ascii
         ascii_text = "".join(map(chr, range(128)))
         return all(self.normalize(text) == text for text in ("a", " a ", ascii_text, ascii_text[::-1]))
 

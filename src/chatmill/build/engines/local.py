@@ -67,6 +67,29 @@ class LocalExecutor:
         if workers is not None and workers < 0:
             raise ConfigError(f"workers is {workers}; give 1 or more processes, 0 to run in this process, or None")
         self.workers = available_cores() if workers is None else workers
+        self._prepared: _Crew | None = None
+
+    def prepare(self, job: Callable[[Spec], object], spec: Spec) -> None:
+        """Start the workers now and let each do this job first; the next `run` takes them over.
+
+        What the job gives or raises is not looked at: it is there to load what the jobs of the run will need, while
+        the driver is busy with something else. Call `close` in the end, in case there is no run.
+        """
+        check_job(job)
+        if self.workers and self._prepared is None:
+            self._prepared = _Crew(first_job=pack_job(job, spec))
+            try:
+                for _ in range(self.workers):
+                    self._prepared.start_worker(self.workers)
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End workers that were prepared and not used."""
+        if self._prepared is not None:
+            self._prepared.end()
+            self._prepared = None
 
     def run(
         self,
@@ -81,7 +104,8 @@ class LocalExecutor:
         if self.workers == 0:
             _run_here(job, specs, on_done, tell)
         else:
-            _Supervisor(job, specs, on_done, tell, limit=self.workers).run()
+            crew, self._prepared = self._prepared or _Crew(), None
+            _Supervisor(job, specs, on_done, tell, limit=self.workers, crew=crew).run()
 
 
 def available_cores() -> int:
@@ -119,6 +143,8 @@ class _Worker:
     connection: Connection
     handle: int | None
     """A descriptor that becomes readable when the process ends, where the system has that."""
+    preparing: bool
+    """Whether it has a job in hand that was given before the run; its outcome is not looked at."""
     ready: bool = False
     job: int | None = None
     """Index of the job that it has in hand."""
@@ -144,47 +170,18 @@ class _Worker:
         return self.process.wait()
 
 
-class _Supervisor:
-    """One run: hands jobs to workers, replaces dead ones, ends them all."""
+class _Crew:
+    """The worker processes of one run; they end when this object is told to, and with this process, however it ends."""
 
-    def __init__(
-        self,
-        job: Callable[[Any], Any],
-        specs: Sequence[Any],
-        on_done: Callable[[int, Any], None],
-        tell: OnEvent,
-        *,
-        limit: int,
-    ) -> None:
-        self._job, self._specs, self._on_done, self._tell, self._limit = job, specs, on_done, tell, limit
-        self._pending = deque(range(len(specs)))
-        self._last_tries: deque[int] = deque()
-        self._left = len(specs)
-        self._strikes = Strikes(specs)
-        self._workers: list[_Worker] = []
-        self._failed_starts = 0
-        # The workers hold the reading end and end themselves when the writing end goes, however this process ends.
+    def __init__(self, first_job: bytes | None = None) -> None:
+        """`first_job`: what every worker does before anything else."""
+        self.workers: list[_Worker] = []
+        self._first_job = first_job
+        # The workers hold the reading end and end themselves when the writing end goes.
         self._lifeline = os.pipe()
 
-    def run(self) -> None:
-        """Run all jobs; no worker outlives this call."""
-        try:
-            while self._left:
-                while len(self._workers) < min(self._limit, self._left):
-                    self._start_worker()
-                self._serve_once()
-            self._dismiss()
-        finally:
-            try:
-                for worker in self._workers:
-                    worker.process.kill()
-                for worker in self._workers:
-                    worker.end()
-            finally:
-                for descriptor in self._lifeline:
-                    os.close(descriptor)
-
-    def _start_worker(self) -> None:
+    def start_worker(self, limit: int) -> None:
+        """Start one more; `limit` is how many there are to be, for the error."""
         ours, theirs = Pipe()
         boot = {
             "path": [entry for entry in sys.path if isinstance(entry, str)],
@@ -204,14 +201,63 @@ class _Supervisor:
                     stdout=2,  # a job that prints must not get into what the driver prints
                 )
                 handle = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
-                self._workers.append(_Worker(process=process, connection=ours, handle=handle))
+                preparing = self._first_job is not None
+                worker = _Worker(process=process, connection=ours, handle=handle, preparing=preparing)
+                self.workers.append(worker)
         except OSError as error:
             raise WorkerStartError(
-                f"worker process {len(self._workers) + 1} of {self._limit} cannot be started: {error}; "
+                f"worker process {len(self.workers) + 1} of {limit} cannot be started: {error}; "
                 "use fewer workers, or raise the limit on processes or open files"
             ) from error
         finally:
             theirs.close()
+        if self._first_job is not None:
+            with contextlib.suppress(OSError):  # it has died already: that is noticed when it is waited for
+                worker.connection.send_bytes(self._first_job)
+
+    def end(self) -> None:
+        """End all workers at once."""
+        try:
+            for worker in self.workers:
+                worker.process.kill()
+            for worker in self.workers:
+                worker.end()
+        finally:
+            for descriptor in self._lifeline:
+                os.close(descriptor)
+
+
+class _Supervisor:
+    """One run: hands jobs to workers, replaces dead ones, ends them all."""
+
+    def __init__(
+        self,
+        job: Callable[[Any], Any],
+        specs: Sequence[Any],
+        on_done: Callable[[int, Any], None],
+        tell: OnEvent,
+        *,
+        limit: int,
+        crew: _Crew,
+    ) -> None:
+        self._job, self._specs, self._on_done, self._tell, self._limit = job, specs, on_done, tell, limit
+        self._pending = deque(range(len(specs)))
+        self._last_tries: deque[int] = deque()
+        self._left = len(specs)
+        self._strikes = Strikes(specs)
+        self._crew, self._workers = crew, crew.workers
+        self._failed_starts = 0
+
+    def run(self) -> None:
+        """Run all jobs; no worker outlives this call."""
+        try:
+            while self._left:
+                while len(self._workers) < min(self._limit, self._left):
+                    self._crew.start_worker(self._limit)
+                self._serve_once()
+            self._dismiss()
+        finally:
+            self._crew.end()
 
     def _serve_once(self) -> None:
         """Wait until something happens, and deal with it."""
@@ -231,8 +277,12 @@ class _Supervisor:
 
     def _hear(self, worker: _Worker, message: bytes) -> None:
         if not worker.ready:
-            worker.ready, self._failed_starts = True, 0
+            worker.ready = True
+            self._failed_starts = 0 if not worker.preparing else self._failed_starts
             self._tell(ExecutorEvent(kind=EventKind.WORKER_STARTED, pid=worker.process.pid))
+            return
+        if worker.preparing:
+            worker.preparing, self._failed_starts = False, 0
             return
         index, worker.job = worker.job, None
         assert index is not None, "a worker speaks only when it has a job"
@@ -259,7 +309,7 @@ class _Supervisor:
             self._tell(
                 ExecutorEvent(kind=EventKind.JOB_RETRIED, index=index, label=label, attempt=attempt, detail=cause)
             )
-        elif not worker.ready:
+        elif not worker.ready or worker.preparing:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise WorkerStartError(
@@ -270,7 +320,7 @@ class _Supervisor:
     def _dispatch(self) -> None:
         """Give a job to every worker that is free."""
         for worker in self._workers:
-            if not worker.ready or worker.job is not None:
+            if not worker.ready or worker.preparing or worker.job is not None:
                 continue
             index = self._take()
             if index is None:

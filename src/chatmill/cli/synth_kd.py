@@ -1,0 +1,129 @@
+"""Build Megatron datasets for distillation from Harmony conversations: tokens, loss mask, span.
+
+IN is a folder with manifest.json and synth_harmony_shard_NN.parquet. ROOT gets
+train/ and valid/ with three IndexedDatasets a shard, and manifest.json last.
+The bytes are the same for any number of workers and after any interruption.
+
+Example: chatmill synth-kd data/synth_harmony --out data/megatron/synth_kd_v1
+
+Example: chatmill synth-kd data/synth_harmony -o data/megatron/synth_kd_v1_smoke --max-rows-per-shard 1000
+
+Example: chatmill synth-kd data/synth_harmony --out data/megatron/synth_kd_v1 --resume
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chatmill.cli import options
+
+if TYPE_CHECKING:
+    from chatmill.build.synth_kd.run import SynthKDResult
+
+
+def _engines() -> list[str]:
+    return ["local", "ray"]
+
+
+def _on_error() -> list[str]:
+    return ["fail", "quarantine"]
+
+
+def _renderers() -> list[str]:
+    return ["bulk", "official"]
+
+
+def command(
+    inputs: Annotated[
+        str, typer.Argument(metavar="IN", help="Folder with manifest.json and the Parquet shards.")
+    ] = "data/synth_harmony",
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="ROOT", help="New folder of the dataset; never overwritten.")
+    ] = Path("data/megatron/synth_kd_v1"),
+    valid_fraction: Annotated[
+        float, typer.Option("--valid-fraction", metavar="F", help="Share of the rows in the split valid.")
+    ] = 0.001,
+    max_rows: Annotated[
+        int | None, typer.Option("--max-rows", metavar="N", help="Use only the first N rows of all shards.")
+    ] = None,
+    max_rows_per_shard: Annotated[
+        int | None, typer.Option("--max-rows-per-shard", metavar="N", help="Use only the first N rows of each shard.")
+    ] = None,
+    workers: Annotated[int | None, options.WORKERS] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="NAME", autocompletion=_engines, help="local or ray.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", metavar="URL", help="An existing Ray cluster.")
+    ] = None,
+    audit: Annotated[
+        float,
+        typer.Option("--audit", metavar="RATE", help="Share of the rows that the official renderer checks; 0: none."),
+    ] = 1 / 200,
+    on_error: Annotated[
+        str, typer.Option("--on-error", metavar="NAME", autocompletion=_on_error, help="fail or quarantine.")
+    ] = "fail",
+    renderer: Annotated[
+        str,
+        typer.Option("--renderer", metavar="NAME", autocompletion=_renderers, help="bulk, or official (slow)."),
+    ] = "bulk",
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option("--vocabulary", metavar="FILE", help="o200k_base.tiktoken; default: found, or the bundled one."),
+    ] = None,
+    resume: Annotated[bool, options.RESUME] = False,
+    quiet: Annotated[bool, options.QUIET] = False,
+    as_json: Annotated[bool, options.JSON] = False,
+) -> None:
+    """Build a distillation dataset."""
+    from chatmill.build.progress import shown_progress
+    from chatmill.build.synth_kd.run import build_synth_kd, executor_of
+
+    with nullcontext() if quiet else shown_progress() as on_progress:
+        result = build_synth_kd(
+            inputs,
+            out,
+            valid_fraction=valid_fraction,
+            max_rows=max_rows,
+            max_rows_per_shard=max_rows_per_shard,
+            executor=executor_of(engine, workers, ray_address),
+            audit=audit,
+            on_error=on_error,
+            renderer=renderer,
+            tokenizer_path=vocabulary,
+            resume=resume,
+            on_progress=on_progress,
+        )
+    if as_json:
+        typer.echo(json.dumps(result.manifest))
+    else:
+        _show(result)
+
+
+def _show(result: SynthKDResult) -> None:
+    """What the dataset holds, a line a split."""
+    from chatmill.build.run import Outcome
+
+    if result.outcome is Outcome.ALREADY_BUILT:
+        typer.echo(f"{result.root} already holds exactly this build; nothing to do.")
+    tokens = 0
+    for name, split in result.manifest["splits"].items():
+        spans = split["span_tokens"]
+        tokens += split["tokens"]
+        typer.echo(
+            f"  {name:<6}{split['rows']:>12,} rows {split['tokens']:>16,} tokens, {split['trained_tokens']:,} trained "
+            f"({int(spans['1']):,} analysis, {int(spans['2']):,} final)"
+        )
+    failed = result.manifest["failed"]
+    if failed["rows"]:
+        reasons = ", ".join(f"{count:,} {code}" for code, count in failed["reasons"].items())
+        typer.secho(f"  {failed['rows']:,} rows could not be used ({reasons}): see {failed['file']['path']}", fg="red")
+    if result.outcome is Outcome.BUILT:
+        rate = tokens / max(result.seconds, 1e-9) / 1e6
+        typer.echo(f"  {result.audited:,} rows compared with the official renderer, no difference")
+        typer.echo(f"{result.root} in {result.seconds:.1f} s ({rate:.1f} M tokens/s)")

@@ -1,0 +1,198 @@
+"""The rules of the Harmony distillation dataset (SYNTH KD v1), and its slow, exact reference: one row at a time.
+
+A row is a JSON text with a `messages` list of Harmony message dicts. It becomes the ids of the official training render
+with one EOD behind them, and a *token-aligned* span id for each: 1 for assistant tokens of the analysis channel with
+their wrappers, 2 for those of the final channel, 0 for all else. A token is trained where its span is not 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from enum import StrEnum
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.errors import ConfigError, RecordError
+from chatmill.tokenizer.assets import O200K_FILE, PROJECT_COPY, bundled_o200k, find_o200k
+
+EOD = 199999
+"""`<|endoftext|>`: stands once after every conversation and is not trained."""
+START, RETURN, END, CALL = 200006, 200002, 200007, 200012
+VOCAB_SIZE = 201088
+"""Ids of o200k Harmony, padded."""
+ROLES = ("system", "developer", "user", "assistant")
+SPANS = {"analysis": 1, "final": 2}
+"""Channels of assistant messages, and the span id of their tokens."""
+FLAGS = {"encoding": "HARMONY_GPT_OSS", "render": "training", "auto_drop_analysis": False}
+"""How the official library renders."""
+SPLIT_RULE = (
+    'valid if int.from_bytes(blake2b(synth_id utf-8, digest_size=8), "big") '
+    "< int(Decimal(str(valid_fraction)) * 2**64), else train"
+)
+BUNDLED = f"chatmill:{O200K_FILE}"
+"""What a manifest says for the vocabulary file that comes with the package."""
+
+
+class Split(StrEnum):
+    """The two parts of the dataset."""
+
+    TRAIN = "train"
+    VALID = "valid"
+
+
+class Renderer(StrEnum):
+    """Who makes the ids; both give the same."""
+
+    BULK = "bulk"
+    """Contents of many rows encoded at once, headers from the official renderer; audited by it on a sample of rows."""
+    OFFICIAL = "official"
+    """openai-harmony, one conversation at a time."""
+
+
+class Rendered(NamedTuple):
+    """One row: ids with their EOD, and a token-aligned span id for each."""
+
+    ids: NDArray[np.int32]
+    spans: NDArray[np.uint8]
+
+
+def valid_threshold(valid_fraction: float) -> int:
+    """The number below which the hash of a `synth_id` puts its row into `valid`: 0 to 2**64."""
+    fraction = Decimal(str(valid_fraction))
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"valid_fraction is {valid_fraction}; it must be from 0 to 1")
+    return int(fraction * 2**64)
+
+
+def synth_kd_split(synth_id: str, valid_fraction: float = 0.001) -> Split:
+    """The split of a row: a pure function of its id."""
+    number = int.from_bytes(blake2b(synth_id.encode(), digest_size=8).digest(), "big")
+    return Split.VALID if number < valid_threshold(valid_fraction) else Split.TRAIN
+
+
+def vocabulary_file(path: str | os.PathLike[str] | None = None) -> tuple[Path, str]:
+    """The checked o200k file, and its name as the caller, the environment, the project or the package gave it."""
+    found = find_o200k(path)
+    named = path or os.environ.get("O200K_HARMONY_VOCAB_PATH") or os.environ.get("TIKTOKEN_ENCODINGS_BASE")
+    return found, str(found) if named or found == PROJECT_COPY else BUNDLED
+
+
+@cache
+def official_encoding(vocabulary: Path) -> Any:
+    """The encoding of openai-harmony, read from a checked vocabulary file; never from the network."""
+    from chatmill.render.official_harmony import encoding
+
+    # The library takes a folder and looks for its own file name in it; a file of another name has the same bytes
+    # (its hash was checked), so the bundled copy stands in for it.
+    file = vocabulary if vocabulary.name == O200K_FILE else bundled_o200k()
+    with _environment("O200K_HARMONY_VOCAB_PATH", str(file.absolute())):
+        return encoding()
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Any:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+class OfficialRows:
+    """Renders rows with openai-harmony, one at a time: the reference, the audit, and the way for unusual rows."""
+
+    def __init__(self, vocabulary: Path) -> None:
+        """`vocabulary` is a checked o200k file."""
+        import openai_harmony
+
+        self._encoding = official_encoding(vocabulary)
+        self._conversation, self._message = openai_harmony.Conversation, openai_harmony.Message
+        self._refusals = (ValueError, RuntimeError, TypeError, KeyError, AttributeError, openai_harmony.HarmonyError)
+        self._config = openai_harmony.RenderConversationConfig(auto_drop_analysis=False)
+
+    def ids(self, messages: Sequence[Any]) -> list[int]:
+        """The official training render of message dicts, without EOD and without any rule of this dataset."""
+        try:
+            # What `Conversation.from_json` does with the text, which is decoded already.
+            conversation = self._conversation(messages=[self._message.from_dict(message) for message in messages])
+            ids: list[int] = self._encoding.render_conversation_for_training(conversation, self._config)
+            return ids
+        except self._refusals as error:
+            message = f"the Harmony renderer refuses the row: {error}"
+            raise RecordError(message, code="harmony_refused") from None
+
+    def render(self, row: bytes | None) -> Rendered:
+        """One row; what the rules or the renderer refuse is a `RecordError` without a place."""
+        messages = checked_messages(row_text(row))
+        rendered = self.ids(messages)
+        rendered.append(EOD)
+        ids = np.array(rendered, dtype=np.int32)
+        starts = np.flatnonzero(ids == START)  # text never becomes a control id, so there is one for each message
+        if len(starts) != len(messages) or starts[0] != 0:
+            message = f"{len(messages)} messages, but {len(starts)} <|start|> tokens in their render"
+            raise RecordError(message, code="harmony_refused")
+        lengths = np.diff(np.append(starts, len(ids) - 1))
+        spans = np.zeros(len(ids), dtype=np.uint8)
+        spans[:-1] = np.repeat(np.array([span_of(m) for m in messages], dtype=np.uint8), lengths)
+        return Rendered(ids, spans)
+
+
+def row_text(row: bytes | None) -> str:
+    """The JSON text of a row."""
+    if row is None:
+        raise RecordError("the row has no messages_json", code="no_messages", path="messages_json")
+    try:
+        return row.decode()
+    except UnicodeDecodeError as error:
+        message = f"not UTF-8: byte 0x{row[error.start]:02X} at byte {error.start}"
+        raise RecordError(message, code="not_utf8", path="messages_json") from None
+
+
+def checked_messages(text: str) -> Sequence[Mapping[str, Any]]:
+    """The messages of a row, with the rules of the dataset checked; the renderer checks the rest."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        message = f"not JSON: {error}" if isinstance(error, ValueError) else "the JSON is nested too deeply"
+        raise RecordError(message, code="invalid_json", path="messages_json") from None
+    messages = record.get("messages") if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise RecordError("the row has no messages", code="no_messages", path="messages")
+    for index, message in enumerate(messages):
+        check_message(message, index)
+    if not any(message["role"] == "assistant" for message in messages):
+        raise RecordError("the row has no assistant message", code="no_assistant", path="messages")
+    return messages
+
+
+def check_message(message: Any, index: int) -> None:
+    """Role and channel of one message are among those that this dataset knows."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if role not in ROLES:
+        raise RecordError(
+            f"role {role!r}; this dataset has: {', '.join(ROLES)}", code="unknown_role", path=f"messages[{index}].role"
+        )
+    if role == "assistant" and message.get("channel") not in tuple(SPANS):
+        raise RecordError(
+            f"assistant message in channel {message.get('channel')!r}; this dataset has: {', '.join(SPANS)}",
+            code="unknown_channel",
+            path=f"messages[{index}].channel",
+        )
+
+
+def span_of(message: Mapping[str, Any]) -> int:
+    """The span id of the tokens of a checked message."""
+    return SPANS[message["channel"]] if message["role"] == "assistant" else 0

@@ -1,0 +1,82 @@
+"""Inputs for the distillation build: the real rows, and small folders of rows made by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+REAL = Path(__file__).parents[1] / "data" / "synth_harmony"
+SCHEMA = pa.schema(
+    [(name, pa.string()) for name in ("messages_json", "metadata_json", "synth_id", "language", "exercise")]
+)
+
+
+def real_rows() -> list[dict[str, Any]]:
+    """All 500 real rows."""
+    rows = [row for path in sorted(REAL.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    assert len(rows) == 500
+    return rows
+
+
+def text(role: str, content: str, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": content}], **fields}
+
+
+def chat(user: str = "What is 2 + 2?", analysis: str = "Easy.", final: str = "4") -> list[dict[str, Any]]:
+    return [
+        text("user", user),
+        text("assistant", analysis, channel="analysis"),
+        text("assistant", final, channel="final"),
+    ]
+
+
+def row(synth_id: str | None, messages: Sequence[Any] | str | None) -> dict[str, Any]:
+    """A row; `messages` may be the JSON text itself."""
+    content = json.dumps({"messages": messages}) if isinstance(messages, list) else messages
+    return {"messages_json": content, "metadata_json": "{}", "synth_id": synth_id, "language": "en", "exercise": "qa"}
+
+
+def write_input(folder: Path, shards: Sequence[Sequence[dict[str, Any]]], *, group: int = 16, **manifest: Any) -> Path:
+    """A folder with a manifest and one Parquet file a shard, in row groups of `group` rows."""
+    folder.mkdir(parents=True)
+    for number, rows in enumerate(shards):
+        table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
+        pq.write_table(table, folder / f"synth_harmony_shard_{number:02d}.parquet", row_group_size=group)
+    (folder / "manifest.json").write_text(json.dumps({"schema_version": "synth_harmony_v1", **manifest}))
+    return folder
+
+
+def digest(root: Path) -> dict[str, str]:
+    """sha256 of every file of a dataset; the manifest without the time it was made at, and without the commit, which
+    changes when somebody commits while the tests run.
+    """
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            if path == root / "manifest.json":
+                manifest = json.loads(content)
+                del manifest["created_unix_s"], manifest["git_sha"]
+                content = json.dumps(manifest, sort_keys=True).encode()
+            found[path.relative_to(root).as_posix()] = hashlib.sha256(content).hexdigest()
+    assert len(found) > 1
+    return found
+
+
+def listed_files(root: Path) -> set[str]:
+    """The files that the manifest names."""
+    manifest = json.loads((root / "manifest.json").read_bytes())
+    files = {f["path"] for s in manifest["splits"].values() for shard in s["shards"] for f in shard["files"]}
+    return files | ({manifest["failed"]["file"]["path"]} if manifest["failed"]["file"] else set())
+
+
+def leftovers(root: Path) -> list[str]:
+    """What lies in a finished dataset and does not belong there."""
+    there = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file() or path.name[0] == "."}
+    return sorted(there - listed_files(root) - {"manifest.json"})

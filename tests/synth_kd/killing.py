@@ -1,0 +1,82 @@
+"""Distillation builds that end by SIGKILL, in forked processes of one interpreter that has loaded everything before.
+
+Run as `python -m tests.synth_kd.killing` with a JSON object on the standard input; prints one JSON line for each kill.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chatmill.build.faults import FAULTS, FAULTS_LOG, faults_hit
+from chatmill.build.synth_kd.chunk import renderer_of
+from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.systems.synth_kd import Renderer, vocabulary_file
+from tests.build.killing import in_child, watch_files
+from tests.synth_kd.inputs import digest, leftovers
+
+
+def builder(order: dict[str, Any], out: Path, *, resume: bool = False) -> Callable[[], None]:
+    def work() -> None:
+        build_synth_kd(
+            order["input"], out, valid_fraction=0.3, workers=0, chunk_rows=7, on_error="quarantine", resume=resume
+        )
+
+    return work
+
+
+def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str, str]) -> dict[str, Any]:
+    """Resume, and say what came out."""
+    report: dict[str, Any] = {"killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL}
+    report["manifest_before"] = (out / "manifest.json").exists()
+    report["resumed"] = in_child(builder(order, out, resume=True)) == 0
+    report["equal"] = report["resumed"] and digest(out) == expected
+    report["leftovers"] = leftovers(out) if report["resumed"] else []
+    shutil.rmtree(out)
+    return report
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    renderer_of(Renderer.BULK, str(vocabulary_file()[0].absolute()))
+    home = Path(order["home"])
+    out, log, note = home / "out", home / "log", home / "note"
+    assert in_child(builder(order, home / "whole")) == 0, "the undisturbed build failed"
+    expected = digest(home / "whole")
+    for point in order["points"]:
+
+        def at_point(point: str = point) -> None:
+            os.environ[FAULTS], os.environ[FAULTS_LOG] = point, str(log)
+            builder(order, out)()
+
+        status = in_child(at_point)
+        print(
+            json.dumps({"point": point, "hit": faults_hit(log), **after_kill(order, out, status, expected)}), flush=True
+        )
+        log.unlink(missing_ok=True)
+
+    def counted(at: int, listed: Path | None) -> Callable[[], None]:
+        def work() -> None:
+            watch_files(out, at, listed)
+            builder(order, out)()
+
+        return work
+
+    assert in_child(counted(0, note)) == 0, "the build that counts its operations failed"
+    shutil.rmtree(out)
+    operations = len(note.read_text().splitlines())
+    moments = range(1, operations + 1)
+    for at in moments if order["kills"] is None else random.Random(6).sample(moments, order["kills"]):
+        status = in_child(counted(at, None))
+        print(json.dumps({"at": at, "operations": operations, **after_kill(order, out, status, expected)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,556 @@
+"""The build of the distillation dataset: its bytes, manifest and errors, and that nothing but the input matters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from chatmill.build.run import Outcome
+from chatmill.build.synth_kd.audit import FIRST_ROWS, AuditError, audited
+from chatmill.build.synth_kd.bulk import BulkRows, KDBatch
+from chatmill.build.synth_kd.check import verify_synth_kd
+from chatmill.build.synth_kd.join import KDJoin, join_shard
+from chatmill.build.synth_kd.manifest import KDConfig
+from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.build.synth_kd.shards import chunk_starts
+from chatmill.errors import ConfigError, DataError, FormatError, RecordError, TokenizerError, UnknownNameError
+from chatmill.store.kd import KDShard
+from chatmill.systems.synth_kd import EOD, synth_kd_split
+from tests.synth_kd import straightforward
+from tests.synth_kd.inputs import REAL, chat, digest, leftovers, listed_files, real_rows, row, text, write_input
+
+FRACTION = 0.05
+"""Of the real rows, so that both splits have some."""
+CHUNK = 60
+COLUMNS = ("tokens", "lossmask", "span")
+
+
+@pytest.fixture(scope="module")
+def whole(fast_module: Path, bulk: BulkRows) -> Path:
+    """The real rows, built in this process in chunks of 60 rows."""
+    root = fast_module / "whole"
+    result = build_synth_kd(REAL, root, valid_fraction=FRACTION, workers=0, chunk_rows=CHUNK)
+    assert result.outcome is Outcome.BUILT
+    assert result.audited >= 2 * FIRST_ROWS
+    return root
+
+
+def small(folder: Path, count: int = 10, shards: int = 1) -> Path:
+    """Made-up rows, `count` a shard."""
+    rows = [[row(f"id-{shard}-{n}", chat(f"question {n}")) for n in range(count)] for shard in range(shards)]
+    return write_input(folder, rows)
+
+
+def manifest_of(root: Path) -> dict[str, Any]:
+    return dict(json.loads((root / "manifest.json").read_bytes()))
+
+
+def test_files_equal_a_straightforward_build_and_megatron_reads_them(whole: Path, fast: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron's own, while it is imported
+        from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    straightforward.build(REAL, fast / "slow", valid_fraction=FRACTION)
+    theirs = {path.relative_to(fast / "slow").as_posix(): path for path in (fast / "slow").rglob("*.*")}
+    assert theirs.keys() == listed_files(whole)
+    assert len(theirs) == 2 * 2 * 3 * 2
+    for name, path in theirs.items():
+        assert (whole / name).read_bytes() == path.read_bytes(), name
+    rows = {"train": 0, "valid": 0}
+    for split in rows:
+        for shard in ("shard_00", "shard_01"):
+            tokens, mask, span = (IndexedDataset(str(whole / split / f"{shard}_{column}")) for column in COLUMNS)
+            assert (tokens.index.dtype, mask.index.dtype, span.index.dtype) == (np.int32, np.uint8, np.uint8)
+            assert len(tokens) == len(mask) == len(span) == len(tokens.document_indices) - 1
+            assert np.array_equal(tokens.sequence_lengths, mask.sequence_lengths)
+            assert np.array_equal(tokens.sequence_lengths, span.sequence_lengths)
+            for number in range(len(tokens)):
+                assert tokens[number][-1] == EOD
+                assert span[number][-1] == 0
+                assert np.array_equal(mask[number], span[number] > 0)
+            rows[split] += len(tokens)
+    assert rows["train"] + rows["valid"] == 500
+    assert rows["valid"] > 10
+
+
+def test_documents_stand_in_input_order_and_in_their_split(whole: Path) -> None:
+    slow = straightforward.official_encoding()
+    for number, shard in enumerate(sorted(REAL.glob("*.parquet"))):
+        ids = pq.read_table(shard)["synth_id"].to_pylist()
+        texts = [
+            json.loads(t)["messages"][2]["content"][0]["text"]
+            for t in pq.read_table(shard)["messages_json"].to_pylist()
+        ]
+        for split in ("train", "valid"):
+            wanted = [t for i, t in zip(ids, texts, strict=True) if synth_kd_split(i, FRACTION) == split]
+            opened = KDShard.open(whole / split / f"shard_{number:02d}_tokens")
+            assert len(opened) == len(wanted) > 0
+            for place in (0, len(wanted) // 2, len(wanted) - 1):
+                assert wanted[place] in slow.decode(opened.document(place)[0].tolist())
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_change_no_byte(whole: Path, fast: Path, workers: int) -> None:
+    rows = {1: 37, 2: 60, 3: 250}[workers]
+    build_synth_kd(REAL, fast / "out", valid_fraction=FRACTION, workers=workers, chunk_rows=rows, audit=0.01)
+    assert digest(fast / "out") == digest(whole)
+    assert leftovers(fast / "out") == []
+
+
+def test_the_ray_engine_changes_no_byte(whole: Path, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.chdir(REAL.parent)
+    build_synth_kd(REAL.name, fast / "out", valid_fraction=FRACTION, engine="ray", workers=1, chunk_rows=100, audit=0)
+    ours, theirs = digest(fast / "out"), digest(whole)
+    del ours["manifest.json"], theirs["manifest.json"]  # the input has another name in it
+    assert ours == theirs
+    assert manifest_of(fast / "out")["splits"] == manifest_of(whole)["splits"]
+
+
+def test_the_official_renderer_and_default_chunks_change_no_byte(whole: Path, fast: Path, bulk: BulkRows) -> None:
+    result = build_synth_kd(REAL, fast / "out", valid_fraction=FRACTION, workers=0, renderer="official")
+    assert digest(fast / "out") == digest(whole)
+    assert result.audited == 0
+
+
+def test_the_manifest(whole: Path, fast: Path, bulk: BulkRows) -> None:
+    build_synth_kd(REAL, fast / "again", valid_fraction=FRACTION, workers=0, chunk_rows=CHUNK, audit=0)
+    again, manifest = manifest_of(fast / "again"), manifest_of(whole)
+    assert again.pop("created_unix_s") >= manifest.pop("created_unix_s") > 1_700_000_000
+    assert again == manifest, "nothing else differs"
+    assert manifest["schema_version"] == "synth_kd_v1"
+    assert manifest["config"] == KDConfig(valid_fraction=FRACTION).as_json()
+    text_of_config = json.dumps(manifest["config"], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    assert manifest["config_hash"] == straightforward_sha256(text_of_config.encode())
+    assert not {"workers", "engine", "audit", "renderer"} & set(manifest["config"])
+    assert manifest["tokenizer"]["vocab_size"] == 201088
+    assert manifest["tokenizer"]["eod_id"] == 199999
+    assert manifest["tokenizer"]["sha256"].startswith("446a9538")
+    assert manifest["input"]["manifest_path"] == str(REAL / "manifest.json")
+    assert manifest["input"]["manifest_sha256"] == straightforward_sha256((REAL / "manifest.json").read_bytes())
+    assert manifest["input"]["glob"] == "synth_harmony_shard_*.parquet"
+    assert manifest["renderer"]["library"] == "openai-harmony"
+    assert manifest["renderer"]["flags"]["auto_drop_analysis"] is False
+    assert manifest["split"]["valid_fraction"] == FRACTION
+    for name, split in manifest["splits"].items():
+        counts = {"rows": 0, "tokens": 0}
+        spans = np.zeros(3, dtype=np.int64)
+        for shard in split["shards"]:
+            opened = KDShard.open(whole / name / f"{shard['name']}_tokens")
+            assert (shard["rows"], shard["tokens"]) == (len(opened), opened.tokens.values)
+            assert [f["path"] for f in shard["files"]] == sorted(
+                f"{name}/{shard['name']}_{column}.{kind}" for column in COLUMNS for kind in ("bin", "idx")
+            )
+            for file in shard["files"]:
+                content = (whole / file["path"]).read_bytes()
+                assert (file["bytes"], file["sha256"]) == (len(content), straightforward_sha256(content))
+            counts = {"rows": counts["rows"] + len(opened), "tokens": counts["tokens"] + opened.tokens.values}
+            spans += np.bincount(opened.files["span"].array, minlength=3)
+        assert {key: split[key] for key in counts} == counts
+        assert list(split["span_tokens"].values()) == spans.tolist()
+        assert split["trained_tokens"] == spans[1] + spans[2] > 0
+
+
+def straightforward_sha256(content: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_outside_of_a_checkout_there_is_no_commit(fast: Path, monkeypatch: pytest.MonkeyPatch, bulk: BulkRows) -> None:
+    source = small(fast / "in")
+    monkeypatch.chdir(fast)
+    build_synth_kd("in", "out", workers=0)
+    manifest = manifest_of(fast / "out")
+    assert manifest["git_sha"] is None
+    assert manifest["input"]["path"] == "in", "paths as given"
+    assert source.exists()
+
+
+def test_caps_count_input_rows_in_shard_order(fast: Path, bulk: BulkRows) -> None:
+    rows = [[row(f"{s}-{n}", chat(f"{s} {n}") if n != 1 else []) for n in range(10)] for s in range(3)]
+    source = write_input(fast / "in", rows, group=4)
+
+    def used(**caps: Any) -> list[tuple[int, int]]:
+        root = fast / "out"
+        build_synth_kd(source, root, workers=0, chunk_rows=3, on_error="quarantine", audit=0, **caps)
+        manifest = manifest_of(root)
+        shards = [sum(split["shards"][s]["rows"] for split in manifest["splits"].values()) for s in range(3)]
+        found = [(entry["rows_used"], shards[s]) for s, entry in enumerate(manifest["input"]["shards"])]
+        assert manifest["failed"]["rows"] == sum(used - built for used, built in found)
+        shutil.rmtree(root)
+        return found
+
+    assert used() == [(10, 9), (10, 9), (10, 9)]
+    assert used(max_rows=13) == [(10, 9), (3, 2), (0, 0)], "failed rows are counted"
+    assert used(max_rows_per_shard=4) == [(4, 3), (4, 3), (4, 3)]
+    assert used(max_rows_per_shard=4, max_rows=6) == [(4, 3), (2, 1), (0, 0)]
+    assert used(max_rows=1000) == used()
+    with pytest.raises(ConfigError, match="max_rows is 0"):
+        build_synth_kd(source, fast / "out", max_rows=0)
+
+
+def test_a_split_without_rows_has_no_files_and_is_listed(fast: Path, bulk: BulkRows) -> None:
+    source = small(fast / "in", shards=2)
+    for fraction, empty, full in ((0.0, "valid", "train"), (1.0, "train", "valid")):
+        root = fast / f"out{fraction}"
+        build_synth_kd(source, root, valid_fraction=fraction, workers=0)
+        splits = manifest_of(root)["splits"]
+        assert not (root / empty).exists()
+        assert [(s["name"], s["rows"], s["files"]) for s in splits[empty]["shards"]] == [
+            ("shard_00", 0, []),
+            ("shard_01", 0, []),
+        ]
+        assert splits[full]["rows"] == 20
+        assert verify_synth_kd(root).passed
+
+
+BAD_ROWS = {
+    "no_synth_id": (row(None, chat()), "has no synth_id"),
+    "unknown_role": (row("bad", [text("tool", "x"), *chat()]), r"messages\[0\].role: role 'tool'"),
+    "unknown_channel": (row("bad", [*chat()[:1], text("assistant", "x", channel="commentary")]), "'commentary'"),
+    "no_assistant": (row("bad", chat()[:1]), "no assistant message"),
+    "no_messages": (row("bad", []), "no messages"),
+    "invalid_json": (row("bad", '{"messages": ['), "not JSON"),
+    "harmony_refused": (row("bad", [{"role": "user", "content": None}, *chat()]), "renderer refuses"),
+}
+
+
+@pytest.mark.parametrize("code", BAD_ROWS)
+def test_a_bad_row_fails_with_its_id_or_is_put_aside(fast: Path, bulk: BulkRows, code: str) -> None:
+    bad, message = BAD_ROWS[code]
+    good = [row(f"id-{n}", chat(f"question {n}")) for n in range(6)]
+    source = write_input(fast / "in", [[*good[:3], bad, *good[3:]]], group=2)
+    with pytest.raises(RecordError, match=message) as caught:
+        build_synth_kd(source, fast / "out", workers=0, chunk_rows=2)
+    assert caught.value.code == code
+    assert "synth_harmony_shard_00.parquet:row 4" in str(caught.value)
+    assert (bad["synth_id"] or "") in str(caught.value)
+    assert "--on-error quarantine" in str(caught.value)
+    assert not (fast / "out" / "manifest.json").exists()
+    result = build_synth_kd(source, fast / "out", workers=0, chunk_rows=5, on_error="quarantine", resume=True)
+    assert result.manifest["failed"]["reasons"] == {code: 1}
+    (line,) = (fast / "out" / "quarantine.jsonl").read_text().splitlines()
+    entry = json.loads(line)
+    assert (entry["shard"], entry["row"], entry["synth_id"], entry["code"]) == ("shard_00", 4, bad["synth_id"], code)
+    assert entry["messages_json"] == bad["messages_json"]
+    assert entry["reason"]
+    clean = write_input(fast / "clean", [good])
+    build_synth_kd(clean, fast / "expected", workers=0)
+    for name in listed_files(fast / "expected"):
+        assert (fast / "out" / name).read_bytes() == (fast / "expected" / name).read_bytes(), "the others are as ever"
+    assert verify_synth_kd(fast / "out").passed
+
+
+def test_input_where_every_row_is_bad(fast: Path, bulk: BulkRows) -> None:
+    source = write_input(fast / "in", [[row("a", []), row("b", "{")]])
+    with pytest.raises(DataError, match=r"no row could be used \(all failed: invalid_json, no_messages\)"):
+        build_synth_kd(source, fast / "out", workers=0, on_error="quarantine")
+
+
+def test_a_corrupt_row_group(fast: Path, bulk: BulkRows) -> None:
+    source = small(fast / "in", 64)
+    path = source / "synth_harmony_shard_00.parquet"
+    column = pq.ParquetFile(path).metadata.row_group(2).column(0)
+    data = bytearray(path.read_bytes())
+    at = column.data_page_offset
+    data[at : at + column.total_compressed_size // 2] = bytes(column.total_compressed_size // 2)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"synth_harmony_shard_00.parquet cannot be read as Parquet"):
+        build_synth_kd(source, fast / "out", workers=0, chunk_rows=16)
+    assert not (fast / "out" / "manifest.json").exists()
+
+
+def test_inputs_that_are_not_there_or_of_another_kind(fast: Path, tmp_path: Path) -> None:
+    out = fast / "out"
+    source = small(fast / "in")
+    (source / "manifest.json").rename(source / "kept")
+    with pytest.raises(DataError, match=r"there is no .*manifest\.json.*synth_harmony_v1"):
+        build_synth_kd(source, out)
+    (source / "manifest.json").write_text('{"schema_version": "v0"}')
+    with pytest.raises(DataError, match="schema_version 'v0'; this build reads 'synth_harmony_v1'"):
+        build_synth_kd(source, out)
+    listed = {"path": "synth_harmony_shard_00.parquet", "rows": 11}
+    (source / "manifest.json").write_text(json.dumps({"schema_version": "synth_harmony_v1", "shards": [listed]}))
+    with pytest.raises(DataError, match=r"has 10 rows, but .*manifest.json says 11"):
+        build_synth_kd(source, out)
+    listed["path"] = "synth_harmony_shard_07.parquet"
+    (source / "manifest.json").write_text(json.dumps({"schema_version": "synth_harmony_v1", "shards": [listed]}))
+    with pytest.raises(DataError, match=r"lists synth_harmony_shard_07.parquet, which is not in the folder"):
+        build_synth_kd(source, out)
+    (source / "kept").replace(source / "manifest.json")
+    (source / "synth_harmony_shard_00.parquet").write_bytes(b"PAR1 no more")
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        build_synth_kd(source, out)
+    (source / "synth_harmony_shard_00.parquet").unlink()
+    with pytest.raises(DataError, match="has no shards"):
+        build_synth_kd(source, out)
+    pq.write_table(
+        pq.read_table(REAL / "synth_harmony_shard_00.parquet").drop(["synth_id"]),
+        source / "synth_harmony_shard_00.parquet",
+    )
+    with pytest.raises(DataError, match="has no column 'synth_id'"):
+        build_synth_kd(source, out)
+    assert not out.exists(), "mistakes are told before anything is made"
+
+
+def test_a_wrong_vocabulary_file(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = small(fast / "in")
+    (fast / "wrong.tiktoken").write_bytes(b"aGk= 0\n")
+    with pytest.raises(TokenizerError, match=r"its sha256 is [0-9a-f]{64}, expected 446a9538"):
+        build_synth_kd(source, fast / "out", tokenizer_path=fast / "wrong.tiktoken")
+    monkeypatch.setenv("O200K_HARMONY_VOCAB_PATH", str(fast / "missing"))
+    with pytest.raises(TokenizerError, match="no such file"):
+        build_synth_kd(source, fast / "out")
+    assert not (fast / "out").exists()
+
+
+def test_wrong_options(fast: Path) -> None:
+    source = small(fast / "in")
+    for options, message in (
+        ({"renderer": "fast"}, "unknown renderer 'fast'"),
+        ({"on_error": "skip"}, "unknown on_error 'skip'"),
+        ({"engine": "dask"}, "unknown engine 'dask'"),
+    ):
+        with pytest.raises(UnknownNameError, match=message):
+            build_synth_kd(source, fast / "out", **options)
+    with pytest.raises(ConfigError, match="audit is 2"):
+        build_synth_kd(source, fast / "out", audit=2)
+    with pytest.raises(ConfigError, match=r"valid_fraction is -0\.1"):
+        build_synth_kd(source, fast / "out", valid_fraction=-0.1)
+    assert not (fast / "out").exists()
+
+
+def test_an_existing_root_is_refused_or_continued(fast: Path, bulk: BulkRows) -> None:
+    source = small(fast / "in")
+    (fast / "out").mkdir()
+    build_synth_kd(source, fast / "out", workers=0)  # an empty folder is fine
+    before = digest(fast / "out")
+    with pytest.raises(ConfigError, match=r"holds a finished dataset: nothing is ever overwritten.*--resume"):
+        build_synth_kd(source, fast / "out", workers=0)
+    again = build_synth_kd(source, fast / "out", workers=0, resume=True)
+    assert again.outcome is Outcome.ALREADY_BUILT
+    assert again.manifest == manifest_of(fast / "out")
+    with pytest.raises(ConfigError, match="holds another dataset"):
+        build_synth_kd(source, fast / "out", workers=0, resume=True, valid_fraction=0.5)
+    assert digest(fast / "out") == before
+    (fast / "mine").mkdir()
+    (fast / "mine" / "thesis.txt").write_text("keep")
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match=r"not empty \(thesis.txt\) and holds no build of this kind"):
+            build_synth_kd(source, fast / "mine", workers=0, resume=resume)
+    assert [path.name for path in (fast / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_resuming_with_changed_input_is_refused(fast: Path, bulk: BulkRows) -> None:
+    source = write_input(fast / "in", [[row(f"id-{n}", chat(f"{n}") if n < 9 else []) for n in range(10)]], group=2)
+    with pytest.raises(RecordError):
+        build_synth_kd(source, fast / "out", workers=0, chunk_rows=2)
+    assert len(list((fast / "out/.build/parts/shard_00").iterdir())) == 4, "finished chunks are kept"
+    with pytest.raises(ConfigError, match="holds an unfinished build: nothing is ever overwritten"):
+        build_synth_kd(source, fast / "out", workers=0)
+    shutil.rmtree(source)
+    write_input(fast / "in", [[row(f"id-{n}", chat(f"{n}")) for n in range(10)]], group=2)
+    with pytest.raises(ConfigError, match="an unfinished build of another"):
+        build_synth_kd(source, fast / "out", workers=0, resume=True)
+
+
+def flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[40] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "tokens": lambda part: flipped(part / "train.tokens"),
+    "span": lambda part: (part / "train.span").write_bytes(bytes((part / "train.span").stat().st_size)),
+    "lengths": lambda part: (part / "train.lengths").write_bytes(bytes((part / "train.lengths").stat().st_size)),
+    "cut": lambda part: (part / "train.tokens").write_bytes((part / "train.tokens").read_bytes()[:-4]),
+    "missing": lambda part: (part / "train.span").unlink(),
+    "receipt": lambda part: (part / "receipt.json").write_bytes(b""),
+    "another cut": lambda part: (part / "receipt.json").write_bytes((part.parent / "000000/receipt.json").read_bytes()),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_part_is_made_again(fast: Path, bulk: BulkRows, name: str) -> None:
+    """As after a crash of the machine: parts are not synced."""
+    rows = [row(f"id-{n}", chat(f"{n}") if n < 9 else []) for n in range(10)]
+    source = write_input(fast / "in", [rows], group=2)
+    with pytest.raises(RecordError):
+        build_synth_kd(source, fast / "out", workers=0, chunk_rows=2)
+    parts = fast / "out/.build/parts/shard_00"
+    DAMAGES[name](parts / "000001")
+    kept = (parts / "000002").stat().st_ino
+    with pytest.raises(RecordError):
+        build_synth_kd(source, fast / "out", workers=0, resume=True)
+    assert (parts / "000002").stat().st_ino == kept, "a whole part is left alone"
+    build_synth_kd(source, fast / "out", workers=0, resume=True, on_error="quarantine")
+    build_synth_kd(source, fast / "whole", workers=0, on_error="quarantine")
+    assert digest(fast / "out") == digest(fast / "whole")
+
+
+def test_a_part_that_changes_before_it_is_joined(fast: Path, bulk: BulkRows) -> None:
+    source = write_input(fast / "in", [[row(f"id-{n}", chat(f"{n}") if n < 9 else []) for n in range(10)]], group=2)
+    with pytest.raises(RecordError):
+        build_synth_kd(source, fast / "out", workers=0, chunk_rows=2)
+    part = fast / "out/.build/parts/shard_00/000001"
+    flipped(part / "train.tokens")
+    with pytest.raises(FormatError, match="000001: was changed after it was written"):
+        join_shard(KDJoin(name="shard_00", parts=(str(part),), folder=str(fast / "joined")))
+    assert not list(fast.glob("joined*"))
+    assert not list(fast.glob(".tmp*"))
+
+
+def test_rows_that_were_put_aside_do_not_pass_unseen(
+    fast: Path, monkeypatch: pytest.MonkeyPatch, bulk: BulkRows
+) -> None:
+    """A build with quarantine, stopped at its end and resumed without."""
+    source = write_input(fast / "in", [[row("a", chat()), row("b", [])]])
+    with monkeypatch.context() as stopped:
+        stopped.setattr("chatmill.build.synth_kd.run._Build._publish", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            build_synth_kd(source, fast / "out", workers=0, on_error="quarantine")
+    with pytest.raises(ConfigError, match="1 rows were put aside by an earlier run"):
+        build_synth_kd(source, fast / "out", workers=0, resume=True)
+    result = build_synth_kd(source, fast / "out", workers=0, resume=True, on_error="quarantine")
+    assert result.manifest["failed"]["reasons"] == {"no_messages": 1}
+
+
+def test_the_audit_sees_a_planted_difference(fast: Path, bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One id is changed in one row behind the first 64: found exactly when that row is in the sample."""
+    source = small(fast / "in", 400)
+    target = next(n for n in range(300, 400) if not audited(n, 1, 1 / 200)[0])
+    chosen = next(n for n in range(200, 400) if audited(n, 1, 1 / 200)[0])
+    rendered = BulkRows._lay_out
+
+    def planted(place: int, column: str) -> Any:
+        def lay_out(self: BulkRows, draft: Any) -> KDBatch:
+            batch = rendered(self, draft)
+            at = int(batch.lengths[:place].sum()) + 5
+            getattr(batch, column)[at] += 1
+            return batch
+
+        return lay_out
+
+    monkeypatch.setattr(BulkRows, "_lay_out", planted(target, "ids"))
+    build_synth_kd(source, fast / "unseen", workers=0)
+    with pytest.raises(AuditError, match=rf"row {target + 1}, record 'id-0-{target}': id 5 is .*--renderer official"):
+        build_synth_kd(source, fast / "seen", workers=0, audit=1)
+    assert not (fast / "seen" / "manifest.json").exists()
+    for column, name in (("ids", "id"), ("spans", "span")):
+        monkeypatch.setattr(BulkRows, "_lay_out", planted(chosen, column))
+        with pytest.raises(AuditError, match=rf"row {chosen + 1}, .*: {name} 5 is"):
+            build_synth_kd(source, fast / f"by default {column}", workers=0)
+        build_synth_kd(source, fast / f"switched off {column}", workers=0, audit=0)
+
+
+def test_which_rows_are_audited() -> None:
+    chosen = np.flatnonzero(audited(0, 100_000, 1 / 200))
+    assert chosen[:FIRST_ROWS].tolist() == list(range(64))
+    behind = chosen[chosen >= 200]
+    assert len(behind) == 100_000 // 200 - 1, "one in 200"
+    assert np.array_equal(behind // 200, np.arange(1, 500)), "one in each stretch of 200"
+    assert len(set((behind % 200).tolist())) > 100, "not always the same place"
+    pieces = [audited(first, 1000, 1 / 200) for first in range(0, 100_000, 1000)]
+    assert np.array_equal(np.flatnonzero(np.concatenate(pieces)), chosen), "chunks do not matter"
+    assert audited(0, 500, 1.0).all()
+    assert not audited(0, 500, 0.0).any()
+
+
+def test_where_chunks_begin() -> None:
+    assert chunk_starts([], 100) == []
+    assert chunk_starts([(10, 40), (10, 40), (10, 40), (10, 400), (5, 1)], 100) == [0, 20, 30, 40]
+    assert chunk_starts([(7, 1), (7, 1)], 100, chunk_rows=5) == [0, 5, 10]
+    million = 1_000_000
+    assert chunk_starts([(million, 5 << 30)] * 3, 64 << 20) == [0, million, 2 * million], "whole row groups"
+    assert chunk_starts([(19 * million, 90 << 30)], 64 << 20) == [k * 19 * million // 10 for k in range(10)]
+
+
+def test_verify_finds_what_was_changed(whole: Path, fast: Path) -> None:
+    assert verify_synth_kd(whole).passed
+    root = fast / "root"
+
+    def findings(damage: Any) -> str:
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(whole, root)
+        damage()
+        report = verify_synth_kd(root)
+        assert not report.passed
+        return "\n".join(map(str, report.findings))
+
+    span, mask = root / "train/shard_00_span.bin", root / "train/shard_00_lossmask.bin"
+
+    def flip(path: Path, at: int) -> None:
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        path.write_bytes(data)
+
+    def edit(change: Any) -> None:
+        manifest = manifest_of(root)
+        change(manifest)
+        (root / "manifest.json").write_text(json.dumps(manifest))
+
+    assert "train/shard_00_span.bin: bytes were changed" in findings(lambda: flip(span, 700))
+    assert "document 0 has the mask" in findings(lambda: flip(mask, 700))
+    behind = KDShard.open(whole / "train/shard_00_tokens").place(1).start + 300  # not in the sample that opening takes
+    assert "train episode 1, token 300: lossmask is not 1 exactly where" in findings(lambda: flip(mask, behind))
+    assert "the file was cut" in findings(lambda: span.write_bytes(span.read_bytes()[:-1]))
+    assert "231 sequences, but shard_00_tokens.idx beside it has 229" in findings(
+        lambda: [
+            shutil.copy(path.with_name(path.name.replace("00", "01")), path)
+            for path in (span, span.with_suffix(".idx"))
+        ]
+    )
+    assert "missing; the manifest names it" in findings(mask.unlink)
+    assert "not in the manifest" in findings(lambda: (root / "train" / "more.bin").write_bytes(b"x"))
+    assert "train: trained_tokens is 1," in findings(
+        lambda: edit(lambda m: m["splits"]["train"].update(trained_tokens=1))
+    )
+    (root / "manifest.json").unlink()
+    with pytest.raises(FormatError, match="holds no finished distillation dataset"):
+        verify_synth_kd(root)
+
+
+def test_the_command(fast: Path, bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    from chatmill.cli.synth_kd import command
+
+    app = typer.Typer()
+    app.command()(command)
+    small(fast / "data" / "synth_harmony", 8, shards=2)
+    monkeypatch.chdir(fast)
+    shown = CliRunner().invoke(app, ["--max-rows-per-shard", "5", "--workers", "0", "--audit", "1"])
+    assert shown.exit_code == 0, shown.output
+    assert (fast / "data/megatron/synth_kd_v1/manifest.json").exists(), "the default folder"
+    assert "10 rows compared with the official renderer" in shown.output
+    assert "train" in shown.output
+    again = CliRunner().invoke(app, ["--max-rows-per-shard", "5", "-w", "0", "--resume", "--json"])
+    assert json.loads(again.output)["splits"]["train"]["rows"] == 10
+    refused = CliRunner().invoke(app, ["--max-rows-per-shard", "5", "-w", "0"])
+    assert isinstance(refused.exception, ConfigError)
+
+
+def test_megatron_is_not_imported_by_a_build(fast: Path) -> None:
+    import subprocess
+    import sys
+
+    small(fast / "in")
+    script = (
+        "import sys; from chatmill.build.synth_kd.run import build_synth_kd; "
+        "build_synth_kd('in', 'out', workers=0); assert not {'megatron', 'torch', 'ray'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=fast, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_real_rows_are_what_the_tests_think(bulk: BulkRows) -> None:
+    assert len({row["synth_id"] for row in real_rows()}) == 500

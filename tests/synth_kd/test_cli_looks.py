@@ -1,0 +1,42 @@
+"""`verify`, `inspect` and `preview` know a distillation dataset when they see one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chatmill.build.synth_kd.run import build_synth_kd
+from tests.cli.run import chatmill
+from tests.conftest import DATA
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("kd") / "root"
+    build_synth_kd(DATA / "synth_harmony", out, workers=0, max_rows=40)
+    return out
+
+
+def test_verify_checks_it_and_refuses_the_deep_way(root: Path) -> None:
+    sound = chatmill("verify", str(root))
+    assert sound.returncode == 0, sound.stderr
+    assert "nothing wrong" in sound.stdout
+    deep = chatmill("verify", str(root), "--deep")
+    assert deep.returncode == 2
+    assert "--audit" in deep.stderr
+    victim = next(root.glob("train/*_lossmask.bin"))
+    data = bytearray(victim.read_bytes())
+    data[0] ^= 1
+    victim.write_bytes(data)
+    assert chatmill("verify", str(root)).returncode == 1
+    data[0] ^= 1
+    victim.write_bytes(data)
+
+
+@pytest.mark.parametrize("command", ["inspect", "preview"])
+def test_items_are_shown_with_the_alignment(command: str, root: Path) -> None:
+    shown = chatmill(command, str(root), "-n", "1")
+    assert shown.returncode == 0, shown.stderr
+    assert "each is predicted at the position before it" in " ".join(shown.stdout.split())
+    assert "1 of " in shown.stdout

@@ -1,0 +1,124 @@
+"""Distillation builds that are killed: resumed, they are equal to builds that nothing disturbed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatmill.build.synth_kd.run import build_synth_kd
+from tests.synth_kd.inputs import chat, digest, leftovers, real_rows, row, write_input
+
+POINTS = [
+    "after_state_write:1",
+    "after_state_rename:1",
+    "after_part_write:1",
+    "before_receipt:2",
+    "after_receipt_rename:2",
+    "before_part_rename:2",
+    "after_part_folder_rename:3",
+    "after_part_rename:4",
+    "during_join:1",
+    "during_join:4",
+    "before_join_receipt_rename:1",
+    "before_join_folder_rename:1",
+    "after_join_folder_rename:1",
+    "before_parts_removal:1",
+    "before_parts_removal:2",
+    "before_publish:1",
+    "after_file_move:1",
+    "after_file_move:7",
+    "after_file_move:24",
+    "before_quarantine_rename:1",
+    "after_quarantine_rename:1",
+    "before_manifest:1",
+    "after_manifest_file_write:1",
+    "before_manifest_file_rename:1",
+    "after_manifest_file_rename:1",
+    "after_manifest:1",
+]
+"""Every step that leaves something on the disk, in the order in which a build takes them; name and hit."""
+
+
+def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
+    rows = [row(f"id-{n}", chat(f"question {n}", "x" * n)) for n in range(40)]
+    rows[9] = row("bad", [])
+    source = write_input(home / "in", [rows[:20], rows[20:]], group=10)
+    text = json.dumps({"home": str(home), "input": str(source), **order})
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.synth_kd.killing"],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        assert report["killed"], f"the build was not killed: {report}"
+        assert report["resumed"], f"the build could not be resumed: {report}"
+        assert report["equal"], f"other bytes than those of an undisturbed build: {report}"
+        assert not report["leftovers"], report
+
+
+def test_killed_at_every_named_step_and_at_seeded_moments(fast: Path) -> None:
+    reports = kills(fast, points=POINTS, kills=12)
+    named, seeded = reports[: len(POINTS)], reports[len(POINTS) :]
+    assert [report["point"] for report in named] == POINTS
+    for report in named:
+        assert report["hit"] == [report["point"].split(":")[0]], "the step was not reached"
+    check(reports)
+    after = {report["point"] for report in named if report["manifest_before"]}
+    assert after == {"after_manifest_file_rename:1", "after_manifest:1"}, "the manifest comes last"
+    assert len(seeded) == 12
+    assert seeded[0]["operations"] > 100
+
+
+@pytest.mark.slow
+def test_killed_before_every_operation_on_a_file(fast: Path) -> None:
+    reports = kills(fast, points=[], kills=None)
+    assert len(reports) == reports[0]["operations"] > 100
+    check(reports)
+
+
+DRIVER = """
+import sys
+from chatmill.build.synth_kd.run import build_synth_kd
+build_synth_kd(sys.argv[1], sys.argv[2], workers=2, chunk_rows=20, valid_fraction=0.05, resume=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_driver_killed_at_seeded_times_with_workers(fast: Path, bulk: object) -> None:
+    """A real process group: driver and workers die at any time; the next run goes on from what is there."""
+    source = write_input(fast / "in", [real_rows()[:300], real_rows()[300:]], group=50)
+    build_synth_kd(source, fast / "whole", workers=0, valid_fraction=0.05)
+    command = [sys.executable, "-c", DRIVER, str(source), str(fast / "out")]
+    randomly = random.Random(20)
+    killed = 0
+    for _ in range(2):
+        driver = subprocess.Popen(command)
+        parts = fast / "out/.build/parts"
+        before = len(list(parts.glob("*/0*")))
+        until = time.monotonic() + 120
+        while driver.poll() is None and len(list(parts.glob("*/0*"))) < before + randomly.randint(1, 5):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        driver.send_signal(signal.SIGKILL)
+        killed += driver.wait() == -signal.SIGKILL
+        assert not (fast / "out" / "manifest.json").exists()
+    assert killed == 2
+    subprocess.run(command, check=True)
+    assert digest(fast / "out") == digest(fast / "whole")
+    assert leftovers(fast / "out") == []

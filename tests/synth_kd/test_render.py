@@ -1,0 +1,326 @@
+"""The fast path gives exactly the ids of the official renderer, for every form of row; and the rules of the dataset."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chatmill.build.synth_kd.bulk import BulkRows, KDBatch
+from chatmill.core.shift import shift_left_ragged
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import ConfigError, RecordError, TokenizerError
+from chatmill.systems.synth_kd import EOD, Split, synth_kd_split, valid_threshold, vocabulary_file
+from tests.synth_kd.inputs import chat, real_rows, text
+from tests.synth_kd.straightforward import Straightforward
+
+SYSTEM = {"role": "system", "content": [{"type": "system_content", "model_identity": "You are a test."}]}
+DEVELOPER = {"role": "developer", "content": [{"type": "developer_content", "instructions": "Be brief."}]}
+TOOLS = {
+    "role": "developer",
+    "content": [
+        {
+            "type": "developer_content",
+            "tools": {"functions": {"name": "functions", "tools": [{"name": "f", "description": "d"}]}},
+        }
+    ],
+}
+
+
+def encoded(messages: Any, **options: Any) -> bytes:
+    return json.dumps({"messages": messages}, **options).encode()
+
+
+def documents(batch: KDBatch) -> list[tuple[np.ndarray, np.ndarray]]:
+    offsets = offsets_of(batch.lengths).tolist()
+    assert offsets[-1] == len(batch.ids) == len(batch.spans)
+    return [(batch.ids[a:b], batch.spans[a:b]) for a, b in itertools.pairwise(offsets)]
+
+
+def test_all_real_rows_equal_the_official_renderer(bulk: BulkRows) -> None:
+    rows = [row["messages_json"] for row in real_rows()]
+    batch = bulk.render([row.encode() for row in rows])
+    assert batch.rows.tolist() == list(range(500))
+    assert not batch.failed
+    assert not batch.official, "real rows take the fast path"
+    spans = shift_left_ragged(batch.spans, offsets_of(batch.lengths))
+    slow = Straightforward()
+    at = 0
+    for row, length in zip(rows, batch.lengths.tolist(), strict=True):
+        ids, mask, span = slow.row(row)
+        own = slice(at, at + length)
+        assert batch.ids[own].tolist() == ids
+        assert spans[own].tolist() == span
+        assert (spans[own] > 0).tolist() == [bool(value) for value in mask]
+        at += length
+    assert at == len(batch.ids) > 400_000
+
+
+def test_wrappers_return_eod_and_spans_spelled_out(bulk: BulkRows, o200k: Any) -> None:
+    """One conversation, token by token, with nothing taken from the code that is tested."""
+    messages = [SYSTEM, DEVELOPER, *chat("hi", "think", "yo"), text("user", "and?"), *chat()[1:]]
+    ((ids, spans),) = documents(bulk.render([encoded(messages)]))
+    runs: list[tuple[int, str]] = []
+    for token, span in zip(ids.tolist(), spans.tolist(), strict=True):
+        piece = o200k.decode([token])
+        if runs and runs[-1][0] == span and not piece.startswith(("<|start|>", "<|endoftext|>")):
+            runs[-1] = (span, runs[-1][1] + piece)
+        else:
+            runs.append((span, piece))
+    assert runs[2:] == [
+        (0, "<|start|>user<|message|>hi<|end|>"),
+        (1, "<|start|>assistant<|channel|>analysis<|message|>think<|end|>"),
+        (2, "<|start|>assistant<|channel|>final<|message|>yo<|end|>"),
+        (0, "<|start|>user<|message|>and?<|end|>"),
+        (1, "<|start|>assistant<|channel|>analysis<|message|>Easy.<|end|>"),
+        (2, "<|start|>assistant<|channel|>final<|message|>4<|return|>"),
+        (0, "<|endoftext|>"),
+    ]
+    assert runs[0][0] == runs[1][0] == 0, "system and developer messages are not trained"
+    assert runs[0][1].startswith("<|start|>system<|message|>You are a test.")
+    assert runs[1][1].startswith("<|start|>developer<|message|># Instructions\n\nBe brief.")
+
+
+def test_a_last_analysis_message_ends_in_end(bulk: BulkRows) -> None:
+    ((ids, spans),) = documents(bulk.render([encoded(chat()[:2])]))
+    assert ids[-2:].tolist() == [200007, EOD]
+    assert spans[-2:].tolist() == [1, 0]
+
+
+UNKNOWN_FORMS = {
+    "several texts": [
+        text("user", "a"),
+        {"role": "assistant", "channel": "final", "content": [*text("x", "b")["content"] * 2]},
+    ],
+    "no text": [text("user", "a"), {"role": "assistant", "channel": "final", "content": []}],
+    "plain string": [{"role": "user", "content": "a"}, *chat()[1:]],
+    "unknown field": [{**text("user", "a"), "mood": 1}, *chat()[1:]],
+    "system in the middle": [*chat(), SYSTEM, *chat()],
+    "developer last": [*chat(), DEVELOPER],
+    "tools": [SYSTEM, *chat(), TOOLS],
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_FORMS)
+def test_forms_that_are_not_known_go_to_the_official_renderer(bulk: BulkRows, name: str) -> None:
+    rows = [encoded(chat()), encoded(UNKNOWN_FORMS[name]), encoded(chat("last"))]
+    batch = bulk.render(rows)
+    assert batch.official == {1}
+    assert batch.rows.tolist() == [0, 1, 2]
+    for row, (ids, spans) in zip(rows, documents(batch), strict=True):
+        expected = bulk.official.render(row)
+        assert ids.tolist() == expected.ids.tolist()
+        assert spans.tolist() == expected.spans.tolist()
+
+
+KNOWN_FORMS = {
+    "leading tools change the system message": [SYSTEM, TOOLS, *chat()],
+    "text as system": [text("system", "plain"), *chat()],
+    "names and recipients": [text("user", "a", name="bob"), text("assistant", "b", channel="final", recipient="user")],
+    "a recipient before the end": [
+        text("user", "a"),
+        text("assistant", "b", channel="final", recipient="user"),
+        text("assistant", "c", channel="analysis", recipient="functions.x"),
+    ],
+    "content type": [text("user", "a"), text("assistant", "b", channel="analysis", content_type="<|constrain|>json")],
+    "user channel": [text("user", "a", channel="final"), *chat()[1:]],
+    "nulls": [text("user", "a", name=None, recipient=None, channel=None), *chat()[1:]],
+    "control spelled in text": [*chat("<|start|>assistant<|end|>", "<|return|>", "<|endoftext|>")],
+    "assistant first": [*chat()[1:]],
+    "empty texts": [*chat("", "", "")],
+}
+
+
+@pytest.mark.parametrize("name", KNOWN_FORMS)
+def test_known_forms_take_the_fast_path(bulk: BulkRows, name: str) -> None:
+    for row in (encoded(KNOWN_FORMS[name]), encoded(KNOWN_FORMS[name], separators=(",", ":"), ensure_ascii=False)):
+        batch = bulk.render([row])
+        assert not batch.official, "known, so not rendered whole by the official library"
+        ((ids, spans),) = documents(batch)
+        expected = bulk.official.render(row)
+        assert ids.tolist() == expected.ids.tolist()
+        assert spans.tolist() == expected.spans.tolist()
+        assert ids.tolist().count(EOD) == 1, "a spelled control token stays text"
+
+
+FAILING = {
+    "no_messages": [None, b'{"messages": []}', b"{}", b"[]", b'{"messages": 3}'],
+    "invalid_json": [b"", b"{", b'{"messages": [}', b"[" * 100_000, encoded(chat())[:-1], encoded(chat()) + b"]"],
+    "unknown_role": [encoded([text("tool", "x"), *chat()]), encoded([*chat(), {"content": "x"}]), b'{"messages": [1]}'],
+    "unknown_channel": [
+        encoded([text("user", "a"), text("assistant", "b", channel="commentary")]),
+        encoded([text("user", "a"), text("assistant", "b")]),
+        encoded([text("user", "a"), text("assistant", "b", channel=["final"])]),
+    ],
+    "no_assistant": [encoded([text("user", "a")]), encoded([SYSTEM])],
+    "harmony_refused": [
+        encoded([{"role": "user", "content": None}, *chat()]),
+        encoded([{"role": "user"}, *chat()]),
+        encoded([text("user", "lone \ud800"), *chat()]),
+        encoded([{"role": "user", "content": [{"type": "image"}]}, *chat()]),
+        encoded([{"role": "user", "content": ["x"]}, *chat()]),
+        encoded([{**SYSTEM, "role": "user"}, *chat()]),
+    ],
+    "not_utf8": [encoded(chat("x")).replace(b"x", b"\xff")],
+}
+
+
+@pytest.mark.parametrize("code", FAILING)
+def test_rows_that_fail_say_why_and_leave_the_others_alone(bulk: BulkRows, code: str) -> None:
+    good = encoded(chat())
+    expected = bulk.official.render(good).ids.tolist()
+    for bad in FAILING[code]:
+        batch = bulk.render([good, bad, good])
+        assert [(place, error.code) for place, error in batch.failed] == [(1, code)], bad
+        assert batch.rows.tolist() == [0, 2]
+        assert [ids.tolist() for ids, _ in documents(batch)] == [expected, expected]
+        with pytest.raises(RecordError) as caught:
+            bulk.official.render(bad)
+        assert caught.value.code == code, "both paths refuse for the same reason"
+
+
+TEXTS = st.text(st.characters(blacklist_categories=("Cs",)), max_size=30) | st.sampled_from(
+    ["<|end|>", '"}]}, {"role": "assistant"', "\\", '\\"', "\x00\x01", "🙂‍↔️ é", "\u2028", " \n\n ", "don't I'LL 12345"]
+)
+USERS = st.builds(text, st.just("user"), TEXTS)
+ASSISTANTS = st.builds(
+    lambda content, channel, more: text("assistant", content, channel=channel, **more),
+    TEXTS,
+    st.sampled_from(["analysis", "final", "final", "commentary", None]),
+    st.sampled_from(
+        [
+            {},
+            {},
+            {"name": "a<|end|>"},
+            {"recipient": "all"},
+            {"recipient": "functions.f"},
+            {"content_type": "json"},
+            {"x": 1},
+        ]
+    ),
+)
+OTHERS = st.sampled_from([SYSTEM, DEVELOPER, TOOLS, text("system", "s"), {"role": "user", "content": "plain"}])
+CONVERSATIONS = st.tuples(
+    st.lists(st.sampled_from([SYSTEM, DEVELOPER, TOOLS]), max_size=2),
+    st.lists(USERS | ASSISTANTS | ASSISTANTS, max_size=4),
+    st.lists(OTHERS, max_size=1),
+).map(lambda parts: [message for part in parts for message in part])
+SPELLINGS = st.sampled_from(
+    [{}, {"ensure_ascii": False}, {"separators": (",", ":")}, {"indent": 1}, {"ensure_ascii": False, "sort_keys": True}]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(CONVERSATIONS, SPELLINGS), min_size=1, max_size=4))
+def test_any_rows_equal_the_official_renderer(bulk: BulkRows, drawn: list[tuple[Any, dict[str, Any]]]) -> None:
+    rows = [encoded(messages, **spelling) for messages, spelling in drawn]
+    batch = bulk.render(rows)
+    rendered = dict(zip(batch.rows.tolist(), documents(batch), strict=True))
+    failed = dict(batch.failed)
+    assert rendered.keys() | failed.keys() == set(range(len(rows)))
+    for place, row in enumerate(rows):
+        if place in failed:
+            with pytest.raises(RecordError) as caught:
+                bulk.official.render(row)
+            assert (failed[place].code, failed[place].path) == (caught.value.code, caught.value.path)
+            continue
+        expected = bulk.official.render(row)
+        ids, spans = rendered[place]
+        assert ids.tolist() == expected.ids.tolist()
+        assert spans.tolist() == expected.spans.tolist()
+
+
+def test_bounded_caches_change_no_ids(bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatmill.build.synth_kd.bulk.MAX_FORMS", 4)
+    monkeypatch.setattr("chatmill.build.synth_kd.bulk.MAX_PREFIXES", 4)
+    rows = [encoded([text("system", f"s{n}"), text("user", "a", name=f"n{n}"), *chat()[1:]]) for n in range(30)]
+    for first in range(0, 30, 3):
+        batch = bulk.render(rows[first : first + 3])
+        assert not batch.official
+        assert max(len(bulk._prefixes), len(bulk._forms)) <= 4 + 5, "they do not grow with the input"
+        for row, (ids, _) in zip(rows[first : first + 3], documents(batch), strict=True):
+            assert ids.tolist() == bulk.official.render(row).ids.tolist()
+
+
+def test_a_row_that_closes_its_list_and_opens_another(bulk: BulkRows) -> None:
+    """Such a row is no JSON, but looks like two when rows are decoded together."""
+    good = encoded(chat())
+    two = good[:-1] + b"," + good[len(b'{"messages": ') :]
+    assert two.count(b"],[{") == 1
+    for rows in ([good, two, good], [two], [good, two[:-2] + b"}", good]):
+        batch = bulk.render(rows)
+        assert [error.code for _, error in batch.failed] == ["invalid_json"]
+        assert len(batch.rows) == len(rows) - 1
+
+
+def test_many_rows_of_several_kinds_in_one_batch(bulk: BulkRows) -> None:
+    kinds = [chat(), [SYSTEM, *chat()], [SYSTEM, DEVELOPER, *chat("x")], [*chat(), SYSTEM], chat()[:1]]
+    rows = [encoded(kinds[(n * n // 7) % 5]) for n in range(100)]
+    batch = bulk.render(rows)
+    rendered = dict(zip(batch.rows.tolist(), documents(batch), strict=True))
+    failed = dict(batch.failed)
+    assert len(rendered) + len(failed) == 100
+    assert len(failed) > 5
+    assert batch.rows.tolist() == sorted(rendered)
+    for place, (ids, spans) in rendered.items():
+        expected = bulk.official.render(rows[place])
+        assert ids.tolist() == expected.ids.tolist()
+        assert spans.tolist() == expected.spans.tolist()
+
+
+def test_an_empty_batch(bulk: BulkRows) -> None:
+    batch = bulk.render([])
+    assert len(batch.ids) == len(batch.spans) == len(batch.lengths) == len(batch.rows) == 0
+
+
+def test_the_split_rule_on_known_ids() -> None:
+    """Hashes computed once with `b2sum -l 64`."""
+    known = {"synth-00000449": 0x24FE9E62B7470A4D, "é": 0xCB1ABF8BEFF3192F, "": 0xE4A6A0577479B2B4}
+    for synth_id, number in known.items():
+        share = number / 2**64
+        assert synth_kd_split(synth_id, share + 1e-6) is Split.VALID
+        assert synth_kd_split(synth_id, share - 1e-6) is Split.TRAIN
+    assert valid_threshold(0.001) == 18446744073709551
+    assert valid_threshold(0.1) == 1844674407370955161, "the decimal fraction, not its binary neighbour"
+    assert valid_threshold(1.0) == 2**64
+    ids = [f"synth-{n:08d}" for n in range(20_000)]
+    assert 5 <= sum(synth_kd_split(i) is Split.VALID for i in ids) <= 45
+    assert all(synth_kd_split(i, 0.0) is Split.TRAIN and synth_kd_split(i, 1.0) is Split.VALID for i in ids[:50])
+    with pytest.raises(ConfigError, match="from 0 to 1"):
+        valid_threshold(1.5)
+
+
+@pytest.mark.usefixtures("no_vocabulary_variables")
+def test_where_the_vocabulary_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    bundled, name = vocabulary_file()
+    assert name == "chatmill:o200k_base.tiktoken"
+    content = bundled.read_bytes()
+    places = {key: tmp_path / key for key in ("given", "variable", "base", "project")}
+    files = [places["project"] / "data/tokenizer/o200k_base.tiktoken", places["base"] / "o200k_base.tiktoken"]
+    files += [places["variable"] / "any.name", places["given"] / "other.name"]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+    monkeypatch.chdir(places["project"])
+    assert vocabulary_file()[1] == "data/tokenizer/o200k_base.tiktoken"
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(places["base"]))
+    assert vocabulary_file()[1] == str(files[1])
+    monkeypatch.setenv("O200K_HARMONY_VOCAB_PATH", str(files[2]))
+    assert vocabulary_file()[1] == str(files[2])
+    assert vocabulary_file(files[3])[1] == str(files[3])
+    files[3].write_bytes(content[:-1])
+    with pytest.raises(TokenizerError, match=r"its sha256 is [0-9a-f]{64}, expected 446a9538cb6c348e") as caught:
+        vocabulary_file(files[3])
+    assert str(files[3]) in str(caught.value)
+    monkeypatch.setenv("O200K_HARMONY_VOCAB_PATH", str(tmp_path / "not there"))
+    with pytest.raises(TokenizerError, match=r"O200K_HARMONY_VOCAB_PATH names .*no such file"):
+        vocabulary_file()
+    monkeypatch.delenv("O200K_HARMONY_VOCAB_PATH")
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path / "no folder"))
+    with pytest.raises(TokenizerError, match=r"TIKTOKEN_ENCODINGS_BASE names .*no such file"):
+        vocabulary_file()
