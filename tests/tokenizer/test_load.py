@@ -408,13 +408,13 @@ def test_a_variable_that_names_nothing(variable: str, no_variables: Path, monkey
 
 def test_the_bundled_copy_survives_a_damaged_cache(no_variables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(no_variables))
-    assets._bundled.cache_clear()
+    assets.bundled_o200k.cache_clear()
     path = assets.find_o200k()
     assert path.is_relative_to(no_variables)
     path.write_text("damaged")
-    assets._bundled.cache_clear()
+    assets.bundled_o200k.cache_clear()
     assert assets.find_o200k().stat().st_size > 3_000_000
-    assets._bundled.cache_clear()
+    assets.bundled_o200k.cache_clear()
 
 
 def test_tokenizers_travel_to_other_processes(gpt2: Any) -> None:
