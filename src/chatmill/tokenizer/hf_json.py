@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,7 @@ def tokenizer_from_json(
         token_bytes=token_bytes,
         control_ids=controls,
         named=named or _named_ids(config or {}, controls),
-        rules_fingerprint=partial(_fingerprint, raw),
+        rules_fingerprint=_later(raw) if engine is Engine.CHECKED else partial(str, _fingerprint(data)),
         normalizer=reference,
         unknown_id=unknown_id,
         document_backend=_document_backend(data, raw),
@@ -130,9 +130,13 @@ def _document_backend(data: Mapping[str, Any], raw: bytes) -> Backend | None:
     return HuggingFaceBackend.from_json(msgspec.json.encode({**data, "post_processor": None}))
 
 
-def _fingerprint(raw: bytes) -> str:
+def _later(raw: bytes) -> Callable[[], str]:
+    """The fingerprint, made when it is asked for: workers never do."""
+    return lambda: _fingerprint(msgspec.json.decode(raw))
+
+
+def _fingerprint(data: Mapping[str, Any]) -> str:
     """sha256 of vocabulary, merges and rules, whichever way the file writes them."""
-    data = msgspec.json.decode(raw)
     model = dict(data["model"])
     vocab = model.pop("vocab", {})
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.pop("merges", None) or []]
