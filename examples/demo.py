@@ -16,7 +16,15 @@ from rich.rule import Rule
 from rich.table import Table
 
 import chatmill
-from chatmill import EpisodeDataset, GPTEpisodeDataLoader, load_tokenizer, plan, verify_dataset
+from chatmill import (
+    EpisodeDataset,
+    GPTEpisodeDataLoader,
+    load_tokenizer,
+    make_report,
+    open_for_looking,
+    plan,
+    verify_dataset,
+)
 from chatmill.look.ledger import ledger_table
 from chatmill.look.preview import ConversationView, Run, role_counts, summary_table
 
@@ -70,6 +78,12 @@ def main() -> None:
     episode = next(episode for episode in dataset if episode.source == "gsm8k")
     console.print(ConversationView(runs_of_episode(episode, tokenizer), tokenizer))
     console.print("\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
+
+    console.print(Rule("6. a picture of it all", align="left"))
+    page = OUT / "report.html"
+    page.write_text(make_report(open_for_looking(OUT)), encoding="utf-8")
+    console.print(f"{page}: one page with the way of every token, histograms and samples; open it in a browser.")
+    console.print("The dataset token by token: chatmill view demo_out (in .venv/bin)")
 
     console.print("\nYour own file: chatmill preview FILE, then chatmill init FILE   (in .venv/bin)", style="bold")
 

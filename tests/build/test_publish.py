@@ -397,3 +397,12 @@ def test_faults_that_make_no_sense(monkeypatch: pytest.MonkeyPatch, plan: str) -
     monkeypatch.delenv("CHATMILL_FAULTS_LOG", raising=False)
     with pytest.raises(ConfigError, match="CHATMILL_FAULTS"):
         faults.fault_point("here")
+
+
+def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path):
+        with pytest.raises(ConfigError, match="no plain file"):
+            write_atomic(place, b"x")
+    assert pipe.is_fifo()

@@ -96,6 +96,8 @@ class AtomicFile:
         self._durability = durability
         self.path = Path(path)
         self.temporary = temporary_beside(self.path)
+        if self.path.exists() and not self.path.is_file():
+            raise ConfigError(f"{self.path} is there and is no plain file; it is not replaced: choose another name")
         self.size = 0
         self._verify, self._step = verify, step
         self._hash = hashlib.sha256()
