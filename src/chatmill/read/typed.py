@@ -70,7 +70,7 @@ _rich = msgspec.json.Decoder(_RichRecord).decode
 _tools = msgspec.json.Decoder(list[dict[str, object]] | None).decode
 _new = tuple.__new__
 _REST = Message(Role.USER, "")[6:]
-_TOOLS_KEPT = 1024
+_TOOLS_KEPT = 256
 _KNOWN_TOOLS: dict[bytes, tuple[Any, ...]] = {}
 
 Slow = Callable[[bytes, int], Conversation | RecordError | None]

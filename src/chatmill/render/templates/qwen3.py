@@ -224,7 +224,7 @@ def split_reasoning(message: Message) -> tuple[str, str]:
 
 
 _LISTED: dict[int, tuple[tuple[Any, ...], str]] = {}
-_LISTED_KEPT = 4096
+_LISTED_KEPT = 256
 
 
 def listed_tools(tools: tuple[Any, ...]) -> str:
