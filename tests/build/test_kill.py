@@ -296,7 +296,8 @@ def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) 
     subprocess.run(python_build(sets.home / "recipe.yaml", fast / "calm", sets.chunk_bytes, 2), check=True)
     whole = time.monotonic() - started
     rng = random.Random(11)
-    killed = random_kills(command, dict(os.environ), rng, [whole * rng.uniform(0.2, 0.6) for _ in range(6)])
+    early, any_time = [rng.uniform(0.2, 0.6) for _ in range(3)], [rng.uniform(0.3, 0.95) for _ in range(5)]
+    killed = random_kills(command, dict(os.environ), rng, [whole * share for share in [*early, *any_time]])
     assert killed >= 2, "the build was too quick for its killer"
     sets.check(fast / "out")
 

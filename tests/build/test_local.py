@@ -316,7 +316,7 @@ def test_no_worker_outlives_its_driver(tmp_path: Path, end: int, job: str) -> No
             os.killpg(driver.pid, end)  # as a terminal does it: to all of them
         else:
             driver.send_signal(end)
-        _, complaint = driver.communicate(timeout=60)
+        _, complaint = driver.communicate(timeout=10)
         wait_until(lambda: not any(alive(pid) for pid in pids), seconds=5)
     finally:
         driver.kill()
@@ -343,7 +343,7 @@ def test_a_worker_ends_by_its_pipe_where_the_system_does_not_help() -> None:
         assert worker.stdout.readline() == "watching\n"
         assert worker.poll() is None
         os.close(writing)
-        assert worker.wait(timeout=60) == 1
+        assert worker.wait(timeout=10) == 1
 
 
 def test_a_driver_on_standard_input_works(tmp_path: Path) -> None:
