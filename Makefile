@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself; the set-up is skipped while pyproject.toml and constraints.txt are unchanged.
+# Every target sets up .venv by itself; the set-up is skipped while the files that $(STAMP) depends on are unchanged.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,13 +7,15 @@ STAMP := $(VENV)/.chatmill-installed
 BENCH_VENV := .venv-bench
 BENCH_BIN := $(BENCH_VENV)/bin
 BENCH_STAMP := $(BENCH_VENV)/.chatmill-installed
+# Compiled by the install.
+NATIVE := hatch_build.py $(wildcard src/chatmill/core/native/*.[ch])
 BENCH_PIP := $(BENCH_BIN)/pip install -q --disable-pip-version-check -c constraints.txt -c benchmarks/constraints.txt
 
 .PHONY: demo test test-slow test-gpu check docs bench browser clean setup
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -41,7 +43,7 @@ test-slow: setup
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
 
-$(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/constraints.txt benchmarks/requirements.txt
+$(BENCH_STAMP): pyproject.toml constraints.txt $(NATIVE) benchmarks/constraints.txt benchmarks/requirements.txt
 	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_PIP) torch
 	$(BENCH_PIP) -r benchmarks/requirements.txt -e .

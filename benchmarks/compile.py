@@ -3,8 +3,9 @@
     python -m benchmarks.compile [--quick] [--json] [--size BYTES] [--trl-size BYTES]
 
 - *gigatoken*, the limit: every chunk's work (read, render, label, write, hash, publish) against gigatoken's
-  `encode_batch(parallel=False)` on the same pieces in the same calls, chunk by chunk in one process, after one warm-up
-  chunk. Each side has a tokenizer of its own, so that each meets new words once; loading it is not counted.
+  `encode_batch(parallel=False)` on the same pieces in the same calls (handed over as ready flat arrays, its quickest
+  way), chunk by chunk in one process, after one warm-up chunk. Each side has a tokenizer of its own, so that each
+  meets new words once; loading it is not counted.
 - *renderers*: a chunk's whole work against PrimeIntellect's `renderers`, which begins with decoded records and ends
   with ids and mask in memory; one process each. It writes the published template, so ours is `qwen3` there.
 - *TRL*: `datasets.map` with `apply_chat_template` and its assistant mask, 2 processes, against a whole build with 2
@@ -46,8 +47,10 @@ from benchmarks.harness import (
 )
 from benchmarks.inputs import inputs_folder, records, without_control_text, write_shards, write_tiled
 from benchmarks.peers import Prepared, conversations_of, prepared, renderers_rows, trl_map, trl_table
+from chatmill.core.texts import Texts
 from chatmill.render.registry import bind
 from chatmill.render.render import render
+from chatmill.tokenizer.backends import as_awkward
 from chatmill.tokenizer.load import load_tokenizer
 from tests.data.tokenizer_files import unpacked
 
@@ -62,7 +65,7 @@ class Recorder:
     def __init__(self, backend: Any) -> None:
         """`backend` does the work."""
         self.backend, self.name = backend, backend.name
-        self.calls: list[tuple[list[str], Any]] = []
+        self.calls: list[tuple[Any, Any]] = []
 
     def encode_batch(self, texts: Any) -> Any:
         """Encode, and remember the texts and ids."""
@@ -85,8 +88,9 @@ def against_gigatoken(report: Report, paths: list[Path], work: Path) -> None:
     for number, job in enumerate(bench.jobs):
         recorder.calls.clear()
         compiled, made = bench.compile(job)
+        given = [as_awkward(texts) if isinstance(texts, Texts) else texts for texts, _ in recorder.calls]
         start = time.perf_counter()
-        encoded = [alone.encode_batch(texts, parallel=False) for texts, _ in recorder.calls]
+        encoded = [alone.encode_batch(texts, parallel=False) for texts in given]
         seconds = time.perf_counter() - start
         for (_, own), other in zip(recorder.calls, encoded, strict=True):
             first, last = other.layout.offsets.data[0], other.layout.offsets.data[-1]

@@ -64,6 +64,10 @@ class TokenizerError(ChatmillError, ValueError):
     """A tokenizer cannot be loaded, lacks a token, or disagrees with its reference."""
 
 
+class NoReferenceError(TokenizerError):
+    """A reference engine was asked for, and there is none for this vocabulary."""
+
+
 class FormatError(ChatmillError, ValueError):
     """A file on disk is not what its format says: wrong size, index out of range, wrong version."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import signal
@@ -34,6 +35,12 @@ class Chunk:
 def square(number: int) -> dict[str, int]:
     CALLS.append(number)
     return {"square": number * number, "pid": os.getpid(), "calls": len(CALLS)}
+
+
+def note_at_exit(path: Path) -> None:
+    """Leave a word in a file, and one that is still in a buffer, when the worker ends."""
+    print("not flushed", end="", file=sys.stdout)
+    atexit.register(lambda: path.write_text("ended\n"))
 
 
 def slow_square(number: int) -> dict[str, int]:

@@ -371,11 +371,18 @@ def test_words_for_jobs_and_exits() -> None:
     assert LocalExecutor().workers == available_cores()
 
 
+def noted(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
 def test_prepared_workers_do_their_first_job_once_and_are_taken_over(tmp_path: Path) -> None:
     engine = LocalExecutor(2)
     before = child_pids()
     try:
         engine.prepare(jobs.note_pid, tmp_path / "prepared")
+        until = time.monotonic() + 30  # a worker that is still preparing when all jobs are done is ended
+        while time.monotonic() < until and len(noted(tmp_path / "prepared")) < 2:
+            time.sleep(0.01)
         done: dict[int, int] = {}
         engine.run(jobs.note_pid, [tmp_path / "jobs"] * 6, done.__setitem__)
     finally:
@@ -397,9 +404,44 @@ def test_prepared_workers_that_are_not_needed_end() -> None:
     assert child_pids() == before
 
 
+def test_no_more_workers_are_prepared_than_will_be_needed(tmp_path: Path) -> None:
+    engine = LocalExecutor(3)
+    before = child_pids()
+    try:
+        engine.prepare(jobs.note_pid, tmp_path / "nothing", most=0)
+        assert child_pids() == before
+        engine.prepare(jobs.note_pid, tmp_path / "prepared", most=1)
+        assert len(child_pids()) == len(before) + 1
+        done: dict[int, int] = {}
+        engine.run(jobs.note_pid, [tmp_path / "jobs"] * 6, done.__setitem__)
+    finally:
+        engine.close()
+    assert len(done) == 6
+    assert len((tmp_path / "prepared").read_text().split()) >= 1  # those that the run starts do it too
+    assert child_pids() == before
+
+
+def test_nobody_waits_for_workers_that_prepare_for_nothing() -> None:
+    engine = LocalExecutor(1)
+    before = child_pids()
+    started = time.monotonic()
+    engine.prepare(time.sleep, 60)
+    engine.run(jobs.square, [], lambda index, receipt: None)
+    assert time.monotonic() - started < 4
+    assert child_pids() == before
+
+
 def test_a_preparation_that_fails_changes_nothing(tmp_path: Path) -> None:
     engine = LocalExecutor(1)
     engine.prepare(jobs.fail, "data")
     done: dict[int, int] = {}
     engine.run(jobs.note_pid, [tmp_path / "jobs"] * 2, done.__setitem__)
     assert len(done) == 2
+
+
+def test_workers_that_are_not_needed_any_more_run_their_exit_handlers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    LocalExecutor(1).run(jobs.note_at_exit, [tmp_path / "one", tmp_path / "two"], lambda index, receipt: None)
+    assert [(tmp_path / name).read_text() for name in ("one", "two")] == ["ended\n"] * 2
+    assert capfd.readouterr().err == "not flushed" * 2

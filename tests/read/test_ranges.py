@@ -15,7 +15,7 @@ import pytest
 
 from chatmill.errors import DataError
 from chatmill.read.files import Raw, parquet_batches, read_records
-from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_lines, chunk_records
+from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_bytes, chunk_records
 
 DATA = b'\xef\xbb\xbf{"n": 1}\r\n\n{"n": 3}\n{"n": }\n{"n": 5}'
 
@@ -50,11 +50,11 @@ def jsonl(tmp_path: Path) -> Path:
 
 def test_lines_keep_blanks_and_line_ends_but_not_the_mark_of_the_first(jsonl: Path) -> None:
     whole = chunk(jsonl, ChunkKind.LINES, 0, len(DATA), 1)
-    assert chunk_lines(whole) == ([b'{"n": 1}\r\n', b"\n", b'{"n": 3}\n', b'{"n": }\n', b'{"n": 5}'], 1)
+    assert chunk_bytes(whole) == (b'{"n": 1}\r\n\n{"n": 3}\n{"n": }\n{"n": 5}', 1)
     third = DATA.index(b'{"n": 3}')
-    assert chunk_lines(chunk(jsonl, ChunkKind.LINES, third, third + 9, 3)) == ([b'{"n": 3}\n'], 3)
-    assert chunk_lines(chunk(jsonl, ChunkKind.LINES, 0, 5, 2)) == ([DATA[:5]], 2), "a mark inside of a file stays"
-    assert chunk_lines(chunk(jsonl, ChunkKind.LINES, 4, 4, 1)) == ([], 1)
+    assert chunk_bytes(chunk(jsonl, ChunkKind.LINES, third, third + 9, 3)) == (b'{"n": 3}\n', 3)
+    assert chunk_bytes(chunk(jsonl, ChunkKind.LINES, 0, 5, 2)) == (DATA[:5], 2), "a mark inside of a file stays"
+    assert chunk_bytes(chunk(jsonl, ChunkKind.LINES, 4, 4, 1)) == (b"", 1)
 
 
 def test_records_are_numbered_as_in_the_file_that_was_named(jsonl: Path) -> None:
@@ -70,7 +70,7 @@ def test_one_mark_alone_is_taken_off(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" * 2 + b"{}\n")
     whole = chunk(path, ChunkKind.LINES, 0, 9, 1)
-    assert chunk_lines(whole) == ([b"\xef\xbb\xbf{}\n"], 1)
+    assert chunk_bytes(whole) == (b"\xef\xbb\xbf{}\n", 1)
     assert [raw.error and raw.error.code for raw in chunk_records(whole)] == ["invalid_json"]
     assert [raw.error and raw.error.code for raw in read_records(path)] == ["invalid_json"]
 
@@ -81,7 +81,8 @@ def test_entries_of_a_list(tmp_path: Path) -> None:
     data = path.read_bytes()
     start, stop = data.index(b'{"n":\n'), data.index(b"]", -1)
     part = chunk(path, ChunkKind.ENTRIES, start, stop, 2)
-    assert chunk_lines(part) == ([b'{"n":\n2}', b"3"], 2)
+    with pytest.raises(ValueError, match=r"chunk 7 holds entries of .*, not lines"):
+        chunk_bytes(part)
     assert list(chunk_records(part)) == [Raw("in.jsonl:row 2", {"n": 2}), Raw("in.jsonl:row 3", 3)]
 
 
@@ -98,7 +99,7 @@ def test_rows_of_parquet_and_of_a_spooled_stream(tmp_path: Path) -> None:
     found = list(chunk_records(chunk(spooled, ChunkKind.ROWS, 0, 50, 101)))
     assert found == [Raw(f"in.jsonl:row {n + 1}", {"n": n}) for n in range(100, 150)]
     with pytest.raises(ValueError, match=r"chunk 7 holds rows of .*, not lines"):
-        chunk_lines(chunk(path, ChunkKind.ROWS, 0, 1, 1))
+        chunk_bytes(chunk(path, ChunkKind.ROWS, 0, 1, 1))
 
 
 def test_rows_outside_of_the_range_are_not_decoded(tmp_path: Path) -> None:
@@ -162,10 +163,10 @@ def test_a_damaged_stream_and_an_unreadable_file_are_errors(tmp_path: Path, monk
 
     monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(DataError, match=r"cannot read .*a\.arrow: Permission denied"):
-        chunk_lines(chunk(path, ChunkKind.LINES, 0, 9, 1))
+        chunk_bytes(chunk(path, ChunkKind.LINES, 0, 9, 1))
 
 
 def test_an_unchanged_file_is_no_error(jsonl: Path) -> None:
     status = jsonl.stat()
     check_unchanged(str(jsonl), status.st_size, status.st_mtime_ns)
-    assert json.loads(chunk_lines(chunk(jsonl, ChunkKind.LINES, 0, 12, 1))[0][0]) == {"n": 1}
+    assert json.loads(chunk_bytes(chunk(jsonl, ChunkKind.LINES, 0, 12, 1))[0]) == {"n": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,19 @@ from chatmill.read.typed import read_batch
 from chatmill.render.registry import bind
 from chatmill.render.render import Rendered, render
 from chatmill.tokenizer.byte_level import ByteTokenizer
-from chatmill.tokenizer.load import load_tokenizer
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import unpacked
 
-TEMPLATES = ("qwen3_training", "chatml", "qwen3")
+TEMPLATES = ("qwen3_training", "qwen3", "chatml", "llama3", "markers", "token_native")
+
+
+@pytest.fixture(scope="module", params=["compiled", "msgspec"], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways to make columns of lines, and to copy ranges."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHATMILL_NATIVE", "1" if request.param == "compiled" else "0")
+        yield request.param
 
 
 def slowly(line: bytes, number: int) -> Conversation | RecordError | None:
@@ -40,12 +49,13 @@ def slowly(line: bytes, number: int) -> Conversation | RecordError | None:
 
 
 def both_ways(lines: list[bytes]) -> tuple[ConversationBatch, list[Conversation]]:
-    batch, errors = read_batch(lines, 1, "f", "s", slowly)
+    data = b"".join(line.rstrip(b"\n") + b"\n" for line in lines)
+    batch, errors = read_batch(data, 0, len(data), 1, "f", "s", slowly)
     one_by_one = [slowly(line, number) for number, line in enumerate(lines, 1)]
     conversations = [found for found in one_by_one if isinstance(found, Conversation)]
     assert [str(error) for error in errors] == [str(e) for e in one_by_one if isinstance(e, RecordError)]
     assert [c._replace(metadata={}) for c in batch] == [c._replace(metadata={}) for c in conversations]
-    assert keys_of(batch) == list(map(record_key, conversations))
+    assert list(keys_of(batch)) == list(map(record_key, conversations))
     assert sources_of(batch) == [c.source for c in conversations]
     return batch, conversations
 
@@ -61,7 +71,8 @@ def assert_equal(found: Rendered, wanted: Rendered) -> None:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_every_bundled_source(template: str) -> None:
-    bound = bind(template, load_tokenizer(str(unpacked("qwen3"))))
+    tokenizer = with_control_tokens(load_tokenizer(str(unpacked("qwen3"))), bind_class(template).control_tokens)
+    bound = bind(template, tokenizer)
     seen = 0
     for path in CONVERSATION_FILES:
         batch, conversations = both_ways(gzip.decompress(path.read_bytes()).splitlines()[:120])
@@ -70,14 +81,17 @@ def test_every_bundled_source(template: str) -> None:
     assert seen > 500
 
 
-TEXT = st.sampled_from(["", "a", "\n", "\nx", "x\n", "</think>", "<think>r</think>\n\nok", "é́\n", "hello there\n\n"])
+TEXT = st.sampled_from(
+    ["", "a", "\n", "\nx", "x\n", "</think>", "<think>r</think>\n\nok", "é́\n", "hello there\n\n", "\u2003é \u00a0"]
+) | st.lists(st.sampled_from(["<think>", "</think>", "\n", "é", "a", " ", "<th", "ink>"]), max_size=6).map("".join)
+USER_TEXT = TEXT | st.sampled_from(["<tool_response>x</tool_response>", "<tool_response>", "<x"])
 CALLS = st.lists(
     st.fixed_dictionaries({"function": st.fixed_dictionaries({"name": TEXT, "arguments": TEXT})}),
     min_size=1,
     max_size=3,
 )
 MESSAGES = st.fixed_dictionaries(
-    {"role": st.sampled_from(["system", "user", "assistant", "tool", "developer"]), "content": TEXT},
+    {"role": st.sampled_from(["system", "user", "assistant", "tool", "developer"]), "content": USER_TEXT},
     optional={
         "reasoning_content": st.none() | TEXT,
         "tool_calls": CALLS,
@@ -93,7 +107,7 @@ RECORDS = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def bound() -> dict[str, Any]:
-    names = ("qwen3_training", "chatml")
+    names = TEMPLATES
     controls = sorted({token for name in names for token in bind_class(name).control_tokens})
     tokenizer = ByteTokenizer(controls)
     return {name: bind(name, tokenizer) for name in names}
@@ -106,7 +120,7 @@ def bind_class(name: str) -> Any:
 
 
 @settings(max_examples=300, deadline=None)
-@given(records=st.lists(RECORDS | st.just(None), max_size=6), template=st.sampled_from(["qwen3_training", "chatml"]))
+@given(records=st.lists(RECORDS | st.just(None), max_size=6), template=st.sampled_from(TEMPLATES))
 def test_random_batches(records: list[Any], template: str, bound: dict[str, Any]) -> None:
     lines = [b"\n" if record is None else json.dumps(record).encode() for record in records]
     batch, conversations = both_ways(lines)
@@ -128,5 +142,5 @@ def test_chosen_conversations(records: list[Any], chosen: list[int], bound: dict
 
 def test_most_conversations_are_written_from_columns() -> None:
     lines = [line for path in CONVERSATION_FILES for line in gzip.decompress(path.read_bytes()).splitlines()[:100]]
-    batch, _ = read_batch(lines, 1, "f", "s", slowly)
+    batch, _ = both_ways(lines)
     assert batch.in_columns.mean() > 0.95

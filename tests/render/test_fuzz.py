@@ -13,7 +13,7 @@ from chatmill.core.kinds import KINDS, Part, parts_of
 from chatmill.label.presets import PRESETS
 from chatmill.render.registry import TEMPLATES, bind, find_template
 from chatmill.render.render import render
-from chatmill.render.templates.qwen3 import THINK, THINK_END
+from chatmill.render.thinking import THINK, THINK_END
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
 SPELLINGS = [

@@ -38,24 +38,28 @@ def test_both_engines_are_one_tokenizer(
 
 
 @pytest.mark.parametrize("name", ["o200k", "gpt2"])
-def test_a_checked_tokenizer_is_the_fast_one_without_the_comparison(
+def test_an_unchecked_tokenizer_is_the_fast_one_without_the_comparison(
     name: str, o200k: Any, gpt2: Any, real_conversations: Any
 ) -> None:
     fast = {"o200k": o200k, "gpt2": gpt2}[name]
-    checked: Any = load_tokenizer(name if name == "o200k" else unpacked(name), engine="checked")
-    assert (checked.backend.name, checked.bytes_add_up, checked.fingerprint) == ("gigatoken", True, fast.fingerprint)
+    unchecked: Any = load_tokenizer(name if name == "o200k" else unpacked(name), engine="unchecked")
+    assert (unchecked.backend.name, unchecked.bytes_add_up, unchecked.fingerprint) == (
+        "gigatoken",
+        True,
+        fast.fingerprint,
+    )
     texts = [message.content for one in real_conversations(3) for message in one.messages]
     ids, offsets = fast.encode_batch(texts)
-    assert np.array_equal(checked.encode_batch(texts)[0], ids)
+    assert np.array_equal(unchecked.encode_batch(texts)[0], ids)
     which = np.arange(len(texts))
     for cut, points in (("split_points", [text[:5] for text in texts]), ("tail_points", ["\n"] * len(texts))):
         wanted = getattr(fast, cut)((ids, offsets), which, points, texts)
-        assert np.array_equal(getattr(checked, cut)((ids, offsets), which, points, texts), wanted)
-    assert checked.normalize("Cafe\u0301") == fast.normalize("Cafe\u0301")
+        assert np.array_equal(getattr(unchecked, cut)((ids, offsets), which, points, texts), wanted)
+    assert unchecked.normalize("Cafe\u0301") == fast.normalize("Cafe\u0301")
 
 
 def test_what_has_no_reference_engine_is_said() -> None:
-    with pytest.raises(UnknownNameError, match="fast, checked, reference"):
+    with pytest.raises(UnknownNameError, match="fast, unchecked, reference"):
         load_tokenizer("bytes", engine="slow")
     with pytest.raises(TokenizerError, match="no reference engine encodes the pattern 'qwen2'"):
         load_tiktoken(find_o200k(), pattern="qwen2", engine=Engine.REFERENCE)

@@ -187,11 +187,15 @@ def test_fingerprints_tell_tokenizers_apart(qwen3: Any, gpt2: Any, o200k: Any) -
 
 
 def test_a_changed_merge_changes_the_fingerprint(tmp_path: Path) -> None:
-    source = unpacked("tiny_torchtitan") / "tokenizer.json"
+    source = unpacked("gpt2") / "tokenizer.json"
+    (tmp_path / "tokenizer_config.json").write_bytes((source.parent / "tokenizer_config.json").read_bytes())
     data = json.loads(source.read_text())
-    data["model"]["merges"] = data["model"]["merges"][:-1]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
-    assert load_tokenizer(tmp_path).fingerprint != load_tokenizer(source).fingerprint
+    found = []
+    for merges in (data["model"]["merges"], data["model"]["merges"][:-1]):
+        (tmp_path / "tokenizer.json").write_text(json.dumps({**data, "model": {**data["model"], "merges": merges}}))
+        found.append(load_tokenizer(tmp_path).fingerprint)
+    assert found[0] == load_tokenizer(source).fingerprint
+    assert found[0] != found[1]
 
 
 # -- control tokens -------------------------------------------------------------------------------------------------

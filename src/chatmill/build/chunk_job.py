@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 
 from chatmill.build.collector import without_collector
 from chatmill.build.faults import fault_point
-from chatmill.build.inputs import Chunk, ChunkKind, chunk_lines, chunk_records
 from chatmill.build.ledger import Ledger
 from chatmill.build.pipeline import Compiled, Pipeline, copies_of, hashes_below
+from chatmill.build.plain_recipe import OnError, plain_recipe
 from chatmill.build.publish import (
     canonical_json,
     publish_folder,
@@ -30,17 +31,19 @@ from chatmill.build.publish import (
     temporary_folder,
     write_atomic,
 )
-from chatmill.build.recipe import OnError, recipe_of
 from chatmill.core.batch import ConversationBatch, keys_of, sources_of
 from chatmill.core.conversation import Conversation
+from chatmill.core.texts import Texts
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw, decode_line
+from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_records
 from chatmill.read.shapes import Shape, conversation_of, find_shape
-from chatmill.read.typed import read_batch
+from chatmill.read.typed import line_groups, read_batch
 from chatmill.store.durable import Durability
-from chatmill.store.episode_columns import EpisodeColumns, Texts
+from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.tokenizer.backends import Engine
+from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
+from chatmill.tokenizer.probe import ProbeAnswers
 
 SPLITS = ("train", "val")
 BATCH_BYTES = 4 << 20
@@ -67,8 +70,8 @@ class ChunkJob:
     """The recipe as JSON."""
     parts: str
     """Folder of all parts."""
-    engine: Engine = Engine.FAST
-    """How a worker loads the tokenizer."""
+    answers: ProbeAnswers | None = None
+    """What the worker's fast engine has to make of the probe; None: it is compared with a reference in the worker."""
 
     @property
     def label(self) -> str:
@@ -91,17 +94,32 @@ _KEPT: dict[tuple[str, Engine], Pipeline] = {}
 
 
 def pipeline_of(recipe: str, engine: Engine = Engine.FAST) -> Pipeline:
-    """The pipeline of a recipe; kept, so that a process loads its tokenizer once (a fast one is a checked one, too)."""
+    """The pipeline of a recipe; kept, so that a process loads each engine once (a fast one serves for every other)."""
     kept = _KEPT.get((recipe, Engine.FAST)) or _KEPT.get((recipe, engine))
     if kept is None:
-        _KEPT.clear()
-        kept = _KEPT[recipe, engine] = Pipeline(recipe_of(json.loads(recipe)), engine=engine)
+        for other in [key for key in _KEPT if key[0] != recipe]:
+            del _KEPT[other]
+        kept = _KEPT[recipe, engine] = Pipeline(plain_recipe(recipe), engine=engine)
     return kept
 
 
 def load_pipeline(recipe: str) -> None:
-    """Make a worker ready for the chunks of a recipe, whose driver is checking the tokenizer at the same time."""
-    pipeline_of(recipe, Engine.CHECKED)
+    """Make a worker ready for the chunks of a recipe; its engine is checked with the first of them."""
+    pipeline_of(recipe, Engine.UNCHECKED)
+
+
+def checked_pipeline(recipe: str, answers: ProbeAnswers | None) -> Pipeline:
+    """The pipeline that chunks are compiled with: its engine is a reference or gives the answers of one.
+
+    A fast engine that cannot be loaded, or answers otherwise, goes the whole way here: it is compared with a reference
+    in this process, which replaces it.
+    """
+    if answers is not None and (recipe, Engine.FAST) not in _KEPT:
+        with contextlib.suppress(*ENGINE_FAILURES):
+            candidate = pipeline_of(recipe, Engine.UNCHECKED)
+            if candidate.gives(answers):
+                _KEPT[recipe, Engine.FAST] = candidate
+    return pipeline_of(recipe)
 
 
 def compile_chunk(job: ChunkJob) -> dict[str, Any]:
@@ -111,7 +129,7 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
     last, so a folder with its final name is whole. It is not synced to disk: should the machine itself go down, a
     resumed build finds out by the hashes of the receipt, and makes the chunk again.
     """
-    pipeline = pipeline_of(job.recipe, job.engine)
+    pipeline = checked_pipeline(job.recipe, job.answers)
     temporary = temporary_folder(job.folder)
     try:
         with storing(job.folder):
@@ -178,11 +196,10 @@ def _read(job: ChunkJob) -> Iterator[tuple[Batch, list[RecordError]]]:
     """The records of a chunk in groups that are bounded in number or in text, with the errors among them."""
     chunk, shape = job.chunk, find_shape(job.chunk.shape)
     if chunk.kind is ChunkKind.LINES and shape.name in TYPED_SHAPES:
-        lines, first = chunk_lines(chunk)
-        lines = lines[: job.max_records]
+        data, first = chunk_bytes(chunk)
         slow = partial(_slowly, chunk, shape)
-        for start, stop in _groups(lines):
-            yield read_batch(lines[start:stop], first + start, chunk.path, chunk.source, slow)
+        for start, stop, passed in line_groups(data, BATCH_BYTES, job.max_records):
+            yield read_batch(data, start, stop, first + passed, chunk.path, chunk.source, slow)
         return
     rows = itertools.islice(chunk_records(chunk), job.max_records)
     while group := list(itertools.islice(rows, BATCH_ROWS)):
@@ -191,17 +208,6 @@ def _read(job: ChunkJob) -> Iterator[tuple[Batch, list[RecordError]]]:
             [item for item in found if isinstance(item, Conversation)],
             [item for item in found if isinstance(item, RecordError)],
         )
-
-
-def _groups(lines: list[bytes]) -> Iterator[tuple[int, int]]:
-    """Ranges of lines that hold about `BATCH_BYTES` each."""
-    ends = np.cumsum([len(line) for line in lines])
-    start = 0
-    while start < len(lines):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + BATCH_BYTES, side="right")))
-        yield start, stop
-        start = stop
 
 
 def _slowly(chunk: Chunk, shape: Shape, line: bytes, number: int) -> Conversation | RecordError | None:
@@ -261,6 +267,7 @@ class _Part:
     def _append(self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Batch) -> None:
         ids, offsets, weights, kinds = compiled.columns(wanted)
         keys = keys_of(conversations)
+        texts = keys if isinstance(keys, Texts) else Texts.of(keys)
         if split not in self._writers:
             self._writers[split] = EpisodeWriter(self.folder, split, durability=Durability.SCRATCH)
         columns = EpisodeColumns(
@@ -271,7 +278,7 @@ class _Part:
             source=compiled.source_codes[wanted].astype(np.uint32),
             turns=compiled.turns[wanted].astype(np.uint32),
             trained=compiled.trained[wanted].astype(np.uint32),
-            record_id=Texts.of([keys[i] for i in compiled.source_index[wanted].tolist()]),
+            record_id=texts.take(compiled.source_index[wanted]),
         )
         self._writers[split].append_columns(columns, compiled.source_names)
 

@@ -22,7 +22,7 @@ from chatmill.build.spool import BLOCK, Spool, SpoolPart, spool_entries, spool_l
 from chatmill.errors import ConfigError, DataError
 from chatmill.read.conversations import DETECT_RECORDS
 from chatmill.read.files import FileFormat, list_entries, parquet_groups
-from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_lines, chunk_records
+from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_bytes, chunk_records
 from chatmill.read.shapes import detect_shape, find_shape
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "ScannedInput",
     "check_inputs",
     "check_inputs_unchanged",
-    "chunk_lines",
+    "chunk_bytes",
     "chunk_records",
     "resolve_paths",
     "scan_input",

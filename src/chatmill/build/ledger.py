@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,15 +45,24 @@ class Ledger:
         self.padding += other.padding
 
     def count_tokens(
-        self, sources: list[str], source_of_run: NDArray[np.int64], roles: NDArray[np.integer], fate: str,
+        self,
+        sources: list[str],
+        places: NDArray[np.integer],
+        fates: Sequence[str],
+        fate_of_run: NDArray[np.integer] | NDArray[np.bool_] | int,
         lengths: NDArray[np.integer],
-    ) -> None:  # fmt: skip
-        """Add the lengths of runs under one fate; `source_of_run` indexes `sources`."""
+    ) -> None:
+        """Add the lengths of runs under their fates.
+
+        `places` has the source and role of each run, as `number * ROLES + role` with a number into `sources`;
+        `fate_of_run` indexes `fates`.
+        """
         if not len(lengths):
             return
-        sums = np.bincount(source_of_run * ROLES + roles, weights=lengths, minlength=len(sources) * ROLES)
+        sums = np.bincount(places * len(fates) + fate_of_run, weights=lengths)
         for key in np.flatnonzero(sums).tolist():
-            self.tokens[sources[key // ROLES], role_name(key % ROLES), fate] += int(sums[key])
+            place, fate = divmod(key, len(fates))
+            self.tokens[sources[place // ROLES], role_name(place % ROLES), fates[fate]] += int(sums[key])
 
     def total(self, fate: str) -> int:
         """Tokens of one fate over all sources and roles."""

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.build.ledger import Ledger
-from chatmill.build.recipe import Recipe
+from chatmill.build.ledger import ROLES, Ledger
+from chatmill.build.plain_recipe import PlainRecipe
 from chatmill.core.batch import sources_of
 from chatmill.core.conversation import Conversation
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
@@ -27,7 +28,12 @@ from chatmill.render.render import render
 from chatmill.render.template import Template
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.probe import ProbeAnswers, answers_of
 from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.vocabulary import VocabularyTokenizer
+
+if TYPE_CHECKING:
+    from chatmill.build.recipe import Recipe
 
 NO_LIMIT = np.iinfo(np.int64).max
 
@@ -67,7 +73,9 @@ class Compiled:
 class Pipeline:
     """A recipe bound to its tokenizer, template and policy; made once per process."""
 
-    def __init__(self, recipe: Recipe, tokenizer: Tokenizer | None = None, engine: Engine = Engine.FAST) -> None:
+    def __init__(
+        self, recipe: Recipe | PlainRecipe, tokenizer: Tokenizer | None = None, engine: Engine = Engine.FAST
+    ) -> None:
         """Load what the recipe names; `tokenizer` replaces the loaded one (for the slow reference of `verify`)."""
         self.recipe = recipe
         template = find_template(recipe.template)
@@ -89,12 +97,16 @@ class Pipeline:
             "policy": hashlib.sha256(table).hexdigest(),
         }
 
-    @property
-    def worker_engine(self) -> Engine:
-        """How workers may load the tokenizer that is checked here."""
+    @cached_property
+    def answers(self) -> ProbeAnswers | None:
+        """What the engine, which was checked here, makes of the probe; None for a tokenizer that needs no check."""
         tokenizer = self.template.tokenizer
-        fast = getattr(getattr(tokenizer, "backend", None), "name", "") == "gigatoken"
-        return Engine.CHECKED if fast and getattr(tokenizer, "bytes_add_up", False) else Engine.FAST
+        return answers_of(tokenizer) if isinstance(tokenizer, VocabularyTokenizer) else None
+
+    def gives(self, answers: ProbeAnswers) -> bool:
+        """Whether the engine, which nobody has checked yet, makes the same of the probe."""
+        tokenizer = self.template.tokenizer
+        return isinstance(tokenizer, VocabularyTokenizer) and answers.given_by(tokenizer)
 
     def compile(self, conversations: Sequence[Conversation]) -> Compiled:
         """Render, label and fit a batch."""
@@ -106,8 +118,8 @@ class Pipeline:
         names, codes = _source_codes(sources_of(conversations), rendered.kept)
         ledger = Ledger()
         _account(ledger, names, codes, tokens, run_weights, fitted, str(packing.overflow))
-        whole = not (np.modf(fitted.run_weights)[0].any() or (fitted.run_weights > 1).any())
-        stored_weights = fitted.run_weights.astype(np.uint8) if whole else fitted.run_weights
+        zero_or_one = bool(((fitted.run_weights == 0) | (fitted.run_weights == 1)).all())
+        stored_weights = fitted.run_weights.astype(np.uint8) if zero_or_one else fitted.run_weights
         turns, unended = _assistant_turns(fitted.tokens, fitted.run_weights)
         trained = _per_episode(fitted.tokens, np.where(fitted.run_weights > 0, fitted.tokens.run_lengths, 0))
         compiled = Compiled(
@@ -161,21 +173,19 @@ def _account(
     reason: str,
 ) -> None:
     """Enter every rendered token and every injected one under its fate."""
-    runs_of = np.repeat(np.arange(len(tokens)), np.diff(tokens.conversation_runs))
-    sources, roles, lengths = codes[runs_of], roles_of(tokens.run_kinds).astype(np.int64), tokens.run_lengths
-    ledger.count_tokens(names, sources, roles, "rendered", lengths)
+    per_conversation = np.diff(tokens.conversation_runs)
+    places = np.repeat(codes * ROLES, per_conversation) + roles_of(tokens.run_kinds)
+    ledger.count_tokens(names, places, ("rendered",), 0, tokens.run_lengths)
     is_dropped = np.zeros(len(tokens), dtype=np.bool_)
     is_dropped[fitted.dropped] = True
     trained = run_weights > 0
     kept = fitted.kept_of_run
-    for name, chosen in (("trained", trained), ("context", ~trained)):
-        ledger.count_tokens(names, sources, roles, name, np.where(chosen, kept, 0))
-    lost = lengths - kept
+    ledger.count_tokens(names, places, ("context", "trained"), trained, kept)
+    lost = tokens.run_lengths - kept
     if lost.any():
-        dropped = is_dropped[runs_of]
-        for name, chosen in (("trained", trained), ("context", ~trained)):
-            for fate, where in (("cut", chosen & ~dropped), ("dropped", chosen & dropped)):
-                ledger.count_tokens(names, sources[where], roles[where], f"{fate}_{name}", lost[where])
+        fates = np.repeat(is_dropped, per_conversation) * np.uint8(2) + trained
+        cut = ("cut_context", "cut_trained", "dropped_context", "dropped_trained")
+        ledger.count_tokens(names, places, cut, fates, lost)
     if fitted.injected_runs.any():
         _account_injected(ledger, names, codes, fitted)
     for fate, why, found in (("skipped", f"overflow_{reason}", codes[is_dropped]), ("built", "", codes[~is_dropped])):
@@ -190,9 +200,9 @@ def _account_injected(ledger: Ledger, names: list[str], codes: NDArray[np.int64]
     episode = np.repeat(np.arange(len(made)), np.diff(made.conversation_runs))[fitted.injected_runs]
     ledger.count_tokens(
         names,
-        codes[fitted.source_index[episode]],
-        roles_of(made.run_kinds[fitted.injected_runs]).astype(np.int64),
-        "injected",
+        codes[fitted.source_index[episode]] * ROLES + roles_of(made.run_kinds[fitted.injected_runs]),
+        ("injected",),
+        0,
         made.run_lengths[fitted.injected_runs],
     )
 
@@ -216,21 +226,22 @@ def _assistant_turns(tokens: Tokens, run_weights: NDArray[np.float32]) -> tuple[
 
     A message that the assistant goes on from with another one (Harmony's analysis before the final answer) needs none.
     """
-    filled = tokens.run_lengths > 0
-    run = np.flatnonzero(filled & (roles_of(tokens.run_kinds) == RoleCode.ASSISTANT))
-    if not len(run):
+    filled = np.flatnonzero(tokens.run_lengths)
+    kinds = tokens.run_kinds[filled]
+    place = np.flatnonzero(roles_of(kinds) == RoleCode.ASSISTANT)  # among the runs that are not empty
+    if not len(place):
         nothing = np.zeros(len(tokens), dtype=np.int64)
         return nothing, nothing
-    episode = np.searchsorted(tokens.conversation_runs, run, side="right") - 1
-    message = tokens.run_messages[run]
+    run = filled[place]
+    message = tokens.run_messages[run].astype(np.int64)
+    message += np.repeat(tokens.message_offsets[:-1], np.diff(tokens.conversation_runs))[run]  # in the batch
     opens = np.ones(len(run), dtype=np.bool_)
-    opens[1:] = (np.diff(episode) != 0) | (np.diff(message) != 0)
+    np.not_equal(message[1:], message[:-1], out=opens[1:])
     first = np.flatnonzero(opens)
     trained = run_weights[run] > 0
-    ended = trained & (parts_of(tokens.run_kinds[run]) == Part.TERMINATOR)
+    ended = trained & (parts_of(kinds[place]) == Part.TERMINATOR)
     unended = np.logical_or.reduceat(trained, first) & ~np.logical_or.reduceat(ended, first)
-    owner = episode[first]
-    place = np.cumsum(filled)[run]  # among the runs that are not empty
+    owner = np.searchsorted(tokens.conversation_runs, run[first], side="right") - 1
     goes_on = (place[first[1:]] == place[first[1:] - 1] + 1) & (np.diff(owner) == 0)
     unended[:-1] &= ~goes_on
     return (

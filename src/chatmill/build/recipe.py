@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from chatmill.build.plain_recipe import OnError as OnError
 from chatmill.errors import ConfigError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
@@ -24,15 +25,6 @@ class OutputFormat(StrEnum):
     """One conversation (or window of one) per episode, spec 4."""
     BLOCKS = "blocks"
     """Rows of a fixed size that hold several, packed by one global plan."""
-
-
-class OnError(StrEnum):
-    """What a record does that cannot be used."""
-
-    FAIL = "fail"
-    """It ends the build."""
-    QUARANTINE = "quarantine"
-    """It goes to rejected.jsonl with its place and reason."""
 
 
 class _Strict(BaseModel):

@@ -24,6 +24,7 @@ from chatmill.build.ledger import Ledger
 from chatmill.build.lock import folder_lock
 from chatmill.build.manifest import build_fingerprint, make_manifest
 from chatmill.build.paths import resolve_paths
+from chatmill.build.pipeline import Pipeline
 from chatmill.build.publish import (
     TEMPORARY,
     AtomicFile,
@@ -35,14 +36,13 @@ from chatmill.build.publish import (
 )
 from chatmill.build.recipe import Recipe, recipe_of
 from chatmill.build.sources import SourcePlan, plan_sources
-from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
+from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, NoReferenceError
 from chatmill.store.documents import MANIFEST, WORK, read_manifest
 from chatmill.store.durable import sync_folder
+from chatmill.tokenizer.backends import Engine
 
 STATE = "state.json"
 JOINED = "joined"
-LARGE_INPUT = 32 << 20
-"""Bytes of input from which on workers are started before they are needed."""
 
 
 class Outcome(StrEnum):
@@ -104,38 +104,53 @@ def run_build(
     started = time.monotonic()
     checked = recipe_of(recipe)
     directory = Path(out)
-    with nullcontext(executor) if executor is not None else _own_engine(workers, checked) as engine:
-        pipeline_of(_recipe_text(checked))  # a name that is not known is told before anything is made
+    own = _own_engine(workers, checked, directory, chunk_bytes)
+    with nullcontext(executor) if executor is not None else own as engine:
+        pipeline = _driver_pipeline(checked)  # a name that is not known is told before anything is made
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
             _refuse_foreign(directory)
-            outcome, manifest = _build(checked, directory, engine, resume, shard, chunk_bytes, on_progress)
+            outcome, manifest = _build(checked, pipeline, directory, engine, resume, shard, chunk_bytes, on_progress)
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
 
 
 @contextmanager
-def _own_engine(workers: int | None, recipe: Recipe) -> Iterator[LocalExecutor]:
-    """The local engine; for large input its workers load the tokenizer while this process does."""
+def _own_engine(workers: int | None, recipe: Recipe, directory: Path, chunk_bytes: int) -> Iterator[LocalExecutor]:
+    """The local engine; its workers, as many as will be needed, load the fast engine while this process is busy."""
     engine = LocalExecutor(workers)
     try:
-        if _input_bytes(recipe) >= LARGE_INPUT:
-            engine.prepare(load_pipeline, _recipe_text(recipe))
+        if not os.path.exists(directory / MANIFEST):  # else there is, most likely, nothing to do
+            engine.prepare(load_pipeline, _recipe_text(recipe), most=_chunks_about(recipe, chunk_bytes))
         yield engine
     finally:
         engine.close()
 
 
-def _input_bytes(recipe: Recipe) -> int:
-    """Bytes of all input files; 0 where they cannot be found, which is told later."""
+def _driver_pipeline(recipe: Recipe) -> Pipeline:
+    """A recipe as this process needs it: with the tokenizer's reference engine, whose answers workers check theirs by.
+
+    Where there is no reference, with the fast engine, as they have it.
+    """
+    text = _recipe_text(recipe)
     try:
-        return sum(path.stat().st_size for source in recipe.sources for path in resolve_paths(source.patterns))
+        return pipeline_of(text, Engine.REFERENCE)
+    except NoReferenceError:
+        return pipeline_of(text)
+
+
+def _chunks_about(recipe: Recipe, chunk_bytes: int) -> int:
+    """Chunks of the input, as far as the sizes of the files tell; 0 where they cannot be found, which is told later."""
+    try:
+        files = [path for source in recipe.sources for path in resolve_paths(source.patterns)]
+        return sum(-(-path.stat().st_size // max(chunk_bytes, 1)) for path in files)
     except (ChatmillError, OSError):
         return 0
 
 
 def _build(
     recipe: Recipe,
+    pipeline: Pipeline,
     directory: Path,
     engine: Executor,
     resume: bool,
@@ -147,7 +162,6 @@ def _build(
     work = directory / WORK
     chunk_bytes = _chunk_bytes(work, chunk_bytes)
     planned = plan_sources(recipe, work / "spool", engine, chunk_bytes=chunk_bytes)
-    pipeline = pipeline_of(_recipe_text(recipe))
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     finished = _claim(directory, fingerprint, resume=resume or shard is not None)
     if finished is not None:
@@ -158,14 +172,14 @@ def _build(
     with storing(work, "create the folder"):
         work.mkdir(exist_ok=True)
     write_atomic(work / STATE, canonical_json(state), step="state")
-    jobs = _jobs(recipe, planned, work)
+    jobs = _jobs(recipe, pipeline, planned, work)
     if shard is not None:
         _run_jobs(jobs[shard[0] :: shard[1]], engine, on_progress)
         return Outcome.SHARD_DONE, {}
     with _new_join(directory, recipe) as join:
         _run_jobs(jobs, engine, on_progress, join)
         planned.check_unchanged()
-        return Outcome.BUILT, _finish(directory, recipe, jobs, planned, fingerprint, join)
+        return Outcome.BUILT, _finish(directory, recipe, pipeline, jobs, planned, fingerprint, join)
 
 
 def _new_join(directory: Path, recipe: Recipe) -> Join:
@@ -198,11 +212,11 @@ def _merge(directory: Path) -> tuple[Outcome, dict[str, Any]]:
         raise ConfigError(f"{directory} holds no build to merge: run its shares first (--shard i/N)") from None
     recipe = recipe_of(state["recipe"])
     planned = plan_sources(recipe, directory / WORK / "spool", chunk_bytes=state["chunk_bytes"])
-    pipeline = pipeline_of(_recipe_text(recipe))
+    pipeline = _driver_pipeline(recipe)
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     if fingerprint != state["fingerprint"]:
         raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")
-    jobs = _jobs(recipe, planned, directory / WORK)
+    jobs = _jobs(recipe, pipeline, planned, directory / WORK)
     missing = [job for job in jobs if not _is_whole(job)]
     if missing:
         raise ConfigError(
@@ -212,7 +226,7 @@ def _merge(directory: Path) -> tuple[Outcome, dict[str, Any]]:
     with _new_join(directory, recipe) as join, storing(directory, "write the dataset in"):
         for job in jobs:
             join.add(job.number, job.folder, list(_receipt(job)["splits"]))
-        return Outcome.BUILT, _finish(directory, recipe, jobs, planned, fingerprint, join)
+        return Outcome.BUILT, _finish(directory, recipe, pipeline, jobs, planned, fingerprint, join)
 
 
 def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:
@@ -279,9 +293,8 @@ def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any]
     return None
 
 
-def _jobs(recipe: Recipe, planned: SourcePlan, work: Path) -> list[ChunkJob]:
+def _jobs(recipe: Recipe, pipeline: Pipeline, planned: SourcePlan, work: Path) -> list[ChunkJob]:
     text = _recipe_text(recipe)
-    worker_engine = pipeline_of(text).worker_engine
     return [
         ChunkJob(
             number=number,
@@ -290,7 +303,7 @@ def _jobs(recipe: Recipe, planned: SourcePlan, work: Path) -> list[ChunkJob]:
             max_records=work_item.max_records,
             recipe=text,
             parts=str((work / "parts").absolute()),
-            engine=worker_engine,
+            answers=pipeline.answers,
         )
         for number, work_item in enumerate(planned.work)
     ]
@@ -374,7 +387,13 @@ def _receipt(job: ChunkJob) -> dict[str, Any]:
 
 
 def _finish(
-    directory: Path, recipe: Recipe, jobs: Sequence[ChunkJob], planned: SourcePlan, fingerprint: str, join: Join
+    directory: Path,
+    recipe: Recipe,
+    pipeline: Pipeline,
+    jobs: Sequence[ChunkJob],
+    planned: SourcePlan,
+    fingerprint: str,
+    join: Join,
 ) -> dict[str, Any]:
     """Check ledger and gates, end the join, move everything to its place, and write the manifest."""
     receipts = [_receipt(job) for job in jobs]
@@ -386,7 +405,6 @@ def _finish(
     _check_gates(
         recipe, ledger, "Change the gate or the recipe; with a changed gate alone, --resume goes on from here."
     )
-    pipeline = pipeline_of(_recipe_text(recipe))
     tokenizer = pipeline.template.tokenizer
     pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
     with storing(directory, "write the dataset in"):

@@ -1,38 +1,85 @@
-"""A batch of conversations as columns: roles and contents of all messages in flat lists, objects on demand.
+"""A batch of conversations as columns: roles, texts and calls of all messages, flat; objects on demand.
 
 It is a sequence of `Conversation`, so whatever takes conversations takes a batch. What knows about columns (templates
-with `plain_frames`) hardly ever makes one of them.
+that write from them) hardly ever makes one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, overload
+from dataclasses import dataclass, replace
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.conversation import Conversation
+from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of, ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MessageColumns:
+    """M messages, those of one conversation next to each other; every column has one entry per message."""
+
+    roles: NDArray[np.uint8]
+    """`RoleCode` of each message."""
+    contents: Texts
+    """Empty where a message has none."""
+    has_reasoning: NDArray[np.bool_]
+    """Whether a message has reasoning of its own, be it empty."""
+    reasoning: Texts
+    """Empty where a message has none."""
+    named: NDArray[np.bool_]
+    """Whether a message has a name or answers a call by its id, which these columns do not hold."""
+    call_offsets: NDArray[np.int64]
+    """M + 1 offsets into the calls."""
+    call_names: Texts
+    call_arguments: Texts
+    """The arguments as they are written, JSON as a rule."""
+
+    def __len__(self) -> int:
+        return len(self.roles)
+
+    @property
+    def call_counts(self) -> NDArray[np.int64]:
+        """Calls of each message."""
+        return np.diff(self.call_offsets)
+
+    @property
+    def plain(self) -> NDArray[np.bool_]:
+        """Whether a message is a role and a content, and nothing more."""
+        return ~(self.has_reasoning | self.named | (self.call_counts > 0))
+
+    def take(self, places: NDArray[np.int64]) -> MessageColumns:
+        """The messages at these places, in that order."""
+        counts = self.call_counts[places]
+        calls = ranges(self.call_offsets[places], counts)
+        return MessageColumns(
+            roles=self.roles[places],
+            contents=self.contents.take(places),
+            has_reasoning=self.has_reasoning[places],
+            reasoning=self.reasoning.take(places),
+            named=self.named[places],
+            call_offsets=offsets_of(counts),
+            call_names=self.call_names.take(calls),
+            call_arguments=self.call_arguments.take(calls),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConversationBatch(Sequence[Conversation]):
     """C conversations; message `m` of conversation `c` is at `offsets[c] + m` in the columns, if `in_columns[c]`."""
 
-    roles: list[Role]
-    contents: list[str]
+    messages: MessageColumns
     offsets: NDArray[np.int64]
-    """C + 1 offsets into `roles` and `contents`; a conversation that is not in the columns has no messages there."""
+    """C + 1 offsets into `messages`; a conversation that is not in the columns has no messages there."""
     in_columns: NDArray[np.bool_]
     """Whether a conversation stands in the columns; the others are had from `make` alone."""
-    rich: dict[int, Message]
-    """By place in the columns: the messages that are more than a role and a content, whole."""
-    tools: dict[int, tuple[Any, ...]]
-    """By conversation in the columns: tool definitions, where it has some."""
+    tools: Texts
+    """The tool definitions of each conversation in the columns, as `listed_tools` writes them; empty for none."""
     sources: list[str]
-    keys: list[str]
+    keys: Sequence[str]
     """What each record is known by: its id, or its place where it has none."""
     make: Callable[[int], Conversation]
     """Makes one conversation as an object, given its number in the batch that was read."""
@@ -51,10 +98,6 @@ class ConversationBatch(Sequence[Conversation]):
             return [self.make(number) for number in self.numbers[index].tolist()]
         return self.make(int(self.numbers[index]))
 
-    def message(self, place: int) -> Message:
-        """The message at a place in the columns."""
-        return self.rich.get(place) or Message(self.roles[place], self.contents[place])
-
     def owners(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The conversations that places in the columns belong to."""
         return np.searchsorted(self.offsets, places, side="right") - 1
@@ -62,18 +105,15 @@ class ConversationBatch(Sequence[Conversation]):
     def take(self, chosen: NDArray[np.int64]) -> ConversationBatch:
         """The chosen conversations, in that order; one may be chosen more than once."""
         counts = np.diff(self.offsets)[chosen]
-        places = ranges(self.offsets[chosen], counts).tolist()
         which = chosen.tolist()
-        return ConversationBatch(
-            roles=[self.roles[i] for i in places],
-            contents=[self.contents[i] for i in places],
+        return replace(
+            self,
+            messages=self.messages.take(ranges(self.offsets[chosen], counts)),
             offsets=offsets_of(counts),
             in_columns=self.in_columns[chosen],
-            rich={new: self.rich[old] for new, old in enumerate(places) if old in self.rich} if self.rich else {},
-            tools={new: self.tools[old] for new, old in enumerate(which) if old in self.tools} if self.tools else {},
+            tools=self.tools.take(chosen),
             sources=[self.sources[i] for i in which],
-            keys=[self.keys[i] for i in which],
-            make=self.make,
+            keys=self.keys.take(chosen) if isinstance(self.keys, Texts) else [self.keys[i] for i in which],
             numbers=self.numbers[chosen],
         )
 
@@ -90,7 +130,7 @@ def sources_of(conversations: Sequence[Conversation]) -> list[str]:
     return [conversation.source for conversation in conversations]
 
 
-def keys_of(conversations: Sequence[Conversation]) -> list[str]:
+def keys_of(conversations: Sequence[Conversation]) -> Sequence[str]:
     """The key of every conversation (see `record_key`)."""
     if isinstance(conversations, ConversationBatch):
         return conversations.keys

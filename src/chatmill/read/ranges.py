@@ -70,22 +70,16 @@ def chunk_records(chunk: Chunk) -> Iterator[Raw]:
             return decode_lines(_lines(chunk), chunk.path, chunk.first)
 
 
-def chunk_lines(chunk: Chunk) -> tuple[list[bytes], int]:
-    """The undecoded lines (or list entries) of a chunk, and the number of the first of them.
+def chunk_bytes(chunk: Chunk) -> tuple[bytes, int]:
+    """The undecoded lines of a chunk, in one piece, and the number of the first of them.
 
-    Blank lines are among them, so that numbers count on; lines keep their line ends; a byte order mark is taken off
-    the first line of a file. Rows of Parquet have no such form: `ValueError`.
+    Blank lines and line ends are among them; a byte order mark is taken off the first line of a file. Other kinds of
+    chunks are not made of lines: `ValueError`.
     """
-    match chunk.kind:
-        case ChunkKind.ROWS:
-            raise ValueError(f"chunk {chunk.ordinal} holds rows of {chunk.path}, not lines: use chunk_records")
-        case ChunkKind.ENTRIES:
-            return _entries(chunk), chunk.first
-        case ChunkKind.LINES:
-            lines = _lines(chunk)
-            if chunk.first == 1 and lines:
-                lines[0] = lines[0].removeprefix(BOM)
-            return lines, chunk.first
+    if chunk.kind is not ChunkKind.LINES:
+        raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not lines: use chunk_records")
+    data = _bytes(chunk)
+    return (data.removeprefix(BOM) if chunk.first == 1 else data), chunk.first
 
 
 def _lines(chunk: Chunk) -> list[bytes]:

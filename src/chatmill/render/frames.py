@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.texts import Texts
+
 KIND_BITS = 6
 KIND_MASK = (1 << KIND_BITS) - 1
 """A run of a frame is one integer: for a literal `~literal` above these bits (so it is negative), and the kind in them;
@@ -44,6 +49,12 @@ class FrameTable:
         self.heads.append(head)
         self.tails.append(tail)
         return len(self.frames) - 1
+
+    @property
+    def texts_around(self) -> tuple[NDArray[np.bool_], Texts, Texts]:
+        """Of every frame: whether it has a place for a text, and the head and the tail of that text."""
+        has_text = np.array([any(run >= 0 for run in runs) for runs in self.frames], dtype=np.bool_)
+        return has_text, Texts.of(self.heads), Texts.of(self.tails)
 
     def number(self, runs: tuple[int, ...]) -> int:
         """The number of a frame without a head, kept once however often it is asked for."""

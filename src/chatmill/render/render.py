@@ -49,13 +49,13 @@ def render(
     A `ConversationBatch` is written from its columns, as far as the template can.
     """
     bound = template if isinstance(template, Template) else bind(template, tokenizer)
-    frames = None if add_generation_prompt else bound.plain_frames
-    if isinstance(conversations, ConversationBatch) and frames:
-        by_columns, plain = column_conversations(conversations, bound)
+    if isinstance(conversations, ConversationBatch) and bound.writes_columns and not add_generation_prompt:
+        by_columns = column_conversations(conversations, bound)
         written, kept, failed = _emit(conversations, np.flatnonzero(~by_columns), bound, collect_failures)
         chosen = np.flatnonzero(by_columns)
         kept = np.sort(np.concatenate([chosen, kept]))
-        written = merged(written, write_columns(conversations, chosen, plain, bound, frames), by_columns[kept])
+        batch = conversations if len(chosen) == len(conversations) else conversations.take(chosen)
+        written = merged(written, write_columns(batch, bound), by_columns[kept])
     else:
         everything = np.arange(len(conversations))
         written, kept, failed = _emit(conversations, everything, bound, collect_failures, add_generation_prompt)

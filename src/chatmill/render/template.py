@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import Part, RoleCode, kind
+from chatmill.core.texts import Texts
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.render.emitter import Emitter
+from chatmill.render.events import EventColumns
 from chatmill.render.frames import Frame, FrameTable, literal_run
 from chatmill.tokenizer.protocol import Tokenizer
 
+Ints = NDArray[np.int64]
+NOWHERE: Ints = np.empty(0, dtype=np.int64)
 ROLE_CODES: dict[Role, RoleCode] = {role: RoleCode[role.name] for role in Role}
 """From a message's role to the role code in kinds."""
 
@@ -37,8 +41,8 @@ class Template:
     """Whether it writes tool calls and tool definitions; if not, a record with them is a `RecordError`."""
     prefix_stable: ClassVar[bool] = True
     """Whether the rendering of the first k messages is a prefix of the rendering of more of them."""
-    writes_single_messages: ClassVar[bool] = False
-    """Whether `emit_message` and `emit_tools` write what is not plain; if not, `emit` writes such conversations."""
+    writes_columns: ClassVar[bool] = False
+    """Whether `write_messages` writes batches from their columns; if not, `emit` writes every conversation."""
     default_policy: ClassVar[str] = "assistant"
     """The policy that fits this format when none is chosen."""
     declares: ClassVar[str] = "Contents are written as they are."
@@ -88,33 +92,42 @@ class Template:
         """A frame without a place for a text: (literal, kind) pairs alone, written by `Emitter.fixed`."""
         return Frame(self.table.add(tuple(literal_run(*pair) for pair in runs)), "")
 
-    @property
-    def plain_frames(self) -> Mapping[Role, Frame] | None:
-        """The frame of each role, for templates that can write messages from the columns of a batch.
+    def column_messages(self, batch: ConversationBatch) -> NDArray[np.bool_]:
+        """Which messages `write_messages` can write; a conversation with another one is written by `emit`."""
+        without: NDArray[np.bool_] = batch.messages.call_counts == 0
+        return without
 
-        A plain message is its content in the frame of its role, wherever it stands. None (the default): `emit` writes
-        all conversations.
+    def write_messages(self, batch: ConversationBatch) -> EventColumns:
+        """Write all messages of a batch at once, exactly as `emit` would: only with `writes_columns`."""
+        raise NotImplementedError
+
+    def write_framed(
+        self,
+        batch: ConversationBatch,
+        frames: Mapping[Role, Frame],
+        contents: Texts | None = None,
+        *,
+        opened: Ints = NOWHERE,
+        closed: Ints = NOWHERE,
+    ) -> EventColumns:
+        """Write every message as its content (or another text) in the frame of its role; reasoning is not shown.
+
+        The messages `opened` get one event more before them, the messages `closed` one after them. These belong to no
+        message, and are the caller's to write, at `first[opened]` and `first[closed + 1] - 1`.
         """
-        return None
-
-    def plain_messages(self, batch: ConversationBatch) -> NDArray[np.bool_]:
-        """Which messages in the columns are plain; called with `plain_frames` only."""
-        frames = self.plain_frames or {}
-        if frames.keys() >= set(batch.roles):
-            plain = np.ones(len(batch.roles), dtype=np.bool_)
-        else:
-            plain = np.array([role in frames for role in batch.roles], dtype=np.bool_)
-        if batch.rich:
-            plain[list(batch.rich)] = False
-        return plain
-
-    def emit_message(self, message: Message, before: Role | None, after: Role | None, out: Emitter) -> None:
-        """Write a message that is not plain, given the roles of its neighbours: only with `writes_single_messages`."""
-        raise NotImplementedError
-
-    def emit_tools(self, tools: tuple[Any, ...], system: str | None, out: Emitter) -> None:
-        """Write tool definitions with the system message, or without one: only with `writes_single_messages`."""
-        raise NotImplementedError
+        messages = batch.messages
+        counts = np.ones(len(messages), dtype=np.int64)
+        counts[opened] += 1
+        counts[closed] += 1
+        out = EventColumns(self.table, counts)
+        main = out.first[:-1].copy()
+        main[opened] += 1
+        out.put(main, numbers_of(frames)[messages.roles], messages.contents if contents is None else contents)
+        out.of_no_message[out.first[opened]] = True
+        out.of_no_message[out.first[closed + 1] - 1] = True
+        hidden = np.flatnonzero(messages.has_reasoning)
+        out.stripped[hidden] = messages.reasoning.take(hidden).characters()
+        return out
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write one conversation; the caller has checked roles, calls and tools."""
@@ -185,6 +198,14 @@ class Template:
             code="role_not_in_template",
             path=f"messages[{index}].role",
         )
+
+
+def numbers_of(frames: Mapping[Role, Frame]) -> NDArray[np.int64]:
+    """The number of each role's frame, by role code; -1 where a role has none."""
+    numbers = np.full(len(RoleCode), -1, dtype=np.int64)
+    for role, frame in frames.items():
+        numbers[ROLE_CODES[role]] = frame.number
+    return numbers
 
 
 def reasoning_length(messages: Sequence[Message]) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from chatmill.core.kinds import KINDS
+from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import DataError
 
@@ -43,27 +44,6 @@ class SourceCodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Texts:
-    """One string for each episode, as UTF-8 one behind the other."""
-
-    data: NDArray[np.uint8]
-    lengths: NDArray[np.int64]
-    """Bytes of each string."""
-
-    @classmethod
-    def of(cls, texts: Sequence[str]) -> Texts:
-        """Strings as columns."""
-        encoded = [str(text).encode() for text in texts]
-        lengths = np.array([len(text) for text in encoded], dtype=np.int64)
-        return cls(data=np.frombuffer(b"".join(encoded), dtype=np.uint8), lengths=lengths)
-
-    def part(self, first: int, last: int) -> Texts:
-        """Strings `first` up to `last - 1` (views)."""
-        start, stop = int(self.lengths[:first].sum()), int(self.lengths[:last].sum())
-        return Texts(data=self.data[start:stop], lengths=self.lengths[first:last])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeColumns:
     """C episodes as flat columns; per-token columns have one value per token, the others one per episode."""
 
@@ -76,6 +56,7 @@ class EpisodeColumns:
     turns: NDArray[np.uint32] | None = None
     trained: NDArray[np.uint32] | None = None
     record_id: Texts | None = None
+    """One text per episode."""
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -138,7 +119,7 @@ def checked_columns(
         kinds=None if kinds is None else _kinds(np.asarray(kinds), tokens.size, first),
         turns=None if turns is None else _numbers(turns, "turns", first),
         trained=None if trained is None else _numbers(trained, "trained", first),
-        record_id=None if record_ids is None else Texts.of(record_ids),
+        record_id=None if record_ids is None else Texts.of(list(map(str, record_ids))),
         source=None if source is None else sources.encode(source, count),
     )
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.texts import Texts
 from chatmill.errors import FormatError
-from chatmill.store.episode_columns import Texts
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import ColumnSpec, Per
 from chatmill.store.mapped import MappedFile, file_size
@@ -110,7 +110,7 @@ class EpisodeShard:
         lengths = np.diff(offsets)
         if len(offsets) and (lengths.min(initial=0) < 0 or not 0 <= offsets[0] <= offsets[-1] <= len(data)):
             raise FormatError(f"{self.folder}: the offsets of {name} do not fit its {len(data):,} bytes")
-        return Texts(data=data[offsets[0] : offsets[-1]], lengths=lengths)
+        return Texts.packed_in(data[offsets[0] : offsets[-1]], lengths)
 
     def files(self) -> list[MappedFile]:
         """Every file of the shard that readers may map."""

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.store.durable import Durability, GrowingFile, sync_folder
-from chatmill.store.episode_columns import EpisodeColumns, Texts
+from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, ShardRecord
 
@@ -58,7 +59,7 @@ class ShardWriter:
     def _append_text(self, spec: ColumnSpec, texts: Texts | None) -> None:
         assert texts is not None, "the columns of a split were compared before"
         ends = self._text_bytes + np.cumsum(texts.lengths)
-        self._files[spec.file].write(texts.data)
+        self._files[spec.file].write(texts.packed().data)
         self._files[spec.offsets_file].write(ends.astype("<u8"))
         self._text_bytes = int(ends[-1])
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.tokenizer.protocol import Encoded
 
@@ -22,8 +23,8 @@ class Engine(StrEnum):
 
     FAST = "fast"
     """gigatoken, where it loads the vocabulary and agrees with the reference on the probe."""
-    CHECKED = "checked"
-    """The same without the comparison: for workers, after their driver has loaded the very same files as `fast`."""
+    UNCHECKED = "unchecked"
+    """gigatoken alone: for workers, which compare it with the answers that their driver has from a reference."""
     REFERENCE = "reference"
     """`tokenizers` or `tiktoken`, without gigatoken: the slow path that proofs are made with."""
 
@@ -65,7 +66,11 @@ class GigatokenBackend:
         """Flat ids and offsets of many texts."""
         if not len(texts):
             return np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64)
-        layout = self._tokenizer.encode_batch(texts if isinstance(texts, list) else list(texts), parallel=False).layout
+        if isinstance(texts, Texts):
+            given = as_awkward(texts)
+        else:
+            given = texts if isinstance(texts, list) else list(texts)
+        layout = self._tokenizer.encode_batch(given, parallel=False).layout
         offsets = np.asarray(layout.offsets.data, dtype=np.int64)
         ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]].view(np.int32)
         return ids, offsets - offsets[0] if offsets[0] else offsets
@@ -73,6 +78,16 @@ class GigatokenBackend:
     def vocabulary(self) -> dict[int, bytes]:
         """The bytes of every id."""
         return dict(self._tokenizer.vocab)
+
+
+def as_awkward(texts: Texts) -> Any:
+    """Texts as the flat array of strings that gigatoken reads without making objects of them."""
+    import awkward
+    from awkward.contents import ListOffsetArray, NumpyArray
+    from awkward.index import Index64
+
+    characters = NumpyArray(texts.packed().data, parameters={"__array__": "char"})
+    return awkward.Array(ListOffsetArray(Index64(texts.offsets), characters, parameters={"__array__": "string"}))
 
 
 class HuggingFaceBackend:

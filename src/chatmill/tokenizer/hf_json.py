@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from chatmill.errors import TokenizerError
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Backend, Engine, GigatokenBackend, HuggingFaceBackend
-from chatmill.tokenizer.probe import PROBE, first_difference
+from chatmill.tokenizer.json_file import SpelledTokens, TokenizerJson
+from chatmill.tokenizer.probe import answers_of, first_difference
 from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
 
 UNICODE_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 """Normalizers that leave ASCII text as it is."""
-SPELLING_MODELS = frozenset({"Unigram", "WordPiece", "WordLevel"})
-"""Models that would find a control token in text by its spelling, as one more word of the vocabulary."""
 
 
 def tokenizer_from_json(
@@ -31,53 +26,31 @@ def tokenizer_from_json(
 
     `named` overrides what the config says about the bos, eos and pad tokens.
     """
-    try:
-        data = msgspec.json.decode(raw)
-        model = data["model"]
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise TokenizerError(f"{name} is not a tokenizer.json: {error}") from None
-    controls = _control_ids(data.get("added_tokens") or [], config or {}, name)
-    unknown_id = _unknown_id(model)
-    stripped = {**data, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-    if model.get("type") in SPELLING_MODELS:
-        stripped["model"] = _unspellable(model, set(controls.values()) - {unknown_id})
-    reference, fast = _engines(msgspec.json.encode(stripped), name, engine)
-    backend: Backend = fast or reference
-    token_bytes = fast.vocabulary() if fast else _bytes_of_vocabulary(data)
+    file = TokenizerJson(raw, name)
+    controls = _control_ids(file.added_tokens, config or {}, name)
+    reference, fast = _engines(file.stripped(set(controls.values())), name, engine)
     tokenizer = VocabularyTokenizer(
         name=name,
-        backend=backend,
-        token_bytes=token_bytes,
+        backend=fast or reference,
+        token_bytes=fast.vocabulary() if fast else SpelledTokens(file),
         control_ids=controls,
         named=named or _named_ids(config or {}, controls),
-        rules_fingerprint=_later(raw) if engine is Engine.CHECKED else partial(str, _fingerprint(data)),
+        rules_fingerprint=file.fingerprint,
         normalizer=reference,
-        unknown_id=unknown_id,
-        document_backend=_document_backend(data, raw),
+        unknown_id=file.unknown_id,
+        document_backend=_document_backend(file),
     )
-    if engine is not Engine.CHECKED:
-        tokenizer.bytes_add_up = _bytes_add_up(tokenizer)
-    normalizer = data.get("normalizer")
+    if engine is not Engine.UNCHECKED:
+        tokenizer.bytes_add_up = answers_of(tokenizer).bytes_add_up(tokenizer)
+    normalizer = file.part("normalizer")
     tokenizer.keeps_ascii = True if normalizer is None or normalizer.get("type") in UNICODE_FORMS else None
     tokenizer.origin = (tokenizer_from_json, (raw, name, config, named, engine))
     return tokenizer
 
 
-def _unspellable(model: Mapping[str, Any], control_ids: set[int]) -> dict[str, Any]:
-    """The model with its control tokens renamed to noncharacters, so that no text spells them."""
-
-    def name(token: str, token_id: int) -> str:
-        return f"\U0010ffff{token_id}\U0010fffe" if token_id in control_ids else token
-
-    vocab = model["vocab"]
-    if isinstance(vocab, dict):
-        return {**model, "vocab": {name(token, token_id): token_id for token, token_id in vocab.items()}}
-    return {**model, "vocab": [[name(entry[0], i), *entry[1:]] for i, entry in enumerate(vocab)]}
-
-
 def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBackend, GigatokenBackend | None]:
     """The reference engine and, where it is wanted, loads and agrees on the probe, the fast one."""
-    if engine is Engine.CHECKED:
+    if engine is Engine.UNCHECKED:
         return HuggingFaceBackend.deferred(stripped), GigatokenBackend.from_json(stripped)
     try:
         reference = HuggingFaceBackend.from_json(stripped)
@@ -115,72 +88,7 @@ def _named_ids(config: Mapping[str, Any], controls: Mapping[str, int]) -> NamedI
     return NamedIds(bos=find("bos_token"), eos=find("eos_token"), pad=find("pad_token"))
 
 
-def _unknown_id(model: Mapping[str, Any]) -> int | None:
-    if isinstance(model.get("unk_id"), int):
-        return int(model["unk_id"])
-    vocab, token = model.get("vocab"), model.get("unk_token")
-    return int(vocab[token]) if isinstance(vocab, dict) and token in vocab else None
-
-
-def _document_backend(data: Mapping[str, Any], raw: bytes) -> Backend | None:
-    """The whole tokenizer, where its added tokens match in ways of their own."""
-    flags = ("lstrip", "rstrip", "single_word")
-    if not any(token.get(flag) for token in data.get("added_tokens") or [] for flag in flags):
-        return None
-    return HuggingFaceBackend.from_json(msgspec.json.encode({**data, "post_processor": None}))
-
-
-def _later(raw: bytes) -> Callable[[], str]:
-    """The fingerprint, made when it is asked for: workers never do."""
-    return lambda: _fingerprint(msgspec.json.decode(raw))
-
-
-def _fingerprint(data: Mapping[str, Any]) -> str:
-    """sha256 of vocabulary, merges and rules, whichever way the file writes them."""
-    model = dict(data["model"])
-    vocab = model.pop("vocab", {})
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.pop("merges", None) or []]
-    items = sorted(vocab.items()) if isinstance(vocab, dict) else vocab
-    flags = {key: value for key, value in model.items() if value not in (None, False, "")}
-    rules = [items, merges, flags, data.get("normalizer"), data.get("pre_tokenizer")]
-    return hashlib.sha256(msgspec.json.encode(rules, order="sorted")).hexdigest()
-
-
-def _bytes_add_up(tokenizer: VocabularyTokenizer) -> bool:
-    """True when the bytes of the tokens, joined, are the normalised text on the whole probe."""
-    ids, offsets = tokenizer.backend.encode_batch(PROBE)
-    for i, text in enumerate(PROBE):
-        row = ids[offsets[i] : offsets[i + 1]].tolist()
-        if b"".join(map(tokenizer.text_bytes, row)) != tokenizer.normalize(text).encode():
-            return False
-    return True
-
-
-def _bytes_of_vocabulary(data: Mapping[str, Any]) -> dict[int, bytes]:
-    """Token bytes for a vocabulary that only the reference engine reads."""
-    vocab = data["model"]["vocab"]
-    pairs = vocab.items() if isinstance(vocab, dict) else ((entry[0], i) for i, entry in enumerate(vocab))
-    byte_level = "ByteLevel" in str(data.get("decoder")) or "ByteLevel" in str(data.get("pre_tokenizer"))
-    spell = _byte_level_bytes if byte_level else _plain_bytes
-    return {int(token_id): spell(str(token)) for token, token_id in pairs}
-
-
-def _plain_bytes(token: str) -> bytes:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        return bytes([int(token[3:5], 16)])
-    return token.removeprefix("##").replace("\u2581", " ").encode()
-
-
-def _byte_level_bytes(token: str) -> bytes:
-    table = _BYTE_OF_CHARACTER
-    return bytes(table[c] for c in token) if all(c in table for c in token) else token.encode()
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins of byte-level vocabularies: visible Latin-1 as itself, the rest from U+0100 on."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [b for b in range(256) if b not in set(visible)]
-    return {chr(b): b for b in visible} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
-
-
-_BYTE_OF_CHARACTER = _byte_alphabet()
+def _document_backend(file: TokenizerJson) -> Backend | None:
+    """The whole tokenizer, where its added tokens match in ways of their own; loaded when it is first needed."""
+    whole = file.whole()
+    return None if whole is None else HuggingFaceBackend.deferred(whole)

@@ -1,10 +1,13 @@
-"""Tricky strings on which two engines are compared when a tokenizer is loaded."""
+"""Tricky strings on which two engines are compared, in one process or, by the answers of one of them, in two."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from chatmill.tokenizer.backends import Backend
+from chatmill.tokenizer.vocabulary import VocabularyTokenizer
 
 PROBE: tuple[str, ...] = (
     "",
@@ -46,3 +49,33 @@ def first_difference(fast: Backend, reference: Backend) -> str | None:
                 f"{ours[:12].tolist()} against {theirs[:12].tolist()}"
             )
     return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswers:
+    """What a checked tokenizer makes of the probe: small and picklable, for processes that load a fast engine alone."""
+
+    ids: tuple[tuple[int, ...], ...]
+    normalized: tuple[str, ...]
+    """The texts as the tokenizer's normalizer leaves them."""
+
+    def given_by(self, tokenizer: VocabularyTokenizer) -> bool:
+        """Whether a tokenizer gives the same ids, and their bytes, joined, are the normalised texts."""
+        return _ids_of(tokenizer) == self.ids and self.bytes_add_up(tokenizer)
+
+    def bytes_add_up(self, tokenizer: VocabularyTokenizer) -> bool:
+        """Whether the bytes of the tokens, joined, are the normalised text on the whole probe."""
+        return all(
+            b"".join(map(tokenizer.text_bytes, row)) == text.encode()
+            for row, text in zip(self.ids, self.normalized, strict=True)
+        )
+
+
+def answers_of(tokenizer: VocabularyTokenizer) -> ProbeAnswers:
+    """The answers of a tokenizer whose engine is a reference, or agrees with one."""
+    return ProbeAnswers(ids=_ids_of(tokenizer), normalized=tuple(map(tokenizer.normalize, PROBE)))
+
+
+def _ids_of(tokenizer: VocabularyTokenizer) -> tuple[tuple[int, ...], ...]:
+    encoded = (tokenizer.backend.encode_batch([text])[0] for text in PROBE)  # one by one, as engines are compared
+    return tuple(tuple(ids.tolist()) for ids in encoded)

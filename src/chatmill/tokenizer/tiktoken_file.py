@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from chatmill.errors import TokenizerError, UnknownNameError
+from chatmill.errors import NoReferenceError, TokenizerError, UnknownNameError
 from chatmill.tokenizer.assets import find_o200k
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Backend, Engine, GigatokenBackend, TiktokenBackend
 from chatmill.tokenizer.probe import first_difference
@@ -97,7 +97,7 @@ def load_tiktoken(
     ranks = _ranks(raw, path)
     backend = _reference(ranks, pattern) if engine is Engine.REFERENCE else _fast(path, ranks, pattern, engine)
     if backend is None:
-        raise TokenizerError(
+        raise NoReferenceError(
             f"{path}: no reference engine encodes the pattern {pattern!r} here (tiktoken must be installed, and knows "
             f"{', '.join(name for name, known in PATTERNS.items() if known)}); load it with engine='fast'"
         )
@@ -115,12 +115,12 @@ def load_tiktoken(
 
 
 def _fast(path: Path, ranks: dict[bytes, int], pattern: str, engine: Engine) -> Backend:
-    """gigatoken, compared with the reference on the probe where there is one, unless that was done before."""
+    """gigatoken, compared with the reference on the probe where there is one, unless somebody else does that."""
     try:
         backend = GigatokenBackend.from_tiktoken(str(path), pattern)
     except ENGINE_FAILURES as error:
         raise TokenizerError(f"{path} cannot be loaded: {error}") from None
-    reference = None if engine is Engine.CHECKED else _reference(ranks, pattern)
+    reference = None if engine is Engine.UNCHECKED else _reference(ranks, pattern)
     difference = first_difference(backend, reference) if reference else None
     if difference:
         raise TokenizerError(f"{path}: {difference}. Is {pattern!r} the right pattern?")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.texts import Chosen
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import TokenizerError
 from chatmill.tokenizer.backends import Backend, HuggingFaceBackend
@@ -179,8 +180,7 @@ class VocabularyTokenizer:
         if not self.bytes_add_up:
             assert self._reference is not None
             return self._reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
-        sizes = {prefix: self._normalised_size(prefix) for prefix in dict.fromkeys(prefixes)}
-        size = np.fromiter(map(sizes.__getitem__, prefixes), dtype=np.int64, count=len(prefixes))
+        size = _per_text(prefixes, self._normalised_size)
         ids, offsets = encoded
         first, last = offsets[which], offsets[which + 1]
         points = np.empty(len(which), dtype=np.int64)
@@ -197,13 +197,13 @@ class VocabularyTokenizer:
         self, encoded: Encoded, which: NDArray[np.int64], tails: Sequence[str], texts: Sequence[str]
     ) -> NDArray[np.int64]:
         """For each pair: how many tokens of `texts[which[i]]` start before its end `tails[i]`."""
-        if not (self.bytes_add_up and self._keeps_ascii and all(tail.isascii() for tail in set(tails))):
+        if not (self.bytes_add_up and self._keeps_ascii and all(tail.isascii() for tail in _different(tails))):
             whole = [texts[i] for i in which.tolist()]
             prefixes = [text[: len(text) - len(tail)] for text, tail in zip(whole, tails, strict=True)]
             return self.split_points(encoded, which, prefixes, texts)
         ids, offsets = encoded
         first, at = offsets[which], offsets[which + 1]
-        left = np.array([len(tail) for tail in tails], dtype=np.int64)  # bytes of the tail that are not passed yet
+        left = _per_text(tails, len)  # bytes of the tail that are not passed yet
         moving = np.flatnonzero((left > 0) & (at > first))
         while len(moving):  # back from each end over the tokens that lie whole inside the tail
             size = self._byte_lengths[ids[at[moving] - 1]]
@@ -310,6 +310,21 @@ def _reload(
 ) -> VocabularyTokenizer:
     tokenizer = function(*arguments)
     return tokenizer.with_added(added) if added else tokenizer
+
+
+def _different(texts: Sequence[str]) -> Sequence[str]:
+    """The different ones among texts."""
+    return texts.texts if isinstance(texts, Chosen) else list(dict.fromkeys(texts))
+
+
+def _per_text(texts: Sequence[str], value: Callable[[str], int]) -> NDArray[np.int64]:
+    """A value for every text, asked for once for each of the different ones."""
+    different = _different(texts)
+    values = [value(text) for text in different]
+    if isinstance(texts, Chosen):
+        return np.array(values, dtype=np.int64)[texts.which]
+    by_text = dict(zip(different, values, strict=True))
+    return np.fromiter(map(by_text.__getitem__, texts), dtype=np.int64, count=len(texts))
 
 
 def _lone_surrogate(texts: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ needed). A worker is noticed to be dead by its process handle and by the end of 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -69,17 +70,18 @@ class LocalExecutor:
         self.workers = available_cores() if workers is None else workers
         self._prepared: _Crew | None = None
 
-    def prepare(self, job: Callable[[Spec], object], spec: Spec) -> None:
-        """Start the workers now and let each do this job first; the next `run` takes them over.
+    def prepare(self, job: Callable[[Spec], object], spec: Spec, *, most: int | None = None) -> None:
+        """Start the workers (`most` of them) now and let each do this job first; the next `run` takes them over.
 
         What the job gives or raises is not looked at: it is there to load what the jobs of the run will need, while
         the driver is busy with something else. Call `close` in the end, in case there is no run.
         """
         check_job(job)
-        if self.workers and self._prepared is None:
+        count = self.workers if most is None else min(self.workers, most)
+        if count and self._prepared is None:
             self._prepared = _Crew(first_job=pack_job(job, spec))
             try:
-                for _ in range(self.workers):
+                for _ in range(count):
                     self._prepared.start_worker(self.workers)
             except BaseException:
                 self.close()
@@ -352,6 +354,8 @@ class _Supervisor:
         """Let the idle workers end by themselves, so that their exit handlers run."""
         for worker in self._workers:
             worker.connection.close()
+            if worker.preparing:  # for nothing: there was no job for it
+                worker.process.kill()
         until = time.monotonic() + GOODBYE_SECONDS
         for worker in self._workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -381,6 +385,16 @@ def worker_main(boot: dict[str, Any]) -> None:
         connection.send_bytes(READY)
         while True:
             connection.send_bytes(run_packed(connection.recv_bytes()))
+    _leave()
+
+
+def _leave() -> None:
+    """End this process with its exit handlers, but without taking apart what it has loaded: the driver is waiting."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(0)
 
 
 def _die_with_the_driver(driver: int, lifeline: int) -> None:

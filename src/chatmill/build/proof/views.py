@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import PARTS, Part
+from chatmill.render import thinking
 from chatmill.render.templates import chatml, harmony, llama3, markers, qwen3, token_native
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -84,9 +85,9 @@ def _qwen3(*, every_turn: bool) -> View:
         if every_turn or _thinks(conversation, index, reasoning):
             inner, answer = reasoning.strip("\n"), content.lstrip("\n")
             own = [
-                Shown(Part.REASONING, qwen3.THINK, True),
+                Shown(Part.REASONING, thinking.THINK, True),
                 Shown(Part.REASONING, f"\n{inner}\n" if inner else "\n\n"),
-                Shown(Part.REASONING, qwen3.THINK_END, True),
+                Shown(Part.REASONING, thinking.THINK_END, True),
                 Shown(Part.REASONING, "\n\n"),
             ]
         own.append(Shown(Part.CONTENT, answer))
@@ -105,11 +106,11 @@ def _qwen3(*, every_turn: bool) -> View:
 
 def _thoughts(message: Message) -> tuple[str, str]:
     """Reasoning and content; a content that holds `</think>` brings its own where the message has none."""
-    before, mark, _ = message.content.partition(qwen3.THINK_END)
+    before, mark, _ = message.content.partition(thinking.THINK_END)
     if message.reasoning is not None or not mark:
         return message.reasoning or "", message.content
-    reasoning = before.rstrip("\n").rpartition(qwen3.THINK)[2].lstrip("\n")
-    return reasoning, message.content.rpartition(qwen3.THINK_END)[2].lstrip("\n")
+    reasoning = before.rstrip("\n").rpartition(thinking.THINK)[2].lstrip("\n")
+    return reasoning, message.content.rpartition(thinking.THINK_END)[2].lstrip("\n")
 
 
 def _thinks(conversation: Conversation, index: int, reasoning: str) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
+from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Role
 from chatmill.render.emitter import Emitter
+from chatmill.render.events import EventColumns
 from chatmill.render.frames import Frame
 from chatmill.render.template import KINDS_OF, Template, reasoning_length
 from chatmill.tokenizer.protocol import Tokenizer
@@ -19,6 +20,7 @@ class ChatML(Template):
 
     name = "chatml"
     control_tokens: ClassVar[tuple[str, ...]] = (IM_START, IM_END)
+    writes_columns: ClassVar[bool] = True
     declares = "Contents as they are; reasoning is not shown."
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -45,10 +47,9 @@ class ChatML(Template):
             after=self._closing[role],
         )
 
-    @property
-    def plain_frames(self) -> Mapping[Role, Frame] | None:
+    def write_messages(self, batch: ConversationBatch) -> EventColumns:
         """Every message is its content in the frame of its role."""
-        return self._frames
+        return self.write_framed(batch, self._frames)
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write every message in order."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Role
 from chatmill.render.emitter import Emitter
+from chatmill.render.events import EventColumns
 from chatmill.render.template import DOCUMENT, KINDS_OF, Template, reasoning_length
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -19,6 +21,7 @@ class Markers(Template):
     control_tokens = (SYSTEM, USER, ASSISTANT, END, EOS)
     roles: ClassVar[frozenset[Role]] = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT})
     prefix_stable = True
+    writes_columns = True
     default_policy = "post_training"
     declares = "Contents as they are; reasoning is not shown."
 
@@ -26,7 +29,7 @@ class Markers(Template):
         """Encode the markers once."""
         super().__init__(tokenizer)
         end = self.literal(END)
-        self._eos = self.literal(EOS)
+        self._eos = self.fixed([(self.literal(EOS), DOCUMENT)])
         openings = {Role.SYSTEM: SYSTEM, Role.USER: USER, Role.ASSISTANT: ASSISTANT}
         self._open = {role: self.literal(marker) for role, marker in openings.items()}
         self._frames = {
@@ -43,7 +46,14 @@ class Markers(Template):
         out.framed_messages(conversation.messages, self._frames)
         out.stripped += reasoning_length(conversation.messages)
         out.message(-1)
-        out.put(self._eos, DOCUMENT)
+        out.fixed(self._eos)
+
+    def write_messages(self, batch: ConversationBatch) -> EventColumns:
+        """The same from columns."""
+        lasts = batch.offsets[1:] - 1
+        out = self.write_framed(batch, self._frames, closed=lasts)
+        out.put(out.first[lasts + 1] - 1, self._eos.number)
+        return out
 
     def emit_generation_prompt(self, conversation: Conversation, out: Emitter) -> None:
         """The assistant marker."""

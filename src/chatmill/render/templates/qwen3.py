@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.batch import ConversationBatch, MessageColumns
 from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.kinds import RoleCode
+from chatmill.core.texts import Chosen, Texts, joined
+from chatmill.core.tools import listed_tools
 from chatmill.render.emitter import Emitter
+from chatmill.render.events import EventColumns
 from chatmill.render.frames import Frame
-from chatmill.render.template import KINDS_OF
+from chatmill.render.template import KINDS_OF, Ints, numbers_of
 from chatmill.render.templates.chatml import IM_END, IM_START, ChatML
+from chatmill.render.thinking import THINK, THINK_END, Answers, answers_of, split_reasoning
 from chatmill.tokenizer.protocol import Tokenizer
 
-THINK, THINK_END = "<think>", "</think>"
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 RESPONSE, RESPONSE_END = "<tool_response>", "</tool_response>"
 
+CALL_FORM = ('\n{"name": "', '", "arguments": ', "}\n")
+"""What stands before the name of a call, between name and arguments, and after them."""
+AFTER_SYSTEM = "\n\n"
+"""Between a system message and the tool definitions."""
 TOOLS_BEFORE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
@@ -114,6 +124,14 @@ class Qwen3(ChatML):
             for first in (False, True)
             for last in (False, True)
         }
+        self._numbers = numbers_of(self._frames)
+        self._answer_numbers = np.array(
+            [[frame.number for frame in (form.whole, form.before_calls, form.nothing)] for form in self._forms.values()]
+        )  # by what stands before the answer, and by what follows it
+        self._call_numbers, self._result_numbers = (
+            np.array([[table[first, last].number for last in (False, True)] for first in (False, True)])
+            for table in (self._calls, self._results)
+        )
 
     def _answer_form(self, before: list[tuple[int, int]], head: str) -> _AnswerForm:
         """The frames of an answer that these literals and this text stand before."""
@@ -134,11 +152,6 @@ class Qwen3(ChatML):
             after=[(self._call_end, _ASSISTANT.tool_call), *(self._closing[Role.ASSISTANT] if last else [])],
         )
 
-    @property
-    def plain_frames(self) -> Mapping[Role, Frame] | None:
-        """None: what stands before an answer depends on the messages after it."""
-        return None
-
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write the system part, then every message in order."""
         messages = conversation.messages
@@ -147,7 +160,7 @@ class Qwen3(ChatML):
         if conversation.tools:
             first = int(messages[0].role is Role.SYSTEM)
             out.message(first - 1)
-            self.emit_tools(conversation.tools, messages[0].content if first else None, out)
+            self._emit_tools(conversation.tools, messages[0].content if first else None, out)
         for index in range(first, len(messages)):
             message = messages[index]
             out.message(index)
@@ -162,9 +175,9 @@ class Qwen3(ChatML):
             if message.reasoning and message.role is not Role.ASSISTANT:
                 out.stripped += len(message.reasoning)
 
-    def emit_tools(self, tools: tuple[Any, ...], system: str | None, out: Emitter) -> None:
+    def _emit_tools(self, tools: tuple[Any, ...], system: str | None, out: Emitter) -> None:
         """Write tool definitions, in the system message where there is one."""
-        own = "" if system is None else f"{system}\n\n"
+        own = "" if system is None else f"{system}{AFTER_SYSTEM}"
         out.framed(self._system_tools, f"{own}{TOOLS_BEFORE}{listed_tools(tools)}{TOOLS_AFTER}")
 
     def _last_query(self, messages: tuple[Message, ...]) -> int:
@@ -198,7 +211,7 @@ class Qwen3(ChatML):
             out.fixed(form.nothing)
         last = len(calls) - 1
         for number, call in enumerate(calls):
-            text = f'\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n'
+            text = f"{CALL_FORM[0]}{call.name}{CALL_FORM[1]}{call.arguments}{CALL_FORM[2]}"
             out.framed(self._calls[number == 0, number == last], text)
         source = len(message.content) + len(message.reasoning or "")
         out.stripped += source - len(reasoning) - len(written)
@@ -207,40 +220,104 @@ class Qwen3(ChatML):
         """A tool result; neighbours share one user turn."""
         out.framed(self._results[before is not Role.TOOL, after is not Role.TOOL], message.content)
 
+    def column_messages(self, batch: ConversationBatch) -> NDArray[np.bool_]:
+        """All of them."""
+        return np.ones(len(batch.messages), dtype=np.bool_)
 
-def split_reasoning(message: Message) -> tuple[str, str]:
-    """Reasoning and content as the published template sees them.
+    def write_messages(self, batch: ConversationBatch) -> EventColumns:
+        """The same from columns."""
+        messages = batch.messages
+        speaks = messages.roles == RoleCode.ASSISTANT
+        who = np.flatnonzero(speaks)
+        late, final = self._places_of(batch, who)
+        answers = answers_of(messages.take(who), late, final)
+        counts = 1 + messages.call_counts
+        counts[who] += answers.reasoning.lengths > 0
+        with_tools = np.flatnonzero(batch.tools.lengths)
+        opening = batch.offsets[with_tools]  # the messages that tool definitions stand in or before
+        alone = messages.roles[opening] != RoleCode.SYSTEM
+        counts[opening[alone]] += 1
+        out = EventColumns(self.table, counts)
+        main = out.first[1:] - 1 - messages.call_counts  # the event of the content itself
+        others = np.flatnonzero(~speaks)
+        out.put(main[others], self._numbers[messages.roles[others]], messages.contents.take(others))
+        self._write_results(batch, main, out)
+        self._write_answers(messages.call_counts[who] > 0, main[who], answers, out)
+        self._write_calls(messages, main, out)
+        out.stripped[who] = answers.stripped
+        hidden = np.flatnonzero(messages.has_reasoning & ~speaks)
+        out.stripped[hidden] = messages.reasoning.take(hidden).characters()
+        if len(with_tools):
+            self._write_tools(batch.tools.take(with_tools), messages.contents.take(opening), opening, alone, out)
+        return out
 
-    Without reasoning of its own, a content that holds `</think>` is split: what stands between the last `<think>`
-    before the first `</think>` and that mark is the reasoning, what stands after the last `</think>` is the content.
-    """
-    content = message.content
-    if message.reasoning is not None:
-        return message.reasoning, content
-    if THINK_END not in content:
-        return "", content
-    pieces = content.split(THINK_END)
-    return pieces[0].rstrip("\n").split(THINK)[-1].lstrip("\n"), pieces[-1].lstrip("\n")
+    def _places_of(self, batch: ConversationBatch, who: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Whether each of the messages `who` stands behind the last question, and whether it is the last of all."""
+        lasts = batch.offsets[1:] - 1
+        asks = np.flatnonzero(batch.messages.roles == RoleCode.USER)
+        asks = asks[~_wrapped(batch.messages.contents.take(asks))]
+        last_query = lasts.copy()
+        if len(asks):
+            found = asks[np.maximum(np.searchsorted(asks, lasts, side="right") - 1, 0)]
+            inside = (found >= batch.offsets[:-1]) & (found <= lasts)
+            last_query[inside] = found[inside]
+        owner = batch.owners(who)
+        return who > last_query[owner], who == lasts[owner]
+
+    def _write_answers(self, calls: NDArray[np.bool_], at: Ints, answers: Answers, out: EventColumns) -> None:
+        """Assistant messages, their answers at the events `at`; `calls` tells which of them make calls."""
+        thinking = np.flatnonzero(answers.reasoning.lengths > 0)
+        newlines = Chosen(["\n"], np.zeros(len(thinking), dtype=np.int64)).columns()
+        written = joined(newlines, answers.reasoning.take(thinking), newlines)
+        out.put(at[thinking] - 1, self._reasoning.number, written)
+        form = np.where(calls, np.where(answers.is_empty, 2, 1), 0)
+        before = np.where(answers.reasoning.lengths > 0, 2, answers.shows.astype(np.int64))
+        out.put(at, self._answer_numbers[before, form], answers.texts)
+
+    def _write_calls(self, messages: MessageColumns, main: Ints, out: EventColumns) -> None:
+        """The calls of assistant messages."""
+        counts = messages.call_counts
+        count = len(messages.call_names)
+        before, between, after = (Chosen([text], np.zeros(count, dtype=np.int64)).columns() for text in CALL_FORM)
+        texts = joined(before, messages.call_names, between, messages.call_arguments, after)
+        number = np.arange(count) - np.repeat(messages.call_offsets[:-1], counts)  # in its message
+        is_last = number == np.repeat(counts, counts) - 1
+        frames = self._call_numbers[(number == 0).astype(np.int64), is_last.astype(np.int64)]
+        out.put(np.repeat(main, counts) + 1 + number, frames, texts)
+
+    def _write_results(self, batch: ConversationBatch, main: Ints, out: EventColumns) -> None:
+        """Tool results; neighbours share one user turn."""
+        is_result = batch.messages.roles == RoleCode.TOOL
+        places = np.flatnonzero(is_result)
+        opens = np.ones(len(is_result) + 1, dtype=np.bool_)
+        opens[1:] = ~is_result
+        opens[batch.offsets] = True  # the message before, or none, is no result
+        closes = np.ones(len(is_result) + 1, dtype=np.bool_)
+        closes[:-2] = ~is_result[1:]
+        closes[batch.offsets[1:] - 1] = True
+        firsts, lasts = opens[places].astype(np.int64), closes[places].astype(np.int64)
+        out.put(main[places], self._result_numbers[firsts, lasts], batch.messages.contents.take(places))
+
+    def _write_tools(
+        self, tools: Texts, systems: Texts, opening: Ints, alone: NDArray[np.bool_], out: EventColumns
+    ) -> None:
+        """Tool definitions: in the system message where there is one, else (`alone`) before the first message."""
+        before = Chosen([AFTER_SYSTEM + TOOLS_BEFORE, TOOLS_BEFORE], alone.astype(np.int64)).columns()
+        after = Chosen([TOOLS_AFTER], np.zeros(len(tools), dtype=np.int64)).columns()
+        own = Texts(systems.data, systems.starts, np.where(alone, 0, systems.lengths))
+        at = out.first[opening]
+        out.put(at, self._system_tools.number, joined(own, before, tools, after))
+        out.of_no_message[at[alone]] = True
+        out.stripped[opening[~alone]] = 0  # what such a message may have of reasoning is not looked at
 
 
-_LISTED: dict[int, tuple[tuple[Any, ...], str]] = {}
-_LISTED_KEPT = 256
-
-
-def listed_tools(tools: tuple[Any, ...]) -> str:
-    """Tool definitions, a line each, as the chat templates of transformers write them.
-
-    Records of one source share the same tuple, so the texts of the last ones are kept; each with its tuple, which must
-    live on for its identity to mean something.
-    """
-    known = _LISTED.get(id(tools))
-    if known is not None:
-        return known[1]
-    if len(_LISTED) >= _LISTED_KEPT:
-        _LISTED.clear()
-    text = "".join(f"\n{json.dumps(tool, ensure_ascii=False)}" for tool in tools)
-    _LISTED[id(tools)] = tools, text
-    return text
+def _wrapped(texts: Texts) -> NDArray[np.bool_]:
+    """Which texts of a user are wrapped tool results."""
+    wrapped = np.zeros(len(texts), dtype=np.bool_)
+    for place in np.flatnonzero(texts.leading(ord(RESPONSE[0])) > 0).tolist():
+        text = texts[place]
+        wrapped[place] = text.startswith(RESPONSE) and text.endswith(RESPONSE_END)
+    return wrapped
 
 
 TEMPLATE = Qwen3

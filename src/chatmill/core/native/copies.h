@@ -1,0 +1,79 @@
+/* Copies of many short ranges, and the places of a mark (gather.py and find.py).
+ *
+ * Most ranges are a few bytes: where both sides have 16 bytes of room, 16 are copied whatever the length, since a copy
+ * of a fixed size costs less than asking for the length; the next range then overwrites what was too much.
+ */
+
+/* Ranges one behind the other into `out` (which holds `room` bytes); items are `item` bytes, as are starts, lengths and
+ * sizes counted. Returns how many bytes were written, or -1 where a range lies outside its buffer or `out` is full. */
+EXPORT int64_t chatmill_gather(const uint8_t *const *buffers, const int64_t *sizes, int64_t buffer_count,
+                               const uint8_t *which, const int64_t *starts, const int64_t *lengths, int64_t count,
+                               int64_t item, uint8_t *out, int64_t room)
+{
+    int64_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t buffer = which[i];
+        if (buffer >= buffer_count) return -1;
+        const int64_t start = starts[i], length = lengths[i], size = sizes[buffer];
+        if (start < 0 || length < 0 || start > size || length > size - start) return -1;
+        const int64_t bytes = length * item;
+        if (bytes > room - at) return -1;
+        const uint8_t *from = buffers[buffer] + start * item;
+        if (bytes <= 16 && (size - start) * item >= 16 && room - at >= 16) {
+            memcpy(out + at, from, 16);
+        } else if (bytes > 0) {
+            memcpy(out + at, from, (size_t)bytes);
+        }
+        at += bytes;
+    }
+    return at;
+}
+
+/* Every value as often as its length says; `item` (1 or 4) bytes each, `room` bytes in `out`. Returns the bytes
+ * written, or -1 where a length is negative or `out` is full. */
+EXPORT int64_t chatmill_spread(const uint8_t *values, const int64_t *lengths, int64_t count, int64_t item, uint8_t *out,
+                               int64_t room)
+{
+    int64_t at = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t length = lengths[i];
+        if (length < 0 || length > (room - at) / item) return -1;
+        uint8_t pattern[16];
+        if (item == 1) {
+            memset(pattern, values[i], 16);
+        } else {
+            for (int k = 0; k < 16; k += 4) memcpy(pattern + k, values + 4 * i, 4);
+        }
+        const int64_t end = at + length * item;
+        while (at < end) {
+            if (room - at >= 16) {
+                memcpy(out + at, pattern, 16);
+                at += 16;
+            } else {
+                memcpy(out + at, pattern, (size_t)(end - at)); /* fewer than 16, since `end` is inside of `out` */
+                at = end;
+            }
+        }
+        at = end;
+    }
+    return at;
+}
+
+/* Where a mark of `length` bytes begins in the data. Returns how often it stands there; the first `room` places of
+ * these are written to `out`. */
+EXPORT int64_t chatmill_find(const uint8_t *data, int64_t size, const uint8_t *mark, int64_t length, int64_t *out,
+                             int64_t room)
+{
+    int64_t count = 0;
+    const uint8_t *p = data, *const stop = data + size;
+    while (stop - p >= length && (p = memchr(p, mark[0], (size_t)(stop - p - length + 1)))) {
+        if (memcmp(p, mark, (size_t)length)) {
+            p++;
+            continue;
+        }
+        if (count < room) out[count] = p - data;
+        count++;
+        p += length;
+    }
+    return count;
+}

@@ -1,0 +1,315 @@
+/* JSON, piece by piece: strings without their escapes, and values that are checked and passed over.
+ *
+ * The scanner reads a line only where it is sure what it says. A parser below gives the place behind what it has read,
+ * or NULL: then the whole line is declined, and the checks of the slow way say what is wrong with it, if anything.
+ * A line feed is neither white space nor allowed in a string here, so no parser ever leaves its line.
+ */
+
+#define ABSENT (-1)
+#define MAX_DEPTH 100
+#define MAX_OTHER_KEYS 64
+#define MAX_NUMBER 64
+#define KNOWN_SOURCES 16
+
+typedef const uint8_t *place;
+
+typedef struct {
+    int64_t start;
+    int64_t length; /* in bytes; ABSENT where there is no such text */
+} range;
+
+/* What `scan.py` hands over; the pointers are arrays with room for the capacities below. */
+typedef struct {
+    int64_t line_capacity, message_capacity, call_capacity;
+    int64_t *line_starts, *line_stops;
+    uint8_t *read;
+    int64_t *message_offsets; /* one more than lines */
+    int64_t *id_starts, *id_lengths, *source_starts, *source_lengths;
+    int64_t *tools_starts, *tools_lengths; /* in the data, not in the text */
+    uint8_t *roles;
+    int64_t *content_starts, *content_lengths, *reasoning_starts, *reasoning_lengths;
+    uint8_t *named;
+    int64_t *call_offsets; /* one more than messages */
+    int64_t *name_starts, *name_lengths, *argument_starts, *argument_lengths;
+    uint8_t *text; /* room for as many bytes as there are data */
+    int64_t *listed_starts, *listed_lengths;
+    uint8_t *listed;
+    int64_t listed_capacity;
+    int64_t lines, messages, calls, text_bytes, listed_bytes; /* how many there are in the end */
+} columns;
+
+typedef struct {
+    columns *out;
+    place data; /* places in `tools` count from here */
+    place stop; /* no byte from here on is ever read */
+    int64_t messages, calls, used, listed; /* with those of the line that is being read */
+    range sources[KNOWN_SOURCES]; /* the last ones, which are most likely to be met again */
+    int64_t source_count;
+} scanner;
+
+enum { SYSTEM = 1, DEVELOPER, USER, ASSISTANT, TOOL }; /* RoleCode in kinds.py */
+
+#define ONES UINT64_C(0x0101010101010101)
+#define HIGHS UINT64_C(0x8080808080808080)
+
+static inline uint64_t word_at(place p)
+{
+    uint64_t word;
+    memcpy(&word, p, 8);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    return word;
+}
+
+/* The high bit of every byte that cannot be copied as it is: a quote, a backslash, a control character, or not ASCII.
+ * Bytes above the first such one may be marked wrongly (a borrow), so only the first counts. */
+static inline uint64_t special_bytes(uint64_t word)
+{
+    const uint64_t quotes = (word ^ (ONES * '"')) - ONES;
+    const uint64_t backslashes = (word ^ (ONES * '\\')) - ONES;
+    const uint64_t controls = word - ONES * 0x20;
+    return (quotes | backslashes | controls | word) & HIGHS;
+}
+
+/* Bytes of the character that begins at `p`, which is not ASCII; 0 where that is not UTF-8. Four bytes must be there,
+ * and they are in every valid line: the shortest character, a quote and a bracket. */
+static inline int character_bytes(place p)
+{
+    const uint8_t a = p[0], b = p[1];
+    if (a < 0xC2 || (b & 0xC0) != 0x80) return 0;
+    if (a < 0xE0) return 2;
+    if ((p[2] & 0xC0) != 0x80) return 0;
+    if (a < 0xF0) {
+        if ((a == 0xE0 && b < 0xA0) || (a == 0xED && b >= 0xA0)) return 0;
+        return 3;
+    }
+    if ((p[3] & 0xC0) != 0x80 || a > 0xF4 || (a == 0xF0 && b < 0x90) || (a == 0xF4 && b >= 0x90)) return 0;
+    return 4;
+}
+
+static inline int is_plain(uint8_t c) { return c >= 0x20 && c < 0x80 && c != '"' && c != '\\'; }
+
+/* Four hexadecimal digits as a number, or -1. */
+static inline int32_t hex4(place p)
+{
+    int32_t value = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint8_t c = p[i];
+        int32_t digit;
+        if (c >= '0' && c <= '9') {
+            digit = c - '0';
+        } else if ((c | 0x20) >= 'a' && (c | 0x20) <= 'f') {
+            digit = (c | 0x20) - 'a' + 10;
+        } else {
+            return -1;
+        }
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+static const uint8_t ESCAPED[256] = {['"'] = '"',  ['\\'] = '\\', ['/'] = '/',  ['b'] = '\b',
+                                     ['f'] = '\f', ['n'] = '\n',  ['r'] = '\r', ['t'] = '\t'};
+
+/* A \u escape at `p`, with its second half where it has one, as UTF-8. NUL and lone surrogates are declined. */
+static place unicode_escape(place p, place stop, uint8_t **to)
+{
+    if (stop - p < 6) return NULL;
+    int32_t code = hex4(p + 2);
+    p += 6;
+    if (code <= 0 || (code >= 0xDC00 && code < 0xE000)) return NULL;
+    if (code >= 0xD800 && code < 0xDC00) {
+        if (stop - p < 6 || p[0] != '\\' || p[1] != 'u') return NULL;
+        const int32_t low = hex4(p + 2);
+        if (low < 0xDC00 || low >= 0xE000) return NULL;
+        code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+        p += 6;
+    }
+    uint8_t *out = *to;
+    if (code < 0x80) {
+        *out++ = (uint8_t)code;
+    } else if (code < 0x800) {
+        *out++ = (uint8_t)(0xC0 | (code >> 6));
+        *out++ = (uint8_t)(0x80 | (code & 0x3F));
+    } else if (code < 0x10000) {
+        *out++ = (uint8_t)(0xE0 | (code >> 12));
+        *out++ = (uint8_t)(0x80 | ((code >> 6) & 0x3F));
+        *out++ = (uint8_t)(0x80 | (code & 0x3F));
+    } else {
+        *out++ = (uint8_t)(0xF0 | (code >> 18));
+        *out++ = (uint8_t)(0x80 | ((code >> 12) & 0x3F));
+        *out++ = (uint8_t)(0x80 | ((code >> 6) & 0x3F));
+        *out++ = (uint8_t)(0x80 | (code & 0x3F));
+    }
+    *to = out;
+    return p;
+}
+
+/* The text of a string, from behind its opening quote, written at the end of the text so far, where it stays only if
+ * the caller moves that end (`keep`). No text is longer than its escaped form, so there is always room: what is
+ * written lies no further from the beginning of the text than what is read from the beginning of the data. */
+static place string(const scanner *s, place p, int64_t *length)
+{
+    const place stop = s->stop;
+    uint8_t *const begin = s->out->text + s->used;
+    uint8_t *to = begin;
+    for (;;) {
+        while (stop - p >= 16) {
+            const uint64_t first = special_bytes(word_at(p)), second = special_bytes(word_at(p + 8));
+            memcpy(to, p, 16);
+            if (first) {
+                const int plain = __builtin_ctzll(first) >> 3;
+                p += plain;
+                to += plain;
+                break;
+            }
+            if (second) {
+                const int plain = 8 + (__builtin_ctzll(second) >> 3);
+                p += plain;
+                to += plain;
+                break;
+            }
+            p += 16;
+            to += 16;
+        }
+        if (p == stop) return NULL;
+        if (*p == '\\') {
+            if (stop - p < 2) return NULL;
+            const uint8_t c = ESCAPED[p[1]];
+            if (c) {
+                *to++ = c;
+                p += 2;
+            } else if (p[1] == 'u') {
+                p = unicode_escape(p, stop, &to);
+                if (!p) return NULL;
+            } else {
+                return NULL;
+            }
+        } else if (*p == '"') {
+            *length = to - begin;
+            return p + 1;
+        } else if (*p >= 0x80) {
+            for (;;) {
+                if (stop - p < 4) return NULL;
+                const int bytes = character_bytes(p);
+                if (!bytes) return NULL;
+                memcpy(to, p, 4);
+                p += bytes;
+                to += bytes;
+                if (stop - p < 2) return NULL;
+                if (is_plain(p[0]) && p[1] >= 0x80) *to++ = *p++; /* a space between two words */
+                if (*p < 0x80) break;
+            }
+        } else if (*p < 0x20) {
+            return NULL;
+        } else {
+            *to++ = *p++;
+        }
+    }
+}
+
+static inline place space(const scanner *s, place p)
+{
+    while (p < s->stop && (*p == ' ' || *p == '\t' || *p == '\r')) p++;
+    return p;
+}
+
+/* Whether these bytes (a literal) stand at `p`. */
+#define IS(s, p, literal)                                                                                              \
+    ((s)->stop - (p) >= (ptrdiff_t)(sizeof(literal) - 1) && memcmp((p), (literal), sizeof(literal) - 1) == 0)
+
+/* Behind one byte that must come next, white space before and after it passed over. */
+static inline place after(const scanner *s, place p, uint8_t byte)
+{
+    p = space(s, p);
+    if (p == s->stop || *p != byte) return NULL;
+    return space(s, p + 1);
+}
+
+/* Behind the comma or the closing bracket that must follow a value; `more` says which it was. */
+static inline place separator(const scanner *s, place p, uint8_t closing, int *more)
+{
+    p = space(s, p);
+    if (p == s->stop || (*p != ',' && *p != closing)) return NULL;
+    *more = *p == ',';
+    p++;
+    return *more ? space(s, p) : p;
+}
+
+/* A string or null; the text is kept. */
+static inline place text_or_null(scanner *s, place p, range *found)
+{
+    if (p == s->stop) return NULL;
+    if (*p == '"') {
+        found->start = s->used;
+        p = string(s, p + 1, &found->length);
+        if (p) s->used += found->length;
+        return p;
+    }
+    found->start = 0;
+    found->length = ABSENT;
+    return IS(s, p, "null") ? p + 4 : NULL;
+}
+
+/* A string or null of which only the length is wanted. */
+static inline place passed_text(const scanner *s, place p, int64_t *length)
+{
+    if (p == s->stop) return NULL;
+    if (*p == '"') return string(s, p + 1, length);
+    *length = ABSENT;
+    return IS(s, p, "null") ? p + 4 : NULL;
+}
+
+static inline place digits(const scanner *s, place p)
+{
+    const place first = p;
+    while (p < s->stop && *p >= '0' && *p <= '9') p++;
+    return p > first ? p : NULL;
+}
+
+static place number(const scanner *s, place p)
+{
+    const place first = p;
+    if (*p == '-') p++;
+    if (p < s->stop && *p == '0') {
+        p++;
+    } else if (!(p = digits(s, p))) {
+        return NULL;
+    }
+    if (p < s->stop && *p == '.' && !(p = digits(s, p + 1))) return NULL;
+    if (p < s->stop && (*p | 0x20) == 'e') {
+        p++;
+        if (p < s->stop && (*p == '+' || *p == '-')) p++;
+        if (!(p = digits(s, p))) return NULL;
+    }
+    return p - first <= MAX_NUMBER ? p : NULL;
+}
+
+/* Any JSON value, checked and passed over. */
+static place passed_value(const scanner *s, place p, int depth)
+{
+    int64_t length;
+    if (p == s->stop || depth > MAX_DEPTH) return NULL;
+    switch (*p) {
+    case '"': return string(s, p + 1, &length);
+    case 'n': return IS(s, p, "null") ? p + 4 : NULL;
+    case 't': return IS(s, p, "true") ? p + 4 : NULL;
+    case 'f': return IS(s, p, "false") ? p + 5 : NULL;
+    case '[':
+    case '{': break;
+    default: return number(s, p);
+    }
+    const int is_object = *p == '{';
+    const uint8_t closing = is_object ? '}' : ']';
+    p = space(s, p + 1);
+    if (p < s->stop && *p == closing) return p + 1;
+    for (int more = 1; more;) {
+        if (is_object) {
+            if (p == s->stop || *p != '"') return NULL;
+            if (!(p = string(s, p + 1, &length)) || !(p = after(s, p, ':'))) return NULL;
+        }
+        if (!(p = passed_value(s, p, depth + 1)) || !(p = separator(s, p, closing, &more))) return NULL;
+    }
+    return p;
+}

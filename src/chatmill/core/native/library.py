@@ -1,0 +1,48 @@
+"""Loads the compiled part of Chatmill, where the install has built it; everything works without it, and is slower."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+ABI_VERSION = 2
+"""The same number as in columns.c; a library with another one is of an older or newer source, and is not used."""
+SWITCH = "CHATMILL_NATIVE"
+"""Set to 0 in the environment: the compiled part is not used."""
+SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
+PATH = Path(__file__).with_name(f"_columns{SUFFIX}")
+
+_int, _pointer = ctypes.c_int64, ctypes.c_void_p
+_ARGUMENTS = {
+    "chatmill_source_checksum": (),
+    "chatmill_gather": (_pointer, _pointer, _int, _pointer, _pointer, _pointer, _int, _int, _pointer, _int),
+    "chatmill_spread": (_pointer, _pointer, _int, _int, _pointer, _int),
+    "chatmill_find": (_pointer, _int, _pointer, _int, _pointer, _int),
+    "chatmill_count_lines": (_pointer, _int, _int),
+    "chatmill_scan": (_pointer, _int, _int, _pointer),
+}
+
+
+def library() -> ctypes.CDLL | None:
+    """The compiled functions; None where they were not built or are switched off. Loaded when first asked for."""
+    return None if os.environ.get(SWITCH) == "0" else load_library(PATH)
+
+
+@cache
+def load_library(path: Path) -> ctypes.CDLL | None:
+    """A library with its functions declared; None where it is missing, of another machine, or of another version."""
+    try:
+        found = ctypes.CDLL(str(path))
+        version = found.chatmill_abi_version
+        version.restype = _int
+        if version() != ABI_VERSION:
+            return None
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(found, name)
+            function.restype, function.argtypes = _int, arguments
+    except (OSError, AttributeError):
+        return None
+    return found

@@ -1,0 +1,176 @@
+"""Many texts in one buffer of UTF-8: what columns of strings are made of, without a Python object for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.native.gather import gathered
+from chatmill.core.tokens import offsets_of
+
+Ints = NDArray[np.int64]
+_MAY_BE_SPACE = np.array([byte >= 0x80 or chr(byte).isspace() for byte in range(256)])
+"""Bytes that white space can begin or end with."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Texts(Sequence[str]):
+    """T texts; text `i` is the UTF-8 in `data[starts[i] : starts[i] + lengths[i]]`.
+
+    Texts may lie in any order, overlap, and share the buffer with other columns.
+    """
+
+    data: NDArray[np.uint8]
+    starts: Ints
+    lengths: Ints
+    """Bytes of each text."""
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Texts:
+        """Strings as columns; `UnicodeEncodeError` where one has no UTF-8 form."""
+        joined = "".join(texts)
+        lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+        encoded = joined.encode()
+        if len(encoded) != len(joined):
+            lengths = np.array([len(text.encode()) for text in texts], dtype=np.int64)
+        return cls.packed_in(np.frombuffer(encoded, dtype=np.uint8), lengths)
+
+    @classmethod
+    def packed_in(cls, data: NDArray[np.uint8], lengths: Ints) -> Texts:
+        """Texts of these lengths that lie one behind the other and fill a buffer."""
+        return cls(data, offsets_of(lengths)[:-1], lengths)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        start, length = int(self.starts[index]), int(self.lengths[index])
+        return self.data[start : start + length].tobytes().decode()
+
+    def take(self, chosen: NDArray[Any]) -> Texts:
+        """The chosen texts, in that order, in the same buffer."""
+        return Texts(self.data, self.starts[chosen], self.lengths[chosen])
+
+    def part(self, first: int, last: int) -> Texts:
+        """Texts `first` up to `last - 1` (views)."""
+        return Texts(self.data, self.starts[first:last], self.lengths[first:last])
+
+    @property
+    def offsets(self) -> Ints:
+        """T + 1 offsets of the packed form: text `i` of `packed()` begins at `offsets[i]`."""
+        return offsets_of(self.lengths)
+
+    def packed(self) -> Texts:
+        """The same texts one behind the other in a buffer that holds nothing else."""
+        offsets = self.offsets
+        if len(self.data) == offsets[-1] and np.array_equal(self.starts, offsets[:-1]):
+            return self
+        nowhere = np.zeros(len(self), dtype=np.uint8)
+        return Texts(gathered([self.data], nowhere, self.starts, self.lengths), offsets[:-1], self.lengths)
+
+    def characters(self) -> Ints:
+        """Characters (code points) of each text."""
+        packed = self.packed()
+        begins = offsets_of((packed.data & 0xC0) != 0x80)
+        counts: Ints = begins[packed.starts + packed.lengths] - begins[packed.starts]
+        return counts
+
+    def leading(self, byte: int) -> Ints:
+        """How often an ASCII character stands at the beginning of each text."""
+        counts = np.zeros(len(self), dtype=np.int64)
+        going = np.flatnonzero(self.lengths > 0)
+        while len(going):
+            going = going[self.data[self.starts[going] + counts[going]] == byte]
+            counts[going] += 1
+            going = going[counts[going] < self.lengths[going]]
+        return counts
+
+    def trailing(self, byte: int) -> Ints:
+        """How often an ASCII character stands at the end of each text."""
+        counts = np.zeros(len(self), dtype=np.int64)
+        last = self.starts + self.lengths - 1
+        going = np.flatnonzero(self.lengths > 0)
+        while len(going):
+            going = going[self.data[last[going] - counts[going]] == byte]
+            counts[going] += 1
+            going = going[counts[going] < self.lengths[going]]
+        return counts
+
+    def trimmed(self, byte: int, *, end: bool = True) -> Texts:
+        """Without that ASCII character at the beginning, and at the end too unless `end` is false."""
+        leading = self.leading(byte)
+        begun = Texts(self.data, self.starts + leading, self.lengths - leading)
+        return begun.trimmed_end(byte) if end else begun
+
+    def trimmed_end(self, byte: int) -> Texts:
+        """Without that ASCII character at the end."""
+        return Texts(self.data, self.starts, self.lengths - self.trailing(byte))
+
+    def stripped(self) -> Texts:
+        """Without white space at both ends, as `str.strip` sees it."""
+        if not len(self.data):
+            return self
+        last = np.maximum(self.starts + self.lengths - 1, 0)
+        ends = self.data[np.minimum(self.starts, len(self.data) - 1)], self.data[last]
+        doubtful = (self.lengths > 0) & (_MAY_BE_SPACE[ends[0]] | _MAY_BE_SPACE[ends[1]])
+        starts, lengths = self.starts.copy(), self.lengths.copy()
+        for place in np.flatnonzero(doubtful).tolist():
+            text = self[place]
+            begun = text.lstrip()
+            starts[place] += len(text.encode()) - len(begun.encode())
+            lengths[place] = len(begun.rstrip().encode())
+        return Texts(self.data, starts, lengths)
+
+    def replaced(self, places: Ints, others: Texts) -> Texts:
+        """With other texts at these places."""
+        data, shift = self.data, 0
+        if others.data is not data:
+            data, shift = np.concatenate([data, others.data]), len(data)
+        starts, lengths = self.starts.copy(), self.lengths.copy()
+        starts[places], lengths[places] = others.starts + shift, others.lengths
+        return Texts(data, starts, lengths)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen(Sequence[str]):
+    """Texts out of few different ones: text `i` is `texts[which[i]]`."""
+
+    texts: Sequence[str]
+    which: Ints
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self.texts[i] for i in self.which[index].tolist()]
+        return self.texts[int(self.which[index])]
+
+    def columns(self) -> Texts:
+        """The same texts in one buffer, which holds each of the different ones once."""
+        return Texts.of(self.texts).take(self.which)
+
+
+def joined(*columns: Texts) -> Texts:
+    """Text `i` of every column, one behind the other, as one text."""
+    count, width = len(columns[0]), len(columns)
+    starts, lengths = np.empty((count, width), dtype=np.int64), np.empty((count, width), dtype=np.int64)
+    for place, texts in enumerate(columns):
+        starts[:, place], lengths[:, place] = texts.starts, texts.lengths
+    which = np.tile(np.arange(width, dtype=np.uint8), count)
+    data = gathered([texts.data for texts in columns], which, starts.reshape(-1), lengths.reshape(-1))
+    return Texts.packed_in(data, lengths.sum(axis=1))

@@ -1,0 +1,176 @@
+"""A tokenizer.json taken apart no further than is asked for: most of it is tables that the engines read themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from chatmill.errors import TokenizerError
+
+SPELLING_MODELS = frozenset({"Unigram", "WordPiece", "WordLevel"})
+"""Models that would find a control token in text by its spelling, as one more word of the vocabulary."""
+TABLES = ("vocab", "merges")
+
+_PARTS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_MERGES = msgspec.json.Decoder(list[str | tuple[str, str]] | None)
+_ESCAPE = re.compile(rb"\\.")
+_NEEDED_ESCAPES = {b'\\"', b"\\\\"}
+
+
+class TokenizerJson:
+    """The parts of a tokenizer.json; vocabulary and merges are decoded when they are first needed."""
+
+    def __init__(self, raw: bytes, name: str) -> None:
+        """`raw` is the file; `name` stands in errors."""
+        try:
+            self._parts = _PARTS.decode(raw)
+            self._model = _PARTS.decode(self._parts["model"])
+        except (msgspec.DecodeError, KeyError) as error:
+            raise TokenizerError(f"{name} is not a tokenizer.json: {error}") from None
+
+    def part(self, name: str) -> Any:
+        """A part of the file other than the model, decoded; None where it is not there."""
+        return msgspec.json.decode(self._parts[name]) if name in self._parts else None
+
+    def model(self, name: str) -> Any:
+        """An entry of the model, decoded; None where it is not there."""
+        return msgspec.json.decode(self._model[name]) if name in self._model else None
+
+    @cached_property
+    def added_tokens(self) -> list[dict[str, Any]]:
+        """The added tokens as they are written."""
+        return self.part("added_tokens") or []
+
+    @cached_property
+    def vocab(self) -> dict[str, int] | list[list[Any]]:
+        """Token -> id, or (Unigram) pairs of token and score in the order of their ids."""
+        return self.model("vocab") or {}
+
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The id of the token for unknown text."""
+        if isinstance(found := self.model("unk_id"), int):
+            return found
+        token = self.model("unk_token")
+        if token is None or not isinstance(self.vocab, dict) or token not in self.vocab:
+            return None
+        return int(self.vocab[token])
+
+    def names(self) -> dict[int, str]:
+        """Id -> token."""
+        if isinstance(self.vocab, dict):
+            return {int(token_id): token for token, token_id in self.vocab.items()}
+        return {i: str(entry[0]) for i, entry in enumerate(self.vocab)}
+
+    def stripped(self, control_ids: set[int]) -> bytes:
+        """The file for a text engine: without added tokens and post-processor, and no text spells a control token."""
+        without: dict[str, Any] = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+        if self.model("type") in SPELLING_MODELS:
+            spelled = {token_id for token_id in control_ids if token_id != self.unknown_id}
+            without["model"] = {**self._model, "vocab": self._unspellable(spelled)}
+        return msgspec.json.encode({**self._parts, **without})
+
+    def _unspellable(self, control_ids: set[int]) -> dict[str, int] | list[list[Any]]:
+        """The vocabulary with these tokens renamed to noncharacters."""
+
+        def name(token: str, token_id: int) -> str:
+            return f"\U0010ffff{token_id}\U0010fffe" if token_id in control_ids else token
+
+        if isinstance(self.vocab, dict):
+            return {name(token, token_id): token_id for token, token_id in self.vocab.items()}
+        return [[name(entry[0], i), *entry[1:]] for i, entry in enumerate(self.vocab)]
+
+    def whole(self) -> bytes | None:
+        """The file for an engine of finished documents, where added tokens match in ways of their own; else None."""
+        flags = ("lstrip", "rstrip", "single_word")
+        if not any(token.get(flag) for token in self.added_tokens for flag in flags):
+            return None
+        return msgspec.json.encode({**self._parts, "post_processor": None})
+
+    def fingerprint(self) -> str:
+        """sha256 of vocabulary, merges and rules, whichever way and in whichever order the file writes them."""
+        model = {name: self.model(name) for name in self._model if name not in TABLES}
+        flags = {name: value for name, value in model.items() if value not in (None, False, "")}
+        rules = [flags, self.part("normalizer"), self.part("pre_tokenizer")]
+        digest = hashlib.sha256()
+        for table in (
+            *self._canonical_vocab(),
+            self._canonical_merges(),
+            msgspec.json.encode(rules, order="sorted"),
+        ):
+            digest.update(len(table).to_bytes(8, "little"))
+            digest.update(table)
+        return digest.hexdigest()
+
+    def _canonical_merges(self) -> bytes:
+        """The merges as JSON pairs without white space and needless escapes."""
+        raw = bytes(self._model.get("merges", b"null"))
+        compact = msgspec.json.format(raw, indent=-1)
+        if compact.startswith(b"[[") and set(_ESCAPE.findall(compact)) <= _NEEDED_ESCAPES:
+            return compact  # encoding what it says would give the same: files of today are like that
+        merges = _MERGES.decode(raw) or []
+        return msgspec.json.encode([merge.split(" ") if isinstance(merge, str) else merge for merge in merges])
+
+    def _canonical_vocab(self) -> tuple[bytes, bytes]:
+        """The tokens in the order of their ids, and the ids."""
+        if not isinstance(self.vocab, dict):
+            return msgspec.json.encode(self.vocab), b""
+        ids = np.fromiter(self.vocab.values(), dtype="<i8", count=len(self.vocab))
+        names = list(self.vocab)
+        if (np.diff(ids) <= 0).any():  # files of today have them in order
+            pairs = sorted(self.vocab.items(), key=lambda item: (item[1], item[0]))
+            ids, names = np.array([i for _, i in pairs], dtype="<i8"), [name for name, _ in pairs]
+        return msgspec.json.encode(names), ids.tobytes()
+
+
+class SpelledTokens(Mapping[int, bytes]):
+    """The bytes of every id of a vocabulary that only a reference engine reads, spelled when they are asked for."""
+
+    def __init__(self, file: TokenizerJson) -> None:
+        """`file` tells the tokens, and whether they are written in the byte-level alphabet."""
+        self._names = file.names()
+        byte_level = "ByteLevel" in str(file.part("decoder")) or "ByteLevel" in str(file.part("pre_tokenizer"))
+        self._spell = _byte_level_bytes if byte_level else _plain_bytes
+        self._spelled: dict[int, bytes] = {}
+
+    def __getitem__(self, token_id: int) -> bytes:
+        """The bytes of an id, or a KeyError."""
+        found = self._spelled.get(token_id)
+        if found is None:
+            found = self._spelled[token_id] = self._spell(self._names[token_id])
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        """All ids."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many ids there are."""
+        return len(self._names)
+
+
+def _plain_bytes(token: str) -> bytes:
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.removeprefix("##").replace("\u2581", " ").encode()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    table = _BYTE_OF_CHARACTER
+    return bytes(table[c] for c in token) if all(c in table for c in token) else token.encode()
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable stand-ins of byte-level vocabularies: visible Latin-1 as itself, the rest from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in set(visible)]
+    return {chr(b): b for b in visible} | {chr(0x100 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()

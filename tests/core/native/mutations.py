@@ -1,0 +1,79 @@
+"""Lines of JSONL that are almost right: real ones and hand-made ones, with bytes flipped, cut, spliced and put in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Iterator
+
+from tests.conftest import CONVERSATION_FILES, DATA
+
+LONGEST = 1500
+"""Bytes of a line that is worth mutating: in a longer one hardly any change hits its structure."""
+PIECES = [
+    *(b'"', b"\\", b"\\n", b'\\"', b"\\/", b"\\u", b"\\u00e9", b"\\u0000", b"\\uD83D\\uDE00", b"\\ud800", b"\\udc00"),
+    *(b"\\ud83d\\u0041", b"\\x", b"\\u12", b"\\", b"\n", b"\r", b"\t", b"\x00", b"\x1f", b"\x7f", b"\xef\xbb\xbf"),
+    *("é".encode(), "漢字かな".encode(), "😀".encode(), "при вет".encode(), b"\xff", b"\xc0\x80", b"\xed\xa0\x80"),
+    *(b"\xf4\x90\x80\x80", b"\xe2\x82", b"\x80", b"{", b"}", b"[", b"]", b",", b":", b" ", b"{}", b"[]", b"null"),
+    *(b"true", b"-", b"0", b"01", b"1.", b"1e5", b"-0.5E-3", b"NaN", b"9" * 70, b"[" * 120 + b"]" * 120),
+    *(b'"id":"x",', b'"id":null,', b'"source":"",', b'"source":"s2",', b'"messages":[],', b'"tools":[{"a":1}],'),
+    *(b'"tools":[1],', b'"tools":null,', b'"messages_json":"{}",', b'"x":{"messages":[1,{"y":2}]},', b'"x":1,'),
+    *(b'"role":"user",', b'"content":null,', b'"content":"",', b'"reasoning_content":"r",', b'"name":"n",'),
+    *(b'"tool_calls":[],', b'"tool_call_id":"",', b'"weight":1,', b'"tool_calls":null,', b'"\\u0069d":"x",'),
+    *(b'"tool_calls":[{"function":{"name":"f","arguments":"{}"},"id":null,"type":"function"}],',),
+]
+
+
+def real_lines() -> list[bytes]:
+    """All bundled conversations and the nasty records, one line each, without line ends."""
+    lines = [line for path in CONVERSATION_FILES for line in gzip.decompress(path.read_bytes()).split(b"\n")]
+    lines += gzip.decompress((DATA / "nasty.jsonl.gz").read_bytes()).split(b"\n")
+    return [*lines, *(DATA / "nasty_raw.jsonl.bin").read_bytes().split(b"\n")]
+
+
+def seeds() -> list[bytes]:
+    """Short lines, most of them read without doubt, and with every field that is."""
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "é\\n"}'}}
+    message = {"role": "assistant", "content": None, "reasoning_content": "think", "tool_calls": [call, call]}
+    answer = {"role": "tool", "content": "ответ 漢字 😀", "tool_call_id": "c1", "name": "f"}
+    plain = [{"role": "user", "content": 'Say "hi"\n'}, {"role": "assistant", "content": "hi"}]
+    records = [
+        {"id": "1", "source": "s", "messages": plain, "meta": {"n": [1, -2.5e3, True, None], "t": "x"}},
+        {"messages": [{"role": "system", "content": ""}, *plain], "tools": [{"name": "f", "n": 1e3}], "id": None},
+        {"messages": [*plain, message, answer], "tools": [], "source": None},
+        {"messages": [{"content": "order", "role": "developer"}]},
+        {"a": 1, "b": "", "c": {}, "d": [[]], "messages": plain, "e": False},
+    ]
+    lines = [json.dumps(record, ensure_ascii=ascii_).encode() for record in records for ascii_ in (False, True)]
+    lines += [json.dumps(record, separators=(",", ":")).encode() for record in records]
+    real = [line for line in real_lines() if 0 < len(line) < LONGEST]
+    return lines * (len(real) // len(lines) // 4) + real
+
+
+def mutated(count: int, seed: int) -> Iterator[bytes]:
+    """So many lines without line feeds, each with one to three changes."""
+    draw = random.Random(seed)
+    lines = seeds()
+    for _ in range(count):
+        line = bytearray(draw.choice(lines))
+        for _ in range(draw.choice((1, 1, 1, 2, 3))):
+            at = draw.randrange(len(line) + 1)
+            match draw.randrange(7):
+                case 0 if at < len(line):
+                    line[at] ^= 1 << draw.randrange(8)
+                case 1:
+                    del line[at : at + draw.choice((1, 1, 2, 5, 30))]
+                case 2:
+                    del line[at:]
+                case 3:
+                    other = draw.choice(lines)
+                    line[at:] = other[draw.randrange(len(other) + 1) :]
+                case 4:
+                    line[at:at] = line[at : at + draw.choice((1, 4, 20))]
+                case 5:
+                    line[at:at] = draw.choice(PIECES)
+                case _:  # where a key may begin, so that more of the changes are valid JSON
+                    at = line.find(b'{"', at) + 1
+                    line[at:at] = draw.choice(PIECES)
+        yield bytes(line.replace(b"\n", b" "))

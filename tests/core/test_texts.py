@@ -1,0 +1,85 @@
+"""Columns of texts give what lists of strings give."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatmill.core.native.find import positions_by_python, positions_of
+from chatmill.core.texts import Chosen, Texts, joined
+
+TEXT = st.text(alphabet=st.sampled_from("ab\n é\u2003𝄞\u00a0\x1c"), max_size=8)
+LISTS = st.lists(TEXT, max_size=6)
+
+
+def shuffled(texts: list[str]) -> Texts:
+    """The texts in a buffer where they lie backwards, with bytes of no text between them."""
+    data, starts = b"", []
+    for text in reversed(texts):
+        starts.append(len(data))
+        data += text.encode() + b"zz"
+    lengths = [len(text.encode()) for text in texts]
+    return Texts(np.frombuffer(data, np.uint8), np.array(starts[::-1], np.int64), np.array(lengths, np.int64))
+
+
+@given(texts=LISTS)
+def test_texts_are_a_sequence_of_strings(texts: list[str]) -> None:
+    for columns in (Texts.of(texts), shuffled(texts)):
+        assert list(columns) == texts
+        assert columns[1:3] == texts[1:3]
+        packed = columns.packed()
+        assert list(packed) == texts
+        assert packed.data.tobytes() == "".join(texts).encode()
+        np.testing.assert_array_equal(packed.starts, columns.offsets[:-1])
+        assert columns.characters().tolist() == [len(text) for text in texts]
+        assert list(columns.part(1, 3)) == texts[1:3]
+
+
+@given(texts=LISTS)
+def test_trimming(texts: list[str]) -> None:
+    columns = shuffled(texts)
+    assert list(columns.trimmed(ord("\n"))) == [text.strip("\n") for text in texts]
+    assert list(columns.trimmed(ord("\n"), end=False)) == [text.lstrip("\n") for text in texts]
+    assert list(columns.trimmed_end(ord("\n"))) == [text.rstrip("\n") for text in texts]
+    assert list(columns.stripped()) == [text.strip() for text in texts]
+    assert columns.leading(ord("a")).tolist() == [len(text) - len(text.lstrip("a")) for text in texts]
+
+
+@given(texts=st.lists(TEXT, min_size=1, max_size=6), data=st.data())
+def test_choosing_and_replacing(texts: list[str], data: st.DataObject) -> None:
+    places = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=5))
+    columns = shuffled(texts)
+    at = np.array(places, dtype=np.int64)
+    assert list(columns.take(at)) == [texts[i] for i in places]
+    chosen = Chosen(texts, at)
+    assert list(chosen) == list(chosen.columns()) == [texts[i] for i in places]
+    once = np.unique(at)
+    wanted = [text.upper() if i in once else text for i, text in enumerate(texts)]
+    others = Texts.of([texts[i].upper() for i in once.tolist()])
+    assert list(columns.replaced(once, others)) == wanted
+
+
+@given(rows=st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=5))
+def test_joining(rows: list[tuple[str, str, str]]) -> None:
+    columns = [shuffled([row[i] for row in rows]) for i in range(3)]
+    assert list(joined(*columns)) == ["".join(row) for row in rows]
+
+
+@given(
+    pieces=st.lists(st.sampled_from(["</think>", "<", "</think", "x", ">", "é"]), max_size=12),
+    times=st.integers(1, 900),
+)
+def test_finding_marks(pieces: list[str], times: int) -> None:
+    data = "".join(pieces).encode() * times
+    found = [match.start() for match in re.finditer(b"</think>", data)]
+    for find in (positions_of, positions_by_python):
+        assert find(b"</think>", np.frombuffer(data, np.uint8)).tolist() == found
+
+
+def test_a_text_without_a_utf8_form_is_refused() -> None:
+    with pytest.raises(UnicodeEncodeError):
+        Texts.of(["a", "\ud800"])

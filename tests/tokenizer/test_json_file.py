@@ -1,0 +1,152 @@
+"""A tokenizer.json in parts: what its fingerprint covers and what it does not, and the bytes of its tokens."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from chatmill.errors import TokenizerError
+from chatmill.tokenizer.json_file import SpelledTokens, TokenizerJson
+from chatmill.tokenizer.load import load_tokenizer
+from tests.data.tokenizer_files import unpacked
+
+
+def fingerprint(data: Any, **style: Any) -> str:
+    return TokenizerJson(json.dumps(data, **style).encode(), "x").fingerprint()
+
+
+@pytest.fixture(scope="module")
+def data() -> Any:
+    return json.loads((unpacked("gpt2") / "tokenizer.json").read_bytes())
+
+
+def shuffled(data: Any) -> Any:
+    items = list(data["model"]["vocab"].items())
+    random.Random(0).shuffle(items)
+    return {**data, "model": {**data["model"], "vocab": dict(items)}}
+
+
+def merges_as_strings(data: Any) -> Any:
+    merges = [m if isinstance(m, str) else " ".join(m) for m in data["model"]["merges"]]
+    return {**data, "model": {**data["model"], "merges": merges}}
+
+
+def merges_as_pairs(data: Any) -> Any:
+    merges = [m.split(" ") if isinstance(m, str) else m for m in data["model"]["merges"]]
+    return {**data, "model": {**data["model"], "merges": merges}}
+
+
+def other_keys(data: Any) -> Any:
+    """Flags that say nothing may be left out, and the order of keys is nobody's business."""
+    model = dict(reversed([(k, v) for k, v in data["model"].items() if v not in (None, False, "")]))
+    return {**dict(reversed(data.items())), "model": {**model, "dropout": None}}
+
+
+@pytest.mark.parametrize("change", [shuffled, merges_as_strings, merges_as_pairs, other_keys])
+def test_the_way_a_file_is_written_is_no_part_of_the_fingerprint(data: Any, change: Callable[[Any], Any]) -> None:
+    assert json.dumps(merges_as_strings(data)) != json.dumps(merges_as_pairs(data))
+    assert fingerprint(change(data)) == fingerprint(data)
+    assert fingerprint(data, ensure_ascii=False, indent=3) == fingerprint(data, ensure_ascii=True)
+
+
+def swap_ids(data: Any) -> None:
+    vocab = data["model"]["vocab"]
+    one, other = list(vocab)[10:12]
+    vocab[one], vocab[other] = vocab[other], vocab[one]
+
+
+def rename_a_token(data: Any) -> None:
+    vocab = data["model"]["vocab"]
+    data["model"]["vocab"] = {("zzz" if i == 5 else name): token_id for i, (name, token_id) in enumerate(vocab.items())}
+
+
+def move_an_id(data: Any) -> None:
+    data["model"]["vocab"][max(data["model"]["vocab"], key=data["model"]["vocab"].__getitem__)] += 1
+
+
+def swap_merges(data: Any) -> None:
+    merges = data["model"]["merges"]
+    merges[0], merges[1] = merges[1], merges[0]
+
+
+def drop_a_merge(data: Any) -> None:
+    data["model"]["merges"].pop()
+
+
+def set_a_flag(data: Any) -> None:
+    data["model"]["ignore_merges"] = True
+
+
+def normalize(data: Any) -> None:
+    data["normalizer"] = {"type": "Lowercase"}
+
+
+def split_otherwise(data: Any) -> None:
+    data["pre_tokenizer"] = {"type": "Whitespace"}
+
+
+CHANGES = (swap_ids, rename_a_token, move_an_id, swap_merges, drop_a_merge, set_a_flag, normalize, split_otherwise)
+
+
+def test_every_rule_is_part_of_the_fingerprint(data: Any) -> None:
+    found = {fingerprint(data)}
+    for change in CHANGES:
+        changed = copy.deepcopy(data)
+        change(changed)
+        found.add(fingerprint(changed))
+    assert len(found) == len(CHANGES) + 1
+
+
+def test_borders_are_part_of_the_fingerprint() -> None:
+    """Values whose joined spellings are equal are still different values."""
+
+    def of(vocab: Any, merges: Any = ()) -> str:
+        return fingerprint({"model": {"type": "BPE", "vocab": vocab, "merges": list(merges)}})
+
+    vocabularies = [{"ab": 0, "c": 1}, {"a": 0, "bc": 1}, {'a","b': 0, "c": 1}, {"a": 0, "b": 1, "c": 2}]
+    assert len({of(vocab) for vocab in vocabularies}) == len(vocabularies)
+    merges = [[["a b", "c"]], [["a", "b c"]], [["a", "b"], ["c", "d"]], [["a", "b"]], []]
+    assert len({of({"a": 0}, pairs) for pairs in merges}) == len(merges)
+    scored = [[["a", -1.0], ["b", -2.0]], [["b", -2.0], ["a", -1.0]], [["a", -1.0], ["b", -3.0]]]
+    assert len({of(vocab) for vocab in scored}) == len(scored)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "deepseek_v3"])
+def test_merges_are_told_apart_without_decoding_them_or_with(name: str) -> None:
+    """The way that only drops white space, against the one that decodes every pair: strings, and needless escapes."""
+    data = json.loads((unpacked(name) / "tokenizer.json").read_bytes())
+    pairs = merges_as_pairs(data)["model"]["merges"]
+    pairs = [*pairs, ["\\", '"'], ["\\u0041", "/"], ["\\\\", "u"], ["\n", "\x01"]]  # not seen in byte-level alphabets
+    assert len(pairs) > 40_000
+
+    def of(merges: Any, **style: Any) -> bytes:
+        raw = json.dumps({"model": {"merges": merges}}, **style).encode()
+        return TokenizerJson(raw, "x")._canonical_merges()
+
+    for some in (pairs[:-4], pairs[:-2], pairs[:-1], pairs):
+        decoded = of([" ".join(pair) for pair in some])
+        assert decoded == of(some, ensure_ascii=False) == of(some, ensure_ascii=False, indent=2) == of(some)
+    assert of(pairs) != of(pairs[1:])
+    assert of([]) == of(None) == TokenizerJson(b'{"model": {}}', "x")._canonical_merges() == b"[]"
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b'{"model": null}', b'{"model": 3}', b'{"model": {"vocab": {}'])
+def test_what_is_no_tokenizer_file_is_said(raw: bytes) -> None:
+    with pytest.raises(TokenizerError, match=r"thing is not a tokenizer\.json"):
+        TokenizerJson(raw, "thing")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3"])
+def test_tokens_are_spelled_as_the_fast_engine_spells_them(name: str) -> None:
+    spelled = SpelledTokens(TokenizerJson((unpacked(name) / "tokenizer.json").read_bytes(), name))
+    fast: Any = load_tokenizer(unpacked(name))
+    text = {token_id: value for token_id, value in fast.backend.vocabulary().items() if token_id in spelled}
+    assert len(text) == len(spelled) > 50_000
+    assert dict(spelled) == text
+    with pytest.raises(KeyError):
+        spelled[10_000_000]
