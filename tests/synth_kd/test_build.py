@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from chatmill.build.run import Outcome
 from chatmill.build.synth_kd.audit import FIRST_ROWS, AuditError, audited
-from chatmill.build.synth_kd.bulk import BulkRows, KDBatch
+from chatmill.build.synth_kd.bulk import BulkRows
 from chatmill.build.synth_kd.check import verify_synth_kd
+from chatmill.build.synth_kd.draft import KDBatch
 from chatmill.build.synth_kd.join import KDJoin, join_shard
 from chatmill.build.synth_kd.manifest import KDConfig
 from chatmill.build.synth_kd.run import build_synth_kd

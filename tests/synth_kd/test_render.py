@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatmill.build.synth_kd.bulk import BulkRows, KDBatch
+from chatmill.build.synth_kd.bulk import BulkRows
+from chatmill.build.synth_kd.draft import KDBatch
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, RecordError, TokenizerError

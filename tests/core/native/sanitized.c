@@ -73,6 +73,14 @@ static int64_t copy(const uint8_t *data, int64_t size)
     const int64_t gathered = chatmill_gather(buffers, sizes, 2, which, starts, lengths, count, 1, out, total);
     const int64_t narrow = chatmill_spread(which, lengths, count, 1, out, total);
     const int64_t broad = chatmill_spread((const uint8_t *)starts, lengths, count, 4, wide, 4 * total);
+    int64_t *stops = INTS(count), *text_starts = INTS(count), *text_lengths = INTS(count), bodies = 0;
+    for (int64_t i = 0; i < count; i++) {
+        stops[i] = starts[i] + lengths[i];
+        if (lengths[i] > 0) bodies += lengths[i];
+    }
+    uint8_t *text = room(bodies + SLACK, 1);
+    sum += chatmill_unescape(data, size, starts, stops, count, text, text_starts, text_lengths) > 0;
+    free(stops), free(text_starts), free(text_lengths), free(text);
     int64_t found[2];
     sum += chatmill_find(data, size, (const uint8_t *)"\"role", 5, found, 2) > 0;
     sum += (gathered == total) + (narrow == total) + (broad == 4 * total);

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.build.synth_kd.bulk import KDBatch
+from chatmill.build.synth_kd.draft import KDBatch
 from chatmill.build.synth_kd.shards import RowBatch
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ChatmillError, ConfigError

@@ -2,8 +2,10 @@
 
 What differs between rows is their text; all else repeats. The system and developer messages that a row begins with are
 one literal, rendered by the official library once for each spelling of them. A header is a literal, rendered once for
-each role, channel, recipient, name and content type. All texts of a batch are encoded in one call, and NumPy lays
-everything out. A row of any other form is rendered whole by the official library.
+each role, channel, recipient, name and content type. All texts of a batch are encoded in one call, and laid out with
+the literals between them. A row of any other form is rendered whole by the official library.
+
+The texts of most rows come from a stencil (see `chatmill.build.synth_kd.stencil`), those of the others from a decoder.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +20,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.tokens import offsets_of, ranges
+from chatmill.build.synth_kd.columns import RowTexts
+from chatmill.build.synth_kd.draft import Draft, KDBatch, with_rendered
+from chatmill.build.synth_kd.stencil import Filled, Stencil
+from chatmill.core.native.gather import gathered
+from chatmill.core.tokens import offsets_of
 from chatmill.errors import RecordError
 from chatmill.systems.synth_kd import CALL, END, EOD, RETURN, SPANS, OfficialRows, Rendered
 from chatmill.tokenizer.tiktoken_file import load_o200k
@@ -31,6 +36,8 @@ MAX_PREFIXES = 512
 MAX_FORMS = 4096
 MAX_SHAPES = 256
 """When one of the first two caches is larger than this between two batches, all are forgotten and made anew."""
+PAUSE = 16
+"""Batches after one of which less than half fitted the stencil, until it is tried again."""
 
 
 class _Text(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -47,6 +54,14 @@ class _Message(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     recipient: str | None = None
     name: str | None = None
     content_type: str | None = None
+
+
+class _SpelledText(msgspec.Struct):
+    text: msgspec.Raw
+
+
+class _SpelledMessage(msgspec.Struct):
+    content: tuple[_SpelledText]
 
 
 class FormKey(NamedTuple):
@@ -74,6 +89,7 @@ class _Role(msgspec.Struct):
 
 
 _decode_tail = msgspec.json.Decoder(list[_Message]).decode
+_decode_spelled = msgspec.json.Decoder(list[_SpelledMessage]).decode
 _outline = msgspec.json.Decoder(_Outline).decode
 _role = msgspec.json.Decoder(_Role).decode
 
@@ -95,24 +111,6 @@ class _Shape(NamedTuple):
     """Decodes rows of exactly this shape, several at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KDBatch:
-    """Rendered rows in flat columns: those that could be rendered, in input order."""
-
-    ids: NDArray[np.int32]
-    """With an EOD at the end of each row."""
-    spans: NDArray[np.uint8]
-    """Token-aligned span ids."""
-    lengths: NDArray[np.int64]
-    """Tokens of each row."""
-    rows: NDArray[np.int64]
-    """The place of each row in what was given."""
-    official: frozenset[int]
-    """The places of rows that the official library rendered whole."""
-    failed: tuple[tuple[int, RecordError], ...]
-    """The places of rows that cannot be used, and why."""
-
-
 class BulkRows:
     """Renders batches of rows; keeps its literals from batch to batch."""
 
@@ -125,7 +123,7 @@ class BulkRows:
     def _forget(self) -> None:
         """Begin with empty caches."""
         self._literals: list[list[int]] = []
-        self._table: tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._table: tuple[NDArray[np.int32], NDArray[np.int64]] | None = None
         self._end, self._return, self._call, self._eod = map(self._literal, ([END], [RETURN], [CALL], [EOD]))
         self._prefixes: dict[bytes, _Prefix] = {}
         self._prefix = _Prefix(b"\xff", 1, 0)
@@ -137,24 +135,66 @@ class BulkRows:
         self._form_spans: list[int] = []
         self._shapes: dict[tuple[int, ...], _Shape] = {}
         self._shape: _Shape | None = None
+        self._stencils: dict[tuple[int, tuple[int, ...]], Stencil] = {}
+        """By the literal of the prefix and the forms."""
+        self._known_stencil: tuple[int, tuple[int, ...]] | None = None
+        """The one that the last decoded row fits."""
+        self._pause = 0
 
     def render(self, rows: Sequence[bytes | None]) -> KDBatch:
         """Render rows given as JSON texts; a row that fails does not touch the others."""
         if len(self._prefixes) > MAX_PREFIXES or len(self._forms) > MAX_FORMS:
             self._forget()
-        draft = _Draft()
-        for first in range(0, len(rows), TOGETHER):
-            group = rows[first : first + TOGETHER]
-            texts = self._texts_of_shape(group)
-            if texts is not None and self._shape is not None:
-                draft.add_group(range(first, first + len(group)), self._prefix.literal, self._shape.forms, texts)
+        texts = RowTexts.of(rows)
+        filled = self._fit(texts)
+        draft = Draft() if filled is None or self._known_stencil is None else Draft(filled, *self._known_stencil)
+        others = np.setdiff1d(np.arange(len(texts)), draft.filled.places, assume_unique=True).tolist()
+        for first in range(0, len(others), TOGETHER):
+            places = others[first : first + TOGETHER]
+            group = [texts[place] for place in places]
+            decoded = self._texts_of_shape(group)
+            if decoded is not None and self._shape is not None:
+                draft.add(places, self._prefix.literal, self._shape.forms, decoded)
                 continue
-            for place, row in enumerate(group, first):
+            for place, row in zip(places, group, strict=True):
                 try:
                     self._add(place, row, draft)
                 except RecordError as error:
                     draft.failed.append((place, error))
         return self._lay_out(draft)
+
+    def _fit(self, rows: RowTexts) -> Filled | None:
+        """The rows that fit the stencil of the last decoded row; while few do, that is not tried often."""
+        if self._known_stencil is None or self._pause:
+            self._pause = max(0, self._pause - 1)
+            return None
+        filled = self._stencils[self._known_stencil].fit(rows)
+        if filled is None or 2 * len(filled.places) < len(rows):
+            self._pause = PAUSE
+        return filled
+
+    def _learn(self, row: bytes, forms: tuple[int, ...]) -> None:
+        """Take the stencil of a decoded row with the known prefix for the rows to come."""
+        key = (self._prefix.literal, forms)
+        if key not in self._stencils and len(self._stencils) < MAX_SHAPES:
+            stencil = self._stencil_of(row, forms)
+            if stencil is not None:
+                self._stencils[key] = stencil
+        if key in self._stencils and key != self._known_stencil:
+            self._known_stencil, self._pause = key, 0
+
+    def _stencil_of(self, row: bytes, forms: tuple[int, ...]) -> Stencil | None:
+        """The stencil of a row; None where its holes are not where its texts stand, as decoding it filled tells."""
+        prefix = self._prefix
+        spelled = [bytes(message.content[0].text) for message in _decode_spelled(b"[" + row[prefix.size : -1])]
+        stencil = Stencil.of(row, prefix.size, spelled)
+        marks = [f"text {number} of {len(spelled)}" for number in range(len(spelled))]
+        if stencil is None or any(mark.encode() in row for mark in marks):
+            return None
+        known = self._known(stencil.filled([mark.encode() for mark in marks]))
+        if known is None or known[0] != prefix or tuple(known[2]) != forms:
+            return None
+        return stencil if _texts(known[1]) == marks else None
 
     def _texts_of_shape(self, rows: Sequence[bytes | None]) -> list[str] | None:
         """All texts of rows that begin like the row before them and have its shape; None where one does not."""
@@ -170,17 +210,18 @@ class BulkRows:
             return None
         return [message.content[0].text for messages in found for message in messages]
 
-    def _add(self, place: int, row: bytes | None, draft: _Draft) -> None:
-        prefix = self._prefix
-        if row is not None and row.startswith(prefix.start) and row[-1] == CLOSE:
+    def _add(self, place: int, row: bytes | None, draft: Draft) -> None:
+        messages: list[_Message] = []
+        if row is not None and row.startswith(self._prefix.start) and row[-1] == CLOSE:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                messages = _decode_tail(b"[" + row[prefix.size : -1])
-                forms = self._known_forms(messages)
-                if any(map(self._form_spans.__getitem__, forms)):
-                    draft.add(place, prefix.literal, forms, messages)
-                    self._shape = self._shape_of(tuple(forms))
-                    return
-        self._add_unusual(place, row, draft)
+                messages = _decode_tail(b"[" + row[self._prefix.size : -1])
+        forms = self._known_forms(messages)
+        if row is None or not any(map(self._form_spans.__getitem__, forms)):
+            self._add_unusual(place, row, draft)
+            return
+        draft.add([place], self._prefix.literal, forms, _texts(messages))
+        self._shape = self._shape_of(forms)
+        self._learn(row, forms)
 
     def _shape_of(self, forms: tuple[int, ...]) -> _Shape | None:
         """The shape of a row, with its decoder; None where there are too many."""
@@ -191,23 +232,23 @@ class BulkRows:
             shape = self._shapes[forms] = _Shape(forms, msgspec.json.Decoder(list[row_type]).decode)
         return shape
 
-    def _known_forms(self, messages: list[_Message]) -> list[int]:
+    def _known_forms(self, messages: list[_Message]) -> tuple[int, ...]:
         """The numbers of the messages' forms; empty where one has not been seen before."""
         forms = self._forms
         try:
-            return [forms[m.role, m.channel, m.recipient, m.name, m.content_type] for m in messages]
+            return tuple(forms[m.role, m.channel, m.recipient, m.name, m.content_type] for m in messages)
         except KeyError:
-            return []
+            return ()
 
-    def _add_unusual(self, place: int, row: bytes | None, draft: _Draft) -> None:
+    def _add_unusual(self, place: int, row: bytes | None, draft: Draft) -> None:
         """A row with a beginning or a header that was not seen just before, or of a form that is not known at all."""
         known = self._known(row) if row is not None else None
         if known is None:
-            draft.add_rendered(place, self.official.render(row))
+            draft.rendered[place] = self.official.render(row)
             return
         prefix, messages, forms = known
         self._prefix = prefix
-        draft.add(place, prefix.literal, forms, messages)
+        draft.add([place], prefix.literal, forms, _texts(messages))
 
     def _known(self, row: bytes) -> tuple[_Prefix, list[_Message], list[int]] | None:
         """The parts of a row that can be laid out; None where only the official library can say what it means."""
@@ -263,108 +304,55 @@ class BulkRows:
         self._table = None
         return len(self._literals) - 1
 
-    def _literal_table(self) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
-        """All literals flat, where each begins, and its length."""
+    def _literal_table(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """All literals flat, and their offsets."""
         if self._table is None:
             lengths = np.array([len(ids) for ids in self._literals], dtype=np.int64)
             flat = np.array([i for ids in self._literals for i in ids], dtype=np.int32)
-            self._table = flat, offsets_of(lengths)[:-1], lengths
+            self._table = flat, offsets_of(lengths)
         return self._table
 
-    def _lay_out(self, draft: _Draft) -> KDBatch:
+    def _lay_out(self, draft: Draft) -> KDBatch:
         """Columns of a batch. A row is the runs: prefix, then header, text and end of each message, then EOD."""
-        flat, literal_starts, literal_lengths = self._literal_table()
-        text_ids, text_offsets = self._encode(draft.texts)
-        counts = np.array(draft.counts, dtype=np.int64)
-        forms = np.array(draft.forms, dtype=np.int64)
-        rows_of = np.repeat(np.arange(len(counts)), counts)
-        headers = 1 + 2 * rows_of + 3 * np.arange(len(forms))
+        flat, starts = self._literal_table()
+        pieces = [(flat, starts), self._encode(draft.filled.texts), self._encode(draft.texts)]
+        rows, prefixes, counts, forms, texts = draft.in_order()
+        headers = 1 + 2 * np.repeat(np.arange(len(counts)), counts) + 3 * np.arange(len(forms))
         """The run of each message's header; its text and its end follow."""
         firsts = 3 * offsets_of(counts) + 2 * np.arange(len(counts) + 1)
         form_spans = np.array(self._form_spans, dtype=np.uint8)[forms] if len(forms) else np.empty(0, np.uint8)
         last = np.zeros(len(forms), dtype=np.bool_)
         last[offsets_of(counts)[1:][counts > 0] - 1] = True
 
-        literals = np.full(int(firsts[-1]), self._eod, dtype=np.int64)
-        literals[firsts[:-1]] = draft.prefixes
+        runs = np.full(int(firsts[-1]), self._eod, dtype=np.int64)
+        runs[firsts[:-1]] = prefixes
         if len(forms):
-            literals[headers] = np.array(self._form_headers, dtype=np.int64)[forms]
+            runs[headers] = np.array(self._form_headers, dtype=np.int64)[forms]
             ends = np.array(self._form_ends, dtype=np.int64)[forms]
-            literals[headers + 2] = np.where(last & (form_spans == SPANS["final"]), self._return, ends)
-        lengths = literal_lengths[literals]
-        is_text = np.zeros(len(literals), dtype=np.bool_)
-        is_text[headers + 1] = True
-        lengths[headers + 1] = np.diff(text_offsets)
-        run_spans = np.zeros(len(literals), dtype=np.uint8)
+            runs[headers + 1] = len(self._literals) + texts  # their pieces stand behind those of the literals
+            runs[headers + 2] = np.where(last & (form_spans == SPANS["final"]), self._return, ends)
+        lengths = np.concatenate([np.diff(offsets) for _, offsets in pieces])[runs]
+        run_spans = np.zeros(len(runs), dtype=np.uint8)
         for step in range(3):
             run_spans[headers + step] = form_spans
-
-        token_is_text = np.repeat(is_text, lengths)
-        ids = np.empty(len(token_is_text), dtype=np.int32)
-        ids[token_is_text] = text_ids
-        fixed = ~is_text
-        ids[~token_is_text] = flat[ranges(literal_starts[literals[fixed]], lengths[fixed])]
         batch = KDBatch(
-            ids=ids,
+            ids=gathered(
+                [ids for ids, _ in pieces],
+                np.repeat(np.arange(3, dtype=np.uint8), [len(offsets) - 1 for _, offsets in pieces])[runs],
+                np.concatenate([offsets[:-1] for _, offsets in pieces])[runs],
+                lengths,
+            ),
             spans=np.repeat(run_spans, lengths),
             lengths=np.add.reduceat(lengths, firsts[:-1]) if len(counts) else np.empty(0, np.int64),
-            rows=np.array(draft.places, dtype=np.int64),
+            rows=rows,
             official=frozenset(draft.rendered),
             failed=tuple(draft.failed),
         )
-        return _with_rendered(batch, draft.rendered) if draft.rendered else batch
+        return with_rendered(batch, draft.rendered) if draft.rendered else batch
 
 
-class _Draft:
-    """A batch on its way: what its rows are made of, in order."""
-
-    def __init__(self) -> None:
-        self.places: list[int] = []
-        self.prefixes: list[int] = []
-        self.counts: list[int] = []
-        """Messages of each row."""
-        self.forms: list[int] = []
-        self.texts: list[str] = []
-        self.rendered: dict[int, Rendered] = {}
-        self.failed: list[tuple[int, RecordError]] = []
-
-    def add(self, place: int, prefix: int, forms: list[int], messages: list[_Message]) -> None:
-        """A row to be laid out."""
-        self.places.append(place)
-        self.prefixes.append(prefix)
-        self.counts.append(len(forms))
-        self.forms += forms
-        self.texts += [message.content[0].text for message in messages]
-
-    def add_group(self, places: range, prefix: int, forms: tuple[int, ...], texts: list[str]) -> None:
-        """Rows of one beginning and one shape."""
-        self.places += places
-        self.prefixes += [prefix] * len(places)
-        self.counts += [len(forms)] * len(places)
-        self.forms += forms * len(places)
-        self.texts += texts
-
-    def add_rendered(self, place: int, rendered: Rendered) -> None:
-        """A row that is finished."""
-        self.rendered[place] = rendered
-
-
-def _with_rendered(batch: KDBatch, rendered: dict[int, Rendered]) -> KDBatch:
-    """Finished rows put between the rows of a batch; they are rare, so this may copy."""
-    offsets = offsets_of(batch.lengths)
-    pieces: dict[int, Rendered] = dict(rendered)
-    for number, place in enumerate(batch.rows.tolist()):
-        own = slice(int(offsets[number]), int(offsets[number + 1]))
-        pieces[place] = Rendered(batch.ids[own], batch.spans[own])
-    places = sorted(pieces)
-    return KDBatch(
-        ids=np.concatenate([pieces[place].ids for place in places]),
-        spans=np.concatenate([pieces[place].spans for place in places]),
-        lengths=np.array([len(pieces[place].ids) for place in places], dtype=np.int64),
-        rows=np.array(places, dtype=np.int64),
-        official=batch.official,
-        failed=batch.failed,
-    )
+def _texts(messages: list[_Message]) -> list[str]:
+    return [message.content[0].text for message in messages]
 
 
 class OfficialBatches:
@@ -388,4 +376,4 @@ class OfficialBatches:
             ids=none.astype(np.int32), spans=none.astype(np.uint8), lengths=none, rows=none,
             official=frozenset(rendered), failed=tuple(failed),
         )  # fmt: skip
-        return _with_rendered(batch, rendered) if rendered else batch
+        return with_rendered(batch, rendered) if rendered else batch

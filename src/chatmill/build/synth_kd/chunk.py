@@ -26,7 +26,8 @@ from chatmill.build.publish import (
     write_atomic,
 )
 from chatmill.build.synth_kd.audit import Audit
-from chatmill.build.synth_kd.bulk import BulkRows, KDBatch, OfficialBatches
+from chatmill.build.synth_kd.bulk import BulkRows, OfficialBatches
+from chatmill.build.synth_kd.draft import KDBatch
 from chatmill.build.synth_kd.parts import QUARANTINE, RECEIPT, PartSplit, check_part, part_receipt
 from chatmill.build.synth_kd.shards import RowBatch, Shard, shard_batches, shown
 from chatmill.core.shift import shift_left_ragged
@@ -111,9 +112,7 @@ def _write_part(job: KDChunk, folder: Path) -> dict[str, Any]:
     with ExitStack() as stack, without_collector():
         part = {split: stack.enter_context(PartSplit(folder, split)) for split in Split}
         for rows in shard_batches(job.shard, job.start, job.stop):
-            batch = renderer.render(
-                [text if row_id else None for row_id, text in zip(rows.ids, rows.texts, strict=True)]
-            )
+            batch = renderer.render(rows.usable)
             _refuse(job, batch, rows, folder, reasons)
             audit.add(batch, rows)
             _append(part, batch, rows, job.valid_threshold)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ import numpy as np
 from chatmill.build.faults import fault_point
 from chatmill.build.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
 from chatmill.build.synth_kd.parts import QUARANTINE, RECEIPT, checked_slices, part_receipt
+from chatmill.store.durable import Durability, sync_folder
 from chatmill.store.kd import LOSSMASK, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
 from chatmill.systems.synth_kd import Split
@@ -48,7 +50,9 @@ def join_shard(job: KDJoin) -> dict[str, Any]:
             receipt = {"shard": job.name, "splits": splits, **_totals(receipts)}
             _join_quarantine(job, temporary)
             write_atomic(temporary / RECEIPT, canonical_json(receipt), step="join_receipt")
-            publish_folder(temporary, job.folder, replace=True, step="join_folder")
+            # Every file in it is synced already, and the receipt has synced the folder: not a second time.
+            publish_folder(temporary, job.folder, replace=True, step="join_folder", durability=Durability.SCRATCH)
+            sync_folder(Path(job.folder).parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -107,3 +111,5 @@ def _join_quarantine(job: KDJoin, folder: Path) -> None:
             for path in found:
                 with path.open("rb") as file:
                     shutil.copyfileobj(file, out)
+            out.flush()
+            os.fsync(out.fileno())

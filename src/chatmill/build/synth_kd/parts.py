@@ -20,8 +20,8 @@ from chatmill.systems.synth_kd import Split
 
 BUFFER = 1 << 16
 """Bytes that are gathered before they are written; what is larger goes to the system at once."""
-SLICE_TOKENS = 1 << 22
-"""Tokens that are copied at a time."""
+SLICE_TOKENS = 1 << 18
+"""Tokens that are copied at a time: few enough to stay in the processor's cache while they are summed and hashed."""
 RECEIPT = "receipt.json"
 QUARANTINE = "quarantine.jsonl"
 COLUMNS: dict[str, np.dtype[Any]] = {

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chatmill.build.publish import sha256_file
+from chatmill.build.synth_kd.columns import RowTexts
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.read.ranges import check_unchanged
 from chatmill.store.fingerprint import probe
@@ -74,12 +75,12 @@ class RowBatch(NamedTuple):
     first: int
     """The number of the first row, counted from 0."""
     ids: list[bytes | None]
-    texts: list[bytes | None]
+    texts: RowTexts
 
     @property
-    def usable(self) -> list[bytes | None]:
+    def usable(self) -> RowTexts:
         """The texts; None also for a row without an id, which has no split."""
-        return [text if row_id else None for row_id, text in zip(self.ids, self.texts, strict=True)]
+        return self.texts.without(frozenset(place for place, row_id in enumerate(self.ids) if not row_id))
 
     def where(self, place: int) -> str:
         """The place of a row in words; rows are counted from 1 there."""
@@ -263,8 +264,9 @@ def shard_batches(shard: Shard, start: int, stop: int) -> Iterator[RowBatch]:
             at += batch.num_rows
             if low < high:
                 part = batch.slice(low, high - low)
-                ids, texts = (part.column(name).cast(pyarrow.large_binary()).to_pylist() for name in COLUMNS)
-                yield RowBatch(shard.path, seen, ids, texts)
+                ids, texts = (part.column(name) for name in COLUMNS)
+                row_ids = ids.cast(pyarrow.large_binary()).to_pylist()
+                yield RowBatch(shard.path, seen, row_ids, RowTexts.from_arrow(texts))
                 seen += high - low
             if at >= stop:
                 break
