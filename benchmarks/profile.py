@@ -5,8 +5,8 @@
 A timer interrupts the work every millisecond, and the time since the last interruption is put down to the function of
 Chatmill that is running (a call into a library counts for the function that made it). It is taken over whole chunks of
 the input of `benchmarks.compile`, in one process, after a warm-up chunk. Beside the stages of a build stand their
-floors, measured alone on the same chunk: decoding its lines into typed records, encoding its pieces, hashing its output
-once, and writing it with a sync.
+floors, measured alone on the same chunk: scanning its lines into columns, encoding its pieces, hashing its output once,
+and writing it with a sync.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-import msgspec
 import numpy as np
 
 import chatmill
@@ -44,6 +43,7 @@ from benchmarks.plan import CAPACITY, lengths_of, ours_pack
 from benchmarks.synth_kd import write_input
 from chatmill.build.chunk_job import compile_chunk
 from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.core.native.scan import scan_lines
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.pack.plan import plan
 
@@ -67,20 +67,6 @@ STAGES = (
     ("drive", ("build/",)),
 )
 """Stages of a build by the files that do them; the first that fits. `core` counts for whoever called it."""
-
-
-class LeastMessage(msgspec.Struct, gc=False):
-    """What the least decoding of a message gives."""
-
-    role: str
-    content: str | None = None
-
-
-class LeastRecord(msgspec.Struct, gc=False):
-    """What the least decoding of a record gives."""
-
-    messages: list[LeastMessage]
-    id: str | None = None
 
 
 class Sampler:
@@ -181,8 +167,7 @@ def floors(bench: Bench, work: Path) -> dict[str, float]:
     shutil.rmtree(job.folder)
     with open(job.chunk.data, "rb") as file:
         file.seek(job.chunk.start)
-        lines = file.read(job.chunk.stop - job.chunk.start).splitlines()
-    decode = msgspec.json.Decoder(LeastRecord).decode
+        lines = file.read(job.chunk.stop - job.chunk.start)
 
     def write() -> None:
         with open(work / "floor.bin", "wb") as file:
@@ -191,7 +176,7 @@ def floors(bench: Bench, work: Path) -> dict[str, float]:
             os.fsync(file.fileno())
 
     alone = {
-        "decode the lines (msgspec)": lambda: [decode(line) for line in lines],
+        "scan the lines (compiled)": lambda: scan_lines(lines, 0, len(lines)),
         "encode the pieces (gigatoken)": lambda: [recorder.backend.encode_batch(texts) for texts, _ in recorder.calls],
         "hash the output once (sha256)": lambda: hashlib.sha256(stored).digest(),
         "write the output and sync": write,

@@ -8,13 +8,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from chatmill.core.native.scan import count_lines
 
 ROW_LIMIT = 65_536
 """Rows of a chunk at most, since repeated texts hardly count in the size that Parquet states."""
 SKIP_LIMIT = 4
 """How often a Parquet file may be decoded just to get to the chunks inside of its row groups."""
-_SMALL = 4096
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")
 
 
@@ -71,9 +70,8 @@ class LineCutter:
 
 
 def _newlines(block: bytes, start: int, stop: int) -> int:
-    if stop - start < _SMALL:
-        return block.count(b"\n", start, stop)
-    return int(np.count_nonzero(np.frombuffer(block, np.uint8, stop - start, start) == ord("\n")))
+    """Line feeds in a part of a block."""
+    return count_lines(block, start, stop) - (stop > start and block[stop - 1] != ord("\n"))
 
 
 def entry_cuts(data: bytes, entries: Sequence[bytes], chunk_bytes: int) -> list[Cut]:

@@ -29,6 +29,7 @@ from chatmill.build.publish import (
     TEMPORARY,
     AtomicFile,
     canonical_json,
+    remove_tree,
     sha256_file,
     storing,
     sweep_orphans,
@@ -240,7 +241,7 @@ def _remove_work(directory: Path) -> None:
     """Remove what is no part of a finished dataset: left by a kill at the very end, or by looking at packed input."""
     with storing(directory / WORK, "remove"):
         if (directory / WORK).exists():
-            shutil.rmtree(directory / WORK)
+            remove_tree(directory / WORK)
     sweep_orphans(directory)
 
 
@@ -428,7 +429,7 @@ def _finish(
             _unpublish(directory)
             raise
         fault_point("after_manifest")
-        shutil.rmtree(directory / WORK)
+        remove_tree(directory / WORK)
     return manifest
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from chatmill.build.engines.executor import Executor
+from chatmill.build.engines.local import LocalExecutor, available_cores
 from chatmill.build.inputs import (
     CHUNK_BYTES,
     Chunk,
@@ -22,8 +24,8 @@ from chatmill.build.inputs import (
 )
 from chatmill.build.recipe import Recipe
 
-SCAN_IN_PARALLEL = 1 << 30
-"""Bytes of input from which on files are scanned by the workers."""
+SCAN_ON_NODES = 1 << 30
+"""Bytes of input from which on the nodes of a cluster scan the files."""
 
 
 class Work(NamedTuple):
@@ -52,7 +54,7 @@ class SourcePlan:
 def plan_sources(
     recipe: Recipe, spool: Path, executor: Executor | None = None, *, chunk_bytes: int = CHUNK_BYTES
 ) -> SourcePlan:
-    """Find, hash and cut the files of all sources; large input is scanned by the engine's workers."""
+    """Find, hash and cut the files of all sources."""
     scans: list[InputScan] = []
     owners: list[int] = []
     for number, source in enumerate(recipe.sources):
@@ -87,9 +89,14 @@ def plan_sources(
 
 
 def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[ScannedInput]:
+    """Scan all files: by the nodes of a cluster where there is much, else in threads.
+
+    Reading and hashing need no interpreter, and local workers are busy loading what the chunks will need.
+    """
     size = sum(Path(scan.path).stat().st_size for scan in scans)
-    if executor is None or len(scans) < 2 or size < SCAN_IN_PARALLEL:
-        return list(map(scan_input, scans))
+    if executor is None or isinstance(executor, LocalExecutor) or size < SCAN_ON_NODES:
+        with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
+            return list(threads.map(scan_input, scans))
     found: dict[int, ScannedInput] = {}
     executor.run(scan_input, scans, found.__setitem__)
     return [found[index] for index in range(len(scans))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,8 +81,14 @@ def chunk_bytes(chunk: Chunk) -> tuple[bytes, int]:
     return (data.removeprefix(BOM) if chunk.first == 1 else data), chunk.first
 
 
-def _lines(chunk: Chunk) -> list[bytes]:
-    return io.BytesIO(_bytes(chunk)).readlines()
+def _lines(chunk: Chunk) -> Iterator[bytes]:
+    """The lines one by one: who wants to see the first few does not read them all."""
+    with _unchanged(chunk), open(chunk.data, "rb") as file:
+        file.seek(chunk.start)
+        left = chunk.stop - chunk.start
+        while left > 0 and (line := file.readline(left)):
+            left -= len(line)
+            yield line
 
 
 def _entries(chunk: Chunk) -> list[bytes]:
