@@ -46,11 +46,6 @@ class MessageColumns:
         """Calls of each message."""
         return np.diff(self.call_offsets)
 
-    @property
-    def plain(self) -> NDArray[np.bool_]:
-        """Whether a message is a role and a content, and nothing more."""
-        return ~(self.has_reasoning | self.named | (self.call_counts > 0))
-
     def take(self, places: NDArray[np.int64]) -> MessageColumns:
         """The messages at these places, in that order."""
         counts = self.call_counts[places]
