@@ -2,7 +2,8 @@
 
 Run as `python -m tests.build.killing` with a JSON object on the standard input; prints one JSON line for each kill:
 the child was killed at a named fault point, or before its n-th operation on a file (as the interpreter's audit events
-count them: creating, opening for writing, renaming, removing), then the build was resumed in another child.
+count them: creating, opening for writing, cutting, renaming, removing), then the build was resumed in another child.
+With `first`, a fault point, all children but the last find a build that was killed there, and resume it.
 """
 
 from __future__ import annotations
@@ -102,14 +103,26 @@ def kill_at_points(order: dict[str, Any], home: Path, expected: dict[str, str]) 
         print(json.dumps(report), flush=True)
 
 
+def dying(order: dict[str, Any], out: Path) -> Callable[[], None]:
+    def work() -> None:
+        os.environ[FAULTS] = order["first"]
+        builder(order, out)()
+
+    return work
+
+
 def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str]) -> None:
-    note, out = home / "note", home / "out"
+    note, out, left = home / "note", home / "out", home / "left"
+    if "first" in order:
+        assert in_child(dying(order, left)) == signal.SIGKILL, "the build was not killed"
 
     def counted(at: int, note: Path | None) -> Callable[[], None]:
         def work() -> None:
             watch_files(out, at, note)
-            builder(order, out)()
+            builder(order, out, resume=left.exists())()
 
+        if left.exists():
+            shutil.copytree(left, out)
         return work
 
     assert in_child(counted(0, note)) == 0, "the build that counts its operations failed"

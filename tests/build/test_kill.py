@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import pytest
 from chatmill.build.engines.executor import EventKind, ExecutorEvent, JobKilledWorkers
 from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import FAULTS, FAULTS_LOG, faults_hit
-from chatmill.build.run import Outcome, run_build
+from chatmill.build.run import BuildProgress, Outcome, run_build
 from tests.build.builds import chats, digest, files_of, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 from tests.cli.run import chatmill
 
@@ -42,6 +45,12 @@ POINTS = [
     "after_part_rename:3",
     "during_join:1",
     "during_join:3",
+    "before_journal:1",
+    "after_journal:1",
+    "after_part_removal:1",
+    "before_journal:4",
+    "after_journal:4",
+    "after_part_removal:4",
     "before_publish:1",
     "before_split_move:1",
     "after_split_move:1",
@@ -240,8 +249,8 @@ def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, monkeypatch: p
 def test_resumed_with_other_workers_another_engine_and_another_chunk_size(sets: Sets, fast: Path) -> None:
     done = chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_rename:5"})
     assert done.returncode == -signal.SIGKILL
-    parts = sorted((fast / "out" / ".build" / "parts").iterdir())
-    assert len(parts) == 5
+    parts = sorted(path.name for path in (fast / "out" / ".build" / "parts").iterdir())
+    assert parts == ["000004"], "what is joined goes at once"
     states: list[Any] = []
     options: dict[str, Any] = {"workers": 1, "resume": True, "chunk_bytes": 1 << 25}
     assert run_build(sets.recipe, fast / "out", on_progress=states.append, **options).outcome is Outcome.BUILT
@@ -250,16 +259,124 @@ def test_resumed_with_other_workers_another_engine_and_another_chunk_size(sets: 
     sets.check(fast / "out")
 
 
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def test_a_damaged_part_is_made_again(sets: Sets, fast: Path) -> None:
     chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_rename:4"})
-    damaged = fast / "out" / ".build" / "parts" / "000001" / "train" / "tokens.bin"
-    data = bytearray(damaged.read_bytes())
-    data[len(data) // 2] ^= 1
-    damaged.write_bytes(data)
-    states = []
+    flip(fast / "out" / ".build" / "parts" / "000003" / "train" / "tokens.bin")
+    states: list[BuildProgress] = []
     run_build(sets.recipe, fast / "out", workers=0, resume=True, on_progress=states.append)
     assert states[0].chunks_done == 3
     sets.check(fast / "out")
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def zeroed(path: Path) -> None:
+    """What a disk may show of a file that was written and not synced when the machine went down."""
+    size = path.stat().st_size
+    os.truncate(path, size * 9 // 10)
+    os.truncate(path, size)
+
+
+def lost(path: Path) -> None:
+    path.unlink()
+
+
+@dataclass(frozen=True)
+class Crash:
+    """What a machine that goes down may do to the joined files, which are not synced while they grow."""
+
+    file: str
+    damage: Callable[[Path], None]
+    least: int
+    """Chunks that are still joined afterwards."""
+
+
+CRASHES = [
+    Crash("train/.shard_*.partial/tokens.bin", cut_off, 8),
+    Crash("train/.shard_*.partial/tokens.bin", zeroed, 6),
+    Crash("train/.shard_*.partial/record_id.utf8", lost, 1),
+    Crash("val/.shard_*.partial/mask.bin", cut_off, 4),
+    Crash("val/.shard_*.partial/kinds.u8", flip, 0),
+    Crash("train/shard_00000/kinds.u8", cut_off, 0),
+    Crash("train/shard_00000/tokens.bin", lost, 0),
+    Crash("journal.jsonl", cut_off, 8),
+    Crash("journal.jsonl", zeroed, 6),
+    Crash("journal.jsonl", lost, 0),
+    Crash("rejected.jsonl", cut_off, 3),
+]
+
+
+@pytest.fixture(scope="module")
+def crashed(sets: Sets, fast_module: Path) -> Path:
+    """A build that was killed after nine of its parts were joined, in the third shard or later."""
+    out = fast_module / "crashed"
+    recipe = fast_module / "quarantine.yaml"
+    input = write_jsonl(fast_module / "more.jsonl", with_errors(chats(150, 5)))
+    recipe.write_text(json.dumps(crash_recipe(input)))
+    command = ["build", str(recipe), "--out", str(out), *sets.options, "-w", "0"]
+    assert chatmill(*command, env={FAULTS: "after_part_removal:9"}).returncode == -signal.SIGKILL
+    return out
+
+
+def with_errors(records: list[Any]) -> list[Any]:
+    for place in range(3, len(records), 20):
+        records.insert(place, "{broken")
+    return records
+
+
+def crash_recipe(path: Path) -> dict[str, Any]:
+    return plain_recipe(path, split={"val_fraction": 0.1}, shard_tokens=20_000, on_error="quarantine")
+
+
+@pytest.mark.parametrize("crash", CRASHES, ids=lambda crash: f"{crash.file}-{crash.damage.__name__}")
+def test_the_machine_went_down(sets: Sets, crashed: Path, fast: Path, crash: Crash) -> None:
+    """The join goes back to where its files still bear it out; the parts that are gone by then are made again."""
+    recipe = crash_recipe(crashed.parent / "more.jsonl")
+    shutil.copytree(crashed, fast / "out")
+    (damaged,) = (fast / "out" / ".build" / "joined").glob(crash.file)
+    crash.damage(damaged)
+    states: list[BuildProgress] = []
+    run_build(recipe, fast / "out", workers=0, resume=True, on_progress=states.append)
+    assert crash.least <= states[0].chunks_done < 9
+    run_build(recipe, fast / "whole", workers=0, chunk_bytes=sets.chunk_bytes)
+    assert digest(fast / "out") == digest(fast / "whole")
+    assert leftovers(fast / "out") == []
+
+
+def test_parts_go_as_they_are_joined(sets: Sets, fast: Path) -> None:
+    parts = fast / "out" / ".build" / "parts"
+    there: list[int] = []
+
+    def count(state: BuildProgress) -> None:
+        there.append(len(list(parts.iterdir())) if parts.exists() else 0)
+
+    run_build(sets.recipe, fast / "out", workers=0, chunk_bytes=sets.chunk_bytes, on_progress=count)
+    assert len(there) > 12
+    assert max(there) == 0
+    sets.check(fast / "out")
+
+
+@pytest.mark.parametrize("first", ["after_journal:4", "before_manifest:1"])
+def test_killed_again_while_it_is_resumed(fast: Path, first: str) -> None:
+    reports = kills(fast, kill="renames", first=first)
+    assert len(reports) >= 4
+    check(reports)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["after_journal:4", "before_manifest:1", "during_join:3"])
+def test_killed_before_every_operation_of_a_resumed_build(fast: Path, first: str) -> None:
+    reports = kills(fast, kill="everywhere", first=first)
+    assert len(reports) == reports[0]["operations"] >= 20
+    check(reports)
 
 
 def random_kills(command: list[str], env: dict[str, str], rng: random.Random, delays: list[float]) -> int:

@@ -2,66 +2,128 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.build.chunk_job import REJECTED
 from chatmill.build.faults import fault_point
+from chatmill.build.join_blocks import join_blocks
+from chatmill.build.journal import Journal, JournalLine
+from chatmill.build.ledger import Ledger
+from chatmill.build.publish import remove_at_once
 from chatmill.build.recipe import OutputFormat, Recipe
 from chatmill.core.tokens import offsets_of
-from chatmill.pack.assemble import assemble_rows
-from chatmill.pack.plan import Plan, plan
-from chatmill.store.block_writer import BlockWriter
+from chatmill.errors import FormatError
+from chatmill.store.durable import GrowingFile, remove_path
 from chatmill.store.episode_columns import EpisodeColumns
-from chatmill.store.episode_shard import EpisodeShard
-from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.episode_writer import EpisodeWriter, WriterProgress
 from chatmill.store.episodes import EpisodeDataset
 
-SLICE_TOKENS = 2 << 20
+SLICE_TOKENS = 4 << 20
 """Tokens that are copied at a time; bounds the memory of a join."""
+JOURNAL = "journal.jsonl"
 
 
 class Join:
     """The growing dataset: parts are handed over as they are made, in any order, and joined in the order of chunks.
 
-    Episodes are copied as soon as all parts before them are there, while other chunks are still at work. Blocks need
-    the lengths of all episodes first, so they are planned and written in `finish`.
+    Episodes are copied as soon as all parts before them are there, while other chunks are still at work; a part goes
+    when the journal has it. Blocks need the lengths of all episodes first, so they are planned and written in `finish`.
     """
 
     def __init__(self, recipe: Recipe, out: Path) -> None:
-        """Join into the empty folder `out`."""
+        """Join into the folder `out`, going on with what a join that was stopped left there."""
         self._recipe, self._out = recipe, out
-        self._waiting: dict[int, tuple[Path, Sequence[str]]] = {}
-        self._next = 0
+        self.ledger = Ledger()
+        """The sum of the ledgers of all parts that are joined."""
+        self.joined = 0
+        """Parts that are joined: those of the chunks before this one."""
+        self._waiting: dict[int, tuple[Path, dict[str, Any]]] = {}
         self._parts: dict[str, list[Path]] = {}
         self._writers: dict[str, EpisodeWriter] = {}
+        self._rejected: GrowingFile | None = None
+        self._journal: Journal | None = None
+        if recipe.format is OutputFormat.BLOCKS:
+            shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(exist_ok=True)
+        if recipe.format is OutputFormat.EPISODES:
+            self._go_on(Journal(out / JOURNAL))
 
-    def add(self, number: int, part: Path, splits: Sequence[str]) -> None:
-        """Take the part of chunk `number`, which has these splits."""
-        self._waiting[number] = part, splits
-        while self._next in self._waiting:
-            part, splits = self._waiting.pop(self._next)
-            self._next += 1
-            for split in splits:
+    def _go_on(self, journal: Journal) -> None:
+        """Go back to the last line of the journal that the files bear out; where there is none, begin anew."""
+        self._journal = journal
+        while len(journal) and not self._opened(journal.last()):
+            journal.drop_last()
+        known = {JOURNAL, *self._writers, *(f".{split}.writing" for split in self._writers)}
+        for path in list(self._out.iterdir()):
+            if path.name not in known and not (path.name == REJECTED and self._rejected):
+                remove_path(path)
+        for receipt in journal.receipts():
+            self.ledger.add(Ledger.from_json(receipt["ledger"]))
+        self.joined = len(journal)
+
+    def _opened(self, line: JournalLine) -> bool:
+        """Open the files as they were at a line; False when they are not what it says."""
+        try:
+            for split, progress in line.splits.items():
+                self._writers[split] = self._new_writer(split, progress)
+            if line.rejected is not None:
+                self._rejected = GrowingFile(self._out / REJECTED, begun=line.rejected)
+        except FormatError:
+            self._leave()
+            return False
+        return True
+
+    def _new_writer(self, split: str, begun: WriterProgress | None = None) -> EpisodeWriter:
+        return EpisodeWriter(self._out, split, shard_tokens=self._recipe.shard_tokens, begun=begun)
+
+    def add(self, number: int, part: Path, receipt: dict[str, Any]) -> None:
+        """Take the part of chunk `number`, which has this receipt."""
+        self._waiting[number] = part, receipt
+        while self.joined in self._waiting:
+            self._join(*self._waiting.pop(self.joined))
+
+    def _join(self, part: Path, receipt: dict[str, Any]) -> None:
+        """Put the next part behind those that are joined."""
+        if (part / REJECTED).exists():
+            self._rejected = self._rejected or GrowingFile(self._out / REJECTED)
+            self._rejected.write((part / REJECTED).read_bytes())
+        for split in receipt["splits"]:
+            if self._journal is None:
                 self._parts.setdefault(split, []).append(part)
-                if self._recipe.format is OutputFormat.EPISODES:
-                    append_part(self._writer(split), part, split)
+                continue
+            if split not in self._writers:
+                self._writers[split] = self._new_writer(split)
+            append_part(self._writers[split], part, split)
+        self.ledger.add(Ledger.from_json(receipt["ledger"]))
+        self.joined += 1
+        if self._journal is not None:
+            fault_point("before_journal")
+            self._journal.append(self._line(receipt))
+            fault_point("after_journal")
+            remove_at_once(part)
+            fault_point("after_part_removal")
 
-    def _writer(self, split: str) -> EpisodeWriter:
-        if split not in self._writers:
-            self._writers[split] = EpisodeWriter(self._out, split, shard_tokens=self._recipe.shard_tokens)
-        return self._writers[split]
+    def _line(self, receipt: dict[str, Any]) -> JournalLine:
+        return JournalLine(
+            receipt=receipt,
+            rejected=None if self._rejected is None else self._rejected.progress(),
+            splits={split: writer.progress() for split, writer in self._writers.items()},
+        )
 
     def finish(self, pad_id: int) -> dict[str, dict[str, Any]]:
         """Write what is left and close; what each split holds, for the manifest."""
-        assert not self._waiting, f"chunk {self._next} was never handed over"
+        assert not self._waiting, f"chunk {self.joined} was never handed over"
+        if self._rejected is not None:
+            self._rejected.finish()
         if self._recipe.format is OutputFormat.BLOCKS:
             return {
-                split: _join_blocks(self._recipe, self._parts[split], self._out, split, pad_id)
+                split: join_blocks(self._recipe, self._parts[split], self._out, split, pad_id)
                 for split in sorted(self._parts)
             }
         for writer in self._writers.values():
@@ -71,12 +133,21 @@ class Join:
             for split, writer in sorted(self._writers.items())
         }
 
+    def _leave(self) -> None:
+        """Close all files that grow; a join that goes on finds them as they are."""
+        for writer in self._writers.values():
+            writer.abort()  # does nothing to one that is closed
+        if self._rejected is not None:
+            self._rejected.discard()
+        self._writers, self._rejected = {}, None
+
     def __enter__(self) -> Join:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for writer in self._writers.values():
-            writer.abort()  # does nothing to one that is closed
+        self._leave()
+        if self._journal is not None:
+            self._journal.close()
 
 
 def append_part(writer: EpisodeWriter, part: Path, split: str) -> None:
@@ -122,105 +193,3 @@ def columns_of(
     tokens = slice(start, start + int(lengths.sum()))
     kinds = shard.column("kinds")[tokens] if "kinds" in dataset.columns else None
     return shard.token_ids[tokens], offsets_of(lengths), shard.mask[tokens], kinds
-
-
-def _join_blocks(recipe: Recipe, parts: Sequence[Path], out: Path, split: str, pad_id: int) -> dict[str, Any]:
-    """Plan all episodes of the split at once, then copy them row by row from the parts' files."""
-    capacity = recipe.packing.max_length
-    assert capacity is not None
-    reader = _Gatherer(parts, split, has_kinds=recipe.keep_kinds)
-    lengths = reader.lengths()
-    planned = plan(lengths, capacity, recipe.packing.packing_strategy)
-    rows_per_shard = max(1, recipe.shard_tokens // capacity)
-    fractional = reader.weights_dtype == np.float32
-    with BlockWriter(
-        out, split, capacity=capacity, pad_id=pad_id, rows_per_shard=rows_per_shard, fractional=fractional
-    ) as writer:
-        step = max(1, SLICE_TOKENS // capacity)
-        for first in range(0, planned.bins, step):
-            reader.append_rows(writer, planned, lengths, first, min(first + step, planned.bins), pad_id)
-            fault_point("during_join")
-    return {
-        "rows": planned.bins,
-        "documents": len(lengths),
-        "tokens": int(lengths.sum(dtype=np.int64)),
-        "padding": planned.bins * capacity - int(lengths.sum(dtype=np.int64)),
-        "fill": planned.fill,
-        "lower_bound": planned.lower_bound,
-    }
-
-
-class _Gatherer:
-    """Reads episodes of all parts by their number in the split; a part is mapped only while it is read."""
-
-    def __init__(self, parts: Sequence[Path], split: str, *, has_kinds: bool) -> None:
-        self._shards: list[EpisodeShard] = []
-        for part in parts:
-            self._shards.append(EpisodeDataset(part, split).shard(0))
-            self._shards[-1].release()
-        self._firsts = offsets_of(np.array([shard.episodes for shard in self._shards], dtype=np.int64))
-        fractional = any(shard.mask_dtype == np.float32 for shard in self._shards)
-        self.weights_dtype = np.dtype(np.float32 if fractional else np.uint8)
-        self._has_kinds = has_kinds
-
-    def lengths(self) -> NDArray[np.int32]:
-        """Tokens of every episode."""
-        lengths = np.empty(int(self._firsts[-1]), dtype=np.int32)
-        for shard, first in zip(self._shards, self._firsts.tolist(), strict=False):
-            lengths[first : first + shard.episodes] = shard.index[:, 1]
-            shard.release()
-        return lengths
-
-    def append_rows(
-        self, writer: BlockWriter, planned: Plan, lengths: NDArray[np.int32], first: int, last: int, pad_id: int
-    ) -> None:
-        """Copy the episodes of some bins out of the parts and append them as rows."""
-        chosen = planned.order[planned.bin_offsets[first] : planned.bin_offsets[last]]
-        ids, weights, kinds = self._gather(chosen, lengths[chosen])
-        local = Plan(
-            order=np.arange(len(chosen), dtype=np.int64),
-            bin_offsets=planned.bin_offsets[first : last + 1] - planned.bin_offsets[first],
-            capacity=planned.capacity,
-            strategy=planned.strategy,
-            tokens=int(lengths[chosen].sum(dtype=np.int64)),
-            lower_bound=planned.lower_bound,
-        )
-        columns: dict[str, tuple[NDArray[Any], float]] = {"weights": (weights, 0)}
-        if kinds is not None:
-            columns["kinds"] = (kinds, 0)
-        rows = assemble_rows(local, ids, offsets_of(lengths[chosen]), pad_id, columns=columns)
-        writer.append(
-            rows.ids,
-            rows.row_lengths,
-            rows.start_values,
-            rows.start_offsets,
-            chosen,
-            weights=rows.columns["weights"],
-            kinds=rows.columns.get("kinds"),
-        )
-
-    def _gather(
-        self, episodes: NDArray[np.int64], lengths: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[Any], NDArray[np.uint8] | None]:
-        """Flat ids, weights and kinds of some episodes, in their order; read part by part."""
-        places = offsets_of(lengths)
-        ids = np.empty(int(places[-1]), dtype=np.int32)
-        weights = np.empty(len(ids), dtype=self.weights_dtype)
-        kinds = np.empty(len(ids), dtype=np.uint8) if self._has_kinds else None
-        parts = np.searchsorted(self._firsts, episodes, side="right") - 1
-        by_part = np.argsort(parts, kind="stable")
-        borders = np.flatnonzero(np.diff(parts[by_part], prepend=-1, append=-1))
-        for first, last in itertools.pairwise(borders.tolist()):
-            chosen = by_part[first:last]
-            part = int(parts[chosen[0]])
-            shard = self._shards[part]
-            spans = shard.index[episodes[chosen] - self._firsts[part]].tolist()
-            sources = [(shard.token_ids, ids), (shard.mask, weights)]
-            if kinds is not None:
-                sources.append((shard.column("kinds"), kinds))
-            for (start, length), place in zip(spans, places[chosen].tolist(), strict=True):
-                for source, target in sources:
-                    target[place : place + length] = source[start : start + length]
-            del sources
-            shard.release()
-        return ids, weights, kinds

@@ -256,6 +256,14 @@ def sweep_orphans(folder: str | os.PathLike[str]) -> list[Path]:
     return sorted(removed)
 
 
+def remove_at_once(folder: Path) -> None:
+    """Remove a folder so that, at any moment, it is there under its name whole or not at all."""
+    with storing(folder, "remove"):
+        doomed = temporary_beside(folder)
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed)
+
+
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that is in it, several files at a time: large ones may wait for the disk."""
     files = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]

@@ -20,15 +20,15 @@ from chatmill.build.faults import fault_point
 from chatmill.build.gates import GateError, gates_of
 from chatmill.build.inputs import CHUNK_BYTES
 from chatmill.build.join import Join
-from chatmill.build.ledger import Ledger
+from chatmill.build.ledger import Ledger, records_read
 from chatmill.build.lock import folder_lock
 from chatmill.build.manifest import build_fingerprint, make_manifest
 from chatmill.build.paths import resolve_paths
 from chatmill.build.pipeline import Pipeline
 from chatmill.build.publish import (
     TEMPORARY,
-    AtomicFile,
     canonical_json,
+    remove_at_once,
     remove_tree,
     sha256_file,
     storing,
@@ -39,7 +39,7 @@ from chatmill.build.recipe import Recipe, recipe_of
 from chatmill.build.sources import SourcePlan, plan_sources
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, NoReferenceError
 from chatmill.store.documents import MANIFEST, WORK, read_manifest
-from chatmill.store.durable import sync_folder
+from chatmill.store.durable import remove_path, sync_folder
 from chatmill.tokenizer.backends import Engine
 
 STATE = "state.json"
@@ -177,19 +177,27 @@ def _build(
     if shard is not None:
         _run_jobs(jobs[shard[0] :: shard[1]], engine, on_progress)
         return Outcome.SHARD_DONE, {}
-    with _new_join(directory, recipe) as join:
+    with _open_join(directory, recipe) as join:
         _run_jobs(jobs, engine, on_progress, join)
         planned.check_unchanged()
-        return Outcome.BUILT, _finish(directory, recipe, pipeline, jobs, planned, fingerprint, join)
+        return Outcome.BUILT, _finish(directory, recipe, pipeline, planned, fingerprint, join)
 
 
-def _new_join(directory: Path, recipe: Recipe) -> Join:
-    """A join into the work folder, without what an earlier one left there or, killed before its manifest, moved out."""
+def _open_join(directory: Path, recipe: Recipe) -> Join:
+    """The join of the work folder, with what an earlier one, killed before its manifest, had moved out of there."""
+    with storing(directory, "write the dataset in"):
+        _take_back(directory)
+        return Join(recipe, directory / WORK / JOINED)
+
+
+def _take_back(directory: Path) -> None:
+    """Move what has no manifest back to where it was joined."""
     joined = directory / WORK / JOINED
-    shutil.rmtree(joined, ignore_errors=True)
-    for split in SPLITS:
-        shutil.rmtree(directory / split, ignore_errors=True)
-    return Join(recipe, joined)
+    for name in (*SPLITS, REJECTED):
+        if (directory / name).exists():
+            joined.mkdir(exist_ok=True)
+            remove_path(joined / name)
+            (directory / name).rename(joined / name)
 
 
 def merge_build(out: str | os.PathLike[str]) -> BuildResult:
@@ -218,16 +226,26 @@ def _merge(directory: Path) -> tuple[Outcome, dict[str, Any]]:
     if fingerprint != state["fingerprint"]:
         raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")
     jobs = _jobs(recipe, pipeline, planned, directory / WORK)
-    missing = [job for job in jobs if not _is_whole(job)]
-    if missing:
-        raise ConfigError(
-            f"{directory}: {len(missing)} of {len(jobs)} chunks are not built yet; first: {missing[0].label}"
-        )
-    sweep_orphans(directory)
-    with _new_join(directory, recipe) as join, storing(directory, "write the dataset in"):
-        for job in jobs:
-            join.add(job.number, job.folder, list(_receipt(job)["splits"]))
-        return Outcome.BUILT, _finish(directory, recipe, pipeline, jobs, planned, fingerprint, join)
+    with _open_join(directory, recipe) as join, storing(directory, "write the dataset in"):
+        left = _not_joined(jobs, join)
+        missing = [job for job in left if not _is_whole(job)]
+        if missing:
+            raise ConfigError(
+                f"{directory}: {len(missing)} of {len(jobs)} chunks are not built yet; first: {missing[0].label}"
+            )
+        sweep_orphans(directory)
+        for job in left:
+            join.add(job.number, job.folder, _receipt(job))
+        return Outcome.BUILT, _finish(directory, recipe, pipeline, planned, fingerprint, join)
+
+
+def _not_joined(jobs: Sequence[ChunkJob], join: Join | None) -> Sequence[ChunkJob]:
+    """The jobs whose parts are to be joined; one that was joined may have been killed before its part was removed."""
+    joined = join.joined if join is not None else 0
+    for job in jobs[:joined]:
+        if job.folder.exists():
+            remove_at_once(job.folder)
+    return jobs[joined:]
 
 
 def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:
@@ -314,7 +332,8 @@ def _run_jobs(
     jobs: Sequence[ChunkJob], executor: Executor, on_progress: OnProgress | None, join: Join | None = None
 ) -> None:
     """Run the chunks that have no part yet; all parts are handed to the join, if there is one, as they get ready."""
-    todo = [job for job in jobs if not _is_whole(job)]
+    left = _not_joined(jobs, join)
+    todo = [job for job in left if not _is_whole(job)]
     unmade = {job.number for job in todo}
     total_bytes = sum(job.chunk.bytes for job in jobs)
     done = len(jobs) - len(todo)
@@ -339,7 +358,7 @@ def _run_jobs(
     def hand_over(job: ChunkJob, receipt: dict[str, Any]) -> None:
         if join is not None:
             with storing(job.folder.parent.parent, "write the dataset in"):
-                join.add(job.number, job.folder, list(receipt["splits"]))
+                join.add(job.number, job.folder, receipt)
 
     def on_done(index: int, receipt: dict[str, Any]) -> None:
         nonlocal done
@@ -347,7 +366,7 @@ def _run_jobs(
         done += 1
         counts["bytes"] += todo[index].chunk.bytes
         counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
-        counts["records"] += Ledger.from_json(receipt["ledger"]).total_records("read")
+        counts["records"] += records_read(receipt["ledger"])
         tell()
 
     def on_event(event: ExecutorEvent) -> None:
@@ -355,7 +374,7 @@ def _run_jobs(
         retries += event.kind == "job_retried"
 
     tell()
-    for job in jobs:
+    for job in left:
         if job.number not in unmade:
             hand_over(job, _receipt(job))
     executor.run(compile_chunk, todo, on_done, on_event)
@@ -391,16 +410,12 @@ def _finish(
     directory: Path,
     recipe: Recipe,
     pipeline: Pipeline,
-    jobs: Sequence[ChunkJob],
     planned: SourcePlan,
     fingerprint: str,
     join: Join,
 ) -> dict[str, Any]:
     """Check ledger and gates, end the join, move everything to its place, and write the manifest."""
-    receipts = [_receipt(job) for job in jobs]
-    ledger = Ledger()
-    for receipt in receipts:
-        ledger.add(Ledger.from_json(receipt["ledger"]))
+    ledger = join.ledger
     for source, count in planned.capped.items():
         ledger.notes[source, "records_beyond_max_records"] += count
     _check_gates(
@@ -420,25 +435,17 @@ def _finish(
         fault_point("before_publish")
         try:
             _move(directory, splits)
-            _write_rejected(directory, jobs)
             manifest = make_manifest(directory, recipe, planned, pipeline, fingerprint, splits, ledger, pad_id)
             fault_point("before_manifest")
             text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
             write_atomic(directory / MANIFEST, text.encode(), step="manifest_file")
         except BaseException:
-            _unpublish(directory)
+            if not (directory / MANIFEST).exists():
+                _take_back(directory)
             raise
         fault_point("after_manifest")
         remove_tree(directory / WORK)
     return manifest
-
-
-def _unpublish(directory: Path) -> None:
-    """After an error: no splits without a manifest stay behind; the parts are still there to join again."""
-    if not (directory / MANIFEST).exists():
-        for split in SPLITS:
-            shutil.rmtree(directory / split, ignore_errors=True)
-        (directory / REJECTED).unlink(missing_ok=True)
 
 
 def _check_gates(recipe: Recipe, ledger: Ledger, hint: str) -> None:
@@ -448,16 +455,13 @@ def _check_gates(recipe: Recipe, ledger: Ledger, hint: str) -> None:
 
 
 def _move(directory: Path, splits: dict[str, Any]) -> None:
+    joined = directory / WORK / JOINED
     for split in splits:
         fault_point("before_split_move")
-        (directory / WORK / JOINED / split).rename(directory / split)
+        (joined / split).rename(directory / split)
         fault_point("after_split_move")
+    if (joined / REJECTED).exists():
+        fault_point("before_rejected_rename")
+        (joined / REJECTED).rename(directory / REJECTED)
+        fault_point("after_rejected_rename")
     sync_folder(directory)
-
-
-def _write_rejected(directory: Path, jobs: Sequence[ChunkJob]) -> None:
-    rejected = [job.folder / REJECTED for job in jobs if (job.folder / REJECTED).exists()]
-    if rejected:
-        with AtomicFile(directory / REJECTED, step="rejected") as file:
-            for path in rejected:
-                file.write(path.read_bytes())

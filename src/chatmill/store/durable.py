@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
@@ -14,10 +16,15 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, FormatError
 from chatmill.store.episode_manifest import FileRecord
 
-BUFFER = 1 << 20
+PIECE = 1 << 16
+"""Bytes that are hashed and handed to the system at a time, while they lie in the processor's cache."""
+BUFFER = PIECE // 2
+"""Smaller writes are gathered up to this size; larger ones pass by."""
+STRETCH = 1 << 26
+"""Bytes of a file that are brought to the disk at a time while it grows."""
 
 
 class Durability(StrEnum):
@@ -30,25 +37,76 @@ class Durability(StrEnum):
 
 
 class GrowingFile:
-    """A file being written, with the hash of its bytes."""
+    """A file being written, with the hash of its bytes.
 
-    def __init__(self, path: Path, durability: Durability = Durability.SYNCED) -> None:
+    A large one that is to be synced is brought to the disk while it grows, so that the sync at its end has little left
+    to do, and what is on the disk and more than a stretch behind leaves the system's cache, so that a large dataset
+    does not drive out of the memory of the machine what others have there.
+    """
+
+    def __init__(
+        self, path: Path, durability: Durability = Durability.SYNCED, *, begun: FileRecord | None = None
+    ) -> None:
+        """`begun`: go on behind these first bytes of the file that is there; what follows them is cut off."""
         self.path = path
         self._synced = durability is Durability.SYNCED
-        self._file: IO[bytes] = path.open("wb", buffering=BUFFER)
         self._hash = hashlib.sha256()
         self._bytes = 0
+        self._pushed = 0
+        self._pushing: Future[None] | None = None
+        if begun is None:
+            self._file: IO[bytes] = path.open("wb", buffering=BUFFER)
+        else:
+            self._go_on(begun)
+
+    def _go_on(self, begun: FileRecord) -> None:
+        size = size_of(self.path)
+        if size < begun.bytes:
+            raise FormatError(f"{self.path}: {size:,} bytes, but {begun.bytes:,} were written")
+        with self.path.open("rb", buffering=0) as file:
+            while self._bytes < begun.bytes and (piece := file.read(min(PIECE, begun.bytes - self._bytes))):
+                self._hash.update(piece)
+                self._bytes += len(piece)
+        if self._hash.hexdigest() != begun.sha256:
+            raise FormatError(f"{self.path}: does not begin with the {begun.bytes:,} bytes that were written")
+        os.truncate(self.path, begun.bytes)
+        self._pushed = begun.bytes
+        self._file = self.path.open("ab", buffering=BUFFER)
 
     def write(self, values: NDArray[Any] | bytes) -> None:
         """Append the bytes of an array (or bytes)."""
         data = as_buffer(values) if isinstance(values, np.ndarray) else values
-        self._file.write(data)
-        if self._synced:
-            self._hash.update(data)
+        for first in range(0, len(data), PIECE):
+            piece = data[first : first + PIECE]
+            self._file.write(piece)
+            if self._synced:
+                self._hash.update(piece)
         self._bytes += len(data)
+        if self._synced and self._bytes - self._pushed >= STRETCH:
+            self._push()
+
+    def _push(self) -> None:
+        """Let another thread bring what is there to the disk; waits, where that has not yet happened to the last."""
+        self._wait()
+        self._file.flush()
+        self._pushing = _pusher().submit(_bring_to_disk, self._file.fileno(), self._pushed)
+        self._pushed = self._bytes
+
+    def _wait(self) -> None:
+        """Wait for the other thread; an error of the disk that it met is told here, and only once by the system."""
+        pushing, self._pushing = self._pushing, None
+        if pushing is not None:
+            pushing.result()
+
+    def progress(self) -> FileRecord:
+        """Size and hash of what was written so far; the system has all of it, so that it outlives this process."""
+        assert self._synced, "the hash of a file that is read back is known at its end"
+        self._file.flush()
+        return FileRecord(bytes=self._bytes, sha256=self._hash.hexdigest())
 
     def finish(self) -> FileRecord:
         """Flush, sync to disk (or read it back) and close."""
+        self._wait()
         self._file.flush()
         if self._synced:
             os.fsync(self._file.fileno())
@@ -65,7 +123,30 @@ class GrowingFile:
     def discard(self) -> None:
         """Close without a sync; a write error at this point changes nothing."""
         with contextlib.suppress(OSError):
+            self._wait()
+        with contextlib.suppress(OSError):
             self._file.close()
+
+
+@functools.cache
+def _pusher() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="chatmill-to-disk")
+
+
+def _bring_to_disk(descriptor: int, before: int) -> None:
+    """Sync a file, and let the system forget its copy of the first `before` bytes."""
+    os.fsync(descriptor)
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # a hint, which a file system need not know
+            os.posix_fadvise(descriptor, 0, before, os.POSIX_FADV_DONTNEED)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file that must be there."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        raise FormatError(f"{path}: there is no such file") from None
 
 
 def as_buffer(values: NDArray[Any]) -> memoryview:

@@ -68,6 +68,15 @@ class ShardRecord:
     tokens: int
     files: Mapping[str, FileRecord]
 
+    def to_json(self) -> dict[str, Any]:
+        """A plain object; `shard_from_json` reads it."""
+        return {
+            "name": self.name,
+            "episodes": self.episodes,
+            "tokens": self.tokens,
+            "files": {n: {"bytes": f.bytes, "sha256": f.sha256} for n, f in sorted(self.files.items())},
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeManifest:
@@ -99,15 +108,7 @@ class EpisodeManifest:
             "tokens": self.tokens,
             "columns": {column.name: _column_json(column) for column in self.columns},
             "sources": list(self.sources),
-            "shards": [
-                {
-                    "name": shard.name,
-                    "episodes": shard.episodes,
-                    "tokens": shard.tokens,
-                    "files": {n: {"bytes": f.bytes, "sha256": f.sha256} for n, f in sorted(shard.files.items())},
-                }
-                for shard in self.shards
-            ],
+            "shards": [shard.to_json() for shard in self.shards],
         }
 
     def to_bytes(self) -> bytes:
@@ -160,18 +161,20 @@ def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
             for name, entry in value["columns"].items()
         ),
         sources=tuple(map(str, value["sources"])),
-        shards=tuple(
-            ShardRecord(
-                name=plain_file_name(shard["name"], where),
-                episodes=int(shard["episodes"]),
-                tokens=int(shard["tokens"]),
-                files={
-                    plain_file_name(n, where): FileRecord(bytes=int(f["bytes"]), sha256=str(f["sha256"]))
-                    for n, f in shard["files"].items()
-                },
-            )
-            for shard in value["shards"]
-        ),
+        shards=tuple(shard_from_json(shard, where) for shard in value["shards"]),
+    )
+
+
+def shard_from_json(value: Mapping[str, Any], where: str) -> ShardRecord:
+    """Read the object that `ShardRecord.to_json` gave; `where` names its place in errors."""
+    return ShardRecord(
+        name=plain_file_name(value["name"], where),
+        episodes=int(value["episodes"]),
+        tokens=int(value["tokens"]),
+        files={
+            plain_file_name(name, where): FileRecord(bytes=int(file["bytes"]), sha256=str(file["sha256"]))
+            for name, file in value["files"].items()
+        },
     )
 
 

@@ -23,23 +23,58 @@ COPY = 1 << 22
 class ShardWriter:
     """Writes the files of one shard into a folder that is not yet visible to readers."""
 
-    def __init__(self, folder: Path, columns: Sequence[ColumnSpec], *, masks: bool, durability: Durability) -> None:
-        """Create the folder and open its files; what an earlier, killed writer left there goes."""
+    def __init__(
+        self,
+        folder: Path,
+        columns: Sequence[ColumnSpec],
+        *,
+        masks: bool,
+        durability: Durability,
+        begun: ShardRecord | None = None,
+    ) -> None:
+        """Create the folder and open its files; what an earlier, killed writer left there goes.
+
+        `begun`: go on with the files that are there, behind what this `progress` of theirs speaks of.
+        """
         self.folder = folder
         self._durability = durability
+        self._specs = tuple(columns)
         self.episodes = 0
         self.tokens = 0
+        self._mask_dtype: np.dtype[Any] = np.dtype(np.uint8)
+        self._text_bytes = 0
+        self._files: dict[str, GrowingFile] = {}
+        if begun is not None:
+            self._go_on(begun)
+            return
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
-        self._specs = tuple(columns)
         names = [TOKENS, INDEX, *([MASK] if masks else []), *(c.file for c in columns)]
         names += [c.offsets_file for c in columns if c.offsets_file]
         self._files = {name: GrowingFile(folder / name, durability) for name in names}
-        self._mask_dtype: np.dtype[Any] = np.dtype(np.uint8)
-        self._text_bytes = 0
         if RECORD_ID in self._specs:
             self._files[RECORD_ID.offsets_file].write(np.zeros(1, dtype="<u8"))
+
+    def _go_on(self, begun: ShardRecord) -> None:
+        self.episodes, self.tokens = begun.episodes, begun.tokens
+        if MASK in begun.files and begun.files[MASK].bytes > begun.tokens:
+            self._mask_dtype = np.dtype("<f4")
+        if RECORD_ID in self._specs:
+            self._text_bytes = begun.files[RECORD_ID.file].bytes
+        if self._narrow.exists():  # the mask was being made wider when the writer was stopped
+            self._narrow.replace(self.folder / MASK)
+        try:
+            for name, record in begun.files.items():
+                self._files[name] = GrowingFile(self.folder / name, self._durability, begun=record)
+        except BaseException:
+            self.leave()
+            raise
+
+    @property
+    def _narrow(self) -> Path:
+        """Where the uint8 mask lies while it is written anew as float32."""
+        return self.folder / f"{MASK}.uint8"
 
     def append(self, columns: EpisodeColumns) -> None:
         """Write whole episodes behind the ones that are there."""
@@ -71,7 +106,7 @@ class ShardWriter:
     def _widen_mask(self) -> None:
         """The first fractional weight of the shard: rewrite what is there as float32, piece by piece."""
         self._files[MASK].finish()
-        narrow = self.folder / f"{MASK}.uint8"
+        narrow = self._narrow
         (self.folder / MASK).rename(narrow)
         self._mask_dtype = np.dtype("<f4")
         self._files[MASK] = GrowingFile(self.folder / MASK, self._durability)
@@ -80,6 +115,11 @@ class ShardWriter:
                 self._files[MASK].write(np.frombuffer(piece, dtype=np.uint8).astype(self._mask_dtype))
         narrow.unlink()
 
+    def progress(self, name: str) -> ShardRecord:
+        """What was appended so far, in files that outlive this process."""
+        files = {file: growing.progress() for file, growing in self._files.items()}
+        return ShardRecord(name=name, episodes=self.episodes, tokens=self.tokens, files=files)
+
     def finish(self, name: str) -> ShardRecord:
         """Sync every file and the folder; the caller renames the folder."""
         files = {file: growing.finish() for file, growing in self._files.items()}
@@ -87,8 +127,12 @@ class ShardWriter:
             sync_folder(self.folder)
         return ShardRecord(name=name, episodes=self.episodes, tokens=self.tokens, files=files)
 
-    def discard(self) -> None:
-        """Close and remove everything."""
+    def leave(self) -> None:
+        """Close the files as they are."""
         for growing in self._files.values():
             growing.discard()
+
+    def discard(self) -> None:
+        """Close and remove everything."""
+        self.leave()
         shutil.rmtree(self.folder, ignore_errors=True)
