@@ -20,7 +20,7 @@ import pytest
 from chatmill.build.engines.executor import EventKind, ExecutorEvent, JobKilledWorkers
 from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import FAULTS, FAULTS_LOG, faults_hit
-from chatmill.build.run import BuildProgress, Outcome, run_build
+from chatmill.build.run import BuildProgress, Outcome, merge_build, run_build
 from tests.build.builds import chats, digest, files_of, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 from tests.cli.run import chatmill
 
@@ -361,6 +361,22 @@ def test_parts_go_as_they_are_joined(sets: Sets, fast: Path) -> None:
     run_build(sets.recipe, fast / "out", workers=0, chunk_bytes=sets.chunk_bytes, on_progress=count)
     assert len(there) > 12
     assert max(there) == 0
+    sets.check(fast / "out")
+
+
+@pytest.mark.parametrize("point", ["after_journal:1", "during_join:5", "after_part_removal:9", "before_manifest:1"])
+@pytest.mark.parametrize("then", ["merge", "share", "build"])
+def test_a_merge_that_was_killed(sets: Sets, fast: Path, point: str, then: str) -> None:
+    for share in range(2):
+        run_build(sets.recipe, fast / "out", workers=0, shard=(share, 2), chunk_bytes=sets.chunk_bytes)
+    done = chatmill("merge", fast / "out", env={FAULTS: point})
+    assert done.returncode == -signal.SIGKILL
+    if then == "share":  # for nothing, but somebody may
+        run_build(sets.recipe, fast / "out", workers=0, shard=(1, 2), chunk_bytes=sets.chunk_bytes)
+    if then == "build":
+        run_build(sets.recipe, fast / "out", workers=0, resume=True)
+    else:
+        assert merge_build(fast / "out").outcome is Outcome.BUILT
     sets.check(fast / "out")
 
 
