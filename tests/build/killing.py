@@ -3,7 +3,7 @@
 Run as `python -m tests.build.killing` with a JSON object on the standard input; prints one JSON line for each kill:
 the child was killed at a named fault point, or before its n-th operation on a file (as the interpreter's audit events
 count them: creating, opening for writing, cutting, renaming, removing), then the build was resumed in another child.
-With `first`, a fault point, all children but the last find a build that was killed there, and resume it.
+With `first`, a fault point, it is the resuming of a build that was killed there that is killed, and resumed once more.
 """
 
 from __future__ import annotations

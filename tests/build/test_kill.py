@@ -21,6 +21,7 @@ from chatmill.build.engines.executor import EventKind, ExecutorEvent, JobKilledW
 from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.build.run import BuildProgress, Outcome, merge_build, run_build
+from chatmill.errors import FormatError
 from tests.build.builds import chats, digest, files_of, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 from tests.cli.run import chatmill
 
@@ -274,6 +275,22 @@ def test_a_damaged_part_is_made_again(sets: Sets, fast: Path) -> None:
     sets.check(fast / "out")
 
 
+def test_a_damaged_receipt_has_its_part_made_again(sets: Sets, fast: Path) -> None:
+    chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_rename:4"})
+    zeroed(fast / "out" / ".build" / "parts" / "000003" / "receipt.json")
+    states: list[BuildProgress] = []
+    run_build(sets.recipe, fast / "out", workers=0, resume=True, on_progress=states.append)
+    assert states[0].chunks_done == 3
+    sets.check(fast / "out")
+
+
+def test_a_journal_of_other_chunks_is_refused(sets: Sets, fast: Path) -> None:
+    chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_removal:4"})
+    (fast / "out" / ".build" / "state.json").unlink()
+    with pytest.raises(FormatError, match=r"000000 was made of .* but in this build it is .* Delete .*\.build and"):
+        run_build(sets.recipe, fast / "out", workers=0, resume=True, chunk_bytes=sets.chunk_bytes // 2)
+
+
 def cut_off(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
@@ -356,12 +373,33 @@ def test_parts_go_as_they_are_joined(sets: Sets, fast: Path) -> None:
     there: list[int] = []
 
     def count(state: BuildProgress) -> None:
-        there.append(len(list(parts.iterdir())) if parts.exists() else 0)
+        if state.chunks_done:
+            there.append(len(list(parts.iterdir())))
 
     run_build(sets.recipe, fast / "out", workers=0, chunk_bytes=sets.chunk_bytes, on_progress=count)
     assert len(there) > 12
     assert max(there) == 0
     sets.check(fast / "out")
+
+
+def test_a_mask_that_was_made_wider_after_the_journal(fast: Path) -> None:
+    """One weight in the last chunk but one is fractional: all masks before it were written as uint8."""
+    records = chats(60, 4)
+    for record in records:
+        record["messages"][-1].pop("weight", None)
+    records[50]["messages"][-1]["weight"] = 0.25
+    path = write_jsonl(fast / "chats.jsonl", records)
+    recipe, chunk_bytes = plain_recipe(path), path.stat().st_size // 8
+    run_build(recipe, fast / "whole", workers=0, chunk_bytes=chunk_bytes)
+    for share in range(2):
+        run_build(recipe, fast / "out", workers=0, shard=(share, 2), chunk_bytes=chunk_bytes)
+    for number in range(1, 9):
+        shutil.rmtree(fast / "killed", ignore_errors=True)
+        shutil.copytree(fast / "out", fast / "killed")
+        done = chatmill("merge", fast / "killed", env={FAULTS: f"during_join:{number}"})
+        assert done.returncode == -signal.SIGKILL
+        merge_build(fast / "killed")
+        assert digest(fast / "killed") == digest(fast / "whole")
 
 
 @pytest.mark.parametrize("point", ["after_journal:1", "during_join:5", "after_part_removal:9", "before_manifest:1"])
@@ -436,12 +474,14 @@ def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) 
 
 
 @pytest.mark.slow
-def test_a_long_build_killed_at_random_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", ["episodes", "blocks"])
+def test_a_long_build_killed_at_random_times(tmp_path: Path, format: str) -> None:
     """On a real disk; the build alone takes 10 seconds or more."""
     megabytes = 60
     while True:
         path = write_long_input(tmp_path / "long.jsonl", megabytes)
-        recipe = plain_recipe(path, format="blocks", packing={"max_length": 2048, "overflow": "windows"})
+        recipe = plain_recipe(path, format=format, packing={"max_length": 2048, "overflow": "windows"})
+        recipe["shard_tokens"] = 20_000_000
         (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
         started = time.monotonic()
         calm = tmp_path / f"calm{megabytes}"

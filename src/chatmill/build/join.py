@@ -52,7 +52,11 @@ class Join:
             shutil.rmtree(out, ignore_errors=True)
         out.mkdir(exist_ok=True)
         if recipe.format is OutputFormat.EPISODES:
-            self._go_on(Journal(out / JOURNAL))
+            try:
+                self._go_on(Journal(out / JOURNAL))
+            except BaseException:
+                self.close()
+                raise
 
     def _go_on(self, journal: Journal) -> None:
         """Go back to the last line of the journal that the files bear out; where there is none, begin anew."""
@@ -63,7 +67,7 @@ class Join:
         for path in list(self._out.iterdir()):
             if path.name not in known and not (path.name == REJECTED and self._rejected):
                 remove_path(path)
-        for receipt in journal.receipts():
+        for receipt in self.receipts():
             self.ledger.add(Ledger.from_json(receipt["ledger"]))
         self.joined = len(journal)
 
@@ -78,6 +82,10 @@ class Join:
             self._leave()
             return False
         return True
+
+    def receipts(self) -> Iterator[dict[str, Any]]:
+        """Those of the parts that the journal has, in order."""
+        return iter(()) if self._journal is None else self._journal.receipts()
 
     def _new_writer(self, split: str, begun: WriterProgress | None = None) -> EpisodeWriter:
         return EpisodeWriter(self._out, split, shard_tokens=self._recipe.shard_tokens, begun=begun)
@@ -144,10 +152,14 @@ class Join:
     def __enter__(self) -> Join:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Close all files; what is not finished can be gone on with."""
         self._leave()
         if self._journal is not None:
             self._journal.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def append_part(writer: EpisodeWriter, part: Path, split: str) -> None:

@@ -47,8 +47,8 @@ class Journal:
         self._path = path
         self._ends = [0]
         self._published: list[_Published] = []
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        with path.open("rb") as file:
+        with path.open("ab+") as file:
+            file.seek(0)
             for text in file:
                 try:
                     line = _line_from_json(text)
@@ -56,6 +56,7 @@ class Journal:
                     break
                 self._keep(len(text), line)
         os.truncate(path, self._ends[-1])
+        self._descriptor = os.open(path, os.O_RDWR)
 
     def __len__(self) -> int:
         """Lines: the number of parts that are joined."""

@@ -177,17 +177,24 @@ def _build(
     if shard is not None:
         _run_jobs(jobs[shard[0] :: shard[1]], engine, on_progress)
         return Outcome.SHARD_DONE, {}
-    with _open_join(directory, recipe) as join:
+    with _open_join(directory, recipe, jobs) as join:
         _run_jobs(jobs, engine, on_progress, join)
         planned.check_unchanged()
         return Outcome.BUILT, _finish(directory, recipe, pipeline, planned, fingerprint, join)
 
 
-def _open_join(directory: Path, recipe: Recipe) -> Join:
+def _open_join(directory: Path, recipe: Recipe, jobs: Sequence[ChunkJob]) -> Join:
     """The join of the work folder, with what an earlier one, killed before its manifest, had moved out of there."""
     with storing(directory, "write the dataset in"):
         _take_back(directory)
-        return Join(recipe, directory / WORK / JOINED)
+        join = Join(recipe, directory / WORK / JOINED)
+        try:
+            for job, receipt in zip(jobs, join.receipts(), strict=False):
+                _check_chunk(job, receipt)
+        except BaseException:
+            join.close()
+            raise
+    return join
 
 
 def _take_back(directory: Path) -> None:
@@ -226,7 +233,7 @@ def _merge(directory: Path) -> tuple[Outcome, dict[str, Any]]:
     if fingerprint != state["fingerprint"]:
         raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")
     jobs = _jobs(recipe, pipeline, planned, directory / WORK)
-    with _open_join(directory, recipe) as join, storing(directory, "write the dataset in"):
+    with _open_join(directory, recipe, jobs) as join, storing(directory, "write the dataset in"):
         left = _not_joined(jobs, join)
         missing = [job for job in left if not _is_whole(job)]
         if missing:
@@ -384,26 +391,40 @@ def _is_whole(job: ChunkJob) -> bool:
     """Whether the part of a chunk is published and its files are those of the receipt."""
     if not job.folder.exists():
         return False
-    receipt = _receipt(job)
-    for name, record in receipt["files"].items():
-        path = job.folder / name
-        if not path.is_file() or path.stat().st_size != record["bytes"] or sha256_file(path) != record["sha256"]:
-            shutil.rmtree(job.folder)
-            return False
+    try:
+        receipt = json.loads((job.folder / RECEIPT).read_bytes())
+    except (OSError, ValueError):  # the machine went down before it was on the disk
+        receipt = None
+    if receipt is not None:
+        _check_chunk(job, receipt)
+    if receipt is None or not all(_is_file(job.folder / name, record) for name, record in receipt["files"].items()):
+        shutil.rmtree(job.folder)
+        return False
     return True
 
 
+def _is_file(path: Path, record: dict[str, Any]) -> bool:
+    """Whether a file is there with the bytes of its record."""
+    return path.is_file() and path.stat().st_size == record["bytes"] and sha256_file(path) == record["sha256"]
+
+
 def _receipt(job: ChunkJob) -> dict[str, Any]:
+    """The receipt of a part that is there."""
     try:
         receipt: dict[str, Any] = json.loads((job.folder / RECEIPT).read_bytes())
     except (OSError, ValueError) as error:
         raise FormatError(f"{job.folder / RECEIPT} cannot be read: {error}; delete {job.folder} and resume") from None
+    _check_chunk(job, receipt)
+    return receipt
+
+
+def _check_chunk(job: ChunkJob, receipt: dict[str, Any]) -> None:
+    """Raise when the part of a receipt was made of another chunk than that of the job."""
     if receipt["chunk"] != job.identity:
         raise FormatError(
             f"{job.folder} was made of {receipt['chunk']}, but in this build it is {job.identity}: shares of one build "
-            f"need the same --chunk-bytes. Delete {job.parts} and build again"
+            f"need the same --chunk-bytes. Delete {job.folder.parent.parent} and build again"
         )
-    return receipt
 
 
 def _finish(

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import os
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
@@ -64,6 +64,8 @@ class GrowingFile:
         if size < begun.bytes:
             raise FormatError(f"{self.path}: {size:,} bytes, but {begun.bytes:,} were written")
         with self.path.open("rb", buffering=0) as file:
+            # After an error of the disk the system may show bytes that it could not write: read what is on the disk.
+            _bring_to_disk(file.fileno(), size)
             while self._bytes < begun.bytes and (piece := file.read(min(PIECE, begun.bytes - self._bytes))):
                 self._hash.update(piece)
                 self._bytes += len(piece)
@@ -94,15 +96,22 @@ class GrowingFile:
 
     def _wait(self) -> None:
         """Wait for the other thread; an error of the disk that it met is told here, and only once by the system."""
-        pushing, self._pushing = self._pushing, None
-        if pushing is not None:
+        if self._pushing is not None:
+            wait([self._pushing])  # interrupted here, it is still there to be waited for
+            pushing, self._pushing = self._pushing, None
             pushing.result()
 
     def progress(self) -> FileRecord:
         """Size and hash of what was written so far; the system has all of it, so that it outlives this process."""
         assert self._synced, "the hash of a file that is read back is known at its end"
-        self._file.flush()
+        if self._pushing is not None and self._pushing.done():
+            self._wait()
+        self.flush()
         return FileRecord(bytes=self._bytes, sha256=self._hash.hexdigest())
+
+    def flush(self) -> None:
+        """Hand everything to the system."""
+        self._file.flush()
 
     def finish(self) -> FileRecord:
         """Flush, sync to disk (or read it back) and close."""
@@ -131,6 +140,10 @@ class GrowingFile:
 @functools.cache
 def _pusher() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="chatmill-to-disk")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pusher.cache_clear)  # the thread stays behind
 
 
 def _bring_to_disk(descriptor: int, before: int) -> None:

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
-from chatmill.store.durable import Durability, GrowingFile, sync_folder
+from chatmill.errors import FormatError
+from chatmill.store.durable import Durability, GrowingFile, as_buffer, size_of, sync_folder
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
-from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, ShardRecord
+from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, FileRecord, ShardRecord
 
 COPY = 1 << 22
+FLOAT = np.dtype("<f4")
 
 
 class ShardWriter:
@@ -59,17 +61,39 @@ class ShardWriter:
     def _go_on(self, begun: ShardRecord) -> None:
         self.episodes, self.tokens = begun.episodes, begun.tokens
         if MASK in begun.files and begun.files[MASK].bytes > begun.tokens:
-            self._mask_dtype = np.dtype("<f4")
+            self._mask_dtype = FLOAT
         if RECORD_ID in self._specs:
             self._text_bytes = begun.files[RECORD_ID.file].bytes
         if self._narrow.exists():  # the mask was being made wider when the writer was stopped
             self._narrow.replace(self.folder / MASK)
         try:
             for name, record in begun.files.items():
-                self._files[name] = GrowingFile(self.folder / name, self._durability, begun=record)
+                self._files[name] = self._opened_again(name, record)
         except BaseException:
             self.leave()
             raise
+        for path in list(self.folder.iterdir()):
+            if path.name not in begun.files:
+                path.unlink()
+
+    def _opened_again(self, name: str, begun: FileRecord) -> GrowingFile:
+        path = self.folder / name
+        try:
+            return GrowingFile(path, self._durability, begun=begun)
+        except FormatError:
+            if name != MASK or self._mask_dtype != np.uint8 or size_of(path) < begun.bytes * FLOAT.itemsize:
+                raise
+        self._make_narrow(begun.bytes)  # it may have been made wider since
+        return GrowingFile(path, self._durability, begun=begun)
+
+    def _make_narrow(self, tokens: int) -> None:
+        """Write the first weights of a float32 mask as the uint8 they were made of."""
+        again = self.folder / f"{MASK}.again"
+        with again.open("wb") as narrow, (self.folder / MASK).open("rb") as wide:
+            for first in range(0, tokens, COPY):
+                piece = wide.read(min(COPY, tokens - first) * FLOAT.itemsize)
+                narrow.write(as_buffer(np.frombuffer(piece, dtype=FLOAT).astype(np.uint8)))
+        again.replace(self.folder / MASK)
 
     @property
     def _narrow(self) -> Path:
@@ -108,11 +132,12 @@ class ShardWriter:
         self._files[MASK].finish()
         narrow = self._narrow
         (self.folder / MASK).rename(narrow)
-        self._mask_dtype = np.dtype("<f4")
+        self._mask_dtype = FLOAT
         self._files[MASK] = GrowingFile(self.folder / MASK, self._durability)
         with narrow.open("rb") as file:
             while piece := file.read(COPY):
                 self._files[MASK].write(np.frombuffer(piece, dtype=np.uint8).astype(self._mask_dtype))
+        self._files[MASK].flush()
         narrow.unlink()
 
     def progress(self, name: str) -> ShardRecord:
