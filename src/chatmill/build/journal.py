@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 from chatmill.store.episode_manifest import FileRecord, ShardRecord, shard_from_json
 from chatmill.store.episode_writer import WriterProgress
 
+NOT_A_LINE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What reading bytes that are no line may raise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalLine:
@@ -52,7 +55,7 @@ class Journal:
             for text in file:
                 try:
                     line = _line_from_json(text)
-                except (ValueError, KeyError, TypeError, AttributeError):
+                except NOT_A_LINE:
                     break
                 self._keep(len(text), line)
         os.truncate(path, self._ends[-1])
@@ -132,7 +135,7 @@ def _line_to_json(line: JournalLine) -> bytes:
 
 
 def _line_from_json(text: bytes) -> JournalLine:
-    """Read a whole line; `ValueError`, `KeyError`, `TypeError` or `AttributeError` for anything else."""
+    """Read a whole line; one of the errors `NOT_A_LINE` for anything else."""
     if not text.endswith(b"\n"):
         raise ValueError("a line without an end")
     value = json.loads(text)

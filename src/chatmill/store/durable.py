@@ -149,7 +149,7 @@ if hasattr(os, "register_at_fork"):
 def _bring_to_disk(descriptor: int, before: int) -> None:
     """Sync a file, and let the system forget its copy of the first `before` bytes."""
     os.fsync(descriptor)
-    if hasattr(os, "posix_fadvise"):
+    if before and hasattr(os, "posix_fadvise"):  # 0 would mean all of it
         with contextlib.suppress(OSError):  # a hint, which a file system need not know
             os.posix_fadvise(descriptor, 0, before, os.POSIX_FADV_DONTNEED)
 

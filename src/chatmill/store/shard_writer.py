@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
-from chatmill.store.durable import Durability, GrowingFile, as_buffer, size_of, sync_folder
+from chatmill.store.durable import Durability, GrowingFile, as_buffer, sync_folder
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, FileRecord, ShardRecord
@@ -81,19 +82,30 @@ class ShardWriter:
         try:
             return GrowingFile(path, self._durability, begun=begun)
         except FormatError:
-            if name != MASK or self._mask_dtype != np.uint8 or size_of(path) < begun.bytes * FLOAT.itemsize:
+            if name != MASK or self._mask_dtype != np.uint8 or not self._made_narrow(begun):
                 raise
-        self._make_narrow(begun.bytes)  # it may have been made wider since
         return GrowingFile(path, self._durability, begun=begun)
 
-    def _make_narrow(self, tokens: int) -> None:
-        """Write the first weights of a float32 mask as the uint8 they were made of."""
-        again = self.folder / f"{MASK}.again"
-        with again.open("wb") as narrow, (self.folder / MASK).open("rb") as wide:
-            for first in range(0, tokens, COPY):
-                piece = wide.read(min(COPY, tokens - first) * FLOAT.itemsize)
-                narrow.write(as_buffer(np.frombuffer(piece, dtype=FLOAT).astype(np.uint8)))
+    def _made_narrow(self, begun: FileRecord) -> bool:
+        """Undo that a mask was made float32 since: write its first weights as the uint8 they were made of.
+
+        False, and nothing is changed, when that does not give the bytes that are wanted.
+        """
+        if not (self.folder / MASK).exists():
+            return False
+        again, digest, left = self.folder / f"{MASK}.again", hashlib.sha256(), begun.bytes
+        with again.open("wb") as narrow, (self.folder / MASK).open("rb") as wide, np.errstate(invalid="ignore"):
+            while left and len(piece := wide.read(min(COPY, left) * FLOAT.itemsize)) >= FLOAT.itemsize:
+                whole = len(piece) // FLOAT.itemsize
+                data = as_buffer(np.frombuffer(piece, dtype=FLOAT, count=whole).astype(np.uint8))
+                narrow.write(data)
+                digest.update(data)
+                left -= whole
+        if digest.hexdigest() != begun.sha256:
+            again.unlink()
+            return False
         again.replace(self.folder / MASK)
+        return True
 
     @property
     def _narrow(self) -> Path:
