@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.build import publish
 from chatmill.build.journal import Journal, JournalLine
 from chatmill.build.publish import TEMPORARY, StorageError, remove_at_once, sweep_orphans
 from chatmill.store.episode_manifest import FileRecord, ShardRecord
@@ -345,16 +344,15 @@ def test_a_part_goes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (part / "train").mkdir(parents=True)
     (part / "train/tokens.bin").write_bytes(b"x")
     seen: list[list[str]] = []
-    rmtree = shutil.rmtree
 
-    def killed(folder: Path) -> None:
+    def failing(*arguments: Any, **options: Any) -> None:
         seen.append([path.name for path in tmp_path.iterdir()])
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(publish.shutil, "rmtree", killed)
+    monkeypatch.setattr(os, "unlink", failing)
     with pytest.raises(StorageError, match="part: cannot remove: Input/output error"):
         remove_at_once(part)
-    monkeypatch.setattr(publish.shutil, "rmtree", rmtree)
+    monkeypatch.undo()
     assert len(seen) == 1
     assert [bool(TEMPORARY.fullmatch(name)) for name in seen[0]] == [True]
     assert len(sweep_orphans(tmp_path)) == 1

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -261,15 +261,24 @@ def remove_at_once(folder: Path) -> None:
     with storing(folder, "remove"):
         doomed = temporary_beside(folder)
         os.rename(folder, doomed)
-        shutil.rmtree(doomed)
+        _remove_folder(doomed, map)
 
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that is in it, several files at a time: large ones may wait for the disk."""
-    files = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
     with ThreadPoolExecutor(REMOVERS) as threads:
-        list(threads.map(os.unlink, files))
-    shutil.rmtree(folder)
+        _remove_folder(folder, threads.map)
+
+
+def _remove_folder(folder: Path, apply: Callable[[Callable[[str], None], list[str]], Iterable[None]]) -> None:
+    """Remove a folder without links, its files by way of `apply`.
+
+    `shutil.rmtree` is not used: when Ctrl-C comes at a bad moment it closes a descriptor twice, and then tells of that.
+    """
+    walked = list(os.walk(folder, topdown=False))
+    list(apply(os.unlink, [os.path.join(place, name) for place, _, names in walked for name in names]))
+    for place, _, _ in walked:
+        os.rmdir(place)
 
 
 def _remove(path: Path) -> None:
