@@ -16,7 +16,7 @@ CODE = """
 import json, os, sys
 from pathlib import Path
 
-from chatmill.build import join
+from chatmill.build import join, join_blocks
 from chatmill.build.run import run_build
 
 def peak(pid):
@@ -43,7 +43,8 @@ def look(state):
             pass
 
 order = json.load(sys.stdin)
-join.SLICE_TOKENS = order["slice_tokens"] or join.SLICE_TOKENS
+for module in (join, join_blocks):
+    module.SLICE_TOKENS = order["slice_tokens"] or module.SLICE_TOKENS
 result = run_build(order["recipe"], order["out"], workers=1, chunk_bytes=order["chunk_bytes"], on_progress=look)
 tokens = sum(split["tokens"] for split in result.manifest["splits"].values())
 print(json.dumps({"driver": peak("self"), "worker": workers, "tokens": tokens}))
