@@ -266,18 +266,21 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def test_a_damaged_part_is_made_again(sets: Sets, fast: Path) -> None:
-    chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_rename:4"})
-    flip(fast / "out" / ".build" / "parts" / "000003" / "train" / "tokens.bin")
-    states: list[BuildProgress] = []
-    run_build(sets.recipe, fast / "out", workers=0, resume=True, on_progress=states.append)
-    assert states[0].chunks_done == 3
-    sets.check(fast / "out")
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
 
 
-def test_a_damaged_receipt_has_its_part_made_again(sets: Sets, fast: Path) -> None:
+def zeroed(path: Path) -> None:
+    """What a disk may show of a file that was written and not synced when the machine went down."""
+    size = path.stat().st_size
+    os.truncate(path, size * 9 // 10)
+    os.truncate(path, size)
+
+
+@pytest.mark.parametrize(("file", "damage"), [("train/tokens.bin", flip), ("receipt.json", zeroed)])
+def test_a_damaged_part_is_made_again(sets: Sets, fast: Path, file: str, damage: Callable[[Path], None]) -> None:
     chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_rename:4"})
-    zeroed(fast / "out" / ".build" / "parts" / "000003" / "receipt.json")
+    damage(fast / "out" / ".build" / "parts" / "000003" / file)
     states: list[BuildProgress] = []
     run_build(sets.recipe, fast / "out", workers=0, resume=True, on_progress=states.append)
     assert states[0].chunks_done == 3
@@ -289,17 +292,6 @@ def test_a_journal_of_other_chunks_is_refused(sets: Sets, fast: Path) -> None:
     (fast / "out" / ".build" / "state.json").unlink()
     with pytest.raises(FormatError, match=r"000000 was made of .* but in this build it is .* Delete .*\.build and"):
         run_build(sets.recipe, fast / "out", workers=0, resume=True, chunk_bytes=sets.chunk_bytes // 2)
-
-
-def cut_off(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def zeroed(path: Path) -> None:
-    """What a disk may show of a file that was written and not synced when the machine went down."""
-    size = path.stat().st_size
-    os.truncate(path, size * 9 // 10)
-    os.truncate(path, size)
 
 
 def lost(path: Path) -> None:

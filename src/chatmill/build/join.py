@@ -21,6 +21,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
 from chatmill.store.durable import GrowingFile, remove_path
 from chatmill.store.episode_columns import EpisodeColumns
+from chatmill.store.episode_layout import writing_mark
 from chatmill.store.episode_writer import EpisodeWriter, WriterProgress
 from chatmill.store.episodes import EpisodeDataset
 
@@ -63,7 +64,7 @@ class Join:
         self._journal = journal
         while len(journal) and not self._opened(journal.last()):
             journal.drop_last()
-        known = {JOURNAL, *self._writers, *(f".{split}.writing" for split in self._writers)}
+        known = {JOURNAL, *self._writers, *(writing_mark(self._out, split).name for split in self._writers)}
         for path in list(self._out.iterdir()):
             if path.name not in known and not (path.name == REJECTED and self._rejected):
                 remove_path(path)

@@ -43,7 +43,7 @@ class _Published(NamedTuple):
 
 
 class Journal:
-    """The file, open for more lines; line n is that of part n. Only the places of the lines are kept in memory."""
+    """The file, open for more lines; line n is that of part n. In memory are their places and the shards alone."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, or create it; what follows its last whole line is cut off."""
