@@ -38,6 +38,7 @@ from chatmill.build.inputs import (
     scan_input,
 )
 from chatmill.build.publish import StorageError
+from chatmill.build.run import BuildProgress, run_build
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, RecordError, UnknownNameError
 from chatmill.read.files import Raw, read_records
 
@@ -580,6 +581,33 @@ def test_inputs_are_checked_again_at_the_end(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DataError, match=r"a\.jsonl was there when the build began"):
         check_inputs_unchanged([file])
+
+
+@pytest.mark.parametrize("change", ["grows", "is written to", "is removed"])
+def test_a_build_whose_input_changes_after_it_was_read_is_not_published(fast: Path, change: str) -> None:
+    """What was read may have been half of the old file and half of the new one."""
+    path, out = fast / "a.jsonl", fast / "out"
+    path.write_bytes((CHAT + b"\n") * 50)
+    recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+    done: list[int] = []
+
+    def on_progress(state: BuildProgress) -> None:
+        done.append(state.chunks_done)
+        if state.chunks_done < state.chunks:
+            return
+        if change == "grows":
+            path.write_bytes((CHAT + b"\n") * 51)
+        elif change == "is written to":
+            os.utime(path, ns=(5, path.stat().st_mtime_ns + 2_000_000_000))
+        else:
+            path.unlink()
+
+    said = "was there when the build began" if change == "is removed" else "has changed"
+    with pytest.raises(DataError, match=rf"a\.jsonl {said}"):
+        run_build(recipe, out, workers=0, chunk_bytes=1000, on_progress=on_progress)
+    assert max(done) > 1
+    assert not (out / "manifest.json").exists()
+    assert not (out / "train").exists()
 
 
 def test_what_a_manifest_says_does_not_depend_on_the_time(tmp_path: Path) -> None:

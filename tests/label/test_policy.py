@@ -194,6 +194,18 @@ def test_kinds_without_offsets_are_one_conversation() -> None:
     assert cut.tolist() == [1, 0, 1, 1, 0, 1]
 
 
+def test_the_last_question_itself_is_no_part_of_the_last_turn() -> None:
+    """Where questions have a weight too, the last one still comes before what is trained."""
+    policy = Policy(name="all_of_it", weights=PRESETS["all"].weights, scope=Scope.LAST_TURN)
+    tokens = rendered(TALK)
+    by_run, by_kind = tokens.per_token(policy.run_weights(tokens)), policy.token_weights(tokens.kinds)
+    assert {message for message, _ in trained(policy, tokens)} == {4, 5, 6}
+    assert (by_run == np.isin(tokens.messages, [4, 5, 6])).all()
+    assert (by_kind == by_run).all()
+    question = np.array([kind(RoleCode.USER, Part.CONTENT)] * 2, dtype=np.uint8)
+    assert policy.token_weights(question).tolist() == [0, 0]
+
+
 def test_tool_results_do_not_end_the_last_turn() -> None:
     """In Qwen3 a tool result stands in a user turn; its kind says that it is a tool's."""
     assert {message for message, _ in trained("last_turn", rendered(TALK, template="qwen3"))} == {4, 6}

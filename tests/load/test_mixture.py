@@ -117,6 +117,30 @@ def test_random_mode_and_a_mapping_of_folders(tmp_path: Path, sets: dict[str, li
     assert all(same(made.get_batch(), again.get_batch()) for _ in range(5))
 
 
+def test_random_draws_go_on_from_step_to_step(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    """However many rows a step takes, row `n` of the mixture is the same; each source draws on from where it was."""
+
+    def random(**config: object) -> MixtureLoader:
+        return make(tmp_path, config={"batch_sampling_mode": "random", **config})
+
+    small, large = random(batch_size=4), random(batch_size=240)
+    states, steps = [], []
+    for _ in range(60):
+        states.append(json.loads(json.dumps(small.state_dict())))
+        steps.append(small.get_batch())
+    whole = large.get_batch()
+    assert same([torch.cat(column) for column in zip(*steps, strict=True)], whole)
+    firsts = whole[0][:, 0].numpy()
+    place = small.state_dict()["splits"]["train"]["place"]
+    for number, name in enumerate(WEIGHTS, 1):
+        drawn = firsts[firsts // 100_000 == number]
+        assert place["sources"][name] == {"epoch": 0, "position": len(drawn)}
+        assert set(drawn.tolist()) > set(drawn[:4].tolist())
+    resumed = random(batch_size=4)
+    resumed.load_state_dict(states[30])
+    assert all(same(resumed.get_batch(), step) for step in steps[30:])
+
+
 def test_other_weights_or_sets_are_refused_on_resume(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
     state = make(tmp_path).state_dict()
     changed = [MixtureSource(name=n, directory=tmp_path / n, weight=w + (n == "b")) for n, w in WEIGHTS.items()]

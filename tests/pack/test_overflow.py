@@ -344,6 +344,34 @@ def test_windows_open_and_close_with_the_document_tokens() -> None:
     assert result.report.lost_trained == result.report.lost_untrained == 0
 
 
+def test_windows_train_head_and_document_end_once_where_everything_is_trained() -> None:
+    """The head in the first window, the end in the last; the other windows repeat them as context."""
+    tokens = batch([one("s3 u4 a5 u4 a5", bos=True, eod=True)])
+    result = apply_overflow(tokens, np.ones(len(tokens.run_kinds), dtype=np.float32), 14, "windows")
+    weights = result.tokens.per_token(result.run_weights).tolist()
+    assert ids_of(result.tokens, 0) == [*range(4), *range(4, 13), 22]
+    assert ids_of(result.tokens, 1) == [*range(4), *range(13, 22), 22]
+    assert weights == [1] * 13 + [0] + [0] * 4 + [1] * 10
+    assert (result.tokens.per_token(result.injected_runs) == (np.array(weights) == 0)).all()
+    # A question that is asked again before each step of its answer is trained with the first.
+    tokens = batch([one("s3 u4 c5 t6 c5 t6 a5")])
+    result = apply_overflow(tokens, np.ones(len(tokens.run_kinds), dtype=np.float32), 20, "windows")
+    weights = result.tokens.per_token(result.run_weights).tolist()
+    assert weights == [1] * 18 + [0] * 7 + [1] * 11 + [0] * 7 + [1] * 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches, st.integers(1, 40))
+def test_windows_train_no_token_twice_where_everything_is_trained(given_chats: list[Chat], capacity: int) -> None:
+    tokens = batch(given_chats)
+    result = apply_overflow(tokens, np.ones(len(tokens.run_kinds), dtype=np.float32), capacity, "windows")
+    _, trained = kept_by_id(tokens, result)
+    assert set(trained.values()) <= {1}
+    assert result.report.kept_trained == len(trained)
+    assert result.report.injected == len(result.tokens.ids) - len(trained)
+    assert not result.run_weights[result.injected_runs].any()
+
+
 def test_the_document_end_is_kept_before_the_head() -> None:
     _, _, result = applied([one("s3 u4 a5", eod=True)], 6, "windows")
     assert ids_of(result.tokens, 0) == [7, 8, 9, 10, 11, 12]

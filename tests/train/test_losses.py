@@ -237,6 +237,30 @@ def test_nothing_trained_is_zero_and_never_nan(kind: LossKind) -> None:
     assert objective.values(made.sums)["loss"] == 0
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_is_not_trained_may_be_nan(fused: bool, bad: float) -> None:
+    """Losses of positions without weight count for nothing, whatever they are; so do those of an ignored label."""
+    labels = torch.tensor([[1, 2, 3, -100]])
+    weights = torch.tensor([[0.5, 0.0, 2.0, 1.0]], dtype=torch.float64)
+    spans = torch.tensor([[1, 1, 2, 2]])
+    scales = torch.tensor([0.0, 0.7, 1.9])
+
+    def sums(hidden: Tensor) -> tuple[float, list[float], list[float]]:
+        if fused:
+            made = linear_cross_entropy(hidden, HEAD, labels, weights, spans, scales=scales)
+        else:
+            made = cross_entropy(hidden @ HEAD.t(), labels, weights, spans, scales=scales)
+        return made.loss.item(), made.sums.sums.tolist(), made.sums.counts.tolist()
+
+    hidden = EMBEDDING[None, :4].clone()
+    clean = sums(hidden)
+    hidden[0, [1, 3]] = bad
+    assert sums(hidden) == clean
+    assert clean[0] > 0
+    assert clean[2] == [0, 0.5, 2]
+
+
 def test_weights_of_the_token_mean_are_a_mask_and_ignored_labels_stay_ignored() -> None:
     labels = torch.tensor([[1, 2, -100, 4]])
     weights = torch.tensor([[0.25, 0.0, 1.0, 2.0]])
