@@ -140,6 +140,20 @@ def test_chosen_conversations(records: list[Any], chosen: list[int], bound: dict
         assert_equal(render(taken, template, collect_failures=True), render(wanted, template, collect_failures=True))
 
 
+@pytest.mark.parametrize("tools", [[], [{"name": "f"}]], ids=["alone", "tools"])
+@pytest.mark.parametrize("template", ["qwen3", "qwen3_training"])
+def test_reasoning_that_has_no_place_is_counted(template: str, tools: list[Any], bound: dict[str, Any]) -> None:
+    """A system message that tool definitions are written into loses its reasoning as one that stands alone does."""
+    system = {"role": "system", "content": "be", "reasoning_content": "hé!"}
+    talk = [{"role": "user", "content": "q", "reasoning_content": "mmmm"}, {"role": "assistant", "content": "a"}]
+    records = [{"messages": messages, "tools": tools} for messages in ([system, *talk], talk)]
+    batch, conversations = both_ways([json.dumps(record).encode() for record in records])
+    assert batch.in_columns.all()
+    wanted = render(conversations, bound[template])
+    assert wanted.stripped.tolist() == [3 + 4, 4]
+    assert_equal(render(batch, bound[template]), wanted)
+
+
 def test_most_conversations_are_written_from_columns() -> None:
     lines = [line for path in CONVERSATION_FILES for line in gzip.decompress(path.read_bytes()).splitlines()[:100]]
     batch, _ = both_ways(lines)

@@ -161,6 +161,8 @@ class Qwen3(ChatML):
             first = int(messages[0].role is Role.SYSTEM)
             out.message(first - 1)
             self._emit_tools(conversation.tools, messages[0].content if first else None, out)
+            if first:
+                out.stripped += len(messages[0].reasoning or "")
         for index in range(first, len(messages)):
             message = messages[index]
             out.message(index)
@@ -308,7 +310,6 @@ class Qwen3(ChatML):
         at = out.first[opening]
         out.put(at, self._system_tools.number, joined(own, before, tools, after))
         out.of_no_message[at[alone]] = True
-        out.stripped[opening[~alone]] = 0  # what such a message may have of reasoning is not looked at
 
 
 def _wrapped(texts: Texts) -> NDArray[np.bool_]:
