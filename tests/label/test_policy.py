@@ -192,6 +192,7 @@ def test_kinds_without_offsets_are_one_conversation() -> None:
     assert find_policy("last_turn").token_weights(kinds).tolist() == [0, 0, 0, 0, 0, 1]
     cut = find_policy("last_turn").token_weights(kinds, np.array([0, 1, 4, 4, 6]))
     assert cut.tolist() == [1, 0, 1, 1, 0, 1]
+    assert find_policy("last_turn").token_weights(kinds[:4]).tolist() == [0, 0, 1, 1], "one question, the first of all"
 
 
 def test_the_last_question_itself_is_no_part_of_the_last_turn() -> None:

@@ -246,6 +246,8 @@ def test_own_labels_and_loss_masks_are_respected() -> None:
     for feature in features:
         del feature["labels"]
     assert collate(features, ignore_index=-1)["labels"].tolist() == [[-1, 6, -1, 8], [1, -1, -1, -1]]
+    weighted = [dict(features[0], loss_mask=[0.25, 0.5, 0.0, 2.0]), dict(features[1], loss_mask=[0.1, 0.0])]
+    assert collate(weighted, ignore_index=-1)["labels"].tolist() == [[5, 6, -1, 8], [1, -1, -1, -1]]
 
 
 def test_labels_of_another_length_are_refused() -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError
-from chatmill.load.mixture import MixtureLoader, MixtureSource
+from chatmill.load.mixture import MixtureLoader, MixtureSource, SourceDraws
+from chatmill.load.order import CHUNK
 from tests.load.sets import PAD, Item, items, row, same, write_set
 
 BASE = {"batch_size": 4, "block_size": 8, "dataset_mode": "sft_episode", "pad_token_id": PAD, "use_loss_mask": True}
@@ -139,6 +140,28 @@ def test_random_draws_go_on_from_step_to_step(tmp_path: Path, sets: dict[str, li
     resumed = random(batch_size=4)
     resumed.load_state_dict(states[30])
     assert all(same(resumed.get_batch(), step) for step in steps[30:])
+
+
+@pytest.mark.parametrize("position", [0, CHUNK - 3, CHUNK, 2 * CHUNK - 5])
+def test_sources_are_drawn_by_chunks_of_their_own_seed(position: int) -> None:
+    shares = np.cumsum(list(WEIGHTS.values())) / sum(WEIGHTS.values())
+    draws = np.concatenate([np.random.RandomState(9 + j).random_sample(CHUNK) for j in range(3)])
+    wanted = (draws[:, None] >= shares[None, :-1]).sum(axis=1)
+    made = SourceDraws(9, list(WEIGHTS.values()))
+    for count in (1, 7, 100):
+        assert made.take(position, count).tolist() == wanted[position : position + count].tolist()
+
+
+def test_a_share_that_ends_at_a_draw_does_not_take_it() -> None:
+    """Shares are half-open: a draw that equals the border belongs to the next source."""
+    first = float(np.random.RandomState(9).random_sample(1)[0])
+    assert SourceDraws(9, [first, 1 - first]).take(0, 1).tolist() == [1]
+
+
+def test_other_episodes_of_the_same_sets_are_refused_on_resume(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    state = make(tmp_path).state_dict()
+    with pytest.raises(ConfigError, match="episodes"):
+        make(tmp_path, config={"episode_min_tokens": 12}).load_state_dict(state)
 
 
 def test_other_weights_or_sets_are_refused_on_resume(tmp_path: Path, sets: dict[str, list[Item]]) -> None:

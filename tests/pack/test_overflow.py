@@ -387,6 +387,9 @@ def test_windows_leave_out_what_would_train_nothing() -> None:
     assert spelled(tokens, result) == ["0: s3 u4 A5"]
     assert result.tokens.ids.tolist() == [0, 1, 2, *range(12, 21)]
     assert (result.report.injected, result.report.lost_trained, result.report.lost_untrained) == (0, 0, 9)
+    weights[tokens.run_messages == 3] = 1  # what is trained from the very border on is not in the window before it
+    at_the_border = apply_overflow(tokens, weights, 13, "windows")
+    assert spelled(tokens, at_the_border) == ["0: s3 U4 A5"]
     nothing = apply_overflow(tokens, np.zeros_like(weights), 13, "windows")
     assert (len(nothing.tokens), nothing.report.dropped, nothing.dropped.tolist()) == (0, 1, [0])
     assert nothing.report.lost_untrained == 21

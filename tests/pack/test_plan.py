@@ -107,6 +107,15 @@ def test_best_fit_and_first_fit_differ_where_they_should() -> None:
     assert bins_of(plan(lengths, 10, "first_fit")) == [[0, 3], [1, 2]]
 
 
+def test_in_order_opens_thousands_of_bins() -> None:
+    """Its tree of bins has 1,024 leaves at first, and grows; rooms that are left are found after it has."""
+    rng = np.random.RandomState(3)
+    lengths = [*rng.randint(60, 101, 2500).tolist(), *rng.randint(1, 101, 500).tolist()]
+    made = plan(lengths, 100, "in_order")
+    assert made.bins > 2048
+    assert bins_of(made) == reference(lengths, 100, "in_order")
+
+
 def test_greedy_keeps_the_input_and_in_order_keeps_order_inside_bins() -> None:
     lengths = lognormal(3000, 1024)
     greedy, in_order = plan(lengths, 1024, "greedy"), plan(lengths, 1024, "in_order")

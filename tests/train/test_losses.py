@@ -290,6 +290,25 @@ def test_values_name_loss_sum_and_count() -> None:
     assert total.reduced(None).counts.tolist() == [4]
 
 
+def test_counting_over_ranks_changes_no_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`all_reduce` writes into what it is given: with one micro-batch that would be the target's own counts."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda values, group: values.mul_(3))
+    target = Objective().targets(torch.tensor([[1, 2, -100]]))
+    assert step_counts([target], "a group").tolist() == [6]
+    assert target.counts.tolist() == [2]
+    total = LossSums(sums=torch.tensor([5.0]), counts=target.counts)
+    assert total.reduced("a group").sums.tolist() == [15]
+    assert total.sums.tolist() == [5]
+
+
+def test_scales_are_constants() -> None:
+    scales = torch.tensor([2.0], requires_grad=True)
+    head = HEAD.clone().requires_grad_()
+    cross_entropy(EMBEDDING[None, :3] @ head.t(), torch.tensor([[1, 2, 3]]), scales=scales).loss.backward()
+    assert head.grad is not None
+    assert scales.grad is None
+
+
 def test_mistakes_are_named() -> None:
     labels = torch.zeros(2, 3, dtype=torch.long)
     with pytest.raises(UnknownNameError, match="document"):
