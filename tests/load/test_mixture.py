@@ -105,6 +105,15 @@ def test_resume_at_every_step_and_with_another_world_size(
             assert same(one.get_batch(), rows[4 + 2 * step + rank])
 
 
+def test_one_set_without_masks_leaves_the_mixture_without(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    """Masks of some rows and made-up ones of others would say that the others train everything."""
+    for mask in (tmp_path / "b").rglob("mask.bin"):
+        mask.unlink()
+    with pytest.warns(UserWarning, match=r"b.train: there is no mask\.bin.*batches come without"):
+        made = make(tmp_path)
+    assert same(made.get_batch(), as_tensors(reference(sets, 4))[:2])
+
+
 def test_val_mixes_the_sets_that_have_one(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
     made = make(tmp_path)
     firsts = np.concatenate([made.get_batch("val")[0][:, 0].numpy() // 100_000 for _ in range(20)])

@@ -309,7 +309,11 @@ def test_a_fraction_is_refused_where_bytes_were_promised(tmp_path: Path) -> None
         with pytest.raises(DataError, match=r"row 1: weights at position 3 is 0\.25.*fractional=False"):
             writer.append(**fields(rows, 1, 3))
         writer.append(**fields(packed([6])))
-    assert len(BlockDataset(tmp_path)) == 2
+        for large in (256, 256.0):
+            with pytest.raises(DataError, match=r"row 2: weights at position 5 is 256.*fractional=False"):
+                writer.append(**fields(packed([6])) | {"weights": [[0, 1, 2, 255, 0, large]]})
+        writer.append(**fields(packed([6])) | {"weights": [[0, 1, 2, 255, 0, 255.0]]})
+    assert len(BlockDataset(tmp_path)) == 3
 
 
 # ---------------------------------------------------------------- the writer refuses and cleans up
