@@ -119,6 +119,32 @@ def test_any_wrong_count_is_found(fates: list[int], outcomes: list[int], error: 
     assert doubled.stored == 2 * stored
 
 
+def test_ledgers_of_parts_add_up_in_every_account() -> None:
+    part = Ledger(padding=3)
+    part.tokens["s", "user", "context"] = 5
+    part.records["s", "built", ""] = 1
+    part.notes["s", "episodes"] = 2
+    total = Ledger()
+    for _ in range(3):
+        total.add(part)
+    assert total.as_json() == {
+        "tokens": {"s": {"user": {"context": 15}}},
+        "records": {"s": {"built": {"": 3}}},
+        "notes": {"s": {"episodes": 6}},
+        "padding": 9,
+    }
+    assert part.padding == 3
+
+
+def test_lost_tokens_are_those_cut_and_those_dropped() -> None:
+    ledger = Ledger()
+    for fate, count in {"trained": 6, "cut_trained": 1, "dropped_trained": 3, "context": 50, "cut_context": 9}.items():
+        ledger.tokens["s", "assistant", fate] = count
+    (gate,) = [gate for gate in gates_of(Gates(trained_tokens_lost=0.4), ledger) if gate.name == "trained_tokens_lost"]
+    assert (gate.found, gate.passed) == (0.4, True)
+    assert gate.sentence == "4 of 10 trained tokens are lost (40.0000%)"
+
+
 def test_what_is_no_ledger_is_refused() -> None:
     for wrong in ({}, {"tokens": {}, "records": {}, "notes": {}}, {"tokens": 5}):
         with pytest.raises(FormatError, match="not a ledger"):
@@ -191,6 +217,18 @@ def test_gates_at_their_limit_pass(fast: Path) -> None:
     assert lost == 2 * (301 - (100 - 1 - 5 - 1 - 2 - 1 - 10))
     assert 0.5 < share < 0.9
     assert all(gate.passed for gate in found.values())
+
+
+def test_a_turn_without_an_end_does_not_go_on_in_the_next_record(fast: Path) -> None:
+    """Two records, the first cut inside its answer, the second opened by the assistant: one end is missing."""
+    opened = [{"role": "assistant", "content": "hi"}, *pair(None)["messages"]]
+    records = [pair("a", answer="long " * 40), {"id": "b", "messages": opened}]
+    packing = {"max_length": 100, "overflow": "cut"}
+    recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing, format="episodes")
+    recipe["gates"] = {"untrained_terminators": 1}
+    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
+    assert ledger.total_notes("untrained_terminators") == 1
+    assert [episode.turns for episode in episodes(fast / "out")] == [1, 2]
 
 
 def test_all_failed_gates_are_named_together(fast: Path) -> None:
