@@ -313,6 +313,32 @@ def test_weights_repeat_and_thin_out_by_the_record_id(fast: Path, weight: float)
     assert records["read"].get("repeated", 0) == total - len(found)
 
 
+@pytest.mark.parametrize("name", ["a", "löwe", "r17", ""])
+def test_the_copy_of_a_fraction_has_a_hash_of_its_own(name: str) -> None:
+    """Not the hash of the split: else a thinned-out source would keep what goes into val."""
+    digest = hashlib.blake2b(f"weight\0{name}".encode(), digest_size=8).digest()
+    share = int.from_bytes(digest, "big") / 2**64
+    assert [copies_of(name, weight) for weight in (share - 1e-6, share + 1e-6)] == [0, 1]
+    assert [copies_of(name, weight) for weight in (2, 2 + share - 1e-6, 2 + share + 1e-6)] == [2, 2, 3]
+
+
+@pytest.mark.parametrize("weight", [0.25, 1.5, 2.0, 300.0])
+def test_weights_of_messages_are_stored_as_they_are(fast: Path, weight: float) -> None:
+    records = [pair("a"), pair("b", weight=weight)]
+    build(plain_recipe(write_jsonl(fast / "a.jsonl", records)), fast / "out")
+    assert [set(episode.weights.tolist()) for episode in episodes(fast / "out")] == [{0, 1}, {0, weight}]
+
+
+def test_a_dropped_record_is_not_one_that_trains_nothing(fast: Path) -> None:
+    records = [pair("a", answer="long " * 40), pair("b"), pair("c", weight=0)]
+    packing = {"max_length": 100, "overflow": "drop"}
+    gates = {"records_without_trained_tokens": 1}
+    recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing, gates=gates)
+    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
+    assert ledger.total_notes("records_without_trained_tokens") == 1
+    assert ledger.total_records("skipped") == 1
+
+
 def test_the_copies_of_a_record_stand_together_and_in_one_split(fast: Path) -> None:
     path = write_jsonl(fast / "chats.jsonl", [pair(f"r{i}") for i in range(50)])
     sources = [{"path": str(path), "weight": 3}]
