@@ -481,3 +481,19 @@ def test_unsigned_ids_give_signed_targets() -> None:
         7,
     ]
     assert inputs_and_targets(ids)[1].tolist() == [6, 7]
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+def test_targets_are_a_copy(dtype: str) -> None:
+    """What is not trained is overwritten in the targets, and never in the ids that the model reads."""
+    import torch
+
+    mask = np.array([[1, 0, 1, 0]])
+    for ids in (np.array([[5, 6, 7, 8]], dtype=dtype), torch.tensor([[5, 6, 7, 8]], dtype=getattr(torch, dtype))):
+        own = mask if isinstance(ids, np.ndarray) else torch.tensor(mask)
+        x, y = inputs_and_targets(ids, own)
+        assert (x.tolist(), y.tolist()) == ([[5, 6, 7]], [[-100, 7, -100]])
+        assert ids.tolist() == [[5, 6, 7, 8]]
+        inputs_and_targets(ids)[1][...] = 0
+        shift_left(ids, 1)[...] = 0
+        assert ids.tolist() == [[5, 6, 7, 8]]
