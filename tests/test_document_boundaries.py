@@ -111,7 +111,7 @@ def page_options(**changed: Any) -> dict[str, Any]:
     return options | changed
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(
     lengths=st.lists(st.integers(0, 25), max_size=14),
     tokenizer=st.sampled_from([BOTH, NEITHER, EOS_ONLY, BOS_ONLY]),
@@ -145,7 +145,7 @@ def test_blocks_equal_the_page_written_out(
     assert block_tokenize_fn({"text": texts}, tokenizer, "text", **options) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
     strategy=st.sampled_from(["greedy", "best_fit", "first_fit"]),

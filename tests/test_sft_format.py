@@ -369,7 +369,7 @@ def slow_pack(turns: list[Turn], S: int) -> list[int]:
 
 
 @given(turns=many_turns(), S=st.integers(2, 40), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_packing_equals_the_slow_reference(turns: list[Turn], S: int, data: st.DataObject) -> None:
     ids = [token for one in turns for token in one.tokens]
     mask = data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
@@ -383,7 +383,7 @@ def test_packing_equals_the_slow_reference(turns: list[Turn], S: int, data: st.D
 
 
 @given(turns=many_turns(), S=st.integers(2, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @example(turns=[Turn(ASST, [ASST, 100, EOT]), Turn(USR, [USR, *range(101, 130), EOT])], S=2)
 def test_the_final_assistant_eot_is_present_and_trained(turns: list[Turn], S: int) -> None:
     ids = [token for one in turns for token in one.tokens]
@@ -491,7 +491,7 @@ def as_chat(conversation: Conversation) -> Any:
 
 
 @given(batch=st.lists(conversations(), min_size=1, max_size=4), default=TEXTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_bulk_path_and_the_scan_agree(batch: list[Conversation], default: str) -> None:
     tokens = render(batch, TokenNative(BYTES, default)).tokens
     trained = tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0

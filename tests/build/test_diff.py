@@ -98,7 +98,7 @@ records = st.lists(
 ).map(lambda rows: sorted(rows, key=lambda r: r["split"]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(a=records, b=records, all_named=st.sampled_from([None, (True, True), (False, True), (False, False)]))
 def test_pairing_is_that_of_the_slow_rules(
     a: list[Record], b: list[Record], all_named: tuple[bool, bool] | None
@@ -141,7 +141,7 @@ def row(draw: st.DrawFn) -> tuple[list[int], list[float], list[int]]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pairs=st.lists(st.tuples(row(), row(), st.integers(0, 4)), max_size=8), flags=st.tuples(*[st.booleans()] * 3))
 def test_comparison_is_that_of_a_loop(pairs: list[Any], flags: tuple[bool, bool, bool]) -> None:
     weights_a, kinds_a, kinds_b = flags
@@ -177,7 +177,7 @@ def replayed(lines: Sequence[Any], old: list[int], sign: str) -> list[int]:
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(one=row(), other=row(), shared=st.lists(st.integers(0, 9), max_size=40))
 def test_lines_hold_every_token_of_both_sides(one: Any, other: Any, shared: list[int]) -> None:
     def around(r: Any) -> Any:

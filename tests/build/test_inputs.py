@@ -116,7 +116,7 @@ SIZES = st.one_of(st.integers(1, 12), st.integers(13, 400), st.sampled_from([100
 
 
 @given(data=jsonl(), chunk_bytes=SIZES, block=st.sampled_from([1, 2, 7, 64, 1 << 22]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_chunks_of_jsonl_are_the_file(data: bytes, chunk_bytes: int, block: int) -> None:
     with folder() as home, blocks_of(block):
         path = home / "a.jsonl"
@@ -146,7 +146,7 @@ def slow_cuts(data: bytes, chunk_bytes: int) -> list[tuple[int, int, int, int]]:
 
 @pytest.mark.parametrize("kind", PACKERS)
 @given(data=jsonl(), chunk_bytes=SIZES, block=st.sampled_from([1, 7, 64, 1 << 22]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_chunks_of_packed_files_are_those_of_the_plain_file(
     kind: str, data: bytes, chunk_bytes: int, block: int
 ) -> None:
@@ -178,7 +178,7 @@ SCHEMA = pyarrow.schema(
 
 
 @given(rows=st.lists(ROWS, max_size=30), group=st.integers(1, 12), chunk_rows=st.integers(1, 40))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_chunks_of_parquet_are_the_file(rows: list[Any], group: int, chunk_rows: int) -> None:
     with folder() as home:
         path = home / "a.parquet"
@@ -214,7 +214,7 @@ BLANK = st.sampled_from([b"", b" ", b"\n", b"\r\n\t"])
     surrogate=st.booleans(),
     chunk_bytes=SIZES,
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_chunks_of_a_json_list_are_the_file(
     entries: list[tuple[bytes, bytes, bytes]], bom: bytes, surrogate: bool, chunk_bytes: int
 ) -> None:

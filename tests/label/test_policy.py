@@ -276,7 +276,7 @@ def slow_weights(policy: Policy, tokens: Tokens, *, own_weights: bool) -> list[f
 
 
 @given(tokens=batches(), policy=POLICIES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_weights_equal_the_slow_reference(tokens: Tokens, policy: Policy) -> None:
     assert tokens.per_token(policy.run_weights(tokens)).tolist() == slow_weights(policy, tokens, own_weights=True)
     if not policy.only_weighted_messages:
@@ -285,7 +285,7 @@ def test_weights_equal_the_slow_reference(tokens: Tokens, policy: Policy) -> Non
 
 
 @given(tokens=batches(), name=st.sampled_from(sorted(PRESETS)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_presets_equal_the_slow_reference(tokens: Tokens, name: str) -> None:
     policy = find_policy(name)
     assert tokens.per_token(policy.run_weights(tokens)).tolist() == slow_weights(policy, tokens, own_weights=True)

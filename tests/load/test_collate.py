@@ -72,7 +72,7 @@ def feature_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
     return features
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     features=feature_lists(),
     multiple=st.sampled_from([None, 1, 4, 8]),
@@ -338,7 +338,7 @@ def test_cu_seqlens_of_a_fixed_size() -> None:
 
 
 @given(feature_lists())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_all_mask_forms_say_the_same(features: list[dict[str, Any]]) -> None:
     batch = collate(features, return_seq_idx=True, return_document_mask=True)
     seq_idx, mask = batch["seq_idx"], batch["document_mask"]

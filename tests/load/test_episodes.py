@@ -79,7 +79,7 @@ def test_shards_may_have_masks_of_both_types(tmp_path: Path) -> None:
         assert same(made.get_batch(), batch(rows, 8))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     count=st.integers(1, 25),
     batch_size=st.integers(1, 4),

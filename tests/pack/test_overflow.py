@@ -159,7 +159,7 @@ def kept_by_id(tokens: Tokens, result: OverflowResult) -> tuple[Counter[int], Co
 
 
 @pytest.mark.parametrize("policy", [p for p in Overflow if p is not Overflow.ERROR])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batches, st.integers(1, 40))
 def test_every_policy_keeps_to_the_capacity_and_balances_its_ledger(
     policy: Overflow, given_chats: list[Chat], capacity: int
@@ -216,7 +216,7 @@ def assert_valid(made: Tokens, result: OverflowResult) -> None:
     assert (highest < np.diff(made.message_offsets)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(batches, st.integers(1, 40), st.sampled_from([p for p in Overflow if p is not Overflow.ERROR]))
 def test_conversations_that_fit_are_not_touched(given_chats: list[Chat], capacity: int, policy: Overflow) -> None:
     tokens, weights, result = applied(given_chats, capacity, policy)
@@ -240,7 +240,7 @@ def test_when_all_fit_nothing_is_copied() -> None:
         assert result.report.summary() == "all 2 conversations fit"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.one_of(chats, dialogues), st.integers(1, 40))
 def test_windows_train_every_assistant_message_once_and_whole(chat: Chat, capacity: int) -> None:
     tokens, weights, result = applied([chat], capacity, "windows")
@@ -265,7 +265,7 @@ def test_windows_train_every_assistant_message_once_and_whole(chat: Chat, capaci
     assert checked or not (weights > 0).any() or not (per_token > 0).any()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(dialogues, st.integers(6, 60))
 def test_windows_keep_calls_with_results_and_begin_with_head_and_user(chat: Chat, capacity: int) -> None:
     tokens, _, result = applied([chat], capacity, "windows")
@@ -390,7 +390,7 @@ def newest(messages: list[tuple[str, list[int]]], system: list[int], capacity: i
     return joined()[-capacity:]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.integers(0, 6),
     st.lists(st.tuples(st.sampled_from("ua"), st.integers(1, 9)), max_size=9),
@@ -442,7 +442,7 @@ def test_drop_oldest_turns_keeps_the_document_end() -> None:
     assert ids_of(result.tokens, 0) == [0, 1, 2, 3, *range(13, 22), 22]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text("ab", max_size=6)), min_size=1, max_size=7),
     st.booleans(),

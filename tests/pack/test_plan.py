@@ -64,7 +64,7 @@ def planned_input(draw: st.DrawFn) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(planned_input())
 @example(([3, 2, 3], 10))
 @example(([], 5))
@@ -154,7 +154,7 @@ def full_bins(draw: st.DrawFn) -> tuple[list[int], int, int]:
     return draw(st.permutations(lengths)), capacity, len(bins)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(full_bins())
 def test_no_worse_than_the_guarantee_of_first_fit_decreasing(data: tuple[list[int], int, int]) -> None:
     """FFD needs at most 11/9 OPT + 6/9 bins; full bins that were cut up have OPT = their number."""
@@ -177,7 +177,7 @@ def fewest_bins(lengths: list[int], capacity: int) -> int:
     return best[-1][0]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(2, 30).flatmap(lambda c: st.tuples(st.lists(st.integers(1, c), min_size=1, max_size=8), st.just(c))))
 def test_the_lower_bound_and_the_guarantee_against_the_true_optimum(data: tuple[list[int], int]) -> None:
     lengths, capacity = data
@@ -285,7 +285,7 @@ def test_balance_keeps_every_bin_and_is_deterministic(rows: int, objective: Bala
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(planned_input(), st.integers(1, 7), st.sampled_from(list(Balance)))
 def test_balance_on_any_plan(data: tuple[list[int], int], rows: int, objective: Balance) -> None:
     lengths, capacity = data

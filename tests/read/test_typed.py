@@ -166,7 +166,7 @@ RECORDS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(RECORDS, max_size=3), st.booleans(), st.sampled_from(["openai", "harmony"]))
 def test_random_records(records: list[dict[str, Any]], escape: bool, shape: str) -> None:
     lines = [json.dumps(r, ensure_ascii=escape).encode("utf-8", errors="surrogatepass") for r in records]
@@ -230,7 +230,7 @@ def test_tools_that_are_refused_late_leave_the_other_columns_in_order() -> None:
     assert same_as_slow(lines).sum() == 6
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.sampled_from([b"\n", b"a\n", b"abc\n", b"abcdefgh\n"]), max_size=8),
     st.sampled_from([b"", b"x", b"xyzxyz"]),

@@ -119,7 +119,7 @@ def bind_class(name: str) -> Any:
     return find_template(name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(records=st.lists(RECORDS | st.just(None), max_size=6), template=st.sampled_from(TEMPLATES))
 def test_random_batches(records: list[Any], template: str, bound: dict[str, Any]) -> None:
     lines = [b"\n" if record is None else json.dumps(record).encode() for record in records]
@@ -128,7 +128,7 @@ def test_random_batches(records: list[Any], template: str, bound: dict[str, Any]
     assert_equal(render(batch, bound[template], collect_failures=True), wanted)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(records=st.lists(RECORDS, min_size=1, max_size=4), chosen=st.lists(st.integers(0, 3), max_size=5))
 def test_chosen_conversations(records: list[Any], chosen: list[int], bound: dict[str, Any]) -> None:
     batch, conversations = both_ways([json.dumps(record).encode() for record in records])

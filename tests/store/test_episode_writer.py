@@ -81,7 +81,7 @@ episodes = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episodes, st.sampled_from([None, 1, 5, 12, 1000]), st.lists(st.integers(1, 5), min_size=1))
 def test_batches_of_any_size_give_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory,

@@ -34,7 +34,7 @@ from tests.store.writing import (
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.binary(max_size=40), max_size=12), st.integers(0, 12), st.binary(max_size=50), st.booleans())
 def test_files_grow_piece_by_piece(parts: list[bytes], cut: int, lost: bytes, arrays: bool) -> None:
     """The hash and the bytes of what was written, in one go or in two, for pieces and stretches of any size."""

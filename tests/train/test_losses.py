@@ -152,7 +152,7 @@ def test_each_loss_equals_its_definition(kind: LossKind, fused: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 1000), cuts=st.sets(st.integers(1, 11)), fused=st.booleans())
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_any_split_into_micro_batches_gives_the_same(kind: LossKind, seed: int, cuts: set[int], fused: bool) -> None:
     listed = documents(seed, 12)
     borders = [0, *sorted(cuts), 12]
@@ -162,7 +162,7 @@ def test_any_split_into_micro_batches_gives_the_same(kind: LossKind, seed: int, 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(seed=st.integers(0, 1000), capacity=st.integers(10, 40), rows=st.integers(1, 4))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_packed_rows_give_the_same_as_unpacked(kind: LossKind, seed: int, capacity: int, rows: int) -> None:
     listed = documents(seed, 12)
     made = plan(np.array([len(d["ids"]) for d in listed]), capacity)

@@ -52,7 +52,7 @@ def by_hand(
     }  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 5),
     st.integers(1, 9),
@@ -135,7 +135,7 @@ def test_shapes_that_differ_are_refused_with_the_shapes() -> None:
         sum_counts([])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(0, 1000), st.data())
 def test_accumulation_equals_the_big_batch(rows: int, seed: int, data: st.DataObject) -> None:
     losses, span_id, mask = batch(rows, 11, seed)

@@ -34,7 +34,7 @@ def listed(tools: bytes) -> str | None:
     return None if length < 0 else found.listed[start : start + length].tobytes().decode()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(tools=TOOLS, ascii_=st.booleans(), compact=st.booleans(), indent=st.booleans())
 def test_every_way_to_write_the_same_tools(tools: list[Any], ascii_: bool, compact: bool, indent: bool) -> None:
     separators = (",", ":") if compact else (" ,\t", " :  ") if indent else None

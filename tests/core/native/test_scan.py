@@ -208,7 +208,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.dictionaries(st.text(max_size=4), JSON, max_size=4), max_size=3), st.booleans(), st.booleans())
 def test_listed_tools_are_what_python_writes(tools: list[Any], escape: bool, compact: bool) -> None:
     raw = json.dumps(tools, ensure_ascii=escape, separators=(",", ":") if compact else None).encode()
