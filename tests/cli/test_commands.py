@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
+from chatmill.build.faults import faults_hit
 from chatmill.cli import COMMANDS, app, layout
 from chatmill.cli.layout import Panel, help_of
 from chatmill.cli.statuses import Status, ended
@@ -392,15 +393,15 @@ def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | {"CHATMILL_FAULTS": "after_journal:1:wait", "CHATMILL_FAULTS_LOG": str(tmp_path / "reached")},
     )
-    journal = tmp_path / "out" / ".build" / "joined" / "journal.jsonl"
-    for _ in range(6000):
-        if journal.exists() and journal.stat().st_size:
-            break
+    until = time.monotonic() + 300
+    while not faults_hit(tmp_path / "reached"):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
         time.sleep(0.01)
-    assert process.poll() is None, "still at work"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=300)
     assert process.returncode == Status.INTERRUPTED, said
     assert said.splitlines() == ["What is done is kept in out: the same command with --resume goes on.", "Stopped."]
     assert out == ""

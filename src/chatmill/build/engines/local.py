@@ -53,7 +53,7 @@ BOOT = (
 READY = b"ready"
 MAX_FAILED_STARTS = 3
 GOODBYE_SECONDS = 5.0
-"""How long an idle worker may take to end by itself."""
+"""How long a worker that is idle, or whose pipe has ended, may take to end by itself."""
 
 
 class LocalExecutor:
@@ -143,10 +143,10 @@ class _Worker:
 
     process: subprocess.Popen[bytes]
     connection: Connection
-    handle: int | None
-    """A descriptor that becomes readable when the process ends, where the system has that."""
     preparing: bool
     """Whether it has a job in hand that was given before the run; its outcome is not looked at."""
+    handle: int | None = None
+    """A descriptor that becomes readable when the process ends, where the system has that."""
     ready: bool = False
     job: int | None = None
     """Index of the job that it has in hand."""
@@ -184,38 +184,43 @@ class _Crew:
 
     def start_worker(self, limit: int) -> None:
         """Start one more; `limit` is how many there are to be, for the error."""
-        ours, theirs = Pipe()
-        boot = {
-            "path": [entry for entry in sys.path if isinstance(entry, str)],
-            "connection": theirs.fileno(),
-            "lifeline": self._lifeline[0],
-            "driver": os.getpid(),
-        }
-        command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", BOOT, "chatmill-worker"]
-        environment = dict.fromkeys(ONE_THREAD, "1") | os.environ | {BOOT_VARIABLE: json.dumps(boot)}
         try:
-            with _interrupts_held():
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    pass_fds=(theirs.fileno(), self._lifeline[0]),
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # a job that prints must not get into what the driver prints
-                )
-                handle = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
-                preparing = self._first_job is not None
-                worker = _Worker(process=process, connection=ours, handle=handle, preparing=preparing)
-                self.workers.append(worker)
+            with contextlib.ExitStack() as opened:
+                ours, theirs = map(opened.enter_context, Pipe())
+                with _interrupts_held():
+                    worker = _Worker(
+                        process=self._start_process(theirs.fileno()),
+                        connection=ours,
+                        preparing=self._first_job is not None,
+                    )
+                    self.workers.append(worker)
+                    opened.pop_all()
+                    theirs.close()
+                    worker.handle = _handle_of(worker.process.pid)
         except OSError as error:
             raise WorkerStartError(
                 f"worker process {len(self.workers) + 1} of {limit} cannot be started: {error}; "
                 "use fewer workers, or raise the limit on processes or open files"
             ) from error
-        finally:
-            theirs.close()
         if self._first_job is not None:
             with contextlib.suppress(OSError):  # it has died already: that is noticed when it is waited for
                 worker.connection.send_bytes(self._first_job)
+
+    def _start_process(self, connection: int) -> subprocess.Popen[bytes]:
+        boot = {
+            "path": [entry for entry in sys.path if isinstance(entry, str)],
+            "connection": connection,
+            "lifeline": self._lifeline[0],
+            "driver": os.getpid(),
+        }
+        command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", BOOT, "chatmill-worker"]
+        return subprocess.Popen(
+            command,
+            env=dict.fromkeys(ONE_THREAD, "1") | os.environ | {BOOT_VARIABLE: json.dumps(boot)},
+            pass_fds=(connection, self._lifeline[0]),
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # a job that prints must not get into what the driver prints
+        )
 
     def end(self) -> None:
         """End all workers at once."""
@@ -297,7 +302,7 @@ class _Supervisor:
         """Take away a dead worker, and put its job in line again."""
         self._workers.remove(worker)
         with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe ends a moment before it does
-            worker.process.wait(timeout=1.0)
+            worker.process.wait(timeout=GOODBYE_SECONDS)
         cause = describe_exit(worker.end())
         index = worker.job
         label = "" if index is None else label_of(self._specs[index])
@@ -360,6 +365,15 @@ class _Supervisor:
         for worker in self._workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(timeout=max(0.0, until - time.monotonic()))
+
+
+def _handle_of(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; without one, the end of its pipe must do."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    with contextlib.suppress(OSError):  # a system that does not have it, or no descriptor left
+        return os.pidfd_open(pid)
+    return None
 
 
 @contextlib.contextmanager
