@@ -391,7 +391,7 @@ FIELDS = sorted(set().union(*(shape.fields for shape in SHAPES.values())))
 
 
 @given(record=VALUES | st.dictionaries(st.sampled_from(FIELDS), VALUES), name=st.sampled_from(sorted(SHAPES)))
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_any_record_gives_a_conversation_or_a_record_error(record: Any, name: str) -> None:
     try:
         conversation = conversation_of(record, SHAPES[name], where="f:1")

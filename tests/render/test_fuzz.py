@@ -56,7 +56,7 @@ def bind_cached(name: str) -> Any:
     return _BOUND[name]
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(st.lists(CONVERSATIONS, min_size=1, max_size=4), st.sampled_from(TEMPLATES))
 def test_random_conversations(conversations: list[Conversation], name: str) -> None:
     template = bind_cached(name)
@@ -81,7 +81,7 @@ def test_random_conversations(conversations: list[Conversation], name: str) -> N
         assert set(one.messages.tolist()) <= set(range(-1, len(conversations[index].messages)))
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(CONVERSATIONS, st.sampled_from(TEMPLATES))
 def test_control_ids_stand_only_where_the_template_put_them(conversation: Conversation, name: str) -> None:
     """Replacing every spelled control token in the texts changes no count of any control id."""

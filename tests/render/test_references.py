@@ -29,6 +29,12 @@ PER_SOURCE = 45
 LLAMA_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def way() -> str:
+    """Once is enough here: test_columns compares what is written with the compiled part and without it."""
+    return "compiled"
+
+
 def chat(*turns: tuple[str, str], **extra: Any) -> Conversation:
     return Conversation(tuple(Message(Role(role), text) for role, text in turns), **extra)
 
