@@ -116,7 +116,7 @@ SIZES = st.one_of(st.integers(1, 12), st.integers(13, 400), st.sampled_from([100
 
 
 @given(data=jsonl(), chunk_bytes=SIZES, block=st.sampled_from([1, 2, 7, 64, 1 << 22]))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_chunks_of_jsonl_are_the_file(data: bytes, chunk_bytes: int, block: int) -> None:
     with folder() as home, blocks_of(block):
         path = home / "a.jsonl"

@@ -58,7 +58,7 @@ def test_every_built_in_template_has_a_view() -> None:
     assert set(VIEWS) == set(TEMPLATES)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(chats(), st.data())
 def test_views_describe_every_answer_and_nothing_else(
     references: dict[str, Reference], conversation: Conversation, data: st.DataObject

@@ -9,7 +9,6 @@ import json
 import os
 import pty
 import re
-import resource
 import shlex
 import signal
 import subprocess
@@ -177,16 +176,13 @@ def test_the_help_is_quick_and_imports_no_command() -> None:
         "from chatmill.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "print([m for m in sys.modules if m.startswith('chatmill.')], file=sys.stderr)"
+        "print(list(sys.modules), file=sys.stderr)"
     )
-    seconds = []
-    for _ in range(3):  # the time of the processor, not of the clock: other tests run beside this one
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.5, seconds
-    imported = set(ast.literal_eval(done.stderr))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = ast.literal_eval(done.stderr)
+    heavy = {"numpy", "torch", "pyarrow", "pydantic", "msgspec", "yaml", "tokenizers", "transformers", "asyncio"}
+    assert not heavy & set(modules), "what takes long to import is not imported for a help text"
+    imported = {module for module in modules if module.startswith("chatmill.")}
     assert imported == {
         "chatmill.cli",
         "chatmill.cli.layout",

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ from chatmill.pack.plan import plan
 from chatmill.train.linear_cross_entropy import linear_cross_entropy
 from chatmill.train.losses import LossKind, LossSums, Objective, cross_entropy, step_counts
 from chatmill.train.span_loss import span_normalized_loss
+from tests.train.ranks import run_two_ranks
 
 VOCABULARY, WIDTH = 23, 6
 EMBEDDING = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -293,8 +290,8 @@ from tests.train.test_losses import EMBEDDING, HEAD, KINDS, VOCABULARY, WIDTH, d
 from chatmill.train.linear_cross_entropy import linear_cross_entropy
 from chatmill.train.losses import Objective, step_counts
 
-rank, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 group = dist.group.WORLD
 
 
@@ -333,22 +330,9 @@ dist.destroy_process_group()
 
 
 def test_two_ranks_under_ddp_give_the_same_as_one(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     program = tmp_path / "rank.py"
     program.write_text(RANK_PROGRAM)
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([sys.executable, str(program), str(rank), port, str(tmp_path)], cwd=root, env=environment)
-        for rank in (0, 1)
-    ]
-    try:
-        assert [rank.wait(timeout=180) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    run_two_ranks(program, tmp_path, preload=("tests.train.test_losses",))
     saved = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
     listed = documents(4, 12)
     assert len(saved[0]) == len(KINDS) == 4

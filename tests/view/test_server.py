@@ -205,7 +205,7 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         assert ask(url, "/")[0] == 200
         assert json.loads(ask(url, "/api/a/train/items")[2])["matched"] == 10
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
     finally:
