@@ -25,7 +25,7 @@ from tests.render.reference import (
     trl_training_template,
 )
 
-PER_SOURCE = 45
+PER_SOURCE = 30
 LLAMA_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 
@@ -82,7 +82,7 @@ def all_conversations() -> list[Conversation]:
     return [conversation for path in CONVERSATION_FILES for conversation in ConversationFile(path)]
 
 
-@pytest.mark.parametrize(("template", "at_least"), [("qwen3", 700), ("chatml", 450)])
+@pytest.mark.parametrize(("template", "at_least"), [("qwen3", 460), ("chatml", 300)])
 def test_equal_to_apply_chat_template(
     template: str, at_least: int, qwen3: Any, real_conversations: Callable[[int], list[Conversation]]
 ) -> None:
@@ -122,7 +122,7 @@ def assert_equal_to_trl(conversations: list[Conversation], tokenizer: Any) -> in
 def test_qwen3_training_equal_to_trl_in_ids_and_mask(
     qwen3: Any, real_conversations: Callable[[int], list[Conversation]]
 ) -> None:
-    assert assert_equal_to_trl(real_conversations(PER_SOURCE), qwen3) > 700
+    assert assert_equal_to_trl(real_conversations(PER_SOURCE), qwen3) > 460
 
 
 @pytest.mark.slow
