@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from chatmill.build.plain_recipe import OnError as OnError
 from chatmill.errors import ConfigError
+from chatmill.load.yaml_files import read_yaml
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 
@@ -131,12 +132,7 @@ def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe
     path = Path(given)
     if not path.is_file():
         raise ConfigError(f"no recipe file {path}")
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a mapping with sources, tokenizer and template")
     return _validated(data, str(path))

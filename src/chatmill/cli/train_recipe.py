@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError
+from chatmill.load.yaml_files import read_yaml
 from chatmill.train.config import CHECKS, TrainConfig, as_flag
 
 
@@ -102,14 +103,9 @@ def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
     if not path.is_file():
         raise ConfigError(f"no recipe file {path}")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a mapping with {', '.join(TOP_KEYS)}")
     return data

@@ -15,6 +15,7 @@ import msgspec
 
 from chatmill.errors import DataError, RecordError
 from chatmill.read.compressed import open_bytes
+from chatmill.read.lines import limited_lines
 
 BOM = b"\xef\xbb\xbf"
 TOO_DEEP = "the JSON is nested too deeply"
@@ -80,7 +81,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
 
 def _jsonl(path: Path) -> Iterator[Raw]:
     with open_bytes(path) as stream:
-        yield from decode_lines(stream, path)
+        yield from decode_lines(limited_lines(stream, path), path)
 
 
 def decode_lines(lines: Iterable[bytes], path: str | Path, first: int = 1) -> Iterator[Raw]:
