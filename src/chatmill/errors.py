@@ -78,3 +78,7 @@ class MissingExtraError(ChatmillError, ImportError):
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         """For example `MissingExtraError("torch", "torch", "collating batches")`."""
         super().__init__(f"{purpose} needs the package {package!r}: pip install 'chatmill[{extra}]'")
+
+
+class SlowEngineWarning(UserWarning):
+    """The fast tokenizer engine is missing; the reference does its work, with the same result and more slowly."""

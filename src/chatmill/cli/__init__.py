@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import typer
 
 from chatmill.cli.layout import Entry, LazyGroup, Panel
-from chatmill.cli.statuses import ended
+from chatmill.cli.statuses import ended, show_warning
 
 COMMANDS = {
     "init": Entry(panel=Panel.BUILD, module="init", help="Look at files and write a commented recipe for them."),
@@ -68,5 +69,6 @@ def _root(
 
 def main() -> None:
     """Run the command line; a mistake in data, options or files ends in one message and no traceback."""
+    warnings.showwarning = show_warning
     command = typer.main.get_command(app)
     sys.exit(ended(lambda: command.main(prog_name="chatmill", standalone_mode=False)))

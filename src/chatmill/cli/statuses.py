@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from enum import IntEnum
+from typing import TextIO
 
 from chatmill.errors import ChatmillError
 
@@ -98,6 +99,23 @@ def show(title: str, message: str, *, before: str = "") -> None:
 
     console.print(Text(before), end="")
     console.print(Panel(Text(message), title=title, title_align="left", border_style="red"))
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What a warning is about, in one line; those that are meant for programmers keep their place in the code."""
+    import warnings
+
+    text = f"chatmill: Warning: {message}\n"
+    if not issubclass(category, UserWarning):
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+    (file or sys.stderr).write(text)
 
 
 def _status_of(error: ChatmillError) -> int:

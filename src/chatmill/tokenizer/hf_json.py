@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from chatmill.errors import TokenizerError
-from chatmill.tokenizer.backends import ENGINE_FAILURES, Backend, Engine, GigatokenBackend, HuggingFaceBackend
+from chatmill.tokenizer.backends import (
+    ENGINE_FAILURES,
+    Backend,
+    Engine,
+    FastEngineMissing,
+    GigatokenBackend,
+    HuggingFaceBackend,
+    warn_of_fallback,
+)
 from chatmill.tokenizer.json_file import SpelledTokens, TokenizerJson
 from chatmill.tokenizer.probe import answers_of, first_difference
 from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
@@ -61,6 +69,9 @@ def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBac
     try:
         fast = GigatokenBackend.from_json(stripped)
         agrees = first_difference(fast, reference) is None
+    except FastEngineMissing as missing:
+        warn_of_fallback(str(missing))
+        return reference, None
     except ENGINE_FAILURES:
         return reference, None
     return reference, fast if agrees else None
