@@ -24,7 +24,7 @@ def shown_progress() -> Iterator[OnProgress | None]:
         BarColumn(),
         TextColumn("{task.completed}/{task.total} chunks"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[rate]}", markup=False),
         console=Console(stderr=True),
     )
     started = time.monotonic()
@@ -34,9 +34,10 @@ def shown_progress() -> Iterator[OnProgress | None]:
         def on_progress(state: BuildProgress) -> None:
             seconds = max(time.monotonic() - started, 1e-9)
             retried = f", {state.retries} retried" if state.retries else ""
+            late = f", waiting for {state.late[0]}" if state.late else ""
             rate = (
                 f"{state.records:,} records, {state.tokens / seconds / 1e6:.1f} M tokens/s, "
-                f"{state.bytes_done / seconds / 1e6:.0f} MB/s{retried}"
+                f"{state.bytes_done / seconds / 1e6:.0f} MB/s{retried}{late}"
             )
             progress.update(task, total=state.chunks, completed=state.chunks_done, rate=rate)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from chatmill.build.chunk_job import RECEIPT, REJECTED, SPLITS, ChunkJob, compile_chunk, load_pipeline, pipeline_of
 from chatmill.build.engines.executor import Executor, ExecutorEvent
+from chatmill.build.engines.late import LateJobs
 from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import fault_point
 from chatmill.build.gates import GateError, gates_of
@@ -69,7 +70,7 @@ class BuildResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildProgress:
-    """What a display may show; given to `on_progress` after every chunk."""
+    """What a display may show; given to `on_progress` after every chunk, and when one is late."""
 
     stage: str
     chunks_done: int
@@ -80,6 +81,8 @@ class BuildProgress:
     """Tokens written by the chunks of this run."""
     records: int
     retries: int
+    late: tuple[str, ...] = ()
+    """Chunks whose workers have not answered for long, with the process ids."""
 
 
 OnProgress = Callable[[BuildProgress], None]
@@ -359,8 +362,11 @@ def _run_jobs(
                     tokens=counts["tokens"],
                     records=counts["records"],
                     retries=retries,
+                    late=late.texts,
                 )
             )
+
+    late = LateJobs(tell)
 
     def hand_over(job: ChunkJob, receipt: dict[str, Any]) -> None:
         if join is not None:
@@ -371,6 +377,7 @@ def _run_jobs(
         nonlocal done
         hand_over(todo[index], receipt)
         done += 1
+        late.forget(index)
         counts["bytes"] += todo[index].chunk.bytes
         counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
         counts["records"] += records_read(receipt["ledger"])
@@ -379,6 +386,7 @@ def _run_jobs(
     def on_event(event: ExecutorEvent) -> None:
         nonlocal retries
         retries += event.kind == "job_retried"
+        late.hear(event)
 
     tell()
     for job in left:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chatmill.build.engines.executor import Executor
+from chatmill.build.engines.late import LateJobs
 from chatmill.build.engines.local import LocalExecutor, available_cores
 from chatmill.build.inputs import (
     CHUNK_BYTES,
@@ -98,5 +99,5 @@ def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[Sca
         with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
             return list(threads.map(scan_input, scans))
     found: dict[int, ScannedInput] = {}
-    executor.run(scan_input, scans, found.__setitem__)
+    executor.run(scan_input, scans, found.__setitem__, LateJobs(lambda: None).hear)
     return [found[index] for index in range(len(scans))]

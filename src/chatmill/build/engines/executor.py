@@ -37,6 +37,8 @@ class EventKind(StrEnum):
     """A job was handed to a worker, or to the cluster."""
     JOB_RETRIED = "job_retried"
     """A job whose worker died stands in line again."""
+    JOB_LATE = "job_late"
+    """A worker has not answered for long; `detail` says how long and what the system says about the process."""
     WAITING = "waiting"
     """Nothing can run at the moment; `detail` says why."""
 

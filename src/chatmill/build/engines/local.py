@@ -41,6 +41,7 @@ from chatmill.build.engines.executor import (
     run_packed,
     unpack_outcome,
 )
+from chatmill.build.engines.late import LATE_SECONDS, TICKS, Patience, late_event
 from chatmill.errors import ConfigError
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -63,11 +64,15 @@ class LocalExecutor:
     nothing can be retried there. One worker or more are real processes, so that a killed one is survived.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
-        """`workers`: processes; None takes one for each core that this process may use."""
+    def __init__(self, workers: int | None = None, *, late_seconds: float = LATE_SECONDS) -> None:
+        """`workers`: processes; None takes one for each core that this process may use.
+
+        A worker that is silent for `late_seconds` is reported as an event. It is not ended: it may be stopped, or slow.
+        """
         if workers is not None and workers < 0:
             raise ConfigError(f"workers is {workers}; give 1 or more processes, 0 to run in this process, or None")
         self.workers = available_cores() if workers is None else workers
+        self.late_seconds = late_seconds
         self._prepared: _Crew | None = None
 
     def prepare(self, job: Callable[[Spec], object], spec: Spec, *, most: int | None = None) -> None:
@@ -107,7 +112,8 @@ class LocalExecutor:
             _run_here(job, specs, on_done, tell)
         else:
             crew, self._prepared = self._prepared or _Crew(), None
-            _Supervisor(job, specs, on_done, tell, limit=self.workers, crew=crew).run()
+            late = self.late_seconds
+            _Supervisor(job, specs, on_done, tell, limit=self.workers, crew=crew, late_seconds=late).run()
 
 
 def available_cores() -> int:
@@ -150,6 +156,8 @@ class _Worker:
     ready: bool = False
     job: int | None = None
     """Index of the job that it has in hand."""
+    patience: Patience | None = None
+    """Counts how long it has been waited for; None: not yet, or it has said something since."""
 
     def sources(self) -> list[Any]:
         """What to wait for."""
@@ -241,6 +249,7 @@ class _Supervisor:
         *,
         limit: int,
         crew: _Crew,
+        late_seconds: float,
     ) -> None:
         self._job, self._specs, self._on_done, self._tell, self._limit = job, specs, on_done, tell, limit
         self._pending = deque(range(len(specs)))
@@ -249,6 +258,7 @@ class _Supervisor:
         self._strikes = Strikes(specs)
         self._crew, self._workers = crew, crew.workers
         self._failed_starts = 0
+        self._late_seconds = late_seconds
 
     def run(self) -> None:
         """Run all jobs; no worker outlives this call."""
@@ -264,7 +274,8 @@ class _Supervisor:
     def _serve_once(self) -> None:
         """Wait until something happens, and deal with it."""
         owners = {source: worker for worker in self._workers for source in worker.sources()}
-        for worker in {owners[source]: None for source in wait(list(owners))}:
+        for worker in {owners[source]: None for source in self._wait(list(owners))}:
+            worker.patience = None
             # A worker that is gone may have left messages; they count.
             gone = worker.process.poll() is not None
             while worker.connection.poll():
@@ -276,6 +287,30 @@ class _Supervisor:
             if gone:
                 self._bury(worker)
         self._dispatch()
+
+    def _wait(self, sources: list[Any]) -> list[Any]:
+        """Wait until something happens; report workers that are silent for long meanwhile."""
+        tick = self._late_seconds / TICKS
+        while True:
+            started = time.monotonic()
+            ready = wait(sources, timeout=tick)
+            seconds = time.monotonic() - started
+            for worker in self._workers:
+                if any(source in ready for source in worker.sources()) or (worker.ready and self._is_idle(worker)):
+                    continue
+                worker.patience = worker.patience or Patience(self._late_seconds)
+                if worker.patience.wait(seconds, tick):
+                    self._tell_late(worker, worker.patience.waited)
+            if ready:
+                return ready
+
+    @staticmethod
+    def _is_idle(worker: _Worker) -> bool:
+        return worker.job is None and not worker.preparing
+
+    def _tell_late(self, worker: _Worker, waited: float) -> None:
+        label = "a worker that is getting ready" if worker.job is None else label_of(self._specs[worker.job])
+        self._tell(late_event(waited, pid=worker.process.pid, index=worker.job, label=label))
 
     def _hear(self, worker: _Worker, message: bytes) -> None:
         if not worker.ready:
@@ -328,7 +363,7 @@ class _Supervisor:
             if index is None:
                 return
             payload = pack_job(self._job, self._specs[index])
-            worker.job = index
+            worker.job, worker.patience = index, None
             # A worker that has just died is noticed at the next wait.
             with contextlib.suppress(OSError):
                 worker.connection.send_bytes(payload)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.build.engines.executor import EventKind, Executor, ExecutorEvent
+from chatmill.build.engines.late import LateJobs
 from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import fault_point
 from chatmill.build.lock import folder_lock
@@ -247,19 +248,24 @@ class _Build:
                 state = BuildProgress(
                     stage="render", chunks_done=counts["chunks"], chunks=len(chunks), bytes_done=counts["bytes"],
                     bytes=sum(sizes), tokens=counts["tokens"], records=counts["rows"], retries=retries,
+                    late=late.texts,
                 )  # fmt: skip
                 self._on_progress(state)
+
+        late = LateJobs(tell)
 
         def on_done(index: int, receipt: dict[str, Any]) -> None:
             counts["chunks"] += 1
             counts["bytes"] += left[index]
             counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
             counts["rows"] += todo[index].stop - todo[index].start
+            late.forget(index)
             tell()
 
         def on_event(event: ExecutorEvent) -> None:
             nonlocal retries
             retries += event.kind is EventKind.JOB_RETRIED
+            late.hear(event)
 
         tell()
         if todo:
@@ -277,7 +283,7 @@ class _Build:
             shutil.rmtree(self._work / PARTS / jobs[index].name, ignore_errors=True)
 
         if jobs:
-            self._executor.run(join_shard, jobs, on_done)
+            self._executor.run(join_shard, jobs, on_done, LateJobs(lambda: None).hear)
 
     def _joined(self, shard: Shard) -> Path:
         return self._work / JOINED / shard.name
