@@ -31,7 +31,10 @@ class DataSection:
     packing_strategy: str = "best_fit"
     policy: str | None = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""
-    use_loss_mask: bool = True
+    use_loss_mask: bool | None = None
+    """None: where the dataset has masks; True: always, so that a dataset without is an error."""
+    check: bool = False
+    """Compare files with the hashes of their manifest before they are read."""
     isolate: bool = True
     """Conversations of a stream block do not see each other."""
     drop_last: bool = False
@@ -133,7 +136,7 @@ def _data_section(given: Mapping[str, Any]) -> DataSection:
         default = DataSection.__dataclass_fields__[name].default
         if name in ("transcripts", "val_transcripts"):
             values[name] = tuple(str(value).split() if isinstance(value, str) else map(str, value or ()))
-        elif isinstance(default, bool):
+        elif isinstance(default, bool) or (name == "use_loss_mask" and value is not None):
             values[name] = as_flag(f"data.{name}", value)
         elif isinstance(default, int) or name == "pad_token_id":
             values[name] = _whole(f"data.{name}", value)

@@ -207,12 +207,16 @@ class MixtureLoader(BatchLoader):
         packing_strategy: str = Strategy.BEST_FIT,
         policy: Policy | str | None = None,
         strict: bool = False,
+        check: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        """`datasets`: folder -> weight, or a list of `MixtureSource`. Weights are shares of the rows."""
+        """`datasets`: folder -> weight, or a list of `MixtureSource`. Weights are shares of the rows.
+
+        The other options are those of `GPTEpisodeDataLoader`.
+        """
         self.config = as_training_config(config)
         self.sources = _checked_sources(datasets)
         self.rank, self.world_size = rank_and_world(rank, world_size)
@@ -227,7 +231,7 @@ class MixtureLoader(BatchLoader):
             pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
         )
         opened = {
-            (split, source.name): self.options.rows(EpisodeDataset(source.directory, split, strict=strict))
+            (split, source.name): self.options.rows(EpisodeDataset(source.directory, split, strict=strict, check=check))
             for split in SPLITS
             for source in self.sources
             if split == "train" or (source.directory / split).exists()
