@@ -117,6 +117,66 @@ def test_random_mode_and_a_mapping_of_folders(tmp_path: Path, sets: dict[str, li
     assert all(same(made.get_batch(), again.get_batch()) for _ in range(5))
 
 
+RANDOM = {**BASE, "batch_sampling_mode": "random"}
+
+
+def random_mixture(directory: Path, **options: object) -> MixtureLoader:
+    """Two sources of the same size and weight."""
+    for number, name in enumerate(("one", "two"), 1):
+        if not (directory / name).exists():
+            write_set(directory / name, [Item(ids=[1000 * number + i] * 9, weights=[1.0] * 9) for i in range(50)])
+    sources = [MixtureSource(name=name, directory=directory / name, weight=1.0) for name in ("one", "two")]
+    return MixtureLoader(RANDOM, sources, **options)  # type: ignore[arg-type]
+
+
+def drawn(loader: MixtureLoader, steps: int) -> list[int]:
+    """1000 * source + row number of every row."""
+    return [int(value) for _ in range(steps) for value in loader.get_batch()[0][:, 0]]
+
+
+def test_in_random_mode_every_source_has_draws_of_its_own(tmp_path: Path) -> None:
+    rows = drawn(random_mixture(tmp_path), 50)
+    which = np.random.RandomState(1337).random_sample(200) >= 0.5
+    taken = []
+    for number in range(2):
+        seed = np.random.RandomState([1337, number]).randint(0, 2**31)
+        taken.append(iter(np.random.RandomState(seed).randint(0, 50, 65536)))
+    assert rows == [1000 * (source + 1) + int(next(taken[source])) for source in which.astype(int)]
+    one, two = ([row % 1000 for row in rows if row // 1000 == number][:60] for number in (1, 2))
+    assert one != two
+    assert sum(a == b for a, b in zip(one, two, strict=True)) < 10
+
+
+def test_random_draws_go_on_exactly(tmp_path: Path) -> None:
+    whole = random_mixture(tmp_path)
+    states = []
+    rows: list[list[int]] = []
+    for _ in range(8):
+        states.append(json.loads(json.dumps(whole.state_dict())))
+        rows.append(drawn(whole, 1))
+    for start, state in enumerate(states):
+        resumed = random_mixture(tmp_path, prefetch=False)
+        resumed.load_state_dict(state)
+        assert drawn(resumed, 8 - start) == [row for step in rows[start:] for row in step]
+    pair = [random_mixture(tmp_path, rank=rank, world_size=2) for rank in range(2)]
+    for rank, one in enumerate(pair):
+        one.load_state_dict(states[2])
+        assert drawn(one, 2) == [*rows[2 + rank], *rows[4 + rank]]
+
+
+def test_a_state_of_draws_with_one_seed_for_all_is_refused(tmp_path: Path) -> None:
+    loader = random_mixture(tmp_path)
+    state = json.loads(json.dumps(loader.state_dict()))
+    del state["splits"]["train"]["order"]["source_seeds"]
+    with pytest.raises(ConfigError, match="source_seeds"):
+        loader.load_state_dict(state)
+    assert "source_seeds" not in make_epochs(tmp_path).state_dict()["splits"]["train"]["order"]
+
+
+def make_epochs(directory: Path) -> MixtureLoader:
+    return MixtureLoader(BASE, {directory / "one": 1.0})
+
+
 def test_other_weights_or_sets_are_refused_on_resume(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
     state = make(tmp_path).state_dict()
     changed = [MixtureSource(name=n, directory=tmp_path / n, weight=w + (n == "b")) for n, w in WEIGHTS.items()]
