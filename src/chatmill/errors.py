@@ -72,6 +72,10 @@ class FormatError(ChatmillError, ValueError):
     """A file on disk is not what its format says: wrong size, index out of range, wrong version."""
 
 
+class OutOfMemoryError(ChatmillError, MemoryError):
+    """The machine, or the limit of a shell or container, has no more memory."""
+
+
 class MissingExtraError(ChatmillError, ImportError):
     """An optional package is needed; the message names the extra that installs it."""
 

@@ -358,6 +358,10 @@ def test_status_3(tmp_path: Path) -> None:
         (PermissionError(errno.EACCES, "Permission denied", "data/x"), "data/x: Permission denied. Look at its permis"),
         (OSError("no number"), "OSError: no number."),
         (MemoryError(), "not enough memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory", "data/x"), "not enough memory: use fewer workers"),
+        (ImportError("lib.so: failed to map segment from shared object"), "not enough memory"),
+        (RuntimeError("can't start new thread"), "not enough memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
     ],
 )
 def test_the_machine_fails(error: BaseException, message: str, capsys: pytest.CaptureFixture[str]) -> None:

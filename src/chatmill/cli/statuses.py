@@ -65,16 +65,14 @@ def ended(run: Callable[[], object]) -> int:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
         return Status.PIPE
-    except MemoryError:
-        show(
-            "MemoryError",
-            "There is not enough memory: use fewer --workers or smaller batches, or close other programs.",
-        )
-        return Status.MISTAKE
     except OSError as error:
+        if _is_out_of_memory(error):
+            return _out_of_memory()
         show(type(error).__name__, _sentence(error))
         return Status.MISTAKE
     except Exception as error:
+        if _is_out_of_memory(error):
+            return _out_of_memory()
         message = getattr(error, "format_message", None)  # mistakes on the command line, as typer finds them
         if message is None:
             _show_bug(error)
@@ -116,6 +114,19 @@ def show_warning(
     if not issubclass(category, UserWarning):
         text = warnings.formatwarning(message, category, filename, lineno, line)
     (file or sys.stderr).write(text)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    from chatmill.core.machine_limits import is_out_of_memory
+
+    return is_out_of_memory(error)
+
+
+def _out_of_memory() -> Status:
+    from chatmill.core.machine_limits import FREE_MEMORY
+
+    show("MemoryError", f"There is not enough memory: {FREE_MEMORY}.")
+    return Status.MISTAKE
 
 
 def _status_of(error: ChatmillError) -> int:

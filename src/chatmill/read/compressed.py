@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
+from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import FormatError
 
 
@@ -30,6 +31,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     except (EOFError, zlib.error) as error:
         raise _damaged(path, error) from None
     except OSError as error:
+        refuse_out_of_memory(error, f"{path} cannot be unpacked")
         if error.errno is None:  # not from the operating system: gzip and Arrow report broken archives like this
             raise _damaged(path, error) from None
         raise FormatError(f"cannot read {path}: {error.strerror or error}") from None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.lines import limited_lines
@@ -226,6 +227,7 @@ def _parquet_file(path: Path) -> Iterator[Any]:
         ) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
+        refuse_out_of_memory(error, f"{path} cannot be read")
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
 
 

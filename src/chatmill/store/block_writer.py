@@ -15,6 +15,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import ArrayLike
 
+from chatmill.core.machine_limits import disk_way_out
 from chatmill.errors import ConfigError, DataError
 from chatmill.store.block_manifest import (
     COLUMNS,
@@ -90,7 +91,7 @@ class BlockWriter:
         except OSError as error:
             raise ConfigError(
                 f"{self.directory}: cannot write a dataset here: {error.strerror or error}; "
-                "choose a folder you may write to"
+                + disk_way_out(error, "choose a folder you may write to")
             ) from error
 
     def _begin(self) -> IO[bytes]:
@@ -164,7 +165,8 @@ class BlockWriter:
         except OSError as error:
             self.abort()
             raise ConfigError(
-                f"{self._folder}: {doing} failed: {error.strerror or error}; nothing of this split is left"
+                f"{self._folder}: {doing} failed: {error.strerror or error}; nothing of this split is left; "
+                + disk_way_out(error, "check the disk")
             ) from error
         except BaseException:
             self.abort()

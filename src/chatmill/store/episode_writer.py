@@ -18,6 +18,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import ArrayLike
 
+from chatmill.core.machine_limits import disk_way_out
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store.durable import Durability, lock_file, remove_path, size_of, sync_folder, write_published
@@ -87,7 +88,7 @@ class EpisodeWriter:
         except OSError as error:
             raise ConfigError(
                 f"{self.directory}: cannot write a dataset here: {error.strerror or error}; "
-                "choose a folder you may write to"
+                + disk_way_out(error, "choose a folder you may write to")
             ) from error
 
     def _begin(self) -> IO[bytes]:
@@ -241,7 +242,7 @@ class EpisodeWriter:
             self.abort()
             raise ConfigError(
                 f"{self._folder}: writing failed: {error.strerror or error}; the shard that was being written is not "
-                f"published ({len(self._published)} whole shards are)"
+                f"published ({len(self._published)} whole shards are); {disk_way_out(error, 'check the disk')}"
             ) from error
 
     def _same_columns(self, names: tuple[str, ...]) -> None:
@@ -325,7 +326,9 @@ class EpisodeWriter:
             self._finish()
         except OSError as error:
             self.abort()
-            raise ConfigError(f"{self._folder}: publishing failed: {error.strerror or error}") from error
+            raise ConfigError(
+                f"{self._folder}: publishing failed: {error.strerror or error}; {disk_way_out(error, 'check the disk')}"
+            ) from error
         self._closed = True
         self._release(self._lock)
         return self.manifest()

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import SlowEngineWarning
@@ -40,6 +41,7 @@ def _gigatoken() -> Any:
         import awkward  # noqa: F401 - gigatoken gives its results as awkward arrays
         import gigatoken
     except Exception as error:
+        refuse_out_of_memory(error, "gigatoken cannot be imported")
         raise FastEngineMissing(
             f"gigatoken cannot be imported ({type(error).__name__}: {error}). The reference engine encodes instead: "
             "the same ids, much more slowly. Install it again with: pip install --force-reinstall gigatoken"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import TokenizerError
 from chatmill.tokenizer.backends import (
     ENGINE_FAILURES,
@@ -63,6 +64,7 @@ def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBac
     try:
         reference = HuggingFaceBackend.from_json(stripped)
     except Exception as error:  # the library raises bare Exception
+        refuse_out_of_memory(error, f"{name} cannot be loaded")
         raise TokenizerError(f"{name} cannot be loaded: {error}") from None
     if engine is Engine.REFERENCE:
         return reference, None
