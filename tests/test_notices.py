@@ -82,11 +82,18 @@ def test_wheel_and_sdist_carry_the_notices() -> None:
     assert ignored.stdout == ""
 
 
-def test_a_wheel_really_has_them(tmp_path: Path) -> None:
-    build = pytest.importorskip("hatchling.builders.wheel", reason="hatchling is there while packages are built")
+def test_wheel_and_sdist_really_have_them(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="hatchling is there while packages are built")
+    import tarfile
     import zipfile
 
-    (wheel,) = build.WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
-    names = zipfile.ZipFile(wheel).namelist()
-    assert [name for name in names if name.endswith("licenses/NOTICE")]
-    assert [name for name in names if name.endswith("licenses/LICENSE")]
+    from hatchling.builders.sdist import SdistBuilder
+    from hatchling.builders.wheel import WheelBuilder
+
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    (sdist,) = SdistBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(wheel) as packed, tarfile.open(sdist) as source:
+        names, more = packed.namelist(), source.getnames()
+    for file in ("NOTICE", "LICENSE"):
+        assert [name for name in names if name.endswith(f"licenses/{file}")]
+        assert [name for name in more if name.endswith(f"/{file}")]
