@@ -120,7 +120,7 @@ def test_a_transcript_over_several_lines_keeps_the_limit_wherever_the_pieces_end
             assert len(list(read_transcripts(path))) == 2
 
 
-@pytest.mark.parametrize("cut", range(1, 8))
+@pytest.mark.parametrize("cut", range(1, 60))
 def test_an_end_marker_across_two_pieces_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
     monkeypatch.setattr("chatmill.read.transcripts._CHUNK", cut)
     (tmp_path / "a.txt").write_text("<|USER|>a<|END|><|EOS|>\n<|USER|>b\n<|END|><|EOS|>\n\n<|USER|>c<|END|>")

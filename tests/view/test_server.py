@@ -151,6 +151,7 @@ def test_the_token_can_be_left_out_on_this_machine_alone(tmp_path: Path) -> None
 def test_a_request_that_never_ends_is_cut_off(tmp_path: Path, sent: bytes) -> None:
     write_hostile(tmp_path)
     with running(tmp_path, tokenizer="bytes", slow_seconds=0.3) as found:
+        found.server.config.timeout_keep_alive = 3600
         parts = urlsplit(found.url)
         with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as slow:
             slow.sendall(sent)
