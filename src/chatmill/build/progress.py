@@ -16,16 +16,17 @@ def shown_progress() -> Iterator[OnProgress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    from chatmill.console import plain_column, plain_console
 
     progress = Progress(
-        TextColumn("{task.description}"),
+        plain_column("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} chunks"),
+        plain_column("{task.completed}/{task.total} chunks"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[rate]}"),
-        console=Console(stderr=True),
+        plain_column("{task.fields[rate]}"),
+        console=plain_console(stderr=True),
     )
     started = time.monotonic()
     with progress:

@@ -169,15 +169,14 @@ def _share(text: str | None) -> tuple[int, int] | None:
 
 def show_result(result: BuildResult, *, as_json: bool) -> None:
     """The manifest as JSON, or one summary table."""
-    from rich.console import Console
-
     from chatmill.build.run import Outcome
+    from chatmill.console import plain_console
     from chatmill.look.ledger import ledger_table
 
     if as_json:
         typer.echo(json.dumps(result.manifest))
         return
-    console = Console(highlight=False)
+    console = plain_console()
     if result.outcome is Outcome.SHARD_DONE:
         console.print(f"This share is done. When all are: chatmill merge {result.directory}")
         return

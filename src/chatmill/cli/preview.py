@@ -114,16 +114,14 @@ def _runs(rendered: Rendered, weights: NDArray[np.float32], position: int, templ
 
 
 def _print_heading(source: ConversationFile, template: Template, policy: str, loaded: Tokenizer) -> None:
-    from rich.console import Console
-
+    from chatmill.console import plain_console
     from chatmill.tokenizer.load import added_tokens
 
-    console = Console(highlight=False)
+    console = plain_console()
     console.print(
         f"{source.path} \u00b7 shape {source.shape.name} \u00b7 template {template.name} \u00b7 policy {policy} "
         f"\u00b7 tokenizer {loaded.name}",
         style="bold",
-        markup=False,
     )
     console.print("\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
     added = added_tokens(loaded, template.tokenizer)
@@ -133,7 +131,6 @@ def _print_heading(source: ConversationFile, template: Template, policy: str, lo
             f"Control tokens added above the vocabulary: {listed}. A model needs {added.vocab_size:,} embedding rows "
             f"for them ({added.padded_vocab_size:,} padded to a multiple of 128).",
             style="yellow",
-            markup=False,
         )
 
 
@@ -146,13 +143,13 @@ def _print_conversations(
     show_ids: bool,
     max_characters: int | None,
 ) -> None:
-    from rich.console import Console
     from rich.rule import Rule
     from rich.text import Text
 
+    from chatmill.console import plain_console
     from chatmill.look.preview import ConversationView, role_counts, summary_table, visible
 
-    console = Console(highlight=False)
+    console = plain_console()
     for position, conversation in enumerate(conversations):
         runs = _runs(rendered, weights, position, template)
         total = sum(len(run.ids) for run in runs)
@@ -166,7 +163,6 @@ def _print_conversations(
             console.print(
                 f"{rendered.stripped[position]:,} characters are not shown by this template. {template.declares}",
                 style="yellow",
-                markup=False,
             )
     if conversations:
         counts = role_counts(rendered.tokens.kinds, rendered.tokens.per_token(weights))

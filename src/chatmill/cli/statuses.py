@@ -87,17 +87,16 @@ def ended(run: Callable[[], object]) -> int:
 
 def show(title: str, message: str, *, before: str = "") -> None:
     """One panel on a terminal; elsewhere plain lines that are never wrapped, for logs and grep."""
-    from rich.console import Console
+    from chatmill.console import plain_console, titled_panel
 
-    console = Console(stderr=True, highlight=False)
+    console = plain_console(stderr=True)
     if not console.is_terminal:
         sys.stderr.write(f"{before}chatmill: {title}: {message}\n")
         return
-    from rich.panel import Panel
     from rich.text import Text
 
     console.print(Text(before), end="")
-    console.print(Panel(Text(message), title=title, title_align="left", border_style="red"))
+    console.print(titled_panel(Text(message), title, border_style="red"))
 
 
 def _status_of(error: ChatmillError) -> int:

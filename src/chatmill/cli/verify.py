@@ -105,11 +105,12 @@ def _shown_progress(quiet: bool) -> Iterator[OnProgress | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    from chatmill.console import plain_column, plain_console
+
+    columns = plain_column("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=plain_console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None)
 
         def on_progress(stage: str, done: int, total: int) -> None:
