@@ -271,12 +271,17 @@ def remove_tree(folder: Path) -> None:
 
 
 def _remove_folder(folder: Path, apply: Callable[[Callable[[str], None], list[str]], Iterable[None]]) -> None:
-    """Remove a folder without links, its files by way of `apply`.
+    """Remove a folder, its files by way of `apply`; links in it are removed and never followed.
 
     `shutil.rmtree` is not used: when Ctrl-C comes at a bad moment it closes a descriptor twice, and then tells of that.
     """
+    if os.path.islink(folder):
+        os.unlink(folder)
+        return
     walked = list(os.walk(folder, topdown=False))
-    list(apply(os.unlink, [os.path.join(place, name) for place, _, names in walked for name in names]))
+    files = [os.path.join(place, name) for place, _, names in walked for name in names]
+    places = [os.path.join(place, name) for place, folders, _ in walked for name in folders]
+    list(apply(os.unlink, [*files, *filter(os.path.islink, places)]))
     for place, _, _ in walked:
         os.rmdir(place)
 

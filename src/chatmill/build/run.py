@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -29,7 +28,6 @@ from chatmill.build.publish import (
     TEMPORARY,
     canonical_json,
     remove_at_once,
-    remove_tree,
     sha256_file,
     storing,
     sweep_orphans,
@@ -37,6 +35,7 @@ from chatmill.build.publish import (
 )
 from chatmill.build.recipe import Recipe, recipe_of
 from chatmill.build.sources import SourcePlan, plan_sources
+from chatmill.build.work import claim_work, move_path, remove_work, work_folder
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, NoReferenceError
 from chatmill.store.documents import MANIFEST, WORK, read_manifest
 from chatmill.store.durable import remove_path, sync_folder
@@ -160,7 +159,7 @@ def _build(
     on_progress: OnProgress | None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The build itself, in a folder that is held by this process."""
-    work = directory / WORK
+    work = claim_work(directory)
     chunk_bytes = _chunk_bytes(work, chunk_bytes)
     planned = plan_sources(recipe, work / "spool", engine, chunk_bytes=chunk_bytes)
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
@@ -187,7 +186,7 @@ def _open_join(directory: Path, recipe: Recipe, jobs: Sequence[ChunkJob]) -> Joi
     """The join of the work folder, with what an earlier one, killed before its manifest, had moved out of there."""
     with storing(directory, "write the dataset in"):
         _take_back(directory)
-        join = Join(recipe, directory / WORK / JOINED)
+        join = Join(recipe, work_folder(directory) / JOINED)
         try:
             for job, receipt in zip(jobs, join.receipts(), strict=False):
                 _check_chunk(job, receipt)
@@ -199,12 +198,12 @@ def _open_join(directory: Path, recipe: Recipe, jobs: Sequence[ChunkJob]) -> Joi
 
 def _take_back(directory: Path) -> None:
     """Move what has no manifest back to where it was joined."""
-    joined = directory / WORK / JOINED
+    joined = work_folder(directory) / JOINED
     for name in (*SPLITS, REJECTED):
         if (directory / name).exists():
             joined.mkdir(exist_ok=True)
             remove_path(joined / name)
-            (directory / name).rename(joined / name)
+            move_path(directory / name, joined / name)
 
 
 def merge_build(out: str | os.PathLike[str]) -> BuildResult:
@@ -222,17 +221,18 @@ def _merge(directory: Path) -> tuple[Outcome, dict[str, Any]]:
     finished = read_manifest(directory)
     if finished is not None:
         return _already_built(directory, recipe_of(finished["recipe"]), finished), finished
+    work = claim_work(directory)
     try:
-        state = json.loads((directory / WORK / STATE).read_bytes())
+        state = json.loads((work / STATE).read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{directory} holds no build to merge: run its shares first (--shard i/N)") from None
     recipe = recipe_of(state["recipe"])
-    planned = plan_sources(recipe, directory / WORK / "spool", chunk_bytes=state["chunk_bytes"])
+    planned = plan_sources(recipe, work / "spool", chunk_bytes=state["chunk_bytes"])
     pipeline = _driver_pipeline(recipe)
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     if fingerprint != state["fingerprint"]:
         raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")
-    jobs = _jobs(recipe, pipeline, planned, directory / WORK)
+    jobs = _jobs(recipe, pipeline, planned, work)
     with _open_join(directory, recipe, jobs) as join, storing(directory, "write the dataset in"):
         left = _not_joined(jobs, join)
         missing = [job for job in left if not _is_whole(job)]
@@ -264,9 +264,7 @@ def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) ->
 
 def _remove_work(directory: Path) -> None:
     """Remove what is no part of a finished dataset: left by a kill at the very end, or by looking at packed input."""
-    with storing(directory / WORK, "remove"):
-        if (directory / WORK).exists():
-            remove_tree(directory / WORK)
+    remove_work(directory)
     sweep_orphans(directory)
 
 
@@ -275,7 +273,7 @@ def _refuse_foreign(directory: Path) -> None:
     with storing(directory, "read the folder"):
         names = [path.name for path in directory.iterdir()]
     others = [name for name in names if name != WORK and not TEMPORARY.fullmatch(name)]
-    if others and MANIFEST not in others and not (directory / WORK / STATE).exists():
+    if others and MANIFEST not in others and not (work_folder(directory) / STATE).exists():
         raise ConfigError(
             f"{directory} is not empty ({', '.join(sorted(others)[:5])}) and holds no build; choose an empty folder"
         )
@@ -304,13 +302,13 @@ def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any]
                 f"{fingerprint[:12]}): another recipe, input, tokenizer or package version. Choose another folder."
             )
         return manifest
-    state = directory / WORK / STATE
+    state = work_folder(directory) / STATE
     if state.exists():
         found = json.loads(state.read_bytes())["fingerprint"]
         if found != fingerprint:
             raise ConfigError(
                 f"{directory} holds an unfinished build of something else (fingerprint {found[:12]}, this build is "
-                f"{fingerprint[:12]}). Choose another folder, or delete {directory / WORK}."
+                f"{fingerprint[:12]}). Choose another folder, or delete {state.parent}."
             )
         if not resume:
             raise ConfigError(
@@ -398,7 +396,7 @@ def _is_whole(job: ChunkJob) -> bool:
     if receipt is not None:
         _check_chunk(job, receipt)
     if receipt is None or not all(_is_file(job.folder / name, record) for name, record in receipt["files"].items()):
-        shutil.rmtree(job.folder)
+        remove_path(job.folder)
         return False
     return True
 
@@ -465,7 +463,7 @@ def _finish(
                 _take_back(directory)
             raise
         fault_point("after_manifest")
-        remove_tree(directory / WORK)
+        remove_work(directory)
     return manifest
 
 
@@ -476,13 +474,13 @@ def _check_gates(recipe: Recipe, ledger: Ledger, hint: str) -> None:
 
 
 def _move(directory: Path, splits: dict[str, Any]) -> None:
-    joined = directory / WORK / JOINED
+    joined = work_folder(directory) / JOINED
     for split in splits:
         fault_point("before_split_move")
-        (joined / split).rename(directory / split)
+        move_path(joined / split, directory / split)
         fault_point("after_split_move")
     if (joined / REJECTED).exists():
         fault_point("before_rejected_rename")
-        (joined / REJECTED).rename(directory / REJECTED)
+        move_path(joined / REJECTED, directory / REJECTED)
         fault_point("after_rejected_rename")
     sync_folder(directory)

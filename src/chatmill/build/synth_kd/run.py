@@ -34,9 +34,10 @@ from chatmill.build.synth_kd.join import KDJoin, join_shard
 from chatmill.build.synth_kd.manifest import KDConfig, kd_fingerprint, make_manifest, read_kd_manifest
 from chatmill.build.synth_kd.parts import QUARANTINE, RECEIPT, part_receipt
 from chatmill.build.synth_kd.shards import CHUNK_BYTES, KDInput, Shard, read_input
+from chatmill.build.work import claim_work, move_path, remove_work, work_folder
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.store.documents import MANIFEST, WORK
-from chatmill.store.durable import sync_folder
+from chatmill.store.durable import remove_path, sync_folder
 from chatmill.systems.synth_kd import Renderer, Split, valid_threshold, vocabulary_file
 
 DEFAULT_INPUT = "data/synth_harmony"
@@ -151,7 +152,7 @@ def _refuse_existing(root: Path, *, resume: bool) -> None:
         names = [path.name for path in root.iterdir() if not TEMPORARY.fullmatch(path.name)]
     if not names:
         return
-    started = (root / WORK / STATE).exists() or names == [WORK]
+    started = (work_folder(root) / STATE).exists() or names == [WORK]
     if not started and not (root / MANIFEST).exists():
         some = ", ".join(sorted(names)[:5])
         raise ConfigError(f"{root} is not empty ({some}) and holds no build of this kind; choose another folder")
@@ -165,13 +166,14 @@ def _refuse_existing(root: Path, *, resume: bool) -> None:
 
 def _chunk_size(root: Path, chunk_bytes: int, chunk_rows: int | None) -> tuple[int, int | None]:
     """The chunk size of the unfinished build that is there, since its parts were cut by it; else the wanted one."""
+    path = work_folder(root) / STATE
     try:
-        state = json.loads((root / WORK / STATE).read_bytes())
+        state = json.loads(path.read_bytes())
         return state["chunk_bytes"], state["chunk_rows"]
     except FileNotFoundError:
         return chunk_bytes, chunk_rows
     except (OSError, ValueError, KeyError) as error:
-        raise FormatError(f"{root / WORK / STATE} cannot be read: {error}; delete {root} and build again") from None
+        raise FormatError(f"{path} cannot be read: {error}; delete {root} and build again") from None
 
 
 class _Build:
@@ -182,7 +184,7 @@ class _Build:
     ) -> None:
         self._root, self._options, self._source = root, options, source
         self._executor, self._on_progress = executor, on_progress
-        self._work = root / WORK
+        self._work = claim_work(root)
 
     def run(self, state: dict[str, Any]) -> tuple[Outcome, dict[str, Any], int]:
         """Outcome, manifest, and the number of audited rows (0 where nothing was done)."""
@@ -274,7 +276,7 @@ class _Build:
 
         def on_done(index: int, receipt: dict[str, Any]) -> None:
             fault_point("before_parts_removal")
-            shutil.rmtree(self._work / PARTS / jobs[index].name, ignore_errors=True)
+            shutil.rmtree(self._work / PARTS / jobs[index].name, ignore_errors=True)  # links are not followed
 
         if jobs:
             self._executor.run(join_shard, jobs, on_done)
@@ -295,7 +297,7 @@ class _Build:
         for path, record in self._files(shard).items():
             places = [place for place in (folder / path, self._root / path) if place.exists()]
             if not places or places[0].stat().st_size != record["bytes"]:
-                shutil.rmtree(folder)
+                remove_path(folder)
                 return False
         return True
 
@@ -318,7 +320,7 @@ class _Build:
                 for path in self._files(shard):
                     (self._root / path).parent.mkdir(exist_ok=True)
                     if (self._joined(shard) / path).exists():
-                        os.replace(self._joined(shard) / path, self._root / path)
+                        move_path(self._joined(shard) / path, self._root / path)
                     fault_point("after_file_move")
             for split in Split:
                 if (self._root / split).exists():
@@ -349,7 +351,5 @@ class _Build:
 
     def _clean(self) -> None:
         """Remove what is no part of a finished dataset."""
-        with storing(self._work, "remove"):
-            if self._work.exists():
-                shutil.rmtree(self._work)
+        remove_work(self._root)
         sweep_orphans(self._root)
