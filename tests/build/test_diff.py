@@ -26,6 +26,7 @@ from chatmill.errors import FormatError
 from chatmill.store import documents as documents_module
 from chatmill.store.documents import Documents, open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.receipts import receipt_bytes, sealed
 
 Record = dict[str, Any]
 
@@ -428,7 +429,7 @@ def test_a_tokenizer_that_is_not_the_same_any_more_is_not_used(base: Path, tmp_p
     other = built(tmp_path / "b", policy="all")
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["tokenizer"]["fingerprint"] = "0" * 64
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    (other / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
     found = diff_datasets(base, other, show=1)
     assert found.decoders[0] is not None
     assert found.decoders[1] is None
@@ -436,7 +437,7 @@ def test_a_tokenizer_that_is_not_the_same_any_more_is_not_used(base: Path, tmp_p
     done = run(base, other, "-n", "1")
     assert any(line.startswith("+ user.header") and line.split()[-1].isdigit() for line in done.stdout.splitlines())
     manifest["tokenizer"]["given_as"] = "gone/tokenizer.json"
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    (other / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
     assert any("does not load" in note for note in diff_datasets(base, other, show=1).notes)
 
 

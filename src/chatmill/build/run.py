@@ -37,8 +37,9 @@ from chatmill.build.recipe import Recipe, recipe_of
 from chatmill.build.sources import SourcePlan, plan_sources
 from chatmill.build.work import claim_work, move_path, remove_work, work_folder
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, NoReferenceError
-from chatmill.store.documents import MANIFEST, WORK, read_manifest
+from chatmill.store.documents import WORK
 from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.receipts import MANIFEST, read_manifest, receipt_bytes
 from chatmill.tokenizer.backends import Engine
 
 STATE = "state.json"
@@ -456,8 +457,7 @@ def _finish(
             _move(directory, splits)
             manifest = make_manifest(directory, recipe, planned, pipeline, fingerprint, splits, ledger, pad_id)
             fault_point("before_manifest")
-            text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-            write_atomic(directory / MANIFEST, text.encode(), step="manifest_file")
+            write_atomic(directory / MANIFEST, receipt_bytes(manifest), step="manifest_file")
         except BaseException:
             if not (directory / MANIFEST).exists():
                 _take_back(directory)

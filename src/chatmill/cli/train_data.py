@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chatmill.cli.train_recipe import DataSection, TrainRecipe
-from chatmill.errors import ConfigError, FormatError
+from chatmill.errors import ConfigError
 
 VOCABULARY_MULTIPLE = 128
 """A new model's embedding is rounded up to this many rows, which GPUs like."""
@@ -160,14 +159,9 @@ def _findable(name: str) -> str:
 
 def _manifest(directory: Path) -> dict[str, Any] | None:
     """The manifest of a build; None where the dataset was not made by one."""
-    path = directory / "manifest.json"
-    if not path.is_file():
-        return None
-    try:
-        manifest = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise FormatError(f"{path} is not JSON: {error}") from None
-    return manifest if isinstance(manifest, dict) and "tokenizer" in manifest else None
+    from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
+
+    return read_manifest(directory) if manifest_kind(directory) == FORMAT else None
 
 
 def make_model(recipe: TrainRecipe, vocabulary: Vocabulary) -> Any:

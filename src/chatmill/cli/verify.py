@@ -9,6 +9,8 @@ Example: chatmill verify data/built --deep
 Example: chatmill verify data/built --deep --sample 500 --json
 
 Example: chatmill verify data/megatron/synth_kd_v1
+
+Example: chatmill verify data/built-hf
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ SHOWN = 10
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset of `chatmill build` or `synth-kd`.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Dataset of `chatmill build` or `synth-kd`, or an export.")
+    ],
     deep: Annotated[
         bool, typer.Option("--deep", help="Read the inputs again and derive every record by the slow path.")
     ] = False,
@@ -50,6 +54,7 @@ def command(
     """Check a dataset."""
     import json
 
+    from chatmill.build.exports.check import is_export, verify_export
     from chatmill.build.proof.verify import verify
     from chatmill.build.synth_kd.check import is_synth_kd, verify_synth_kd
 
@@ -61,6 +66,13 @@ def command(
                     "(chatmill synth-kd --audit); check it without --deep and --sample"
                 )
             report = verify_synth_kd(directory, on_progress=on_progress)
+        elif is_export(directory):
+            if deep or sample is not None:
+                raise ConfigError(
+                    f"{directory} is an export: check it without --deep and --sample, and the dataset it was made of "
+                    "with them"
+                )
+            report = verify_export(directory, on_progress=on_progress)
         else:
             report = verify(directory, deep=deep, sample=sample, on_progress=on_progress)
     if as_json:

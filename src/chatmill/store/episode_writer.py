@@ -24,6 +24,7 @@ from chatmill.store.durable import Durability, lock_file, remove_path, size_of, 
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes, checked_columns
 from chatmill.store.episode_layout import MANIFEST, shard_name, writing_mark
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
+from chatmill.store.names import is_split_name
 from chatmill.store.shard_writer import ShardWriter
 
 PARTIAL = re.compile(r"\.(shard_\d+|episodes\.json)\.partial")
@@ -67,7 +68,7 @@ class EpisodeWriter:
         """
         if shard_tokens is not None and shard_tokens < 1:
             raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more, or None for the flat layout")
-        if not split or split.startswith(".") or "/" in split or os.sep in split:
+        if not is_split_name(split):
             raise ConfigError(f"{split!r} is no name for a split; use a plain folder name such as 'train'")
         self.directory, self.split, self.shard_tokens = Path(dir), split, shard_tokens
         self.episodes = 0

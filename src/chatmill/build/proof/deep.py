@@ -26,7 +26,7 @@ from chatmill.core.batch import record_key
 from chatmill.core.conversation import Conversation
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.pack.plan import plan
-from chatmill.store.documents import MANIFEST
+from chatmill.store.receipts import MANIFEST
 from chatmill.tokenizer.protocol import Tokenizer
 
 CONTEXT = 8

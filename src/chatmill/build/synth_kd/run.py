@@ -31,13 +31,14 @@ from chatmill.build.run import STATE, BuildProgress, OnProgress, Outcome
 from chatmill.build.synth_kd.audit import AUDIT_RATE, check_rate
 from chatmill.build.synth_kd.chunk import KDChunk, render_chunk
 from chatmill.build.synth_kd.join import KDJoin, join_shard
-from chatmill.build.synth_kd.manifest import KDConfig, kd_fingerprint, make_manifest, read_kd_manifest
+from chatmill.build.synth_kd.manifest import KDConfig, kd_fingerprint, make_manifest
 from chatmill.build.synth_kd.parts import QUARANTINE, RECEIPT, part_receipt
 from chatmill.build.synth_kd.shards import CHUNK_BYTES, KDInput, Shard, read_input
 from chatmill.build.work import claim_work, move_path, remove_work, work_folder
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
-from chatmill.store.documents import MANIFEST, WORK
+from chatmill.store.documents import WORK
 from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
 from chatmill.systems.synth_kd import Renderer, Split, valid_threshold, vocabulary_file
 
 DEFAULT_INPUT = "data/synth_harmony"
@@ -330,8 +331,7 @@ class _Build:
                 self._options.config, self._source, self._options.vocabulary[1], receipts, quarantine
             )
             fault_point("before_manifest")
-            text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-            write_atomic(self._root / MANIFEST, text.encode(), step="manifest_file")
+            write_atomic(self._root / MANIFEST, receipt_bytes(manifest), step="manifest_file")
             fault_point("after_manifest")
             self._clean()
         return manifest, sum(receipt["audited"] for receipt in receipts)
