@@ -79,6 +79,7 @@ def make_manifest(
             "vocab_size": tokenizer.vocab_size,
             "eos_id": tokenizer.eos_id,
             "pad_id": pad_id,
+            "control_tokens": list(pipeline.template.control_tokens) if recipe.add_control_tokens else [],
         },
         "template": {
             "name": pipeline.template.name,

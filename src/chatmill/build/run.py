@@ -37,6 +37,7 @@ from chatmill.build.recipe import Recipe, recipe_of
 from chatmill.build.sources import SourcePlan, plan_sources
 from chatmill.build.work import claim_work, move_path, remove_work, work_folder
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, NoReferenceError
+from chatmill.render.trust import TemplateTrust, allowed_template
 from chatmill.store.documents import WORK
 from chatmill.store.durable import remove_path, sync_folder
 from chatmill.store.receipts import MANIFEST, read_manifest, receipt_bytes
@@ -207,18 +208,27 @@ def _take_back(directory: Path) -> None:
             move_path(directory / name, joined / name)
 
 
-def merge_build(out: str | os.PathLike[str]) -> BuildResult:
-    """Join the chunks that the shares of a build (`shard=(i, n)`) have made, once all are there."""
+def merge_build(
+    out: str | os.PathLike[str],
+    *,
+    template: str | os.PathLike[str] | None = None,
+    trust_template: str | None = None,
+) -> BuildResult:
+    """Join the chunks that the shares of a build (`shard=(i, n)`) have made, once all are there.
+
+    A Python template that the shares were made with is run only when `template` names the file again or
+    `trust_template` is its sha256.
+    """
     started = time.monotonic()
     directory = Path(out)
     if not directory.is_dir():
         raise ConfigError(f"there is no folder {directory}: run the shares of a build first (--shard i/N)")
     with folder_lock(directory, shared=False):
-        outcome, manifest = _merge(directory)
+        outcome, manifest = _merge(directory, TemplateTrust(template=template, sha256=trust_template))
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
 
 
-def _merge(directory: Path) -> tuple[Outcome, dict[str, Any]]:
+def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, Any]]:
     finished = read_manifest(directory)
     if finished is not None:
         return _already_built(directory, recipe_of(finished["recipe"]), finished), finished
@@ -229,7 +239,8 @@ def _merge(directory: Path) -> tuple[Outcome, dict[str, Any]]:
         raise ConfigError(f"{directory} holds no build to merge: run its shares first (--shard i/N)") from None
     recipe = recipe_of(state["recipe"])
     planned = plan_sources(recipe, work / "spool", chunk_bytes=state["chunk_bytes"])
-    pipeline = _driver_pipeline(recipe)
+    named = allowed_template(recipe.template, trust, str(directory))
+    pipeline = _driver_pipeline(recipe.model_copy(update={"template": named}))
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     if fingerprint != state["fingerprint"]:
         raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")

@@ -66,6 +66,9 @@ TEMPLATE: Any = typer.Option(
     "--template", "-T", metavar="NAME", autocompletion=_templates,
     help="A template's name, or the path of your own .py file.",
 )  # fmt: skip
+TRUST_TEMPLATE: Any = typer.Option(
+    "--trust-template", metavar="SHA256", help="Run the Python template that the data names, if this is its hash."
+)
 POLICY: Any = typer.Option(
     "--policy", "-p", metavar="NAME", autocompletion=_policies,
     help="What is trained: a policy's name or .json file; default: the template's own.",

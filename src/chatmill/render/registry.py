@@ -16,6 +16,11 @@ TEMPLATES = ("token_native", "markers", "harmony", "chatml", "qwen3", "qwen3_tra
 """Built-in templates; each is a module of `chatmill.render.templates` with a class named by `TEMPLATE`."""
 
 
+def is_python_file(name: str) -> bool:
+    """Whether using the template of this name runs a file; `render.trust` asks before data may do that."""
+    return name.endswith(".py")
+
+
 def find_template(name: str | os.PathLike[str] | type[Template]) -> type[Template]:
     """The class of a template: by built-in name, by the path of a .py file, or the class itself."""
     if isinstance(name, type) and issubclass(name, Template):
@@ -25,7 +30,7 @@ def find_template(name: str | os.PathLike[str] | type[Template]) -> type[Templat
         module = importlib.import_module(f"chatmill.render.templates.{text}")
         found: type[Template] = module.TEMPLATE
         return found
-    if text.endswith(".py"):
+    if is_python_file(text):
         return _from_file(Path(text))
     raise UnknownNameError("template", text, list(TEMPLATES), "A template of your own is the path of a .py file.")
 

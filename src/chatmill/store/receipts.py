@@ -42,7 +42,14 @@ SEAL = "contents_sha256"
 
 _FILE = {"bytes": COUNT, "sha256": SHA256}
 _NAMED = {"name": TEXT, "fingerprint": SHA256}
-_TOKENIZER = {**_NAMED, "given_as": TEXT, "vocab_size": COUNT, "eos_id": Maybe(COUNT), "pad_id": COUNT}
+_TOKENIZER = {
+    **_NAMED,
+    "given_as": TEXT,
+    "vocab_size": COUNT,
+    "eos_id": Maybe(COUNT),
+    "pad_id": COUNT,
+    "control_tokens?": TEXTS,
+}
 _RECIPE = {
     "tokenizer": TEXT,
     "template": TEXT,

@@ -36,10 +36,11 @@ from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
 
 
-def reference_tokenizer(recipe: Recipe) -> tuple[Tokenizer, str]:
+def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = None) -> tuple[Tokenizer, str]:
     """The tokenizer of a recipe on its reference engine, and the engine's name.
 
-    Where no reference engine can encode the vocabulary it is the fast engine, and the name says so.
+    Where no reference engine can encode the vocabulary it is the fast engine, and the name says so. `control_tokens`
+    are added where the recipe adds some; by default those of its template, which is then loaded.
     """
     try:
         tokenizer = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, engine=Engine.REFERENCE)
@@ -48,7 +49,8 @@ def reference_tokenizer(recipe: Recipe) -> tuple[Tokenizer, str]:
             raise
         tokenizer = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern)
     if recipe.add_control_tokens:
-        tokenizer = with_control_tokens(tokenizer, find_template(recipe.template).control_tokens)
+        names = find_template(recipe.template).control_tokens if control_tokens is None else control_tokens
+        tokenizer = with_control_tokens(tokenizer, names)
     backend = getattr(tokenizer, "backend", None)
     return tokenizer, "UTF-8" if backend is None else str(backend.name)
 

@@ -28,6 +28,7 @@ from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS
 from chatmill.render.registry import TEMPLATES
 from chatmill.render.templates.llama3 import BOS as LLAMA3_BOS
+from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -40,6 +41,10 @@ class Rules(NamedTuple):
     tokenizer: Tokenizer
     engine: str
     """Name of the library that encodes."""
+    recipe: Recipe
+    """With the template that may be run, which the user may have named."""
+    not_run: str = ""
+    """Why the template was not run; records cannot be derived then."""
 
 
 def verify(
@@ -47,6 +52,8 @@ def verify(
     deep: bool = False,
     sample: int | None = None,
     *,
+    template: str | os.PathLike[str] | None = None,
+    trust_template: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Check the dataset in a folder; what is wrong is in the report, with the file, and the record where it is known.
@@ -55,6 +62,9 @@ def verify(
     the ledger against the columns, the tokenizer against its fingerprint. `deep` reads the inputs again and derives
     every record by the slow reference path; with `sample` only so many of them, evenly spread, and the others by the
     fast path. A folder that is no dataset is a `FormatError`.
+
+    A Python file that the manifest names as template is not run, and what needs it is not checked, unless `template`
+    names the file again or `trust_template` is its sha256.
     """
     started = time.monotonic()
     folder = Path(directory)
@@ -66,13 +76,14 @@ def verify(
     _check_recipe(manifest, book)
     _check_files(folder, manifest["files"], book)
     _check_others(folder, manifest, book)
-    rules = _check_rules(recipe, manifest, book)
+    trust = TemplateTrust(template=template, sha256=trust_template)
+    rules = _check_rules(folder, recipe, manifest, trust, book)
     splits = _open_splits(folder, recipe, manifest, book)
     counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(recipe, rules), book)
     ledger = _check_ledger(manifest, splits, counts, book)
     _check_rejected(folder, ledger, book)
     if deep:
-        _check_records(folder, manifest, recipe, splits, rules, sample, book)
+        _check_records(folder, manifest, splits, rules, sample, book)
     return book.report(folder, deep=deep, seconds=time.monotonic() - started)
 
 
@@ -135,11 +146,13 @@ def _check_others(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> 
                 book.wrong(name, "not in the manifest; the build did not write it")
 
 
-def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) -> Rules | None:
+def _check_rules(
+    folder: Path, recipe: Recipe, manifest: Mapping[str, Any], trust: TemplateTrust, book: Notebook
+) -> Rules | None:
     """Tokenizer, template and policy are what they were; None where they are missing or a file has changed."""
     files = {
         "tokenizer": _file_of(recipe.tokenizer, ("o200k", "bytes")),
-        "template": _file_of(recipe.template, TEMPLATES),
+        "template": _file_of(os.fspath(trust.template or recipe.template), TEMPLATES),
         "policy": _file_of(recipe.policy or "", ("", *PRESETS)),
     }
     for what, file in files.items():
@@ -147,11 +160,17 @@ def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) ->
             book.unchecked.append(f"the {what} file {file} is not here, so its fingerprint was not compared")
             return None
     try:
-        tokenizer, engine = reference_tokenizer(recipe)
-        found = Pipeline(recipe, tokenizer).fingerprints
+        named = allowed_template(recipe.template, trust, str(folder))
+    except UntrustedTemplateError as error:
+        book.unchecked.append(f"the template was not run, so its fingerprint was not compared: {error}")
+        return _rules_without_template(recipe, manifest, str(error), book)
+    runnable = recipe.model_copy(update={"template": named})
+    try:
+        tokenizer, engine = reference_tokenizer(runnable)
+        found = Pipeline(runnable, tokenizer).fingerprints
     except ChatmillError as error:
-        named = next((str(file) for file in files.values() if file is not None), recipe.tokenizer)
-        book.wrong(named, f"what the recipe names cannot be loaded any more: {error}")
+        blamed = next((str(file) for file in files.values() if file is not None), recipe.tokenizer)
+        book.wrong(blamed, f"what the recipe names cannot be loaded any more: {error}")
         return None
     changed = [what for what in files if found[what] != manifest[what]["fingerprint"]]
     for what in changed:
@@ -167,7 +186,26 @@ def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) ->
     if not changed:
         _check_fingerprint(recipe, manifest, found, book)
     is_changed = any(files[what] is not None or what == "tokenizer" for what in changed)
-    return None if is_changed else Rules(tokenizer, engine)
+    return None if is_changed else Rules(tokenizer, engine, runnable)
+
+
+def _rules_without_template(recipe: Recipe, manifest: Mapping[str, Any], not_run: str, book: Notebook) -> Rules | None:
+    """The tokenizer, which needs no code of the template where the manifest lists its control tokens."""
+    listed = manifest["tokenizer"].get("control_tokens")
+    if listed is None and recipe.add_control_tokens:
+        return None
+    try:
+        tokenizer, engine = reference_tokenizer(recipe, listed)
+    except ChatmillError as error:
+        book.wrong(recipe.tokenizer, f"what the recipe names cannot be loaded any more: {error}")
+        return None
+    said = manifest["tokenizer"]["fingerprint"]
+    if tokenizer.fingerprint != said:
+        sentence = f"the tokenizer has changed since the build: its fingerprint is {tokenizer.fingerprint}, "
+        book.wrong(recipe.tokenizer, f"{sentence}the manifest says {said}")
+        return None
+    book.compared.append("tokenizer with recorded fingerprint")
+    return Rules(tokenizer, engine, recipe, not_run)
 
 
 def _file_of(name: str, known: Sequence[str]) -> Path | None:
@@ -278,13 +316,15 @@ def _check_rejected(folder: Path, ledger: Ledger | None, book: Notebook) -> None
 
 
 def _check_records(
-    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, StoredSplit],
+    folder: Path, manifest: Mapping[str, Any], splits: Mapping[str, StoredSplit],
     rules: Rules | None, sample: int | None, book: Notebook,
 ) -> None:  # fmt: skip
     """The deep part, where what it needs is there."""
     not_derived = "the records were not derived again"
     if rules is None:
         book.blocked = f"{not_derived}: tokenizer, template or policy of the build are missing or have changed"
+    elif rules.not_run:
+        book.blocked = f"{not_derived}: {rules.not_run}"
     elif not splits:
         book.blocked = f"{not_derived}: no split can be read"
     else:
@@ -292,6 +332,6 @@ def _check_records(
     if book.blocked or rules is None:
         return
     try:
-        DeepCheck(folder, manifest, recipe, splits, book).run(rules.tokenizer, rules.engine, sample)
+        DeepCheck(folder, manifest, rules.recipe, splits, book).run(rules.tokenizer, rules.engine, sample)
     except ChatmillError as error:
         book.blocked = f"{not_derived}: {error}"
