@@ -168,6 +168,9 @@ def test_white_space_is_no_change_and_a_cut_file_is_one(kind: str, home: Path, t
         (folder / name).write_text(bad)
         with pytest.raises(FormatError):
             check(folder)
+    (folder / name).write_text(text.replace('"package_version"', '"x": NaN, "package_version"', 1))
+    with pytest.raises(FormatError, match="NaN is no JSON"):
+        check(folder)
     twice = text.replace('"created_unix_s"', '"git_sha": "x", "created_unix_s"').replace('"to"', '"options": {}, "to"')
     (folder / name).write_text(twice)
     with pytest.raises(FormatError, match="twice"):

@@ -371,7 +371,7 @@ def own_template(path: Path, bos: int, counted: str) -> Path:
 def test_a_template_of_ones_own_is_held_to_what_it_claims(fast: Path, source: Path) -> None:
     honest = own_template(fast / "honest.py", 1, "")
     folder = build_into(fast / "honest", small_recipe(source, template=str(honest)))
-    report = verify(folder, deep=True)
+    report = verify(folder, deep=True, template=honest)
     assert report.passed
     assert report.counts["contexts_equal"] > 50
     assert "declares no view" in report.unchecked[0]
@@ -380,11 +380,11 @@ def test_a_template_of_ones_own_is_held_to_what_it_claims(fast: Path, source: Pa
     assert report.counts["double_bos"] == report.counts["episodes"] == 40
     assert report.findings[0].message == "256: one BOS token follows another"
     liar = own_template(fast / "liar.py", 1, COUNTED)
-    report = verify(build_into(fast / "liar", small_recipe(source, template=str(liar))), deep=True)
+    report = verify(build_into(fast / "liar", small_recipe(source, template=str(liar))), deep=True, template=liar)
     assert all("is not its generation prompt" in finding.message for finding in report.findings)
     assert report.differences > 40
     honest.write_text(honest.read_text().replace("assistant: ", "model: "))
-    assert files_named(verify(folder)) == {str(honest)}
+    assert files_named(verify(folder, template=honest)) == {str(honest)}
 
 
 def _wrong_labels(monkeypatch: pytest.MonkeyPatch) -> str:

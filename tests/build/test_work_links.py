@@ -135,6 +135,18 @@ def test_a_link_inside_a_work_folder_is_refused(
     assert holds(victim) == before
 
 
+@pytest.mark.parametrize("name", ["train", "rejected.jsonl"])
+def test_a_link_in_the_place_of_a_split_is_refused(
+    name: str, recipe: dict[str, Any], tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, before = tmp_path / "out", holds(victim)
+    stopped(recipe, out, "before_publish", monkeypatch)
+    (out / name).symlink_to(victim)
+    with pytest.raises(ConfigError, match="is a link, and no build made it"):
+        run_build(recipe, out, workers=0, resume=True)
+    assert holds(victim) == before
+
+
 def test_a_link_to_no_folder_or_to_one_that_is_taken_is_refused(recipe: dict[str, Any], tmp_path: Path) -> None:
     out = linked(tmp_path / "out", tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="which is no folder"):

@@ -120,6 +120,20 @@ def test_an_error_on_a_terminal_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatc
         assert part in shown.getvalue()
 
 
+def test_names_in_errors_and_findings_do_not_reach_the_terminal_as_codes(run: Ran, tmp_path: Path) -> None:
+    name = "a\x1b[2Jb\u202ec"
+    status, text = run("verify", tmp_path / name)
+    assert status == 2
+    assert "a\u241b[2Jb\\u202ec" in text
+    path = write_jsonl(tmp_path / "chats.jsonl", chats(3))
+    assert run("build", recipe(path, tmp_path / "r.yaml"), "--out", tmp_path / "d", "-w", "1", "-q")[0] == 0
+    (tmp_path / "d" / "train" / name).write_text("more")
+    status, text = run("verify", tmp_path / "d")
+    assert status == 1
+    assert "\x1b" not in text
+    assert "a\u241b[2Jb\\u202ec" in text
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_consoles_columns_and_panels_take_strings_as_text(name: str) -> None:
     from rich.progress import Progress

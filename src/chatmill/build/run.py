@@ -202,6 +202,8 @@ def _take_back(directory: Path) -> None:
     """Move what has no manifest back to where it was joined."""
     joined = work_folder(directory) / JOINED
     for name in (*SPLITS, REJECTED):
+        if (directory / name).is_symlink():
+            raise ConfigError(f"{directory / name} is a link, and no build made it: remove it")
         if (directory / name).exists():
             joined.mkdir(exist_ok=True)
             remove_path(joined / name)

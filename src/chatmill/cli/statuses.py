@@ -88,7 +88,9 @@ def ended(run: Callable[[], object]) -> int:
 def show(title: str, message: str, *, before: str = "") -> None:
     """One panel on a terminal; elsewhere plain lines that are never wrapped, for logs and grep."""
     from chatmill.console import plain_console, titled_panel
+    from chatmill.look.safe_text import visible
 
+    message = visible(message, mark_newlines=False)  # names and ids come from data
     console = plain_console(stderr=True)
     if not console.is_terminal:
         sys.stderr.write(f"{before}chatmill: {title}: {message}\n")

@@ -92,16 +92,18 @@ def command(
 
 
 def _show(report: VerifyReport) -> None:
+    from chatmill.look.safe_text import visible
+
     for finding in report.findings[:SHOWN]:
-        typer.secho(f"! {finding}", fg="red")
+        typer.secho(f"! {visible(str(finding), mark_newlines=False)}", fg="red")
     if report.differences > SHOWN:
         typer.secho(f"! and {report.differences - SHOWN:,} more", fg="red")
     for sentence in report.compared:
         typer.echo(f"  compared: {sentence}")
     for sentence in report.unchecked:
-        typer.echo(f"  not checked: {sentence}")
+        typer.echo(f"  not checked: {visible(sentence, mark_newlines=False)}")
     if report.blocked:
-        typer.secho(f"  not checked: {report.blocked}", fg="yellow")
+        typer.secho(f"  not checked: {visible(report.blocked, mark_newlines=False)}", fg="yellow")
     counts = report.counts
     typer.echo(
         f"  {counts.get('episodes', 0):,} episodes, {counts.get('tokens', 0):,} tokens, "

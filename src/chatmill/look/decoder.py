@@ -68,7 +68,7 @@ def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | 
             added = added_control_tokens(about)
         except UntrustedTemplateError:
             return Decoder(tokenizer), (
-                f"the template {recipe['template']} of the manifest is a Python file, which opening data never runs: "
+                f"the template {recipe['template']!r} of the manifest is a Python file, which opening data never runs: "
                 "control tokens that it added are shown as ids"
             )
         tokenizer = with_control_tokens(tokenizer, added) if added else tokenizer
