@@ -156,7 +156,7 @@ def copies_of(key: str, weight: float) -> int:
     return whole + int(rest > 0 and hashes_below(f"weight\0{key}", rest))
 
 
-def _source_codes(sources: list[str], kept: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
+def _source_codes(sources: Sequence[str], kept: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
     """The source names of a batch, and the number of each kept conversation's source among them."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(sources))}
     codes = np.array([numbers[name] for name in sources], dtype=np.int64)

@@ -1,88 +1,86 @@
-"""A batch of conversations as columns: roles, texts and calls of all messages, flat; objects on demand.
+"""Many conversations as columns: every field of a record and of its messages, flat; objects on demand.
 
-It is a sequence of `Conversation`, so whatever takes conversations takes a batch. What knows about columns (templates
-that write from them) hardly ever makes one of them.
+It is a sequence of `Conversation`, so whatever takes conversations takes columns. What knows about columns hardly ever
+makes an object of one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import overload
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import Conversation
-from chatmill.core.texts import Texts
+from chatmill.core.messages import NOTHING, MessageColumns, Objects, joined_columns, sparse_objects
+from chatmill.core.texts import TextJoiner, Texts
 from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.tools import listed_tools, tools_of
+
+Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MessageColumns:
-    """M messages, those of one conversation next to each other; every column has one entry per message."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Places(Sequence[str]):
+    """Places of records in one file, such as `chats.jsonl:17`."""
 
-    roles: NDArray[np.uint8]
-    """`RoleCode` of each message."""
-    contents: Texts
-    """Empty where a message has none."""
-    has_reasoning: NDArray[np.bool_]
-    """Whether a message has reasoning of its own, be it empty."""
-    reasoning: Texts
-    """Empty where a message has none."""
-    named: NDArray[np.bool_]
-    """Whether a message has a name or answers a call by its id, which these columns do not hold."""
-    call_offsets: NDArray[np.int64]
-    """M + 1 offsets into the calls."""
-    call_names: Texts
-    call_arguments: Texts
-    """The arguments as they are written, JSON as a rule."""
+    before: str
+    """What stands before the number: `chats.jsonl:`, or `chats.parquet:row `."""
+    numbers: Ints
 
     def __len__(self) -> int:
-        return len(self.roles)
+        return len(self.numbers)
 
-    @property
-    def call_counts(self) -> NDArray[np.int64]:
-        """Calls of each message."""
-        return np.diff(self.call_offsets)
-
-    def take(self, places: NDArray[np.int64]) -> MessageColumns:
-        """The messages at these places, in that order."""
-        counts = self.call_counts[places]
-        calls = ranges(self.call_offsets[places], counts)
-        return MessageColumns(
-            roles=self.roles[places],
-            contents=self.contents.take(places),
-            has_reasoning=self.has_reasoning[places],
-            reasoning=self.reasoning.take(places),
-            named=self.named[places],
-            call_offsets=offsets_of(counts),
-            call_names=self.call_names.take(calls),
-            call_arguments=self.call_arguments.take(calls),
-        )
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [f"{self.before}{number}" for number in self.numbers[index].tolist()]
+        return f"{self.before}{self.numbers[index]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ConversationBatch(Sequence[Conversation]):
-    """C conversations; message `m` of conversation `c` is at `offsets[c] + m` in the columns, if `in_columns[c]`."""
+    """C conversations; message `m` of conversation `c` is at `offsets[c] + m` in `messages`."""
 
     messages: MessageColumns
-    offsets: NDArray[np.int64]
-    """C + 1 offsets into `messages`; a conversation that is not in the columns has no messages there."""
-    in_columns: NDArray[np.bool_]
-    """Whether a conversation stands in the columns; the others are had from `make` alone."""
+    offsets: Ints
+    """C + 1 offsets into `messages`."""
+    ids: Texts
+    """Empty where a record has none."""
+    sources: Sequence[str]
     tools: Texts
-    """The tool definitions of each conversation in the columns, as `listed_tools` writes them; empty for none."""
-    sources: list[str]
-    keys: Sequence[str]
-    """What each record is known by: its id, or its place where it has none."""
-    make: Callable[[int], Conversation]
-    """Makes one conversation as an object, given its number in the batch that was read."""
-    numbers: NDArray[np.int64]
-    """The number that `make` knows each conversation by."""
+    """The tool definitions of each conversation as JSON, a line each with a newline before it; empty for none."""
+    options: Texts
+    """The template options of each conversation as one JSON object; empty for none."""
+    wheres: Sequence[str]
+    """The place of each record, for error messages."""
+    metadata: Objects
+    """Record fields that mean nothing to this library, a mapping each; the scanner does not keep them."""
+
+    @classmethod
+    def of(cls, conversations: Sequence[Conversation]) -> ConversationBatch:
+        """Objects as columns; `UnicodeEncodeError` where a text has no UTF-8 form."""
+        metadata = {place: item.metadata for place, item in enumerate(conversations) if item.metadata}
+        return cls(
+            messages=MessageColumns.of([message for item in conversations for message in item.messages]),
+            offsets=offsets_of(np.array([len(item.messages) for item in conversations], dtype=np.int64)),
+            ids=Texts.of([item.id for item in conversations]),
+            sources=[item.source for item in conversations],
+            tools=Texts.of([listed_tools(item.tools) if item.tools else "" for item in conversations]),
+            options=Texts.of([options_json(item.options) if item.options else "" for item in conversations]),
+            wheres=[item.where for item in conversations],
+            metadata=sparse_objects(len(conversations), metadata),
+        )
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.ids)
 
     @overload
     def __getitem__(self, index: int) -> Conversation: ...
@@ -90,27 +88,82 @@ class ConversationBatch(Sequence[Conversation]):
     def __getitem__(self, index: slice) -> list[Conversation]: ...
     def __getitem__(self, index: int | slice) -> Conversation | list[Conversation]:
         if isinstance(index, slice):
-            return [self.make(number) for number in self.numbers[index].tolist()]
-        return self.make(int(self.numbers[index]))
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        first, last = self.offsets[index : index + 2].tolist()
+        return Conversation(
+            tuple([self.messages.message(place) for place in range(first, last)]),
+            self.ids[index],
+            self.sources[index],
+            tools_of(self.tools[index]),
+            self.wheres[index],
+            self.metadata[index],
+            self.options_of(index),
+        )
 
-    def owners(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def options_of(self, index: int) -> Mapping[str, Any]:
+        """The template options of one conversation."""
+        text = self.options[index]
+        return json.loads(text) if text else NOTHING
+
+    @property
+    def keys(self) -> Texts:
+        """What each record is known by: its id, or its place where it has none."""
+        unnamed = np.flatnonzero(self.ids.lengths == 0)
+        if not len(unnamed):
+            return self.ids
+        return self.ids.replaced(unnamed, Texts.of([self.wheres[place] for place in unnamed.tolist()]))
+
+    def owners(self, places: Ints) -> Ints:
         """The conversations that places in the columns belong to."""
         return np.searchsorted(self.offsets, places, side="right") - 1
 
-    def take(self, chosen: NDArray[np.int64]) -> ConversationBatch:
+    def take(self, chosen: Ints) -> ConversationBatch:
         """The chosen conversations, in that order; one may be chosen more than once."""
         counts = np.diff(self.offsets)[chosen]
-        which = chosen.tolist()
-        return replace(
-            self,
+        which, wheres = chosen.tolist(), self.wheres
+        return ConversationBatch(
             messages=self.messages.take(ranges(self.offsets[chosen], counts)),
             offsets=offsets_of(counts),
-            in_columns=self.in_columns[chosen],
-            tools=self.tools.take(chosen),
+            ids=self.ids.take(chosen),
             sources=[self.sources[i] for i in which],
-            keys=self.keys.take(chosen) if isinstance(self.keys, Texts) else [self.keys[i] for i in which],
-            numbers=self.numbers[chosen],
+            tools=self.tools.take(chosen),
+            options=self.options.take(chosen),
+            wheres=Places(wheres.before, wheres.numbers[chosen])
+            if isinstance(wheres, Places)
+            else [wheres[i] for i in which],
+            metadata=self.metadata[chosen],
         )
+
+    @classmethod
+    def joined(cls, parts: Sequence[ConversationBatch]) -> ConversationBatch:
+        """The conversations of several batches, one behind the other."""
+        columns = [part.messages.text_columns() for part in parts]
+        columns += [[part.ids, part.tools, part.options] for part in parts]
+        texts = TextJoiner(itertools.chain.from_iterable(columns))
+        return cls(
+            messages=MessageColumns.joined([part.messages for part in parts], texts),
+            offsets=offsets_of(np.concatenate([np.diff(part.offsets) for part in parts])),
+            ids=texts.join([part.ids for part in parts]),
+            sources=[source for part in parts for source in part.sources],
+            tools=texts.join([part.tools for part in parts]),
+            options=texts.join([part.options for part in parts]),
+            wheres=_joined_places([part.wheres for part in parts]),
+            metadata=joined_columns([part.metadata for part in parts], texts),
+        )
+
+
+def _joined_places(parts: Sequence[Sequence[str]]) -> Sequence[str]:
+    """Places of several batches; of one file they stay numbers."""
+    numbered = [part for part in parts if isinstance(part, Places)]
+    if len(numbered) == len(parts) and len({part.before for part in numbered}) == 1:
+        return Places(numbered[0].before, np.concatenate([part.numbers for part in numbered]))
+    return [where for part in parts for where in part]
+
+
+def options_json(options: Mapping[str, Any]) -> str:
+    """Template options as the column holds them."""
+    return json.dumps(options, ensure_ascii=False)
 
 
 def record_key(conversation: Conversation) -> str:
@@ -118,7 +171,7 @@ def record_key(conversation: Conversation) -> str:
     return conversation.id or conversation.where
 
 
-def sources_of(conversations: Sequence[Conversation]) -> list[str]:
+def sources_of(conversations: Sequence[Conversation]) -> Sequence[str]:
     """The source of every conversation."""
     if isinstance(conversations, ConversationBatch):
         return conversations.sources

@@ -183,7 +183,7 @@ def decode_entries(entries: Iterable[bytes], path: str | Path, first: int = 1) -
 
 
 def _parquet(path: Path) -> Iterator[Raw]:
-    return batch_records(parquet_batches(path), path)
+    return batch_records(parquet_batches(path), path, itertools.count(1))
 
 
 def parquet_batches(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Any]:
@@ -228,19 +228,19 @@ def _parquet_file(path: Path) -> Iterator[Any]:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
 
 
-def batch_records(batches: Iterable[Any], path: str | Path, first: int = 1) -> Iterator[Raw]:
-    """The records of Arrow batches that follow each other in a file; `first` is the number of the first row.
+def batch_records(batches: Iterable[Any], path: str | Path, numbers: Iterable[int]) -> Iterator[Raw]:
+    """The records of Arrow batches, whose rows have these numbers in their file.
 
     Fields that are null are taken as absent, since Arrow gives every struct all fields.
     """
     rows = (row for batch in batches for row in _rows(batch))
-    for number, row in enumerate(rows, first):
+    for number, row in zip(numbers, rows, strict=False):
         where = f"{path}:row {number}"
         if isinstance(row, UnicodeDecodeError):
             message = f"a text is not UTF-8: byte 0x{row.object[row.start]:02X} at byte {row.start} of it"
             yield Raw(where, None, RecordError(message, code="not_utf8", where=where))
         else:
-            yield Raw(where, _without_nulls(row))
+            yield Raw(where, without_nulls(row))
 
 
 def _rows(batch: Any) -> list[Any]:
@@ -253,9 +253,10 @@ def _rows(batch: Any) -> list[Any]:
         return [row for start in range(batch.num_rows) for row in _rows(batch.slice(start, 1))]
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """A value of Arrow without the fields that are null."""
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value

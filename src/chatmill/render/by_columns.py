@@ -15,15 +15,17 @@ from chatmill.render.written import Written
 def column_conversations(batch: ConversationBatch, template: Template) -> NDArray[np.bool_]:
     """Which conversations of a batch can be written from its columns.
 
-    The others are for `Template.emit`: those that are not in the columns, those that `Template.check` may refuse, and
-    those with a message that the template writes by `emit` alone.
+    The others are for `Template.emit`: those that `Template.check` may refuse, and those with a message that the
+    template writes by `emit` alone.
     """
     messages = batch.messages
     known = np.zeros(len(RoleCode), dtype=np.bool_)
     known[[ROLE_CODES[role] for role in template.roles]] = True
     odd_calls = (messages.call_counts > 0) & (messages.roles != RoleCode.ASSISTANT)
     refused = ~(known[messages.roles] & template.column_messages(batch)) | odd_calls
-    chosen = batch.in_columns.copy()
+    for special in (messages.channels, messages.recipients, messages.content_types, messages.structured):
+        refused |= special.present
+    chosen = np.ones(len(batch), dtype=np.bool_)
     chosen[batch.owners(np.flatnonzero(refused))] = False
     if not template.writes_tool_calls:
         chosen[batch.tools.lengths > 0] = False
@@ -31,7 +33,7 @@ def column_conversations(batch: ConversationBatch, template: Template) -> NDArra
 
 
 def write_columns(batch: ConversationBatch, template: Template) -> Written:
-    """Write all conversations of a batch, every one of which stands in the columns."""
+    """Write all conversations of a batch."""
     counts = np.diff(batch.offsets)
     out = template.write_messages(batch)
     indexes = np.arange(len(batch.messages)) - np.repeat(batch.offsets[:-1], counts)
@@ -47,6 +49,6 @@ def write_columns(batch: ConversationBatch, template: Template) -> Written:
         conversation_pieces=event_pieces[conversation_events],
         cuts=[],
         message_counts=counts,
-        message_weights=np.full(len(batch.messages), np.nan, dtype=np.float32),
+        message_weights=batch.messages.weights.astype(np.float32),
         stripped=np.diff(offsets_of(out.stripped)[batch.offsets]),
     )

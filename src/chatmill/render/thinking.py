@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.batch import MessageColumns
 from chatmill.core.conversation import Message
+from chatmill.core.messages import MessageColumns
 from chatmill.core.native.find import positions_of
 from chatmill.core.texts import Texts
 

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.batch import ConversationBatch, MessageColumns
+from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import RoleCode
+from chatmill.core.messages import MessageColumns
 from chatmill.core.texts import Chosen, Texts, joined
 from chatmill.core.tools import listed_tools
 from chatmill.render.emitter import Emitter
