@@ -18,8 +18,9 @@ from chatmill.read.compressed import open_bytes
 
 BOM = b"\xef\xbb\xbf"
 TOO_DEEP = "the JSON is nested too deeply"
-ROW_BATCH = 1024
-"""Rows of a Parquet file that are decoded at a time."""
+ROW_BATCH_BYTES = 4 << 20
+MOST_ROWS, FEWEST_ROWS = 8192, 256
+"""Rows of a Parquet file that are decoded at a time: about so many bytes, within these limits."""
 
 
 class FileFormat(StrEnum):
@@ -197,7 +198,10 @@ def parquet_batches(path: Path, start: int = 0, stop: int | None = None) -> Iter
         ends = list(itertools.accumulate(sizes))
         groups = [i for i, end in enumerate(ends) if end > start and end - sizes[i] < stop]
         at = ends[groups[0]] - sizes[groups[0]] if groups else stop
-        for batch in file.iter_batches(ROW_BATCH, row_groups=groups, use_threads=False) if groups else ():
+        unpacked = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+        wanted = ROW_BATCH_BYTES * sum(sizes[i] for i in groups) // max(unpacked, 1)
+        rows = min(max(wanted, FEWEST_ROWS), MOST_ROWS)
+        for batch in file.iter_batches(rows, row_groups=groups, use_threads=False) if groups else ():
             low, high = max(start - at, 0), min(stop - at, batch.num_rows)
             at += batch.num_rows
             if low < high:

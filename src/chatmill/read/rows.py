@@ -94,14 +94,14 @@ class _Rows:
         nested = self._column(shape.nested)
         if nested is not None:
             return self._nested(nested)
-        turns, counts = self._turns()
-        if not shape.lists:
+        turns, counts = self._turns() if shape.turns else (None, np.zeros(self._batch.num_rows, dtype=np.int64))
+        if turns is not None and not shape.lists:
             return turns, offsets_of(counts)
         lists = [column for key in shape.lists if (column := self._column(key)) is not None]
         if len(lists) != 1:
             raise _NotSureError
         listed, offsets = self._list(lists[0])
-        if not len(turns):
+        if turns is None:
             return listed, offsets
         both = TextJoiner(column for part in (turns, listed) for column in part.text_columns())
         more = np.diff(offsets)
@@ -121,8 +121,8 @@ class _Rows:
         self._sure &= scanned.read & texts.present
         return scanned.messages, scanned.offsets
 
-    def _turns(self) -> tuple[MessageColumns, Ints]:
-        """Messages that are columns of their own, and how many of them each row has."""
+    def _turns(self) -> tuple[MessageColumns | None, Ints]:
+        """Messages that are columns of their own, if there are any, and how many of them each row has."""
         shape, count = self._shape, self._batch.num_rows
         history = self._column(shape.history)
         if history is not None:
@@ -140,7 +140,7 @@ class _Rows:
                 self._sure &= texts.present
                 spoken.append((turn.role, texts.texts, np.ones(count, dtype=np.bool_)))
         if not any(there.any() for _, _, there in spoken):
-            return MessageColumns.of([]), np.zeros(count, dtype=np.int64)
+            return None, np.zeros(count, dtype=np.int64)
         present = np.stack([there for _, _, there in spoken], axis=1)
         pooled = TextJoiner(texts for _, texts, _ in spoken).join([texts for _, texts, _ in spoken])
         places = np.arange(len(spoken) * count).reshape(len(spoken), count).T[present]
@@ -176,8 +176,9 @@ class _Rows:
         if column is None:
             return [self._source] * self._batch.num_rows
         names, which = _distinct(column)
-        named = [name or self._source for name in names]
-        return [self._source if code < 0 else named[code] for code in which.tolist()]
+        named = np.array([*(name or self._source for name in names), self._source], dtype=np.object_)
+        found: list[str] = named[which].tolist()  # -1, a null, is the last one
+        return found
 
     def _json(self, key: str, written: Callable[[Any], str | None], decoded: Callable[[str], Any] | None) -> Texts:
         """A column of values as JSON texts; rows whose value is refused are not sure."""
@@ -251,7 +252,7 @@ _REASONING = ("reasoning_content", "thinking")
 
 def _roles(column: pa.Array, shape: Shape) -> NDArray[np.uint8]:
     """The code of each role; 0 where it is missing, unknown, or one that holds calls."""
-    names, which = _distinct(column)
+    names, which = _distinct(column, check=False)  # with the whole list
     known: list[Role | None] = [shape.roles.get(name) or shape.roles.get(name.strip().lower()) for name in names]
     codes = [
         0 if role is None or (shape.calls_role and name.strip().lower() == shape.calls_role) else CODES[role]
@@ -343,12 +344,13 @@ def _texts(column: pa.Array, *, check: bool = True) -> OptionalTexts:
     return OptionalTexts(buffer, at[:-1], lengths)
 
 
-def _distinct(column: pa.Array) -> tuple[list[str], Ints]:
+def _distinct(column: pa.Array, *, check: bool = True) -> tuple[list[str], Ints]:
     """The different texts of a column, and for each row which it is; -1 for a null."""
     column = _decoded(column)
     if not _is_text(column.type):
         raise _NotSureError
-    column.validate(full=True)
+    if check:
+        column.validate(full=True)
     encoded = column.dictionary_encode()
     return encoded.dictionary.to_pylist(), encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
