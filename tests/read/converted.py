@@ -79,3 +79,13 @@ def converted(shape: str) -> list[bytes]:
     """All bundled conversations that can be written in a shape, a line each."""
     records = [FROM_OPENAI[shape](record) for record in real_records()]
     return [json.dumps(record, ensure_ascii=False).encode() for record in records if record is not None]
+
+
+def batch_of(rows: list[Record], schema: Any = None) -> Any:
+    """Records as one Arrow batch, with all columns that any of them has."""
+    import pyarrow as pa
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    filled = [{name: row.get(name) for name in names} for row in rows]
+    table = pa.Table.from_pylist(filled, schema=schema).combine_chunks()
+    return table.to_batches()[0] if len(table) else pa.RecordBatch.from_pylist([], schema=table.schema)

@@ -22,7 +22,7 @@ from chatmill.read.files import batch_records
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import SHAPES, Shape, conversation_of, find_shape
 from tests.conftest import CONVERSATION_FILES, DATA
-from tests.read.converted import FROM_OPENAI
+from tests.read.converted import FROM_OPENAI, batch_of
 
 
 @pytest.fixture(scope="module", params=["compiled", "python"], autouse=True)
@@ -57,11 +57,6 @@ def same_as_slow(batch: Any, shape: str) -> float:
     except (reading._NotSureError, pa.ArrowInvalid):
         return 0.0
     return float(sure.mean()) if len(sure) else 1.0
-
-
-def batch_of(rows: list[dict[str, Any]], schema: Any = None) -> Any:
-    table = pa.Table.from_pylist(rows, schema=schema).combine_chunks()
-    return table.to_batches()[0] if len(table) else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
 def for_arrow(record: dict[str, Any]) -> dict[str, Any]:

@@ -177,7 +177,9 @@ def _look_at_file(path: Path, shape: str | None, sample: int, characters: int) -
     if not taken and not bad:
         raise DataError(f"{path} holds no record; leave it out")
     codes = Counter(error.code for error in bad)
-    return FileLook(path=str(path), shape=source.shape.name, conversations=tuple(taken), bad=codes, whole=whole)
+    return FileLook(
+        path=str(path), shape=shape or source.shape.name, conversations=tuple(taken), bad=codes, whole=whole
+    )
 
 
 def _characters(conversation: Conversation) -> int:

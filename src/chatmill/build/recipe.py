@@ -37,7 +37,7 @@ class Source(_Strict):
     path: str | list[str]
     """File names or globs, relative to the folder the build runs in."""
     shape: str | None = None
-    """Shape of the records; told from the first ones when absent."""
+    """Shape of the records, by name or the path of a shape file; told from the first ones when absent."""
     name: str | None = None
     """Source name of records that do not name their own; default: the file's name."""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0

@@ -23,6 +23,7 @@ from chatmill.build.inputs import (
     scan_input,
 )
 from chatmill.build.recipe import Recipe
+from chatmill.read.shapes import shape_key
 
 SCAN_ON_NODES = 1 << 30
 """Bytes of input from which on the nodes of a cluster scan the files."""
@@ -58,13 +59,14 @@ def plan_sources(
     scans: list[InputScan] = []
     owners: list[int] = []
     for number, source in enumerate(recipe.sources):
+        shape = None if source.shape is None else shape_key(source.shape)
         for path in resolve_paths(source.patterns):
             scans.append(
                 InputScan(
                     path=str(path),
                     spool=str(spool),
                     source=source.name,
-                    shape=source.shape,
+                    shape=shape,
                     chunk_bytes=chunk_bytes,
                 )
             )

@@ -71,7 +71,10 @@ POLICY: Any = typer.Option(
     help="What is trained: a policy's name or .json file; default: the template's own.",
 )  # fmt: skip
 SHAPE: Any = typer.Option(
-    "--shape", metavar="NAME", autocompletion=_shapes, help="Shape of the records; default: told from them."
+    "--shape",
+    metavar="NAME",
+    autocompletion=_shapes,
+    help="Shape of the records: a name, or the path of a shape file; default: told from them.",
 )
 OVERFLOW: Any = typer.Option(
     "--overflow", metavar="NAME", autocompletion=_overflows, help="What happens to what is longer than --max-length."

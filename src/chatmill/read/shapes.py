@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from chatmill.core.batch import options_json
@@ -22,6 +23,7 @@ from chatmill.core.conversation import (
 )
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.read.files import TOO_DEEP, decode_line
+from chatmill.read.shape_files import SUFFIXES, decoded_definition, definition_text, read_definition
 
 Record = Mapping[str, Any]
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -329,10 +331,45 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def find_shape(name: str) -> Shape:
-    """A shape by name."""
-    if name not in SHAPES:
-        raise UnknownNameError("shape", name, list(SHAPES))
-    return SHAPES[name]
+    """A shape by name, by the path of a shape file, or by what such a file says (`Shape.definition`)."""
+    if name in SHAPES:
+        return SHAPES[name]
+    if name.startswith("{"):
+        return _defined(definition_text(decoded_definition(name)))
+    if name.lower().endswith(SUFFIXES):
+        return _defined(definition_text(read_definition(Path(name))))
+    raise UnknownNameError("shape", name, list(SHAPES), "A shape of your own is the path of a .yaml or .json file.")
+
+
+def shape_key(name: str) -> str:
+    """What finds the same shape anywhere and later: a shape file becomes what it says."""
+    shape = find_shape(name)
+    return shape.definition or shape.name
+
+
+@lru_cache(maxsize=64)
+def _defined(definition: str) -> Shape:
+    """The shape of a checked definition; equal ones give one shape."""
+    found = json.loads(definition)
+    system = [Turn(key=found["system"], role=Role.SYSTEM, optional=True)] if found["system"] else []
+    turns = [Turn(key=turn["key"], role=Role(turn["role"]), optional=turn["optional"]) for turn in found["turns"]]
+    return Shape(
+        name=found["name"],
+        lists=tuple(found["messages"]),
+        role=found["role"],
+        content=found["content"],
+        roles={**{name: Role(role) for name, role in found["roles"].items()}, **_but_for(found["roles"])},
+        turns=(*system, *turns),
+        id=found["id"],
+        source=found["source"],
+        tools=found["tools"],
+        definition=definition,
+    )
+
+
+def _but_for(own: Mapping[str, str]) -> dict[str, Role]:
+    """The known spellings of roles that a shape does not give a meaning of its own."""
+    return {name: role for name, role in ROLE_ALIASES.items() if name not in own}
 
 
 def detect_shape(records: Sequence[object], where: str) -> Shape:
