@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation
-from chatmill.core.native.scan import scan_lines
+from chatmill.core.native.scan import count_lines, scan_lines
 from chatmill.errors import RecordError
-from chatmill.read.columns import line_groups, read_lines, scanner_names
+from chatmill.read.columns import Lines, line_groups, read_lines, scanner_names
 from chatmill.read.files import decode_line
 from chatmill.read.shapes import SHAPES, Shape, conversation_of, find_shape
 from tests.core.native.mutations import mutated, real_lines, seeds
@@ -51,7 +51,8 @@ def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes =
     named = shape if isinstance(shape, Shape) else find_shape(shape)
     data = b"ahead\n" + b"".join(line + b"\n" for line in lines[:-1]) + b"".join(line + end for line in lines[-1:])
     stop = len(data)
-    batch, errors = read_lines(data + b"behind", 6, stop, first=11, path="f", source="s", shape=named)
+    given = Lines(6, stop, 11, count_lines(data, 6, stop))
+    batch, errors = read_lines(data + b"behind", given, path="f", source="s", shape=named)
     numbers = range(11, 11 + len(lines))
     found = [slowly(line, number, named) for line, number in zip(lines, numbers, strict=True)]
     wanted = [item for item in found if isinstance(item, Conversation)]
@@ -253,13 +254,14 @@ def test_tools_that_are_refused_late_leave_the_other_columns_in_order() -> None:
 )
 def test_groups_of_lines(lines: list[bytes], last: bytes, max_bytes: int, max_lines: int | None) -> None:
     every = [*lines, *([last] if last else [])][:max_lines]
-    groups = list(line_groups(b"".join(lines) + last, max_bytes, max_lines))
-    assert [stop for _, stop, _ in groups[:-1]] == [start for start, _, _ in groups[1:]]
+    groups = list(line_groups(b"".join(lines) + last, max_bytes, 5, max_lines))
+    assert [group.stop for group in groups[:-1]] == [group.start for group in groups[1:]]
     data = b"".join(every)
-    for start, stop, passed in groups:
-        group = data[start:stop].splitlines(keepends=True)
+    for start, stop, number, count in groups:
+        group, passed = data[start:stop].splitlines(keepends=True), number - 5
         assert group
         assert every[passed : passed + len(group)] == group
+        assert len(group) == count
         assert stop - start <= max_bytes or len(group) == 1
         assert stop == len(data) or stop - start + len(every[passed + len(group)]) > max_bytes
-    assert sum(stop - start for start, stop, _ in groups) == len(data)
+    assert sum(group.stop - group.start for group in groups) == len(data)

@@ -10,7 +10,7 @@ import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import ConfigError
-from chatmill.read.columns import read_lines, scanner_names
+from chatmill.read.columns import Lines, read_lines, scanner_names
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import Shape, conversation_of, find_shape, shape_key
@@ -44,7 +44,7 @@ def shape_of(tmp_path: Path, text: str, name: str = "own.yaml") -> Shape:
 def every_way(shape: Shape, records: list[dict[str, Any]]) -> list[Conversation]:
     """The conversations of records, after a comparison of three ways to read them."""
     data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
-    fast, errors = read_lines(data, 0, len(data), first=1, path="f", source="s", shape=shape)
+    fast, errors = read_lines(data, Lines(0, len(data), 1, len(records)), path="f", source="s", shape=shape)
     assert not errors
     slow = [conversation_of(record, shape, where=f"f:{n}", source="s") for n, record in enumerate(records, 1)]
     assert [item._replace(metadata={}) for item in fast] == [item._replace(metadata={}) for item in slow]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from chatmill.core.batch import ConversationBatch, keys_of, record_key, sources_of
 from chatmill.core.conversation import Conversation
 from chatmill.errors import RecordError
-from chatmill.read.columns import read_lines
+from chatmill.read.columns import Lines, read_lines
 from chatmill.read.files import decode_line
 from chatmill.read.shapes import conversation_of, find_shape
 from chatmill.render.by_columns import column_conversations
@@ -52,7 +52,7 @@ def slowly(line: bytes, number: int) -> Conversation | RecordError | None:
 
 def both_ways(lines: list[bytes]) -> tuple[ConversationBatch, list[Conversation]]:
     data = b"".join(line.rstrip(b"\n") + b"\n" for line in lines)
-    batch, errors = read_lines(data, 0, len(data), first=1, path="f", source="s", shape=OPENAI)
+    batch, errors = read_lines(data, Lines(0, len(data), 1, data.count(b"\n")), path="f", source="s", shape=OPENAI)
     one_by_one = [slowly(line, number) for number, line in enumerate(lines, 1)]
     conversations = [found for found in one_by_one if isinstance(found, Conversation)]
     assert [str(error) for error in errors] == [str(e) for e in one_by_one if isinstance(e, RecordError)]

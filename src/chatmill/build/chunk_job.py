@@ -187,8 +187,8 @@ def _read(job: ChunkJob) -> Iterator[tuple[ConversationBatch, list[RecordError]]
     path, source = chunk.path, chunk.source
     if chunk.kind is ChunkKind.LINES:
         data, first = chunk_bytes(chunk)
-        for start, stop, passed in line_groups(data, BATCH_BYTES, left):
-            yield read_lines(data, start, stop, first=first + passed, path=path, source=source, shape=shape)
+        for lines in line_groups(data, BATCH_BYTES, first, left):
+            yield read_lines(data, lines, path=path, source=source, shape=shape)
     elif chunk.kind is ChunkKind.ENTRIES:
         entries = chunk_entries(chunk)[:left]
         for at in range(0, len(entries), BATCH_ROWS):

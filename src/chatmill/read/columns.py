@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.batch import ConversationBatch, Places
-from chatmill.core.conversation import Conversation
+from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, sparse_objects
 from chatmill.core.native.scan import (
@@ -53,38 +54,47 @@ _MESSAGE_FIELDS = {
 }
 
 
-def line_groups(data: bytes, max_bytes: int, max_lines: int | None = None) -> Iterator[tuple[int, int, int]]:
+class Lines(NamedTuple):
+    """A range of whole lines."""
+
+    start: int
+    stop: int
+    number: int
+    """Of the first line."""
+    total: int
+    """How many lines."""
+
+
+def line_groups(data: bytes, max_bytes: int, first: int = 1, max_lines: int | None = None) -> Iterator[Lines]:
     """Ranges of whole lines with at most `max_bytes` each, but for a longer line, which is a range of its own.
 
-    Each is a start, a stop, and how many lines stand before it. `max_lines` ends the last range after so many lines.
+    `first` is the number of the first line; `max_lines` ends the last range after so many lines.
     """
     end = len(data)
     if max_lines is not None:
         feeds = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n"))
         end = 0 if max_lines == 0 else int(feeds[max_lines - 1]) + 1 if max_lines <= len(feeds) else end
-    start = passed = 0
+    start = 0
     while start < end:
         stop = end
         if end - start > max_bytes:
             stop = data.rfind(b"\n", start, start + max_bytes) + 1 or data.find(b"\n", start, end) + 1 or end
-        yield start, stop, passed
-        passed += count_lines(data, start, stop)
-        start = stop
+        count = count_lines(data, start, stop)
+        yield Lines(start, stop, first, count)
+        start, first = stop, first + count
 
 
-def read_lines(data: bytes, start: int, stop: int, *, first: int, path: str, source: str, shape: Shape) -> Read:
-    """The conversations of the lines in `data[start:stop]`.
+def read_lines(data: bytes, lines: Lines, *, path: str, source: str, shape: Shape) -> Read:
+    """The conversations of some lines of the file `path`.
 
-    Blank lines are passed over. `first` is the number of the first line in the file `path`, and `source` names the
-    records that do not name theirs.
+    Blank lines are passed over; `source` names the records that do not name theirs.
     """
-    names = scanner_names(shape)
-    scanned = None if names is None else scan_lines(data, start, stop, names)
+    names, first = scanner_names(shape), lines.number
+    scanned = None if names is None else scan_lines(data, lines.start, lines.stop, names, lines.total)
     if scanned is None:
-        lines = enumerate(data[start:stop].split(b"\n"), first)
-        return read_one_by_one(
-            [decode_line(x, f"{path}:{n}") for n, x in lines if x and not x.isspace()], shape, source
-        )
+        split = enumerate(data[lines.start : lines.stop].split(b"\n"), first)
+        raws = [decode_line(line, f"{path}:{n}") for n, line in split if line and not line.isspace()]
+        return read_one_by_one(raws, shape, source)
     return _read_scanned(scanned, data, f"{path}:", first, source, shape)
 
 
@@ -225,9 +235,11 @@ def nested_names() -> ShapeNames:
 
 def _names(record: Mapping[str, RecordField | tuple[RecordField, RoleCode]], shape: Shape) -> ShapeNames | None:
     message = {shape.role: MessageField.ROLE, shape.content: MessageField.CONTENT, **_MESSAGE_FIELDS}
-    roles = {name: RoleCode(CODES[role]) for name, role in shape.roles.items() if name != shape.calls_role}
+    spelled = [(name, role) for name, role in shape.roles.items() if name != shape.calls_role]
+    spelled.sort(key=lambda pair: pair[1] not in (Role.USER, Role.ASSISTANT))  # these are looked for most often
+    roles = {name: RoleCode(CODES[role]) for name, role in spelled[:MAX_NAMES]}
     try:
-        return ShapeNames(record, message, dict(list(roles.items())[:MAX_NAMES]))
+        return ShapeNames(record, message, roles)
     except ValueError:
         return None
 

@@ -88,17 +88,17 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
                  .weight_capacity = part / 8,
                  .text_capacity = 3 * part,
                  .json_capacity = 2 * part};
-    range **per_line[] = {&c.ids, &c.sources, &c.tools, &c.listed, &c.options};
-    range **per_call[] = {&c.call_names, &c.call_arguments, &c.call_ids};
-    for (int i = 0; i < 5; i++) *per_line[i] = room(lines, sizeof(range));
-    for (int i = 0; i < 3; i++) *per_call[i] = room(c.call_capacity, sizeof(range));
+    texts *const columns_of[] = {&c.ids,      &c.sources,   &c.tools,      &c.listed,         &c.options,
+                                 &c.contents, &c.reasoning, &c.call_names, &c.call_arguments, &c.call_ids};
+    for (int i = 0; i < 10; i++) {
+        const int64_t count = i < 5 ? lines : i < 7 ? c.message_capacity : c.call_capacity;
+        *columns_of[i] = (texts){INTS(count), INTS(count)};
+    }
     c.line_starts = INTS(lines);
     c.line_stops = INTS(lines);
     c.read = room(lines, 1);
     c.message_offsets = INTS(lines + 1);
     c.roles = room(c.message_capacity, 1);
-    c.contents = room(c.message_capacity, sizeof(range));
-    c.reasoning = room(c.message_capacity, sizeof(range));
     c.call_offsets = INTS(c.message_capacity + 1);
     c.rare = room(c.rare_capacity, sizeof(rare_text));
     c.weights = room(c.weight_capacity, sizeof(weight));
@@ -114,10 +114,9 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
         totals[2] += c.messages;
         totals[3] += c.calls;
     }
-    for (int i = 0; i < 5; i++) free(*per_line[i]);
-    for (int i = 0; i < 3; i++) free(*per_call[i]);
-    free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.contents);
-    free(c.reasoning), free(c.call_offsets), free(c.rare), free(c.weights), free(c.text), free(c.json);
+    for (int i = 0; i < 10; i++) free(columns_of[i]->starts), free(columns_of[i]->lengths);
+    free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.call_offsets);
+    free(c.rare), free(c.weights), free(c.text), free(c.json);
 }
 
 /* Copies whose starts, lengths and numbers of buffers are the bytes of a line, right or wrong as they come. */

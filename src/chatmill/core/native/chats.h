@@ -55,21 +55,23 @@ enum { FUNCTION_NAME = 1, ARGUMENTS = 2 };
 
 static place function(scanner *s, place p, int64_t call)
 {
-    const columns *out = s->out;
+    columns *out = s->out;
     unsigned seen = 0;
     for (int more = 1; more;) {
         unsigned key = 0;
+        range text;
         if (p == s->stop || *p++ != '"') return NULL;
         KEY("name", FUNCTION_NAME)
         else KEY("arguments", ARGUMENTS)
         if (!(p = noted(s, p, key, &seen))) return NULL;
         if (key == FUNCTION_NAME) {
-            p = text_or_null(s, p, &out->call_names[call]);
-            if (!p || out->call_names[call].length < 0) return NULL;
+            if (!(p = text_or_null(s, p, &text)) || text.length < 0) return NULL;
+            set_text(&out->call_names, call, text);
         } else {
-            p = arguments(s, p, &out->call_arguments[call]);
+            if (!(p = arguments(s, p, &text))) return NULL;
+            set_text(&out->call_arguments, call, text);
         }
-        if (!p || !(p = separator(s, p, '}', &more))) return NULL;
+        if ( !(p = separator(s, p, '}', &more))) return NULL;
     }
     return seen == (FUNCTION_NAME | ARGUMENTS) ? p : NULL;
 }
@@ -78,7 +80,7 @@ enum { FUNCTION = 1, CALL_ID = 2, CALL_TYPE = 4 };
 
 static place call(scanner *s, place p)
 {
-    const columns *out = s->out;
+    columns *out = s->out;
     if (s->at.calls >= out->call_capacity) return NULL;
     unsigned seen = 0;
     range id = {0, ABSENT};
@@ -100,7 +102,7 @@ static place call(scanner *s, place p)
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
-    out->call_ids[s->at.calls++] = id;
+    set_text(&out->call_ids, s->at.calls++, id);
     return seen & FUNCTION ? p : NULL;
 }
 
@@ -159,11 +161,10 @@ static place part(scanner *s, place p, int *type)
     return *type != TEXT_PART || (seen & PART_TEXT) ? p : NULL;
 }
 
-/* A content: a text, null, or a list of parts, whose texts lie one behind the other as they are read. A Harmony content
- * is written anew; `role` is then the one it must stand under. */
-static place content(scanner *s, place p, range *text, range *structured, uint8_t *role)
+/* A content that is a list of parts, whose texts lie one behind the other as they are read. A Harmony content is
+ * written anew; `role` is then the one it must stand under. */
+static place content_parts(scanner *s, place p, range *text, range *structured, uint8_t *role)
 {
-    if (p == s->stop || *p != '[') return text_or_null(s, p, text);
     text->start = s->at.text;
     p = space(s, p + 1);
     if (p < s->stop && *p == ']') return text->length = 0, p + 1;
@@ -208,10 +209,10 @@ static place weight_of(const scanner *s, place p, double *value)
     return p;
 }
 
-static inline place role(const scanner *s, place p, uint8_t *code)
+static inline place role(scanner *s, place p, uint8_t *code)
 {
     if (p == s->stop || *p != '"') return NULL;
-    const name *known = name_at(s, p + 1, &s->names->of_role);
+    const name *known = name_at(s, p + 1, &s->names->of_role, &s->last_role);
     return known ? *code = known->meaning, p + 1 + known->length : NULL;
 }
 
@@ -233,12 +234,14 @@ typedef struct {
     uint8_t role, must; /* `must` is the role that a Harmony content asks for */
 } message_parts;
 
-static place message_field(scanner *s, place p, int64_t number, int meaning, message_parts *m)
+static inline place message_field(scanner *s, place p, int64_t number, int meaning, message_parts *m)
 {
     range text;
     switch (meaning) {
     case ROLE: return role(s, p, &m->role);
-    case CONTENT: return content(s, p, &m->content, &m->structured, &m->must);
+    case CONTENT:
+        if (p == s->stop || *p != '[') return text_or_null(s, p, &m->content);
+        return content_parts(s, p, &m->content, &m->structured, &m->must);
     case REASONING: /* has two names */
         if (!(p = text_or_null(s, p, &text)) || text.length < 0) return p;
         if (m->reasoning.length >= 0) return NULL;
@@ -272,23 +275,24 @@ static int message_extras(scanner *s, int64_t number, const message_parts *m)
 
 static place message(scanner *s, place p)
 {
-    const columns *out = s->out;
+    columns *out = s->out;
     if (s->at.messages >= out->message_capacity) return NULL;
     const int64_t number = s->at.messages++, first_call = s->at.calls;
     const range none = {0, ABSENT};
     message_parts m = {none, none, none, -1, -1, 0, 0};
     unsigned seen = 0;
+    name *key = &s->names->of_message.start;
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
-        const name *key = name_at(s, p, &s->names->of_message);
-        if (!key || !(p = noted(s, p + key->length, 1u << (key - s->names->of_message.names), &seen))) return NULL;
+        if (!name_at(s, p, &s->names->of_message, &key)) return NULL;
+        if (!(p = noted(s, p + key->length, key->bit, &seen))) return NULL;
         if (!(p = message_field(s, p, number, key->meaning, &m)) || !(p = separator(s, p, '}', &more))) return NULL;
     }
     if (!m.role || (m.content.length < 0 && s->at.calls == first_call)) return NULL;
     if (!message_extras(s, number, &m)) return NULL;
     out->roles[number] = m.role;
-    out->contents[number] = m.content;
-    out->reasoning[number] = m.reasoning;
+    set_text(&out->contents, number, m.content);
+    set_text(&out->reasoning, number, m.reasoning);
     out->call_offsets[number + 1] = s->at.calls;
     return p;
 }
@@ -472,8 +476,11 @@ static int shift_messages(scanner *s, int64_t first, int64_t by)
     const int64_t count = s->at.messages - first;
     if (s->at.messages + by > out->message_capacity) return 0;
     memmove(out->roles + first + by, out->roles + first, (size_t)count);
-    memmove(out->contents + first + by, out->contents + first, (size_t)count * sizeof(range));
-    memmove(out->reasoning + first + by, out->reasoning + first, (size_t)count * sizeof(range));
+    int64_t *const columns_of[] = {out->contents.starts, out->contents.lengths, out->reasoning.starts,
+                                   out->reasoning.lengths};
+    for (int i = 0; i < 4; i++) {
+        memmove(columns_of[i] + first + by, columns_of[i] + first, (size_t)count * sizeof(int64_t));
+    }
     memmove(out->call_offsets + first + by, out->call_offsets + first, (size_t)(count + 1) * sizeof(int64_t));
     for (int64_t i = out->rares; i < s->at.rares; i++) out->rare[i].message += by;
     for (int64_t i = out->weight_count; i < s->at.weights; i++) out->weights[i].message += by;
@@ -510,8 +517,8 @@ static int place_turns(scanner *s, record_parts *r, int64_t first)
     if (!shift_messages(s, first, count)) return 0;
     for (int64_t i = 0; i < count; i++) {
         out->roles[first + i] = spoken[i]->role;
-        out->contents[first + i] = r->turns[spoken[i]->turn];
-        out->reasoning[first + i] = (range){0, ABSENT};
+        set_text(&out->contents, first + i, r->turns[spoken[i]->turn]);
+        set_text(&out->reasoning, first + i, (range){0, ABSENT});
         out->call_offsets[first + i + 1] = out->call_offsets[first];
     }
     return 1;
@@ -521,8 +528,9 @@ static int place_turns(scanner *s, record_parts *r, int64_t first)
 static place record(scanner *s, place p, int64_t line)
 {
     columns *out = s->out;
-    const name_table *table = &s->names->of_record;
+    name_table *table = &s->names->of_record;
     const range none = {0, ABSENT};
+    name *last = &table->start;
     record_parts r;
     r.id = r.source = r.tools = r.listed = r.options = none;
     for (int i = 0; i < table->turns; i++) r.turns[i] = none;
@@ -531,9 +539,9 @@ static place record(scanner *s, place p, int64_t line)
     if (!(p = after(s, p, '{'))) return NULL;
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
-        const name *key = name_at(s, p, table);
+        const name *key = name_at(s, p, table, &last);
         if (key) {
-            if (!(p = noted(s, p + key->length, 1u << (key - table->names), &r.seen))) return NULL;
+            if (!(p = noted(s, p + key->length, key->bit, &r.seen))) return NULL;
             p = record_field(s, p, key, &r);
         } else if ((p = unknown_key(s, p, &r))) {
             p = passed_value(s, p, 2);
@@ -543,10 +551,10 @@ static place record(scanner *s, place p, int64_t line)
     p = space(s, p);
     if (p < s->stop && *p != '\n') return NULL;
     if (!place_turns(s, &r, out->messages)) return NULL;
-    out->ids[line] = r.id;
-    out->sources[line] = r.source;
-    out->tools[line] = r.tools;
-    out->listed[line] = r.listed;
-    out->options[line] = r.options;
+    set_text(&out->ids, line, r.id);
+    set_text(&out->sources, line, r.source);
+    set_text(&out->tools, line, r.tools);
+    set_text(&out->listed, line, r.listed);
+    set_text(&out->options, line, r.options);
     return p;
 }

@@ -34,7 +34,7 @@ EXPORT int64_t chatmill_source_checksum(void) { return SOURCE_CHECKSUM; }
 static void commit(scanner *s, int64_t line)
 {
     columns *out = s->out;
-    const range from = out->sources[line];
+    const range from = {out->sources.starts[line], out->sources.lengths[line]};
     if (from.length > 0 && from.start >= out->text_bytes) s->known_sources[s->source_count++ % KNOWN_SOURCES] = from;
     out->messages = s->at.messages;
     out->calls = s->at.calls;
@@ -49,15 +49,16 @@ static void decline(scanner *s, int64_t line)
     columns *out = s->out;
     const range none = {0, ABSENT};
     s->at = (counts){out->messages, out->calls, out->rares, out->weight_count, out->text_bytes, out->json_bytes};
-    out->ids[line] = out->sources[line] = out->tools[line] = out->listed[line] = out->options[line] = none;
+    texts *const of_line[] = {&out->ids, &out->sources, &out->tools, &out->listed, &out->options};
+    for (int i = 0; i < 5; i++) set_text(of_line[i], line, none);
 }
 
 /* A scanner with nothing read yet; the counts of what is written are 0. */
-static scanner begun(place data, const shape *names, columns *out)
+static scanner begun(place data, shape *names, columns *out)
 {
     out->lines = out->messages = out->calls = out->rares = out->weight_count = out->text_bytes = out->json_bytes = 0;
     out->message_offsets[0] = out->call_offsets[0] = 0;
-    return (scanner){.out = out, .names = names, .data = data};
+    return (scanner){.out = out, .names = names, .data = data, .last_role = &names->of_role.start};
 }
 
 /* Lines in a range, the last of which may lack its line feed. */

@@ -28,19 +28,30 @@ typedef struct {
     double value;
 } weight;
 
+/* A column of texts. */
+typedef struct {
+    int64_t *starts, *lengths;
+} texts;
+
+static inline void set_text(texts *column, int64_t at, range text)
+{
+    column->starts[at] = text.start;
+    column->lengths[at] = text.length;
+}
+
 /* What `scan.py` hands over; the pointers are arrays with room for the capacities below. */
 typedef struct {
     int64_t line_capacity, message_capacity, call_capacity, rare_capacity, weight_capacity, text_capacity, json_capacity;
     int64_t *line_starts, *line_stops;
     uint8_t *read;
     int64_t *message_offsets; /* one more than lines */
-    range *ids, *sources;
-    range *tools;           /* in the data, not in the text */
-    range *listed, *options; /* in the JSON that is written anew */
+    texts ids, sources;
+    texts tools;           /* in the data, not in the text */
+    texts listed, options; /* in the JSON that is written anew */
     uint8_t *roles;
-    range *contents, *reasoning;
+    texts contents, reasoning;
     int64_t *call_offsets; /* one more than messages */
-    range *call_names, *call_arguments, *call_ids;
+    texts call_names, call_arguments, call_ids;
     rare_text *rare;
     weight *weights;
     uint8_t *text; /* texts without their escapes */
@@ -53,15 +64,17 @@ typedef struct {
 } counts;
 
 typedef struct shape shape;
+typedef struct name name;
 
 typedef struct {
     columns *out;
-    const shape *names;
+    shape *names;
     place data; /* places in `tools` count from here */
     place stop; /* no byte from here on is ever read */
     counts at;  /* with those of the line that is being read */
     range known_sources[KNOWN_SOURCES]; /* the last ones, which are most likely to be met again */
     int64_t source_count;
+    name *last_role;
 } scanner;
 
 enum { SYSTEM = 1, DEVELOPER, USER, ASSISTANT, TOOL }; /* RoleCode in kinds.py */

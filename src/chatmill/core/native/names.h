@@ -20,16 +20,19 @@ typedef struct {
     const uint8_t *roles;    /* of a turn the role that speaks */
 } shape_names;
 
-typedef struct {
+struct name {
     uint64_t word, mask;
     place text;
     int64_t length;
+    name *follower; /* the name that came behind it last time */
+    unsigned bit;   /* one of its own among those of its table */
     uint8_t meaning, role;
     int turn; /* of a turn its number */
-} name;
+};
 
 typedef struct {
     name names[MAX_NAMES];
+    name start; /* is before the first one */
     int count, turns;
     int has_list; /* whether a record of this shape has a list of messages in any case */
 } name_table;
@@ -40,7 +43,8 @@ struct shape {
 
 static int fill_table(name_table *table, const shape_names *given, int64_t first, int64_t count, place text)
 {
-    if (count < 0 || count > MAX_NAMES) return 0;
+    if (count < 1 || count > MAX_NAMES) return 0;
+    table->start.follower = table->names;
     table->count = (int)count;
     table->turns = table->has_list = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -50,6 +54,8 @@ static int fill_table(name_table *table, const shape_names *given, int64_t first
         n->length = given->lengths[first + i];
         n->meaning = given->meanings[first + i];
         n->role = given->roles[first + i];
+        n->follower = table->names;
+        n->bit = 1u << i;
         const size_t bytes = n->length < 8 ? (size_t)n->length : 8;
         memcpy(head, text, bytes);
         memset(used, 0xFF, bytes);
@@ -72,7 +78,7 @@ static int number_turns(name_table *table)
     return table->turns <= MAX_TURNS;
 }
 
-/* Whether the names are fewer than there is room for. */
+/* Whether there are names, and not more than there is room for. */
 static int fill_shape(shape *found, const shape_names *given)
 {
     const int64_t records = given->counts[0], messages = given->counts[1], roles = given->counts[2];
@@ -84,20 +90,33 @@ static int fill_shape(shape *found, const shape_names *given)
     return fill_table(&found->of_role, given, records + messages, roles, text) && number_turns(&found->of_record);
 }
 
-/* The name at `p` (behind an opening quote), or NULL where none of the table is there. */
-static inline const name *name_at(const scanner *s, place p, const name_table *table)
+static inline int is_name(const name *n, place p, uint64_t word, ptrdiff_t left)
+{
+    if ((word ^ n->word) & n->mask) return 0;
+    return n->length <= 8 || (left >= n->length && !memcmp(p + 8, n->text + 8, (size_t)n->length - 8));
+}
+
+/* The name at `p` (behind an opening quote), or NULL where none of the table is there. `before` is the name before it,
+ * and becomes the name itself: what followed that one last time is tried first, since records and messages mostly have
+ * their keys in one order. */
+static inline name *name_at(const scanner *s, place p, name_table *table, name **before)
 {
     const ptrdiff_t left = s->stop - p;
-    if (left >= 8) {
-        const uint64_t word = word_at(p);
-        for (const name *n = table->names, *end = n + table->count; n < end; n++) {
-            if ((word ^ n->word) & n->mask) continue;
-            if (n->length <= 8 || (left >= n->length && !memcmp(p + 8, n->text + 8, (size_t)n->length - 8))) return n;
+    name *const end = table->names + table->count;
+    if (left < 8) { /* so near to the end that no record is whole any more, but for names of a few bytes */
+        for (name *n = table->names; n < end; n++) {
+            if (left >= n->length && !memcmp(p, n->text, (size_t)n->length)) return *before = n;
         }
         return NULL;
     }
-    for (const name *n = table->names, *end = n + table->count; n < end; n++) {
-        if (left >= n->length && !memcmp(p, n->text, (size_t)n->length)) return n;
+    const uint64_t word = word_at(p);
+    name *const guess = (*before)->follower;
+    if (is_name(guess, p, word, left)) return *before = guess;
+    for (name *n = table->names; n < end; n++) {
+        if (is_name(n, p, word, left)) {
+            (*before)->follower = n;
+            return *before = n;
+        }
     }
     return NULL;
 }

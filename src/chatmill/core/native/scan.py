@@ -24,8 +24,8 @@ Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
 SMALLEST_CALL = len(b'{"function":{"name":"","arguments":""}}')
-SMALLEST_MESSAGE = 8
-"""Bytes that a message has at least, whatever its fields are called."""
+RARE = 40
+"""Bytes of data for each text that few messages have: enough room unless nearly all of them have several."""
 SLACK = 64
 MAX_NAMES, MAX_TURNS = 32, 8
 """Names of a record, a message or a role, and turns among those of a record, that names.h has room for."""
@@ -90,6 +90,10 @@ class ShapeNames:
         names = [f'{name}"'.encode() for name in (*record, *message, *roles)]
         meanings = [*(meaning for meaning, _ in pairs), *message.values(), *roles.values()]
         self.is_nested = any(meaning is RecordField.NESTED for meaning, _ in pairs)
+        turns_of = [len(name) for name, (meaning, _) in zip(record, pairs, strict=True) if meaning >= RecordField.TURN]
+        listed = len('{"":"","":""}') + sum(sorted(map(len, message))[:2]) + min(map(len, roles))
+        self.smallest_message = min([listed, *(length + len('"":"",') for length in turns_of)])
+        """Bytes that a message has at least. Room is made for as many as there can be: what is too large costs time."""
         self._text = np.frombuffer(b"".join(names), dtype=np.uint8)
         self._lengths = np.array([len(name) for name in names], dtype=np.int64)
         self._meanings = np.array(meanings, dtype=np.uint8)
@@ -131,11 +135,17 @@ class Scanned:
     """Template options, one JSON object."""
 
 
+def _pairs(*names: str) -> tuple[str, ...]:
+    """The two arrays of each column of texts."""
+    return tuple(f"{name}_{part}" for name in names for part in ("starts", "lengths"))
+
+
 _CAPACITIES = ("line", "message", "call", "rare", "weight", "text", "json")
 _LINES = ("line_starts", "line_stops", "read", "message_offsets")
-_LINE_TEXTS = ("ids", "sources", "tools", "listed", "options")
-_MESSAGES = ("roles", "contents", "reasoning", "call_offsets")
-_CALLS = ("call_names", "call_arguments", "call_ids")
+_LINE_TEXTS = _pairs("ids", "sources", "tools", "listed", "options")
+_MESSAGE_TEXTS = _pairs("contents", "reasoning")
+_MESSAGES = ("roles", *_MESSAGE_TEXTS, "call_offsets")
+_CALLS = _pairs("call_names", "call_arguments", "call_ids")
 _ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "rare", "weights", "text", "json")
 _COUNTS = ("lines", "messages", "calls", "rares", "weight_count", "text_bytes", "json_bytes")
 _WEIGHT = np.dtype([("message", np.int64), ("value", np.float64)])
@@ -156,19 +166,20 @@ class _Room:
 
     def __init__(self, lines: int, size: int, names: ShapeNames) -> None:
         """Room for so many lines of so many bytes in all."""
-        messages, calls = size // SMALLEST_MESSAGE + 1, size // SMALLEST_CALL + 1
+        messages, calls = size // names.smallest_message + 1, size // SMALLEST_CALL + 1
+        rare = size // RARE + 16
         text = (3 if names.is_nested else 2) * size + SLACK
-        self.arrays: dict[str, NDArray[Any]] = {name: np.empty((lines, 2), np.int64) for name in _LINE_TEXTS}
+        self.arrays: dict[str, NDArray[Any]] = {name: np.empty(lines, np.int64) for name in _LINE_TEXTS}
         self.arrays |= {name: np.empty(lines, np.int64) for name in ("line_starts", "line_stops")}
-        self.arrays |= {name: np.empty((messages, 2), np.int64) for name in ("contents", "reasoning")}
-        self.arrays |= {name: np.empty((calls, 2), np.int64) for name in _CALLS}
+        self.arrays |= {name: np.empty(messages, np.int64) for name in _MESSAGE_TEXTS}
+        self.arrays |= {name: np.empty(calls, np.int64) for name in _CALLS}
         self.arrays |= {"read": np.empty(lines, np.bool_), "roles": np.empty(messages, np.uint8)}
         self.arrays |= {"message_offsets": np.empty(lines + 1, np.int64)}
         self.arrays |= {"call_offsets": np.empty(messages + 1, np.int64)}
-        self.arrays |= {"rare": np.empty((messages, 4), np.int64), "weights": np.empty(messages, _WEIGHT)}
+        self.arrays |= {"rare": np.empty((rare, 4), np.int64), "weights": np.empty(messages, _WEIGHT)}
         self.arrays |= {"text": np.empty(text, np.uint8), "json": np.empty(2 * size, np.uint8)}
         addresses = (self.arrays[name].ctypes.data for name in _ARRAYS)
-        self.struct = _Columns(lines, messages, calls, messages, messages, text, 2 * size, *addresses)
+        self.struct = _Columns(lines, messages, calls, rare, messages, text, 2 * size, *addresses)
 
     def scanned(self, data: Bytes) -> Scanned:
         """The parts of the arrays that were written."""
@@ -177,8 +188,7 @@ class _Room:
         text, json = arrays["text"][: counts.text_bytes], arrays["json"][: counts.json_bytes]
 
         def texts(name: str, count: int, buffer: Bytes = text) -> OptionalTexts:
-            starts, lengths = np.ascontiguousarray(arrays[name][:count].T)
-            return OptionalTexts(buffer, starts, lengths)
+            return OptionalTexts(buffer, arrays[f"{name}_starts"][:count], arrays[f"{name}_lengths"][:count])
 
         contents, reasoning = texts("contents", messages), texts("reasoning", messages)
         rare = arrays["rare"][: counts.rares]
@@ -227,10 +237,12 @@ def _weights(given: NDArray[Any], count: int) -> NDArray[np.float64]:
     return weights
 
 
-def scan_lines(data: bytes | memoryview, start: int, stop: int, names: ShapeNames) -> Scanned | None:
+def scan_lines(
+    data: bytes | memoryview, start: int, stop: int, names: ShapeNames, lines: int | None = None
+) -> Scanned | None:
     """The lines in `data[start:stop]`, cut at line feeds alone; the last may lack its own. None without the library.
 
-    Nothing outside of the range is looked at.
+    Nothing outside of the range is looked at. `lines` is how many there are, for who has counted them.
     """
     compiled = library()
     if compiled is None:
@@ -239,7 +251,7 @@ def scan_lines(data: bytes | memoryview, start: int, stop: int, names: ShapeName
         raise IndexError(f"no range of {len(data)} bytes: {start} to {stop}")
     whole = np.frombuffer(data, dtype=np.uint8)
     address = whole.ctypes.data
-    lines = compiled.chatmill_count_lines(address, start, stop)
+    lines = compiled.chatmill_count_lines(address, start, stop) if lines is None else lines
     room = _Room(lines, stop - start, names)
     found = compiled.chatmill_scan(address, start, stop, ctypes.addressof(names.struct), ctypes.addressof(room.struct))
     if found != lines:
