@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.batch import ConversationBatch, keys_of, record_key, sources_of
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import Conversations, keys_of, record_key, sources_of
 from chatmill.errors import RecordError
 from chatmill.read.columns import Lines, read_lines
 from chatmill.read.files import decode_line
@@ -50,7 +50,7 @@ def slowly(line: bytes, number: int) -> Conversation | RecordError | None:
         return error
 
 
-def both_ways(lines: list[bytes]) -> tuple[ConversationBatch, list[Conversation]]:
+def both_ways(lines: list[bytes]) -> tuple[Conversations, list[Conversation]]:
     data = b"".join(line.rstrip(b"\n") + b"\n" for line in lines)
     batch, errors = read_lines(data, Lines(0, len(data), 1, data.count(b"\n")), path="f", source="s", shape=OPENAI)
     one_by_one = [slowly(line, number) for number, line in enumerate(lines, 1)]

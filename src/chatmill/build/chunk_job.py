@@ -29,7 +29,7 @@ from chatmill.build.publish import (
     temporary_folder,
     write_atomic,
 )
-from chatmill.core.batch import ConversationBatch
+from chatmill.core.conversations import Conversations
 from chatmill.errors import RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
@@ -157,7 +157,7 @@ def _write_part(job: ChunkJob, pipeline: Pipeline, folder: Path) -> dict[str, An
     return receipt
 
 
-def _batches(job: ChunkJob, part: _Part) -> Iterator[ConversationBatch]:
+def _batches(job: ChunkJob, part: _Part) -> Iterator[Conversations]:
     """The conversations of a chunk in groups, each as often as its weight says; what is left out is in the ledger."""
     for batch, errors in _read(job):
         part.read.update(batch.sources)
@@ -169,7 +169,7 @@ def _batches(job: ChunkJob, part: _Part) -> Iterator[ConversationBatch]:
             yield weighted
 
 
-def _weighted(batch: ConversationBatch, weight: float, ledger: Ledger) -> ConversationBatch:
+def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversations:
     """A batch with every record as often as the weight and the hash of its key say."""
     copies = np.array([copies_of(key, weight) for key in batch.keys], dtype=np.int64)
     for source, count in zip(batch.sources, copies.tolist(), strict=True):
@@ -181,7 +181,7 @@ def _weighted(batch: ConversationBatch, weight: float, ledger: Ledger) -> Conver
     return batch.take(chosen)
 
 
-def _read(job: ChunkJob) -> Iterator[tuple[ConversationBatch, list[RecordError]]]:
+def _read(job: ChunkJob) -> Iterator[tuple[Conversations, list[RecordError]]]:
     """The records of a chunk in groups that are bounded in number or in text, with the errors among them."""
     chunk, shape, left = job.chunk, find_shape(job.chunk.shape), job.max_records
     path, source = chunk.path, chunk.source
@@ -227,7 +227,7 @@ class _Part:
         line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
         self._rejected.append((_line_number(error.where), line))
 
-    def add(self, conversations: ConversationBatch) -> None:
+    def add(self, conversations: Conversations) -> None:
         """Compile a batch and append its episodes to their splits."""
         compiled = self._pipeline.compile(conversations)
         sources = conversations.sources
@@ -244,9 +244,7 @@ class _Part:
             if len(wanted):
                 self._append(split, compiled, wanted, conversations)
 
-    def _append(
-        self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: ConversationBatch
-    ) -> None:
+    def _append(self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Conversations) -> None:
         ids, offsets, weights, kinds = compiled.columns(wanted)
         if split not in self._writers:
             self._writers[split] = EpisodeWriter(self.folder, split, durability=Durability.SCRATCH)

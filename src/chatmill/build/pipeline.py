@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from chatmill.build.ledger import ROLES, Ledger
 from chatmill.build.plain_recipe import PlainRecipe
-from chatmill.core.batch import sources_of
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import sources_of
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import RecordError

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.batch import ConversationBatch, Places
 from chatmill.core.conversation import Conversation, Role
+from chatmill.core.conversations import Conversations, Places
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, sparse_objects
 from chatmill.core.native.scan import (
@@ -37,7 +37,7 @@ from chatmill.read.files import Raw, decode_line
 from chatmill.read.shapes import Shape, Turn, conversation_of, decoded_tools, find_shape
 
 Ints = NDArray[np.int64]
-Read = tuple[ConversationBatch, list[RecordError]]
+Read = tuple[Conversations, list[RecordError]]
 """The conversations of some records, and the errors of those that hold none."""
 
 _MESSAGE_FIELDS = {
@@ -141,7 +141,7 @@ def read_one_by_one(raws: Sequence[Raw], shape: Shape, source: str) -> Read:
     """The same for decoded records, by the way that knows all forms and all errors."""
     found = [_conversation(raw, shape, source) for raw in raws]
     errors = [item for item in found if isinstance(item, RecordError)]
-    return ConversationBatch.of([item for item in found if isinstance(item, Conversation)]), errors
+    return Conversations.of([item for item in found if isinstance(item, Conversation)]), errors
 
 
 def _conversation(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
@@ -153,23 +153,23 @@ def _conversation(raw: Raw, shape: Shape, source: str) -> Conversation | RecordE
         return error
 
 
-def merged(batch: ConversationBatch, read: NDArray[np.bool_], slow: dict[int, Conversation]) -> ConversationBatch:
+def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conversation]) -> Conversations:
     """The conversations of a batch that were read, and in their places those that were read one by one."""
     if not slow:
         return batch if read.all() else batch.take(np.flatnonzero(read))
-    others = ConversationBatch.of(list(slow.values()))
+    others = Conversations.of(list(slow.values()))
     if isinstance(batch.wheres, Places):
         numbers = batch.wheres.numbers[list(slow)]
         others = replace(others, wheres=Places(batch.wheres.before, numbers))
     order = np.where(read, np.arange(len(read)), -1)
     order[list(slow)] = len(batch) + np.arange(len(slow))
-    return ConversationBatch.joined([batch, others]).take(order[order >= 0])
+    return Conversations.joined([batch, others]).take(order[order >= 0])
 
 
-def _batch(scanned: Scanned, before: str, first: int, source: str) -> ConversationBatch:
+def _batch(scanned: Scanned, before: str, first: int, source: str) -> Conversations:
     """All that was scanned; a record that was declined has no messages."""
     count = len(scanned.read)
-    return ConversationBatch(
+    return Conversations(
         messages=scanned.messages,
         offsets=scanned.offsets,
         ids=scanned.ids.texts,

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from chatmill.core.batch import ConversationBatch, Places
 from chatmill.core.conversation import MAX_WEIGHT, Role
+from chatmill.core.conversations import Conversations, Places
 from chatmill.core.messages import CODES, MessageColumns, sparse_objects
 from chatmill.core.native.scan import scan_texts
 from chatmill.core.texts import Chosen, OptionalTexts, TextJoiner, Texts, joined
@@ -65,11 +65,11 @@ class _Rows:
         self._batch, self._shape, self._source = batch, shape, source
         self._sure = np.ones(batch.num_rows, dtype=np.bool_)
 
-    def conversations(self) -> tuple[ConversationBatch, Flags]:
+    def conversations(self) -> tuple[Conversations, Flags]:
         """All rows, and which of them may be taken."""
         messages, offsets = self._messages()
         count = self._batch.num_rows
-        found = ConversationBatch(
+        found = Conversations(
             messages=messages,
             offsets=offsets,
             ids=self._ids(),

@@ -10,7 +10,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from chatmill.core.batch import options_json
 from chatmill.core.conversation import (
     HARMONY_PARTS,
     ROLE_ALIASES,
@@ -21,6 +20,7 @@ from chatmill.core.conversation import (
     json_type,
     parse_messages,
 )
+from chatmill.core.conversations import options_json
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.read.files import TOO_DEEP, decode_line
 from chatmill.read.shape_files import SUFFIXES, decoded_definition, definition_text, read_definition

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.batch import ConversationBatch
+from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import RoleCode
 from chatmill.core.tokens import offsets_of
 from chatmill.render.template import ROLE_CODES, Template
 from chatmill.render.written import Written
 
 
-def column_conversations(batch: ConversationBatch, template: Template) -> NDArray[np.bool_]:
+def column_conversations(batch: Conversations, template: Template) -> NDArray[np.bool_]:
     """Which conversations of a batch can be written from its columns.
 
     The others are for `Template.emit`: those that `Template.check` may refuse, and those with a message that the
@@ -32,7 +32,7 @@ def column_conversations(batch: ConversationBatch, template: Template) -> NDArra
     return chosen
 
 
-def write_columns(batch: ConversationBatch, template: Template) -> Written:
+def write_columns(batch: Conversations, template: Template) -> Written:
     """Write all conversations of a batch."""
     counts = np.diff(batch.offsets)
     out = template.write_messages(batch)

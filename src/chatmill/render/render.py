@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import Conversations
 from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
 from chatmill.render.by_columns import column_conversations, write_columns
@@ -46,10 +46,10 @@ def render(
 
     `template` is a bound template, or a name or path that is bound to `tokenizer`. The first conversation that the
     template cannot write raises its `RecordError`; with `collect_failures` it is left out and reported instead.
-    A `ConversationBatch` is written from its columns, as far as the template can.
+    A `Conversations` is written from its columns, as far as the template can.
     """
     bound = template if isinstance(template, Template) else bind(template, tokenizer)
-    if isinstance(conversations, ConversationBatch) and bound.writes_columns and not add_generation_prompt:
+    if isinstance(conversations, Conversations) and bound.writes_columns and not add_generation_prompt:
         by_columns = column_conversations(conversations, bound)
         written, kept, failed = _emit(conversations, np.flatnonzero(~by_columns), bound, collect_failures)
         chosen = np.flatnonzero(by_columns)

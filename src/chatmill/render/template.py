@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import Part, RoleCode, kind
 from chatmill.core.texts import Texts
 from chatmill.errors import RecordError, TokenizerError
@@ -92,18 +92,18 @@ class Template:
         """A frame without a place for a text: (literal, kind) pairs alone, written by `Emitter.fixed`."""
         return Frame(self.table.add(tuple(literal_run(*pair) for pair in runs)), "")
 
-    def column_messages(self, batch: ConversationBatch) -> NDArray[np.bool_]:
+    def column_messages(self, batch: Conversations) -> NDArray[np.bool_]:
         """Which messages `write_messages` can write; a conversation with another one is written by `emit`."""
         without: NDArray[np.bool_] = batch.messages.call_counts == 0
         return without
 
-    def write_messages(self, batch: ConversationBatch) -> EventColumns:
+    def write_messages(self, batch: Conversations) -> EventColumns:
         """Write all messages of a batch at once, exactly as `emit` would: only with `writes_columns`."""
         raise NotImplementedError
 
     def write_framed(
         self,
-        batch: ConversationBatch,
+        batch: Conversations,
         frames: Mapping[Role, Frame],
         contents: Texts | None = None,
         *,

@@ -22,8 +22,8 @@ from chatmill.build.proof.report import Finding, Notebook
 from chatmill.build.proof.spans import SpanCheck
 from chatmill.build.proof.stored import BlockSplit, StoredEpisode, StoredSplit
 from chatmill.build.recipe import Recipe
-from chatmill.core.batch import record_key
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import record_key
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.pack.plan import plan
 from chatmill.store.documents import MANIFEST

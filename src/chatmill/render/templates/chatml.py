@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Role
+from chatmill.core.conversations import Conversations
 from chatmill.render.emitter import Emitter
 from chatmill.render.events import EventColumns
 from chatmill.render.frames import Frame
@@ -47,7 +47,7 @@ class ChatML(Template):
             after=self._closing[role],
         )
 
-    def write_messages(self, batch: ConversationBatch) -> EventColumns:
+    def write_messages(self, batch: Conversations) -> EventColumns:
         """Every message is its content in the frame of its role."""
         return self.write_framed(batch, self._frames)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Role
+from chatmill.core.conversations import Conversations
 from chatmill.render.emitter import Emitter
 from chatmill.render.events import EventColumns
 from chatmill.render.frames import Frame
@@ -50,7 +50,7 @@ class Llama3(Template):
             out.framed(self._frames[message.role], content)
             out.stripped += len(message.content) - len(content) + len(message.reasoning or "")
 
-    def write_messages(self, batch: ConversationBatch) -> EventColumns:
+    def write_messages(self, batch: Conversations) -> EventColumns:
         """The same from columns."""
         contents, firsts = batch.messages.contents, batch.offsets[:-1]
         trimmed = contents.stripped()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Role
+from chatmill.core.conversations import Conversations
 from chatmill.render.emitter import Emitter
 from chatmill.render.events import EventColumns
 from chatmill.render.template import DOCUMENT, KINDS_OF, Template, reasoning_length
@@ -48,7 +48,7 @@ class Markers(Template):
         out.message(-1)
         out.fixed(self._eos)
 
-    def write_messages(self, batch: ConversationBatch) -> EventColumns:
+    def write_messages(self, batch: Conversations) -> EventColumns:
         """The same from columns."""
         lasts = batch.offsets[1:] - 1
         out = self.write_framed(batch, self._frames, closed=lasts)

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import MessageColumns
 from chatmill.core.texts import Chosen, Texts, joined
@@ -221,11 +221,11 @@ class Qwen3(ChatML):
         """A tool result; neighbours share one user turn."""
         out.framed(self._results[before is not Role.TOOL, after is not Role.TOOL], message.content)
 
-    def column_messages(self, batch: ConversationBatch) -> NDArray[np.bool_]:
+    def column_messages(self, batch: Conversations) -> NDArray[np.bool_]:
         """All of them."""
         return np.ones(len(batch.messages), dtype=np.bool_)
 
-    def write_messages(self, batch: ConversationBatch) -> EventColumns:
+    def write_messages(self, batch: Conversations) -> EventColumns:
         """The same from columns."""
         messages = batch.messages
         speaks = messages.roles == RoleCode.ASSISTANT
@@ -252,7 +252,7 @@ class Qwen3(ChatML):
             self._write_tools(batch.tools.take(with_tools), messages.contents.take(opening), opening, alone, out)
         return out
 
-    def _places_of(self, batch: ConversationBatch, who: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _places_of(self, batch: Conversations, who: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Whether each of the messages `who` stands behind the last question, and whether it is the last of all."""
         lasts = batch.offsets[1:] - 1
         asks = np.flatnonzero(batch.messages.roles == RoleCode.USER)
@@ -286,7 +286,7 @@ class Qwen3(ChatML):
         frames = self._call_numbers[(number == 0).astype(np.int64), is_last.astype(np.int64)]
         out.put(np.repeat(main, counts) + 1 + number, frames, texts)
 
-    def _write_results(self, batch: ConversationBatch, main: Ints, out: EventColumns) -> None:
+    def _write_results(self, batch: Conversations, main: Ints, out: EventColumns) -> None:
         """Tool results; neighbours share one user turn."""
         is_result = batch.messages.roles == RoleCode.TOOL
         places = np.flatnonzero(is_result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.batch import ConversationBatch
+from chatmill.core.conversations import Conversations
 from chatmill.render.template import Ints
 from chatmill.render.templates.qwen3 import Qwen3
 
@@ -25,7 +25,7 @@ class Qwen3Training(Qwen3):
     def _shows_reasoning(self, index: int, count: int, last_query: int, reasoning: str) -> bool:
         return True
 
-    def _places_of(self, batch: ConversationBatch, who: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _places_of(self, batch: Conversations, who: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Every message is as if it were the last one."""
         every = np.ones(len(who), dtype=np.bool_)
         return every, every

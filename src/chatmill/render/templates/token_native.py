@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Role
+from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import RoleCode
 from chatmill.core.texts import Texts
 from chatmill.errors import RecordError
@@ -67,14 +67,14 @@ class TokenNative(Template):
         out.framed_messages(conversation.messages, self._frames)
         out.stripped += reasoning_length(conversation.messages)
 
-    def column_messages(self, batch: ConversationBatch) -> NDArray[np.bool_]:
+    def column_messages(self, batch: Conversations) -> NDArray[np.bool_]:
         """Not late system messages, which are refused."""
         late = batch.messages.roles == RoleCode.SYSTEM
         late[batch.offsets[:-1][np.diff(batch.offsets) > 0]] = False
         writable: NDArray[np.bool_] = super().column_messages(batch) & ~late
         return writable
 
-    def write_messages(self, batch: ConversationBatch) -> EventColumns:
+    def write_messages(self, batch: Conversations) -> EventColumns:
         """The same from columns."""
         firsts = batch.offsets[:-1]
         opened = firsts[batch.messages.roles[firsts] != RoleCode.SYSTEM]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.core.batch import ConversationBatch, Places
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.conversations import Conversations, Places
 from chatmill.core.messages import MessageColumns
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
 from chatmill.read.shapes import conversation_of, find_shape
@@ -58,7 +58,7 @@ CONVERSATIONS = st.builds(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(CONVERSATIONS, max_size=4))
 def test_objects_are_the_same_again(conversations: list[Conversation]) -> None:
-    batch = ConversationBatch.of(conversations)
+    batch = Conversations.of(conversations)
     assert list(batch) == conversations
     assert batch[:] == conversations
     assert list(batch.keys) == [item.id or item.where for item in conversations]
@@ -69,12 +69,12 @@ def test_objects_are_the_same_again(conversations: list[Conversation]) -> None:
 @given(st.lists(st.lists(CONVERSATIONS, max_size=3), min_size=1, max_size=3), st.data())
 def test_batches_are_joined_and_chosen_from(parts: list[list[Conversation]], data: st.DataObject) -> None:
     together = [item for part in parts for item in part]
-    joined = ConversationBatch.joined([ConversationBatch.of(part) for part in parts])
+    joined = Conversations.joined([Conversations.of(part) for part in parts])
     assert list(joined) == together
     chosen = data.draw(st.lists(st.integers(0, len(together) - 1), max_size=4)) if together else []
     taken = joined.take(np.array(chosen, dtype=np.int64))
     assert list(taken) == [together[i] for i in chosen]
-    assert list(ConversationBatch.joined([taken, joined])) == [*(together[i] for i in chosen), *together]
+    assert list(Conversations.joined([taken, joined])) == [*(together[i] for i in chosen), *together]
 
 
 @pytest.mark.parametrize("path", CONVERSATION_FILES, ids=lambda path: path.name.split(".")[0])
@@ -84,7 +84,7 @@ def test_every_bundled_source(path: Any) -> None:
         conversation_of(json.loads(line), find_shape("openai"), where=f"f:{number}", source="s")
         for number, line in enumerate(lines, 1)
     ]
-    assert list(ConversationBatch.of(conversations)) == conversations
+    assert list(Conversations.of(conversations)) == conversations
 
 
 def test_every_bundled_harmony_row() -> None:
@@ -93,7 +93,7 @@ def test_every_bundled_harmony_row() -> None:
     for path in sorted((DATA / "synth_harmony").glob("*.parquet")):
         rows = pyarrow.parquet.read_table(path).to_pylist()
         conversations = [conversation_of(row, find_shape("harmony"), where="f") for row in rows]
-        batch = ConversationBatch.of(conversations)
+        batch = Conversations.of(conversations)
         assert list(batch) == conversations
         assert batch.messages.structured.present.sum() >= 2 * len(rows)
 
@@ -140,7 +140,7 @@ def test_places() -> None:
 
 
 def test_an_index_outside_of_the_batch() -> None:
-    batch = ConversationBatch.of([Conversation((Message(Role.USER, "a"),)), Conversation((Message(Role.USER, "b"),))])
+    batch = Conversations.of([Conversation((Message(Role.USER, "a"),)), Conversation((Message(Role.USER, "b"),))])
     assert batch[-1].messages[0].content == "b"
     with pytest.raises(IndexError):
         batch[2]

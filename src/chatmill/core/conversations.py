@@ -46,7 +46,7 @@ class Places(Sequence[str]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ConversationBatch(Sequence[Conversation]):
+class Conversations(Sequence[Conversation]):
     """C conversations; message `m` of conversation `c` is at `offsets[c] + m` in `messages`."""
 
     messages: MessageColumns
@@ -65,7 +65,7 @@ class ConversationBatch(Sequence[Conversation]):
     """Record fields that mean nothing to this library, a mapping each; the scanner does not keep them."""
 
     @classmethod
-    def of(cls, conversations: Sequence[Conversation]) -> ConversationBatch:
+    def of(cls, conversations: Sequence[Conversation]) -> Conversations:
         """Objects as columns; `UnicodeEncodeError` where a text has no UTF-8 form."""
         metadata = {place: item.metadata for place, item in enumerate(conversations) if item.metadata}
         return cls(
@@ -118,11 +118,11 @@ class ConversationBatch(Sequence[Conversation]):
         """The conversations that places in the columns belong to."""
         return np.searchsorted(self.offsets, places, side="right") - 1
 
-    def take(self, chosen: Ints) -> ConversationBatch:
+    def take(self, chosen: Ints) -> Conversations:
         """The chosen conversations, in that order; one may be chosen more than once."""
         counts = np.diff(self.offsets)[chosen]
         which, wheres = chosen.tolist(), self.wheres
-        return ConversationBatch(
+        return Conversations(
             messages=self.messages.take(ranges(self.offsets[chosen], counts)),
             offsets=offsets_of(counts),
             ids=self.ids.take(chosen),
@@ -136,7 +136,7 @@ class ConversationBatch(Sequence[Conversation]):
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[ConversationBatch]) -> ConversationBatch:
+    def joined(cls, parts: Sequence[Conversations]) -> Conversations:
         """The conversations of several batches, one behind the other."""
         columns = [part.messages.text_columns() for part in parts]
         columns += [[part.ids, part.tools, part.options] for part in parts]
@@ -173,13 +173,13 @@ def record_key(conversation: Conversation) -> str:
 
 def sources_of(conversations: Sequence[Conversation]) -> Sequence[str]:
     """The source of every conversation."""
-    if isinstance(conversations, ConversationBatch):
+    if isinstance(conversations, Conversations):
         return conversations.sources
     return [conversation.source for conversation in conversations]
 
 
 def keys_of(conversations: Sequence[Conversation]) -> Sequence[str]:
     """The key of every conversation (see `record_key`)."""
-    if isinstance(conversations, ConversationBatch):
+    if isinstance(conversations, Conversations):
         return conversations.keys
     return [record_key(conversation) for conversation in conversations]
