@@ -92,7 +92,7 @@ class Conversations(Sequence[Conversation]):
         index = range(len(self))[index]
         first, last = self.offsets[index : index + 2].tolist()
         return Conversation(
-            tuple([self.messages.message(place) for place in range(first, last)]),
+            self.messages.objects(first, last),
             self.ids[index],
             self.sources[index],
             tools_of(self.tools[index]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,10 +19,10 @@ from chatmill.core.tokens import offsets_of, ranges
 Ints = NDArray[np.int64]
 Objects = NDArray[np.object_]
 
-ROLES: tuple[Role | None, ...] = tuple(None if code is RoleCode.NONE else Role[code.name] for code in RoleCode)
-"""The role of each `RoleCode`."""
-CODES: Mapping[Role, int] = {role: code for code, role in enumerate(ROLES) if role is not None}
+CODES: Mapping[Role, int] = {role: int(RoleCode[role.name]) for role in Role}
 """The `RoleCode` of each role."""
+ROLES: Mapping[int, Role] = {code: role for role, code in CODES.items()}
+"""The role of each of these."""
 NOTHING: Mapping[str, Any] = Message(Role.USER, "").extra
 _PLAIN = Message(Role.USER, "")[2:]
 _NO_OBJECT: Objects = np.array(NOTHING, dtype=np.object_)
@@ -134,28 +135,39 @@ class MessageColumns:
         columns = (getattr(self, field.name) for field in fields(self))
         return [column for column in columns if isinstance(column, Texts | OptionalTexts)]
 
-    def message(self, place: int) -> Message:
-        """One message as an object."""
-        weight, structured = float(self.weights[place]), self.structured[place]
-        return Message(
-            ROLES[self.roles[place]] or Role.USER,
-            self.contents[place],
-            self.reasoning[place] if self.has_reasoning[place] else None,
-            self._calls(place),
-            self.tool_call_ids[place],
-            self.names[place],
-            self.recipients[place],
-            self.channels[place],
-            self.content_types[place],
-            None if weight != weight else weight,
-            None if structured is None else json.loads(structured),
-            self.extra[place],
-            bool(self.has_content[place]),
+    def objects(self, first: int, last: int) -> tuple[Message, ...]:
+        """Messages `first` up to `last - 1` as objects."""
+        part = slice(first, last)
+        has_reasoning, weights = self.has_reasoning[part].tolist(), self.weights[part].tolist()
+        reasoning = self.reasoning[part] if any(has_reasoning) else [""] * (last - first)
+        rows = zip(
+            [ROLES[code] for code in self.roles[part].tolist()],
+            self.contents[part],
+            [text if there else None for text, there in zip(reasoning, has_reasoning, strict=True)],
+            self._calls(first, last),
+            self.tool_call_ids[part],
+            self.names[part],
+            self.recipients[part],
+            self.channels[part],
+            self.content_types[part],
+            [None if weight != weight else weight for weight in weights],
+            [None if text is None else json.loads(text) for text in self.structured[part]],
+            self.extra[part].tolist(),
+            self.has_content[part].tolist(),
+            strict=True,
         )
+        return tuple([Message._make(row) for row in rows])
 
-    def _calls(self, place: int) -> tuple[ToolCall, ...]:
-        first, last = self.call_offsets[place : place + 2].tolist()
-        return tuple(ToolCall(self.call_names[i], self.call_arguments[i], self.call_ids[i]) for i in range(first, last))
+    def _calls(self, first: int, last: int) -> list[tuple[ToolCall, ...]]:
+        """The calls of these messages."""
+        offsets = self.call_offsets[first : last + 1].tolist()
+        begin = offsets[0]
+        if begin == offsets[-1]:
+            return [()] * (last - first)
+        part = slice(begin, offsets[-1])
+        rows = zip(self.call_names[part], self.call_arguments[part], self.call_ids[part], strict=True)
+        calls = [ToolCall._make(row) for row in rows]
+        return [tuple(calls[a - begin : b - begin]) for a, b in itertools.pairwise(offsets)]
 
     def take(self, places: Ints) -> MessageColumns:
         """The messages at these places, in that order."""

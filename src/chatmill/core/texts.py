@@ -60,7 +60,8 @@ class Texts(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            ranges, data = zip(self.starts[index].tolist(), self.lengths[index].tolist(), strict=True), self.data
+            return [data[start : start + length].tobytes().decode() for start, length in ranges]
         start, length = int(self.starts[index]), int(self.lengths[index])
         return self.data[start : start + length].tobytes().decode()
 
@@ -185,7 +186,13 @@ class OptionalTexts(Sequence[str | None]):
     def __getitem__(self, index: slice) -> list[str | None]: ...
     def __getitem__(self, index: int | slice) -> str | list[str | None] | None:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+            starts, lengths, data = self.starts[index], self.lengths[index].tolist(), self.data
+            if lengths.count(-1) == len(lengths):
+                return [None] * len(lengths)
+            return [
+                None if length < 0 else data[start : start + length].tobytes().decode()
+                for start, length in zip(starts.tolist(), lengths, strict=True)
+            ]
         start, length = int(self.starts[index]), int(self.lengths[index])
         return None if length < 0 else self.data[start : start + length].tobytes().decode()
 
