@@ -24,7 +24,8 @@
 #include "json.h"
 #include "listed.h"
 #include "names.h"
-#include "chats.h"
+#include "messages.h"
+#include "records.h"
 
 EXPORT int64_t chatmill_abi_version(void) { return ABI_VERSION; }
 
