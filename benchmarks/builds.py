@@ -14,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.build.chunk_job import ChunkJob, compile_chunk, pipeline_of
+from chatmill.build.inputs import CHUNK_BYTES
 from chatmill.build.pipeline import Pipeline
 from chatmill.build.recipe import Recipe
 from chatmill.build.run import run_build
 from chatmill.build.sources import plan_sources
 from chatmill.store.episodes import EpisodeDataset
 from tests.data.tokenizer_files import unpacked
-
-CHUNK = 16 << 20
-"""Bytes of a chunk, as builds have them by default."""
 
 
 def recipe_for(paths: Sequence[Path], template: str = "qwen3_training") -> Recipe:
@@ -47,7 +45,7 @@ class Bench:
     """What loading the tokenizer and binding the template took; in no timing."""
 
     @classmethod
-    def of(cls, recipe: Recipe, work: Path, *, chunk_bytes: int = CHUNK) -> Bench:
+    def of(cls, recipe: Recipe, work: Path, *, chunk_bytes: int = CHUNK_BYTES) -> Bench:
         """Plan the chunks and load the tokenizer.
 
         The pipeline's recipe names no sources of its own: benches over other files share what it loads.
@@ -81,7 +79,7 @@ class Bench:
 def build(recipe: Recipe, out: Path, workers: int) -> dict[str, Any]:
     """A whole build, start of the workers, tokenizer and final join included; its manifest."""
     shutil.rmtree(out, ignore_errors=True)
-    return run_build(recipe, out, workers=workers, chunk_bytes=CHUNK).manifest
+    return run_build(recipe, out, workers=workers, chunk_bytes=CHUNK_BYTES).manifest
 
 
 def tokens_of(manifest: dict[str, Any]) -> int:

@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.builds import CHUNK, Bench, build, episodes, recipe_for, tokens_of
+from benchmarks.builds import Bench, build, episodes, recipe_for, tokens_of
 from benchmarks.harness import (
     Comparison,
     Report,
@@ -47,6 +47,7 @@ from benchmarks.harness import (
 )
 from benchmarks.inputs import inputs_folder, records, without_control_text, write_shards, write_tiled
 from benchmarks.peers import Prepared, conversations_of, prepared, renderers_rows, trl_map, trl_table
+from chatmill.build.inputs import CHUNK_BYTES
 from chatmill.core.texts import Texts
 from chatmill.render.registry import bind
 from chatmill.render.render import render
@@ -80,7 +81,7 @@ class Recorder:
 def against_gigatoken(report: Report, paths: list[Path], work: Path) -> None:
     """Chunk work against encoding alone, on the same pieces in the same calls."""
     size = sum(path.stat().st_size for path in paths)
-    bench = Bench.of(recipe_for(paths), work, chunk_bytes=min(CHUNK, size // 8))
+    bench = Bench.of(recipe_for(paths), work, chunk_bytes=min(CHUNK_BYTES, size // 8))
     tokenizer: Any = bench.pipeline.template.tokenizer
     recorder = tokenizer.backend = Recorder(tokenizer.backend)
     alone = load_tokenizer(unpacked("qwen3")).backend._tokenizer  # type: ignore[attr-defined]  # gigatoken itself

@@ -169,3 +169,43 @@ def inputs_folder() -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="chatmill-bench-") as temporary:
         yield Path(temporary)
+
+
+def unrepeated(count: int, pairs: Sequence[tuple[str, str]], seed: int = 0) -> list[dict[str, Any]]:
+    """Records of which no two have the same shape: random sequences of messages, some with random tool calls."""
+    rng = random.Random(seed)
+    found: list[dict[str, Any]] = []
+    shapes: set[str] = set()
+    while len(found) < count:
+        messages: list[dict[str, Any]] = []
+        if rng.random() < 0.3:
+            messages.append({"role": "system", "content": rng.choice(pairs)[0]})
+        for _ in range(rng.randint(2, 6)):
+            asked, answered = rng.choice(pairs)
+            messages.append({"role": "user", "content": asked})
+            for _ in range(rng.randint(0, 3)):
+                calls = [_random_call(rng) for _ in range(rng.randint(1, 3))]
+                messages.append({"role": "assistant", "content": rng.choice(["", answered]), "tool_calls": calls})
+                messages += [
+                    {"role": "tool", "tool_call_id": call["id"], "content": rng.choice(pairs)[1]} for call in calls
+                ]
+            messages.append({"role": "assistant", "content": answered})
+        shape = json.dumps([_shape_of(message) for message in messages])
+        if shape not in shapes:
+            shapes.add(shape)
+            found.append({"id": f"unrepeated-{seed}-{len(found)}", "messages": messages})
+    return found
+
+
+def _random_call(rng: random.Random) -> dict[str, Any]:
+    def word() -> str:
+        return "".join(rng.choices(SYLLABLES, k=2))
+
+    arguments = {word(): rng.choice([rng.randint(0, 99), word(), [word()], True, {word(): word()}]) for _ in range(2)}
+    function = {"name": word(), "arguments": arguments}
+    return {"id": f"call_{rng.randint(0, 10**9)}", "type": "function", "function": function}
+
+
+def _shape_of(message: dict[str, Any]) -> list[Any]:
+    calls = message.get("tool_calls", [])
+    return [message["role"], bool(message["content"]), [list(call["function"]["arguments"]) for call in calls]]

@@ -46,6 +46,8 @@ from chatmill.build.synth_kd.run import build_synth_kd
 from chatmill.core.native.scan import scan_lines
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.pack.plan import plan
+from chatmill.read.columns import scanner_names
+from chatmill.read.shapes import find_shape
 
 PACKAGE = f"{Path(chatmill.__file__).parent}{os.sep}"
 INTERVAL = 0.001
@@ -175,8 +177,10 @@ def floors(bench: Bench, work: Path) -> dict[str, float]:
             file.flush()
             os.fsync(file.fileno())
 
+    names = scanner_names(find_shape("openai"))
+    assert names is not None
     alone = {
-        "scan the lines (compiled)": lambda: scan_lines(lines, 0, len(lines)),
+        "scan the lines (compiled)": lambda: scan_lines(lines, 0, len(lines), names),
         "encode the pieces (gigatoken)": lambda: [recorder.backend.encode_batch(texts) for texts, _ in recorder.calls],
         "hash the output once (sha256)": lambda: hashlib.sha256(stored).digest(),
         "write the output and sync": write,

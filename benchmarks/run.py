@@ -29,12 +29,13 @@ from benchmarks.inputs import FOLDER_VARIABLE
 from benchmarks.table import WIDTH, Row, print_note, print_rows
 
 BENCHMARKS = (
-    "render", "compile", "workers", "long_chats", "memory", "synth_kd", "plan", "loader", "startup", "profile",
+    "render", "templates", "compile", "workers", "long_chats", "memory", "synth_kd", "plan", "loader",
+    "startup", "profile",
 )  # fmt: skip
 """Modules of this package, in the order of the data's way; the profile has figures and no rows."""
 ELSEWHERE = ("linear_cross_entropy", "packed_training", "packed_training_picture", "viewer")
 """Benchmarks (and the picture of one) that need a GPU or a browser and are run by themselves."""
-TOOLS = ("publish", "run")
+TOOLS = ("mask_differences", "publish", "run", "template_table")
 """Modules that are run but are no benchmarks."""
 PACKAGES = (
     "chatmill", "gigatoken", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "trl", "datasets", "renderers",

@@ -95,7 +95,7 @@ class Server:
         code = "import typer; from chatmill.cli.view import command; typer.run(command)"
         began = time.perf_counter()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, str(folder), "--tokenizer", "o200k", "--port", "0", "--json"],
+            [sys.executable, "-c", code, str(folder), "--tokenizer", "o200k", "--port", "0", "--json", "--no-token"],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -54,7 +54,7 @@ def viewer(*paths: Path) -> Iterator[str]:
     opened = open_viewed(paths)
     compare = (lambda: diff_datasets(*paths, show=100).as_json()) if len(paths) == 2 else None
     made = Viewer(opened, compare=compare, version=chatmill.__version__)
-    with listening(lambda token: make_app(made, token=token), port=0) as (server, sockets, url):
+    with listening(lambda token: make_app(made, token=token), port=0, use_token=False) as (server, sockets, url):
         thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True)
         thread.start()
         try:

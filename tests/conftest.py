@@ -1,13 +1,18 @@
-"""Fixtures that several tests share: real tokenizers, loaded once per process, and real conversations."""
+"""Fixtures that several tests share (real tokenizers, loaded once per process, real conversations), and settings.
+
+No test may depend on how fast the machine is, nor on how the suite was started.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -16,6 +21,14 @@ from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
 from chatmill.tokenizer.load import load_tokenizer
 from tests.data.tokenizer_files import unpacked
+
+settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any_machine")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts background jobs with Ctrl-C ignored, and their children inherit that; the processes that tests
+    # interrupt would run on. A handler is not inherited, so they begin with the default.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DATA = Path(__file__).parent / "data"
 CONVERSATION_FILES = sorted((DATA / "conversations").glob("*.jsonl.gz"))

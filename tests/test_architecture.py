@@ -14,6 +14,7 @@ ROOT = Path(chatmill.__file__).parent
 MIDDLE = {"core", "tokenizer", "read", "render", "label", "pack", "store", "systems", "load"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "console": set(),
     "_facade": set(),
     "__init__": {"_facade"},
     "core": set(),
@@ -25,11 +26,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "render": {"core", "tokenizer"},
     "load": {"core", "store", "pack", "label"},
     "systems": {"core", "tokenizer", "render", "label", "pack", "load"},
-    "train": {"core", "load", "label", "pack", "tokenizer", "render"},
-    "look": {"core", "store", "tokenizer", "render", "label"},
-    "build": MIDDLE | {"__init__"},
+    "train": {"console", "core", "load", "label", "pack", "tokenizer", "render"},
+    "look": {"console", "core", "store", "tokenizer", "render", "label"},
+    "build": MIDDLE | {"__init__", "console"},
     "megatron": {"core", "store", "load", "train"},
-    "cli": MIDDLE | {"train", "look", "build", "megatron", "__init__"},
+    "cli": MIDDLE | {"console", "train", "look", "build", "megatron", "__init__"},
 }
 TORCH_ROOMS = {"train", "megatron"}
 TORCH_FILES = {"load/collate.py"}

@@ -111,7 +111,7 @@ def page_options(**changed: Any) -> dict[str, Any]:
     return options | changed
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(
     lengths=st.lists(st.integers(0, 25), max_size=14),
     tokenizer=st.sampled_from([BOTH, NEITHER, EOS_ONLY, BOS_ONLY]),
@@ -145,7 +145,7 @@ def test_blocks_equal_the_page_written_out(
     assert block_tokenize_fn({"text": texts}, tokenizer, "text", **options) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
     strategy=st.sampled_from(["greedy", "best_fit", "first_fit"]),
@@ -314,9 +314,9 @@ def test_wrong_options_say_what_is_allowed() -> None:
         run("abc")  # type: ignore[arg-type]
 
 
-def test_a_hundred_thousand_documents_take_seconds() -> None:
-    """Guards the shape of the work: no token is ever touched by Python."""
-    import time
+def test_no_token_is_touched_by_python() -> None:
+    """Guards the shape of the work: far fewer lines are executed than there are tokens."""
+    import sys
 
     from chatmill.core.tokens import offsets_of
 
@@ -328,7 +328,18 @@ def test_a_hundred_thousand_documents_take_seconds() -> None:
         def encode_documents(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
             return np.full(int(lengths.sum()), 7, dtype=np.int32), offsets_of(lengths)
 
-    begin = time.perf_counter()
-    made = block_tokenize_fn({"t": [""] * len(lengths)}, Ready(), "t", max_length=2048, packed=True)
-    assert time.perf_counter() - begin < 10
+    lines = 0
+
+    def count(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        made = block_tokenize_fn({"t": [""] * len(lengths)}, Ready(), "t", max_length=2048, packed=True)
+    finally:
+        sys.settrace(before)
+    assert lines < lengths.sum() / 5
     assert sum(i == 7 for i in made["input_ids"][0]) > 1900

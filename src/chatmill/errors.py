@@ -17,6 +17,8 @@ class RecordError(DataError):
     def __init__(self, message: str, *, code: str, path: str = "", where: str = "", record_id: str = "") -> None:
         """`code` is a short stable reason; `path` a field path such as `messages[2].content`."""
         self.message, self.code, self.path, self.where, self.record_id = message, code, path, where, record_id
+        self.is_general = True
+        """Whether the message quotes nothing of this one record; not for errors that have crossed processes."""
         super().__init__(message)
 
     def __str__(self) -> str:
@@ -72,9 +74,17 @@ class FormatError(ChatmillError, ValueError):
     """A file on disk is not what its format says: wrong size, index out of range, wrong version."""
 
 
+class OutOfMemoryError(ChatmillError, MemoryError):
+    """The machine, or the limit of a shell or container, has no more memory."""
+
+
 class MissingExtraError(ChatmillError, ImportError):
     """An optional package is needed; the message names the extra that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         """For example `MissingExtraError("torch", "torch", "collating batches")`."""
         super().__init__(f"{purpose} needs the package {package!r}: pip install 'chatmill[{extra}]'")
+
+
+class SlowEngineWarning(UserWarning):
+    """The fast tokenizer engine is missing; the reference does its work, with the same result and more slowly."""

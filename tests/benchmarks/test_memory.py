@@ -10,7 +10,7 @@ import pytest
 from benchmarks.memory import peak_of
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
-CHILD = "import time; block = bytearray({size}); block[::4096] = b'x' * len(block[::4096]); time.sleep(0.6)"
+CHILD = "import time; block = bytearray({size}); block[::4096] = b'x' * len(block[::4096]); time.sleep(2)"
 PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,22 @@ def note_at_exit(path: Path) -> None:
     atexit.register(lambda: path.write_text("ended\n"))
 
 
+def square_in_company(spec: tuple[int, str]) -> dict[str, int]:
+    """Wait until two workers have come here, so that none does all the work."""
+    number, folder = spec
+    Path(folder, f"pid_{os.getpid()}").touch()
+    wait_for(lambda: len(list(Path(folder).iterdir())) >= 2)
+    return square(number)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """The limit is there to end a test that hangs, and is not reached on the slowest machine."""
+    until = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.01)
+
+
 def slow_square(number: int) -> dict[str, int]:
     time.sleep(0.05)
     return square(number)
@@ -67,10 +84,13 @@ def kill_always_if_three(chunk: Chunk) -> dict[str, int]:
 
 
 def overlap_on_last_try(chunk: Chunk) -> dict[str, Any]:
-    """Chunk 7 kills two workers; each job notes when it ran."""
+    """Chunk 7 kills two workers; each job notes when it ran. The first two chunks wait for each other."""
     begin = time.monotonic()
+    if chunk.number < 2:
+        Path(chunk.folder, f"began_{chunk.number}").touch()
+        wait_for(lambda: len(list(Path(chunk.folder).glob("began_*"))) == 2)
     note_then(chunk, kills=2 if chunk.number == 7 else 0)
-    time.sleep(0.1 + 0.03 * (chunk.number % 3))
+    time.sleep(0.02)
     return {"begin": begin, "end": time.monotonic()}
 
 
@@ -121,7 +141,7 @@ def fail(kind: str) -> None:
 def fail_on_two(number: int) -> int:
     if number == 2:
         raise DataError("number 2 is bad")
-    time.sleep(60 if number < 2 else 0)
+    time.sleep(120 if number < 2 else 0)
     return number
 
 
@@ -141,10 +161,12 @@ def hold_the_interpreter_after_note(chunk: Chunk) -> None:
 
 
 def leave_a_grandchild(chunk: Chunk) -> None:
-    """Start a process that inherits whatever this one lets it, then die."""
-    if os.fork() == 0:
-        time.sleep(3)
+    """Start a process that inherits whatever this one lets it and outlives it, then die."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(120)
         os._exit(0)
+    Path(chunk.folder, f"grandchild_{child}").touch()
     note_then(chunk, kills=99)
 
 
@@ -160,3 +182,12 @@ def note_pid(path: Path) -> int:
     with path.open("a") as file:
         file.write(f"{os.getpid()}\n")
     return os.getpid()
+
+
+def stop_once(chunk: Chunk) -> dict[str, int]:
+    """Stop the own process in the first try, as SIGSTOP from outside would; it goes on by SIGCONT alone."""
+    note = Path(chunk.folder, f"stopped_{chunk.number}")
+    if not note.exists():
+        note.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return {"number": chunk.number, "pid": os.getpid()}

@@ -160,7 +160,7 @@ def test_files_of_another_name_are_another_build(fast: Path) -> None:
 LINES = st.sampled_from(["record", "record", "record", "blank", "spaces", "broken", "no id"])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(
     lines=st.lists(LINES, min_size=1, max_size=30),
     line_end=st.sampled_from(["\n", "\r\n"]),

@@ -26,6 +26,7 @@ from chatmill.errors import FormatError
 from chatmill.store import documents as documents_module
 from chatmill.store.documents import Documents, open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.receipts import receipt_bytes, sealed
 
 Record = dict[str, Any]
 
@@ -98,7 +99,7 @@ records = st.lists(
 ).map(lambda rows: sorted(rows, key=lambda r: r["split"]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(a=records, b=records, all_named=st.sampled_from([None, (True, True), (False, True), (False, False)]))
 def test_pairing_is_that_of_the_slow_rules(
     a: list[Record], b: list[Record], all_named: tuple[bool, bool] | None
@@ -141,7 +142,7 @@ def row(draw: st.DrawFn) -> tuple[list[int], list[float], list[int]]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pairs=st.lists(st.tuples(row(), row(), st.integers(0, 4)), max_size=8), flags=st.tuples(*[st.booleans()] * 3))
 def test_comparison_is_that_of_a_loop(pairs: list[Any], flags: tuple[bool, bool, bool]) -> None:
     weights_a, kinds_a, kinds_b = flags
@@ -177,7 +178,7 @@ def replayed(lines: Sequence[Any], old: list[int], sign: str) -> list[int]:
     return out
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(one=row(), other=row(), shared=st.lists(st.integers(0, 9), max_size=40))
 def test_lines_hold_every_token_of_both_sides(one: Any, other: Any, shared: list[int]) -> None:
     def around(r: Any) -> Any:
@@ -428,7 +429,7 @@ def test_a_tokenizer_that_is_not_the_same_any_more_is_not_used(base: Path, tmp_p
     other = built(tmp_path / "b", policy="all")
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["tokenizer"]["fingerprint"] = "0" * 64
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    (other / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
     found = diff_datasets(base, other, show=1)
     assert found.decoders[0] is not None
     assert found.decoders[1] is None
@@ -436,7 +437,7 @@ def test_a_tokenizer_that_is_not_the_same_any_more_is_not_used(base: Path, tmp_p
     done = run(base, other, "-n", "1")
     assert any(line.startswith("+ user.header") and line.split()[-1].isdigit() for line in done.stdout.splitlines())
     manifest["tokenizer"]["given_as"] = "gone/tokenizer.json"
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    (other / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
     assert any("does not load" in note for note in diff_datasets(base, other, show=1).notes)
 
 

@@ -22,7 +22,7 @@ from tests.data.tokenizer_files import unpacked
 TEMPLATE = """
 import os
 
-from chatmill.render.templates.chatml import ChatML
+from chatmill.render.templates.token_native import TokenNative
 from chatmill.tokenizer.backends import GigatokenBackend
 
 original = GigatokenBackend.encode_batch, GigatokenBackend.from_json
@@ -43,7 +43,7 @@ if os.environ.get("TEST_ENGINE") == "missing":
     GigatokenBackend.from_json = missing
 
 
-class Own(ChatML):
+class Own(TokenNative):
     pass
 """
 

@@ -43,7 +43,7 @@ def obvious_spans(kinds: list[int] | None, weights: list[float]) -> list[int]:
     return spans
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(
         st.lists(

@@ -38,6 +38,7 @@ from chatmill.build.inputs import (
     scan_input,
 )
 from chatmill.build.publish import StorageError
+from chatmill.build.run import BuildProgress, run_build
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, RecordError, UnknownNameError
 from chatmill.read.files import Raw, read_records
 
@@ -116,7 +117,7 @@ SIZES = st.one_of(st.integers(1, 12), st.integers(13, 400), st.sampled_from([100
 
 
 @given(data=jsonl(), chunk_bytes=SIZES, block=st.sampled_from([1, 2, 7, 64, 1 << 22]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150)
 def test_chunks_of_jsonl_are_the_file(data: bytes, chunk_bytes: int, block: int) -> None:
     with folder() as home, blocks_of(block):
         path = home / "a.jsonl"
@@ -146,7 +147,7 @@ def slow_cuts(data: bytes, chunk_bytes: int) -> list[tuple[int, int, int, int]]:
 
 @pytest.mark.parametrize("kind", PACKERS)
 @given(data=jsonl(), chunk_bytes=SIZES, block=st.sampled_from([1, 7, 64, 1 << 22]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_chunks_of_packed_files_are_those_of_the_plain_file(
     kind: str, data: bytes, chunk_bytes: int, block: int
 ) -> None:
@@ -178,7 +179,7 @@ SCHEMA = pyarrow.schema(
 
 
 @given(rows=st.lists(ROWS, max_size=30), group=st.integers(1, 12), chunk_rows=st.integers(1, 40))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_chunks_of_parquet_are_the_file(rows: list[Any], group: int, chunk_rows: int) -> None:
     with folder() as home:
         path = home / "a.parquet"
@@ -214,7 +215,7 @@ BLANK = st.sampled_from([b"", b" ", b"\n", b"\r\n\t"])
     surrogate=st.booleans(),
     chunk_bytes=SIZES,
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_chunks_of_a_json_list_are_the_file(
     entries: list[tuple[bytes, bytes, bytes]], bom: bytes, surrogate: bool, chunk_bytes: int
 ) -> None:
@@ -580,6 +581,33 @@ def test_inputs_are_checked_again_at_the_end(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DataError, match=r"a\.jsonl was there when the build began"):
         check_inputs_unchanged([file])
+
+
+@pytest.mark.parametrize("change", ["grows", "is written to", "is removed"])
+def test_a_build_whose_input_changes_after_it_was_read_is_not_published(fast: Path, change: str) -> None:
+    """What was read may have been half of the old file and half of the new one."""
+    path, out = fast / "a.jsonl", fast / "out"
+    path.write_bytes((CHAT + b"\n") * 50)
+    recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+    done: list[int] = []
+
+    def on_progress(state: BuildProgress) -> None:
+        done.append(state.chunks_done)
+        if state.chunks_done < state.chunks:
+            return
+        if change == "grows":
+            path.write_bytes((CHAT + b"\n") * 51)
+        elif change == "is written to":
+            os.utime(path, ns=(5, path.stat().st_mtime_ns + 2_000_000_000))
+        else:
+            path.unlink()
+
+    said = "was there when the build began" if change == "is removed" else "has changed"
+    with pytest.raises(DataError, match=rf"a\.jsonl {said}"):
+        run_build(recipe, out, workers=0, chunk_bytes=1000, on_progress=on_progress)
+    assert max(done) > 1
+    assert not (out / "manifest.json").exists()
+    assert not (out / "train").exists()
 
 
 def test_what_a_manifest_says_does_not_depend_on_the_time(tmp_path: Path) -> None:

@@ -460,8 +460,9 @@ def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) 
     whole = time.monotonic() - started
     rng = random.Random(11)
     early, any_time = [rng.uniform(0.2, 0.6) for _ in range(3)], [rng.uniform(0.3, 0.95) for _ in range(5)]
-    killed = random_kills(command, dict(os.environ), rng, [whole * share for share in [*early, *any_time]])
-    assert killed >= 2, "the build was too quick for its killer"
+    while random_kills(command, dict(os.environ), rng, [whole * share for share in [*early, *any_time]]) < 2:
+        whole /= 2  # the build was too quick for its killer: the machine was busier before
+        shutil.rmtree(fast / "out")
     sets.check(fast / "out")
 
 

@@ -119,6 +119,32 @@ def test_any_wrong_count_is_found(fates: list[int], outcomes: list[int], error: 
     assert doubled.stored == 2 * stored
 
 
+def test_ledgers_of_parts_add_up_in_every_account() -> None:
+    part = Ledger(padding=3)
+    part.tokens["s", "user", "context"] = 5
+    part.records["s", "built", ""] = 1
+    part.notes["s", "episodes"] = 2
+    total = Ledger()
+    for _ in range(3):
+        total.add(part)
+    assert total.as_json() == {
+        "tokens": {"s": {"user": {"context": 15}}},
+        "records": {"s": {"built": {"": 3}}},
+        "notes": {"s": {"episodes": 6}},
+        "padding": 9,
+    }
+    assert part.padding == 3
+
+
+def test_lost_tokens_are_those_cut_and_those_dropped() -> None:
+    ledger = Ledger()
+    for fate, count in {"trained": 6, "cut_trained": 1, "dropped_trained": 3, "context": 50, "cut_context": 9}.items():
+        ledger.tokens["s", "assistant", fate] = count
+    (gate,) = [gate for gate in gates_of(Gates(trained_tokens_lost=0.4), ledger) if gate.name == "trained_tokens_lost"]
+    assert (gate.found, gate.passed) == (0.4, True)
+    assert gate.sentence == "4 of 10 trained tokens are lost (40.0000%)"
+
+
 def test_what_is_no_ledger_is_refused() -> None:
     for wrong in ({}, {"tokens": {}, "records": {}, "notes": {}}, {"tokens": 5}):
         with pytest.raises(FormatError, match="not a ledger"):
@@ -193,6 +219,18 @@ def test_gates_at_their_limit_pass(fast: Path) -> None:
     assert all(gate.passed for gate in found.values())
 
 
+def test_a_turn_without_an_end_does_not_go_on_in_the_next_record(fast: Path) -> None:
+    """Two records, the first cut inside its answer, the second opened by the assistant: one end is missing."""
+    opened = [{"role": "assistant", "content": "hi"}, *pair(None)["messages"]]
+    records = [pair("a", answer="long " * 40), {"id": "b", "messages": opened}]
+    packing = {"max_length": 100, "overflow": "cut"}
+    recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing, format="episodes")
+    recipe["gates"] = {"untrained_terminators": 1}
+    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
+    assert ledger.total_notes("untrained_terminators") == 1
+    assert [episode.turns for episode in episodes(fast / "out")] == [1, 2]
+
+
 def test_all_failed_gates_are_named_together(fast: Path) -> None:
     gates = {"records_without_trained_tokens": 0, "records_quarantined": 0}
     with pytest.raises(GateError, match=r"records_without_trained_tokens.*; gate records_quarantined"):
@@ -222,7 +260,7 @@ def test_quarantine_names_place_reason_and_message(fast: Path) -> None:
         (":3", "pope", "messages[0].role", "unknown_role"),
         (":4", "", "", "record_type"),
         (":6", "", "messages", "no_messages"),
-        (":7", "tools", "tools", "tools_not_in_template"),
+        (":7", "tools", "tools", "not_shown"),
     ]
     assert all(line["message"] and set(line) == {"where", "id", "field", "reason", "message"} for line in lines)
     records = manifest["ledger"]["records"]["chats"]
@@ -273,6 +311,32 @@ def test_weights_repeat_and_thin_out_by_the_record_id(fast: Path, weight: float)
     records = manifest["ledger"]["records"]["chats"]
     assert records.get("skipped", {}).get("weight", 0) == 200 - len(found)
     assert records["read"].get("repeated", 0) == total - len(found)
+
+
+@pytest.mark.parametrize("name", ["a", "löwe", "r17", ""])
+def test_the_copy_of_a_fraction_has_a_hash_of_its_own(name: str) -> None:
+    """Not the hash of the split: else a thinned-out source would keep what goes into val."""
+    digest = hashlib.blake2b(f"weight\0{name}".encode(), digest_size=8).digest()
+    share = int.from_bytes(digest, "big") / 2**64
+    assert [copies_of(name, weight) for weight in (share - 1e-6, share + 1e-6)] == [0, 1]
+    assert [copies_of(name, weight) for weight in (2, 2 + share - 1e-6, 2 + share + 1e-6)] == [2, 2, 3]
+
+
+@pytest.mark.parametrize("weight", [0.25, 1.5, 2.0, 300.0])
+def test_weights_of_messages_are_stored_as_they_are(fast: Path, weight: float) -> None:
+    records = [pair("a"), pair("b", weight=weight)]
+    build(plain_recipe(write_jsonl(fast / "a.jsonl", records)), fast / "out")
+    assert [set(episode.weights.tolist()) for episode in episodes(fast / "out")] == [{0, 1}, {0, weight}]
+
+
+def test_a_dropped_record_is_not_one_that_trains_nothing(fast: Path) -> None:
+    records = [pair("a", answer="long " * 40), pair("b"), pair("c", weight=0)]
+    packing = {"max_length": 100, "overflow": "drop"}
+    gates = {"records_without_trained_tokens": 1}
+    recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing, gates=gates)
+    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
+    assert ledger.total_notes("records_without_trained_tokens") == 1
+    assert ledger.total_records("skipped") == 1
 
 
 def test_the_copies_of_a_record_stand_together_and_in_one_split(fast: Path) -> None:

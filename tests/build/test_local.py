@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import gc
 import os
 import pickle
 import signal
@@ -64,24 +67,27 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen in time"
-        time.sleep(0.01)
-
-
 def child_pids() -> set[int]:
     listed = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     return {int(pid) for pid in listed if alive(int(pid))}
 
 
+def pipes() -> set[tuple[str, str]]:
+    """The open descriptors of the kinds that the engine makes: pipes, sockets and handles of processes."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the folder itself, which was open while it was listed
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
+    return {(number, what) for number, what in found if what.startswith(("pipe:", "socket:", "anon_inode:[pidfd]"))}
+
+
 @pytest.fixture(autouse=True)
 def _no_process_left() -> Any:
-    before, descriptors = child_pids(), len(os.listdir("/proc/self/fd"))
+    gc.collect()  # what other tests left must not be closed while this one counts
+    before, descriptors = child_pids(), pipes()
     yield
-    assert child_pids() == before
-    assert len(os.listdir("/proc/self/fd")) == descriptors, "a descriptor was left open"
+    assert child_pids() <= before
+    assert pipes() <= descriptors, "a descriptor was left open"
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -94,8 +100,8 @@ def test_every_job_is_reported_once_with_its_receipt(workers: int) -> None:
     assert seen.kinds()[EventKind.WORKER_STARTED] <= workers
 
 
-def test_work_is_shared_and_workers_keep_what_they_have_loaded() -> None:
-    seen = run(2, jobs.slow_square, list(range(12)))
+def test_work_is_shared_and_workers_keep_what_they_have_loaded(tmp_path: Path) -> None:
+    seen = run(2, jobs.square_in_company, [(number, str(tmp_path)) for number in range(12)])
     per_worker: Counter[int] = Counter(receipt["pid"] for receipt in seen.receipts.values())
     assert len(per_worker) == 2
     most = {pid: max(r["calls"] for r in seen.receipts.values() if r["pid"] == pid) for pid in per_worker}
@@ -192,10 +198,14 @@ def test_an_interrupt_is_for_the_driver_alone() -> None:
 
 
 def test_a_dead_worker_is_noticed_though_its_child_holds_the_pipe(tmp_path: Path) -> None:
-    begin = time.monotonic()
     with pytest.raises(JobKilledWorkers):
         run(1, jobs.leave_a_grandchild, [Chunk(number=0, folder=str(tmp_path))])
-    assert time.monotonic() - begin < 2.5, "the pipe alone was watched"
+    grandchildren = [int(path.name.removeprefix("grandchild_")) for path in tmp_path.glob("grandchild_*")]
+    assert len(grandchildren) == 3
+    still_there = [alive(pid) for pid in grandchildren]
+    for pid in grandchildren:
+        os.kill(pid, signal.SIGKILL)
+    assert all(still_there), "the pipe alone was watched"
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -241,7 +251,7 @@ def test_an_error_ends_the_run_at_once() -> None:
     begin = time.monotonic()
     with pytest.raises(DataError, match="number 2 is bad"):
         LocalExecutor(3).run(jobs.fail_on_two, list(range(50)), seen.done)
-    assert time.monotonic() - begin < 5, "the sleeping jobs were waited for"
+    assert time.monotonic() - begin < 100, "the sleeping jobs were waited for"
     assert len(seen.receipts) < 47
 
 
@@ -287,6 +297,21 @@ def test_workers_that_cannot_start_end_the_run(
         run(2, jobs.square, [1, 2, 3])
 
 
+def test_too_few_descriptors_are_one_clear_error_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fixture above counts processes and descriptors."""
+
+    def none_left(*given: object) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("chatmill.build.engines.local.Pipe", none_left)
+        with pytest.raises(WorkerStartError, match="raise the limit on processes or open files"):
+            run(2, jobs.square, [1, 2, 3])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pidfd_open", none_left, raising=False)
+        assert run(2, jobs.square, [1, 2, 3]).receipts[2]["square"] == 9, "the end of the pipe is enough"
+
+
 DRIVER = """
     import sys
     from chatmill.build.engines.local import LocalExecutor
@@ -305,21 +330,20 @@ def test_no_worker_outlives_its_driver(tmp_path: Path, end: int, job: str) -> No
     notes = tmp_path / "notes"
     notes.mkdir()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    driver = subprocess.Popen(
-        [sys.executable, str(script), str(notes), job], env=environment, stderr=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        wait_until(lambda: len(list(notes.iterdir())) == 2)
-        pids = [int(note.name.removeprefix("pid_")) for note in notes.iterdir()]
-        assert all(alive(pid) for pid in pids)
-        if end == signal.SIGINT:
-            os.killpg(driver.pid, end)  # as a terminal does it: to all of them
-        else:
-            driver.send_signal(end)
-        _, complaint = driver.communicate(timeout=10)
-        wait_until(lambda: not any(alive(pid) for pid in pids), seconds=5)
-    finally:
-        driver.kill()
+    command = [sys.executable, str(script), str(notes), job]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True) as driver:
+        try:
+            jobs.wait_for(lambda: len(list(notes.iterdir())) == 2)
+            pids = [int(note.name.removeprefix("pid_")) for note in notes.iterdir()]
+            assert all(alive(pid) for pid in pids)
+            if end == signal.SIGINT:
+                os.killpg(driver.pid, end)  # as a terminal does it: to all of them
+            else:
+                driver.send_signal(end)
+            _, complaint = driver.communicate(timeout=300)
+            jobs.wait_for(lambda: not any(alive(pid) for pid in pids))
+        finally:
+            driver.kill()
     assert driver.returncode == -end
     assert complaint.count(b"Traceback") == (1 if end == signal.SIGINT else 0), "only the driver speaks"
 
@@ -343,7 +367,7 @@ def test_a_worker_ends_by_its_pipe_where_the_system_does_not_help() -> None:
         assert worker.stdout.readline() == "watching\n"
         assert worker.poll() is None
         os.close(writing)
-        assert worker.wait(timeout=10) == 1
+        assert worker.wait(timeout=50) == 1
 
 
 def test_a_driver_on_standard_input_works(tmp_path: Path) -> None:
@@ -380,9 +404,8 @@ def test_prepared_workers_do_their_first_job_once_and_are_taken_over(tmp_path: P
     before = child_pids()
     try:
         engine.prepare(jobs.note_pid, tmp_path / "prepared")
-        until = time.monotonic() + 30  # a worker that is still preparing when all jobs are done is ended
-        while time.monotonic() < until and len(noted(tmp_path / "prepared")) < 2:
-            time.sleep(0.01)
+        # A worker that is still preparing when all jobs are done is ended.
+        jobs.wait_for(lambda: len(noted(tmp_path / "prepared")) == 2)
         done: dict[int, int] = {}
         engine.run(jobs.note_pid, [tmp_path / "jobs"] * 6, done.__setitem__)
     finally:
@@ -421,13 +444,14 @@ def test_no_more_workers_are_prepared_than_will_be_needed(tmp_path: Path) -> Non
     assert child_pids() == before
 
 
-def test_nobody_waits_for_workers_that_prepare_for_nothing() -> None:
+def test_nobody_waits_for_workers_that_prepare_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatmill.build.engines.local.GOODBYE_SECONDS", 120.0)
     engine = LocalExecutor(1)
     before = child_pids()
     started = time.monotonic()
-    engine.prepare(time.sleep, 60)
+    engine.prepare(time.sleep, 120)
     engine.run(jobs.square, [], lambda index, receipt: None)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 100
     assert child_pids() == before
 
 

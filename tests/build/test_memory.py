@@ -91,7 +91,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 @pytest.mark.parametrize("name", ["episodes", "blocks"])
 def test_flat_memory(fast: Path, name: str) -> None:
     """Everything smaller than usual; leaving the parts mapped would still be far above the limit."""
-    check(fast, 1_500_000, 400_000, name, slice_tokens=1 << 18)
+    check(fast, 900_000, 240_000, name, slice_tokens=1 << 17)
 
 
 @pytest.mark.slow

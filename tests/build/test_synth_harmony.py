@@ -103,7 +103,7 @@ def test_the_same_bytes_again_whatever_the_container(tmp_path: Path) -> None:
     assert (tmp_path / "out0" / "manifest.json").read_bytes() == (tmp_path / "out1" / "manifest.json").read_bytes()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 3)
 def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: str) -> None:
     frame = Frame(system=DEFAULT_SYSTEM, developer=DEFAULT_DEVELOPER)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from chatmill.build.run import run_build
+from chatmill.store.receipts import receipt_bytes, sealed
 from tests.conftest import CONVERSATION_FILES, DATA
 
 SHAREGPT = {"user": "human", "assistant": "gpt", "system": "system"}
@@ -129,12 +130,12 @@ def rehash(folder: Path) -> None:
     for name in manifest["files"]:
         data = (folder / name).read_bytes()
         manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
 
 
 def edited(folder: Path) -> Iterator[dict[str, Any]]:
-    """The manifest, written back when the loop over it ends."""
+    """The manifest, written back when the loop over it ends, with its hash made right again."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     yield manifest
-    path.write_text(json.dumps(manifest))
+    path.write_bytes(receipt_bytes(sealed(manifest)))

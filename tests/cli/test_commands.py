@@ -9,7 +9,6 @@ import json
 import os
 import pty
 import re
-import resource
 import shlex
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
+from chatmill.build.faults import faults_hit
 from chatmill.cli import COMMANDS, app, layout
 from chatmill.cli.layout import Panel, help_of
 from chatmill.cli.statuses import Status, ended
@@ -176,21 +176,19 @@ def test_the_help_is_quick_and_imports_no_command() -> None:
         "from chatmill.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "print([m for m in sys.modules if m.startswith('chatmill.')], file=sys.stderr)"
+        "print(list(sys.modules), file=sys.stderr)"
     )
-    seconds = []
-    for _ in range(3):  # the time of the processor, not of the clock: other tests run beside this one
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < 0.5, seconds
-    imported = set(ast.literal_eval(done.stderr))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = ast.literal_eval(done.stderr)
+    heavy = {"numpy", "torch", "pyarrow", "pydantic", "msgspec", "yaml", "tokenizers", "transformers", "asyncio"}
+    assert not heavy & set(modules), "what takes long to import is not imported for a help text"
+    imported = {module for module in modules if module.startswith("chatmill.")}
     assert imported == {
         "chatmill.cli",
         "chatmill.cli.layout",
         "chatmill.cli.statuses",
         "chatmill.errors",
+        "chatmill.console",
         "chatmill._facade",
     }
 
@@ -220,7 +218,7 @@ def complete(line: str, cwd: Path | None = None) -> list[str]:
     [
         ("chatmill ver", ["verify"]),
         ("chatmill build --chunk", ["--chunk-bytes"]),
-        ("chatmill preview x.jsonl --template qw", ["qwen3", "qwen3_training"]),
+        ("chatmill preview x.jsonl --template qw", ["qwen2_5", "qwen3", "qwen3_2507", "qwen3_training"]),
         ("chatmill build x.jsonl -p last", ["last_turn"]),
         ("chatmill build x.jsonl --overflow drop", ["drop", "drop_oldest_turns"]),
         ("chatmill build x.jsonl --pack best", ["best_fit"]),
@@ -358,6 +356,10 @@ def test_status_3(tmp_path: Path) -> None:
         (PermissionError(errno.EACCES, "Permission denied", "data/x"), "data/x: Permission denied. Look at its permis"),
         (OSError("no number"), "OSError: no number."),
         (MemoryError(), "not enough memory"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory", "data/x"), "not enough memory: use fewer workers"),
+        (ImportError("lib.so: failed to map segment from shared object"), "not enough memory"),
+        (RuntimeError("can't start new thread"), "not enough memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "not enough memory"),
     ],
 )
 def test_the_machine_fails(error: BaseException, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -392,15 +394,15 @@ def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | {"CHATMILL_FAULTS": "after_journal:1:wait", "CHATMILL_FAULTS_LOG": str(tmp_path / "reached")},
     )
-    journal = tmp_path / "out" / ".build" / "joined" / "journal.jsonl"
-    for _ in range(6000):
-        if journal.exists() and journal.stat().st_size:
-            break
+    until = time.monotonic() + 300
+    while not faults_hit(tmp_path / "reached"):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
         time.sleep(0.01)
-    assert process.poll() is None, "still at work"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
-    out, said = process.communicate(timeout=60)
+    out, said = process.communicate(timeout=300)
     assert process.returncode == Status.INTERRUPTED, said
     assert said.splitlines() == ["What is done is kept in out: the same command with --resume goes on.", "Stopped."]
     assert out == ""

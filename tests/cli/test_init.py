@@ -16,6 +16,7 @@ from chatmill.build.recipe import OnError, Recipe, recipe_of
 from chatmill.build.run import run_build
 from chatmill.cli import init as module
 from chatmill.errors import ConfigError, DataError, RecordError
+from chatmill.render.registry import find_template
 from tests.build.builds import chats, write_jsonl
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import unpacked
@@ -39,6 +40,10 @@ def plain(folder: Path, count: int = 30) -> Path:
         for message in record["messages"]:
             message.pop("weight", None)
     return write_jsonl(folder / "chats.jsonl", records)
+
+
+def bundled(name: str) -> Path:
+    return next(path for path in CONVERSATION_FILES if path.name == f"{name}.jsonl.gz")
 
 
 def test_the_recipe_builds_as_it_stands(tmp_path: Path) -> None:
@@ -106,20 +111,52 @@ def test_the_row_holds_the_longest_conversation(tmp_path: Path, longest: int, ro
     [
         ("oasst_en100", "o200k", "harmony", False),
         ("tau_airline", "o200k", "harmony", False),
-        ("glaive_toolcall_en", "qwen3", "qwen3_training", False),
         ("oasst_en100", "bytes", "chatml", True),
-        ("gsm8k", "bytes", "qwen3_training", True),  # chatml does not show reasoning
-        ("glaive_toolcall_en", "bytes", "qwen3_training", True),  # chatml has no tools
+        ("gsm8k", "bytes", "qwen3", True),  # chatml, llama3 and qwen2_5 do not show reasoning
+        ("glaive_toolcall_en", "bytes", "qwen2_5", True),  # chatml and llama3 have no tools
     ],
 )
 def test_the_template_fits_tokenizer_and_records(file: str, tokenizer: str, template: str, added: bool) -> None:
-    path = next(path for path in CONVERSATION_FILES if path.name == f"{file}.jsonl.gz")
-    name = str(unpacked(tokenizer)) if tokenizer == "qwen3" else tokenizer
-    look = look_at([str(path)], tokenizer=name, sample=50)
+    look = look_at([str(bundled(file))], tokenizer=tokenizer, sample=50)
     assert (look.recipe.template, look.recipe.add_control_tokens) == (template, added)
     assert not look.refused
-    assert template in look.fitting
     assert recipe_of(yaml.safe_load(recipe_text(look))) == look.recipe
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen3", "deepseek_v3", "mistral_nemo"])
+def test_a_model_keeps_its_own_template_and_vocabulary(tokenizer: str) -> None:
+    folder = str(unpacked(tokenizer))
+    look = look_at([str(bundled("oasst_en100"))], tokenizer=folder, sample=30)
+    assert look.recipe.template == look.recipe.tokenizer == folder
+    assert not look.recipe.add_control_tokens
+    assert recipe_of(yaml.safe_load(recipe_text(look))) == look.recipe
+
+
+def test_the_cost_of_turns_that_change_is_told(tmp_path: Path) -> None:
+    record = {"id": "r", "messages": [{"role": role, "content": role} for role in ("user", "assistant") * 2]}
+    path = write_jsonl(tmp_path / "chats.jsonl", [record, pair("s")])
+    look = look_at([str(path)], tokenizer=str(unpacked("qwen3")))
+    assert look.notes["turns_that_later_messages_change"] == look.notes["rows_added"] == 1
+    text = recipe_text(look)
+    added = look.notes["tokens_in_added_rows"]
+    assert "Later messages change 1 answers of the sample" in text
+    assert f"with 1 rows and {added} tokens more." in text.replace("\n# ", " ")
+    assert "# Options that it reads: enable_thinking." in text
+    assert run_build(look.recipe, tmp_path / "out", workers=0).manifest["splits"]["train"]["episodes"] == 3
+
+
+def test_a_template_that_asks_for_the_date_gets_one(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in unpacked("qwen3").iterdir():
+        (folder / path.name).symlink_to(path)
+    dated = "<|im_start|>system\nToday is {{ strftime_now('%d %b %Y') }}.<|im_end|>\n" + find_template("chatml").text  # type: ignore[union-attr]
+    (folder / "chat_template.jinja").write_text(dated)
+    look = look_at([str(plain(tmp_path, 5))], tokenizer=str(folder))
+    assert look.recipe.date is not None
+    text = recipe_text(look)
+    assert f"\ndate: {look.recipe.date}\n" in text
+    assert recipe_of(yaml.safe_load(text)) == look.recipe
 
 
 def test_a_sample_is_a_sample(tmp_path: Path) -> None:

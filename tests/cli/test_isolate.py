@@ -48,6 +48,15 @@ def test_random_rows_pass(model_dir: Path) -> None:
     assert result.output.startswith("isolated: 9 documents, 0 leak")
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_float64_passes_though_eager_attention_takes_its_softmax_in_float32(model_dir: Path, attention: str) -> None:
+    result = run(model_dir, "--max-length", 32, "--dtype", "float64", "--attention", attention, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.output)
+    assert report["moved"] == 0
+    assert report["alone"] <= report["alone_tolerance"]
+
+
 def test_the_default_cache_is_caught(model_dir: Path) -> None:
     result = run(model_dir, "--max-length", 32, "--use-cache")
     assert result.exit_code == 1

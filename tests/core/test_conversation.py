@@ -295,7 +295,7 @@ def outcome(parse: Any) -> tuple[Any, tuple[str, str, str] | None]:
 
 
 @given(items=st.lists(ITEMS, max_size=3) | VALUES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_anything_at_all_gives_messages_or_a_record_error(items: Any) -> None:
     messages, error = outcome(lambda: parse_messages(items))
     if error is not None:
@@ -310,7 +310,7 @@ def test_anything_at_all_gives_messages_or_a_record_error(items: Any) -> None:
 
 
 @given(role=st.sampled_from(sorted(ROLE_ALIASES)) | TEXT, content=TEXT | st.none() | st.integers())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_short_way_for_plain_messages_equals_the_long_one(role: str, content: Any) -> None:
     item = {"role": role, "content": content}
     long = outcome(lambda: (_parse_message(item, "messages[0]", "role", "content", ROLE_ALIASES),))

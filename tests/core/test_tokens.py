@@ -106,7 +106,7 @@ def batches(draw: st.DrawFn) -> tuple[Tokens, list[list[tuple[int, int, list[int
 
 
 @given(batch=batches())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_values_of_runs_spread_over_their_tokens(batch: tuple[Tokens, list[list[tuple[int, int, list[int]]]]]) -> None:
     tokens, plain = batch
     flat = [run for runs in plain for run in runs]
@@ -120,7 +120,7 @@ def test_values_of_runs_spread_over_their_tokens(batch: tuple[Tokens, list[list[
 
 
 @given(batch=batches())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_one_conversation_is_a_batch_of_its_own(batch: tuple[Tokens, list[list[tuple[int, int, list[int]]]]]) -> None:
     tokens, plain = batch
     for number, runs in enumerate(plain):

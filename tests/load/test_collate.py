@@ -72,7 +72,7 @@ def feature_lists(draw: st.DrawFn) -> list[dict[str, Any]]:
     return features
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     features=feature_lists(),
     multiple=st.sampled_from([None, 1, 4, 8]),
@@ -246,6 +246,8 @@ def test_own_labels_and_loss_masks_are_respected() -> None:
     for feature in features:
         del feature["labels"]
     assert collate(features, ignore_index=-1)["labels"].tolist() == [[-1, 6, -1, 8], [1, -1, -1, -1]]
+    weighted = [dict(features[0], loss_mask=[0.25, 0.5, 0.0, 2.0]), dict(features[1], loss_mask=[0.1, 0.0])]
+    assert collate(weighted, ignore_index=-1)["labels"].tolist() == [[5, 6, -1, 8], [1, -1, -1, -1]]
 
 
 def test_labels_of_another_length_are_refused() -> None:
@@ -338,7 +340,7 @@ def test_cu_seqlens_of_a_fixed_size() -> None:
 
 
 @given(feature_lists())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_all_mask_forms_say_the_same(features: list[dict[str, Any]]) -> None:
     batch = collate(features, return_seq_idx=True, return_document_mask=True)
     seq_idx, mask = batch["seq_idx"], batch["document_mask"]

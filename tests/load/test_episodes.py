@@ -79,7 +79,7 @@ def test_shards_may_have_masks_of_both_types(tmp_path: Path) -> None:
         assert same(made.get_batch(), batch(rows, 8))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     count=st.integers(1, 25),
     batch_size=st.integers(1, 4),
@@ -294,6 +294,7 @@ KIND = {
 @pytest.mark.parametrize("shard_tokens", [None, 30])
 def test_a_policy_at_load_chooses_what_is_trained(tmp_path: Path, name: str, shard_tokens: int | None) -> None:
     texts = ["uuhaae", "uhaeuuhaaae", "uhaeuhaeuhae", "uuuuuuu", "haae", "uhaaaaaaaaaaaaae", "uhaeuuuuuuuuhae"]
+    texts.append("uhaeuhaaaauhae")  # a row ends inside the second answer, and the last turn is the third
     with EpisodeWriter(tmp_path, "train", shard_tokens) as writer:
         for i, text in enumerate(texts):
             kinds = [KIND[c] for c in text]
@@ -303,7 +304,7 @@ def test_a_policy_at_load_chooses_what_is_trained(tmp_path: Path, name: str, sha
     for i, text in enumerate(texts):
         weights = policy.token_weights(np.array([KIND[c] for c in text], dtype=np.uint8))
         rows.append(Item(ids=[100 * i + t for t in range(len(text))], weights=weights.tolist()))
-    config = {**BASE, "batch_size": 7, "epoch_shuffle": False, "use_loss_mask": False}
+    config = {**BASE, "batch_size": 8, "epoch_shuffle": False, "use_loss_mask": False}
     made = GPTEpisodeDataLoader(config, dataset_dir=tmp_path, policy=name)
     got = made.get_batch()
     assert same(got, batch(rows, 8))

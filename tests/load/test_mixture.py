@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError
-from chatmill.load.mixture import MixtureLoader, MixtureSource
+from chatmill.load.mixture import MixtureLoader, MixtureSource, SourceDraws
+from chatmill.load.order import CHUNK
 from tests.load.sets import PAD, Item, items, row, same, write_set
 
 BASE = {"batch_size": 4, "block_size": 8, "dataset_mode": "sft_episode", "pad_token_id": PAD, "use_loss_mask": True}
@@ -104,6 +105,15 @@ def test_resume_at_every_step_and_with_another_world_size(
             assert same(one.get_batch(), rows[4 + 2 * step + rank])
 
 
+def test_one_set_without_masks_leaves_the_mixture_without(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    """Masks of some rows and made-up ones of others would say that the others train everything."""
+    for mask in (tmp_path / "b").rglob("mask.bin"):
+        mask.unlink()
+    with pytest.warns(UserWarning, match=r"b.train: there is no mask\.bin.*batches come without"):
+        made = make(tmp_path)
+    assert same(made.get_batch(), as_tensors(reference(sets, 4))[:2])
+
+
 def test_val_mixes_the_sets_that_have_one(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
     made = make(tmp_path)
     firsts = np.concatenate([made.get_batch("val")[0][:, 0].numpy() // 100_000 for _ in range(20)])
@@ -115,6 +125,112 @@ def test_random_mode_and_a_mapping_of_folders(tmp_path: Path, sets: dict[str, li
     made = MixtureLoader({**BASE, "batch_sampling_mode": "random"}, folders)
     again = MixtureLoader({**BASE, "batch_sampling_mode": "random"}, folders)
     assert all(same(made.get_batch(), again.get_batch()) for _ in range(5))
+
+
+def test_random_draws_go_on_from_step_to_step(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    """However many rows a step takes, row `n` of the mixture is the same; each source draws on from where it was."""
+
+    def random(**config: object) -> MixtureLoader:
+        return make(tmp_path, config={"batch_sampling_mode": "random", **config})
+
+    small, large = random(batch_size=4), random(batch_size=240)
+    states, steps = [], []
+    for _ in range(60):
+        states.append(json.loads(json.dumps(small.state_dict())))
+        steps.append(small.get_batch())
+    whole = large.get_batch()
+    assert same([torch.cat(column) for column in zip(*steps, strict=True)], whole)
+    firsts = whole[0][:, 0].numpy()
+    place = small.state_dict()["splits"]["train"]["place"]
+    for number, name in enumerate(WEIGHTS, 1):
+        drawn = firsts[firsts // 100_000 == number]
+        assert place["sources"][name] == {"epoch": 0, "position": len(drawn)}
+        assert set(drawn.tolist()) > set(drawn[:4].tolist())
+    resumed = random(batch_size=4)
+    resumed.load_state_dict(states[30])
+    assert all(same(resumed.get_batch(), step) for step in steps[30:])
+
+
+@pytest.mark.parametrize("position", [0, CHUNK - 3, CHUNK, 2 * CHUNK - 5])
+def test_sources_are_drawn_by_chunks_of_their_own_seed(position: int) -> None:
+    shares = np.cumsum(list(WEIGHTS.values())) / sum(WEIGHTS.values())
+    draws = np.concatenate([np.random.RandomState(9 + j).random_sample(CHUNK) for j in range(3)])
+    wanted = (draws[:, None] >= shares[None, :-1]).sum(axis=1)
+    made = SourceDraws(9, list(WEIGHTS.values()))
+    for count in (1, 7, 100):
+        assert made.take(position, count).tolist() == wanted[position : position + count].tolist()
+
+
+def test_a_share_that_ends_at_a_draw_does_not_take_it() -> None:
+    """Shares are half-open: a draw that equals the border belongs to the next source."""
+    first = float(np.random.RandomState(9).random_sample(1)[0])
+    assert SourceDraws(9, [first, 1 - first]).take(0, 1).tolist() == [1]
+
+
+def test_other_episodes_of_the_same_sets_are_refused_on_resume(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    state = make(tmp_path).state_dict()
+    with pytest.raises(ConfigError, match="episodes"):
+        make(tmp_path, config={"episode_min_tokens": 12}).load_state_dict(state)
+
+
+RANDOM = {**BASE, "batch_sampling_mode": "random"}
+
+
+def random_mixture(directory: Path, **options: object) -> MixtureLoader:
+    """Two sources of the same size and weight."""
+    for number, name in enumerate(("one", "two"), 1):
+        if not (directory / name).exists():
+            write_set(directory / name, [Item(ids=[1000 * number + i] * 9, weights=[1.0] * 9) for i in range(50)])
+    sources = [MixtureSource(name=name, directory=directory / name, weight=1.0) for name in ("one", "two")]
+    return MixtureLoader(RANDOM, sources, **options)  # type: ignore[arg-type]
+
+
+def drawn(loader: MixtureLoader, steps: int) -> list[int]:
+    """1000 * source + row number of every row."""
+    return [int(value) for _ in range(steps) for value in loader.get_batch()[0][:, 0]]
+
+
+def test_in_random_mode_every_source_has_draws_of_its_own(tmp_path: Path) -> None:
+    rows = drawn(random_mixture(tmp_path), 50)
+    which = np.random.RandomState(1337).random_sample(200) >= 0.5
+    taken = []
+    for number in range(2):
+        seed = np.random.RandomState([1337, number]).randint(0, 2**31)
+        taken.append(iter(np.random.RandomState(seed).randint(0, 50, 65536)))
+    assert rows == [1000 * (source + 1) + int(next(taken[source])) for source in which.astype(int)]
+    one, two = ([row % 1000 for row in rows if row // 1000 == number][:60] for number in (1, 2))
+    assert one != two
+    assert sum(a == b for a, b in zip(one, two, strict=True)) < 10
+
+
+def test_random_draws_go_on_exactly(tmp_path: Path) -> None:
+    whole = random_mixture(tmp_path)
+    states = []
+    rows: list[list[int]] = []
+    for _ in range(8):
+        states.append(json.loads(json.dumps(whole.state_dict())))
+        rows.append(drawn(whole, 1))
+    for start, state in enumerate(states):
+        resumed = random_mixture(tmp_path, prefetch=False)
+        resumed.load_state_dict(state)
+        assert drawn(resumed, 8 - start) == [row for step in rows[start:] for row in step]
+    pair = [random_mixture(tmp_path, rank=rank, world_size=2) for rank in range(2)]
+    for rank, one in enumerate(pair):
+        one.load_state_dict(states[2])
+        assert drawn(one, 2) == [*rows[2 + rank], *rows[4 + rank]]
+
+
+def test_a_state_of_draws_with_one_seed_for_all_is_refused(tmp_path: Path) -> None:
+    loader = random_mixture(tmp_path)
+    state = json.loads(json.dumps(loader.state_dict()))
+    del state["splits"]["train"]["order"]["source_seeds"]
+    with pytest.raises(ConfigError, match="source_seeds"):
+        loader.load_state_dict(state)
+    assert "source_seeds" not in make_epochs(tmp_path).state_dict()["splits"]["train"]["order"]
+
+
+def make_epochs(directory: Path) -> MixtureLoader:
+    return MixtureLoader(BASE, {directory / "one": 1.0})
 
 
 def test_other_weights_or_sets_are_refused_on_resume(tmp_path: Path, sets: dict[str, list[Item]]) -> None:

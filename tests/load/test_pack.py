@@ -54,7 +54,7 @@ def check_rows(packed: PackedBatch, episodes: dict[int, Item], width: int, *, ma
     return found
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     count=st.integers(1, 40),
     high=st.integers(2, 30),

@@ -16,6 +16,7 @@ import chatmill
 from chatmill.build.exports.export import export_dataset
 from chatmill.store.megatron import MegatronWriter
 from tests.build.builds import chats
+from tests.kd_manifest import write_kd_manifest
 
 HOSTILE = {
     "script": "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">",
@@ -97,4 +98,4 @@ def write_kd(root: Path) -> None:
                 root / split / f"shard_00_{name}", np.int32 if name == "tokens" else np.uint8
             ) as writer:
                 writer.append(np.concatenate(values), np.array([len(value) for value in values]))
-    (root / "manifest.json").write_text(json.dumps({"schema_version": "synth_kd_v1", "tokenizer": {"eod": 199999}}))
+    write_kd_manifest(root)

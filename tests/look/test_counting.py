@@ -61,7 +61,7 @@ def test_counts_equal_counting_one_by_one(name: str) -> None:
     assert (counts.documents, counts.tokens) == (len(split.document_lengths), split.total_tokens)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(st.tuples(st.integers(0, KINDS - 1), st.booleans()), max_size=12),

@@ -227,7 +227,7 @@ def test_ids_beyond_the_vocabulary_are_shown_as_numbers() -> None:
     assert decoder.parts(np.empty(0, dtype=np.int64)) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_messages_and_runs_against_a_loop(data: st.DataObject) -> None:
     length = data.draw(st.integers(1, 30))
@@ -259,7 +259,7 @@ def test_sums_of_pieces(pieces: list[list[int]]) -> None:
     assert segment_sums(flat, offsets).tolist() == [sum(piece) for piece in pieces]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(-1, 5), max_size=4)), max_size=6),
     st.sampled_from(["document_starts", "seq_lengths"]),

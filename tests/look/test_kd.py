@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from chatmill.look.items import LookLayout
 from chatmill.look.kd import KDSplit, is_kd, kd_runs, open_kd
 from chatmill.store import documents as documents_module
 from chatmill.store.megatron import MegatronWriter
+from tests.kd_manifest import write_kd_manifest
 from tests.megatron.kd_sets import EOD, Document, make_documents, on_disk
 
 TRAIN = [make_documents(30, 1, 1000), make_documents(11, 2, 50_000)]
@@ -30,9 +30,7 @@ def root(tmp_path: Path) -> Path:
                 prefix = tmp_path / "kd" / split / f"shard_{number:02d}_{column}"
                 with MegatronWriter(prefix, np.int32 if column == "tokens" else np.uint8) as writer:
                     writer.append(np.concatenate(values), np.array([len(document) for document in values]))
-    (tmp_path / "kd" / "manifest.json").write_text(
-        json.dumps({"schema_version": "synth_kd_v1", "tokenizer": {"eod": 1}})
-    )
+    write_kd_manifest(tmp_path / "kd")
     return tmp_path / "kd"
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tests.kd_manifest import write_kd_manifest
 
 EOD = 199999
 
@@ -72,7 +73,7 @@ def write_root(root: Path, splits: dict[str, list[list[Document]]]) -> Path:
     for split, shards in splits.items():
         for number, documents in enumerate(shards):
             write_shard(root / split / f"shard_{number:02d}", documents)
-    (root / "manifest.json").write_text(json.dumps({"schema_version": "synth_kd_v1"}))
+    write_kd_manifest(root)
     return root
 
 

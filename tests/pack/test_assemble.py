@@ -40,7 +40,7 @@ def reference(
     return rows, starts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(documents())
 def test_rows_are_what_a_loop_writes(data: tuple[np.ndarray, np.ndarray, Plan]) -> None:
     ids, offsets, made = data
@@ -59,7 +59,7 @@ def test_rows_are_what_a_loop_writes(data: tuple[np.ndarray, np.ndarray, Plan]) 
         assert packed.columns[name].dtype == values.dtype
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(documents(), st.integers(1, 9))
 def test_groups_of_rows_are_the_rows(data: tuple[np.ndarray, np.ndarray, Plan], rows: int) -> None:
     ids, offsets, made = data

@@ -21,7 +21,8 @@ from chatmill.pack.overflow import Overflow, OverflowResult, apply_overflow
 from chatmill.pack.overflow_report import OverflowReport, total
 from chatmill.pack.turns import outline
 from chatmill.read.conversations import read_conversations
-from chatmill.render.registry import find_template
+from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
+from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.systems.token_native_sft import pack_sft_ids_and_mask, sft_loss_mask_for_ids
 from chatmill.tokenizer.byte_level import ByteTokenizer
@@ -159,7 +160,7 @@ def kept_by_id(tokens: Tokens, result: OverflowResult) -> tuple[Counter[int], Co
 
 
 @pytest.mark.parametrize("policy", [p for p in Overflow if p is not Overflow.ERROR])
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batches, st.integers(1, 40))
 def test_every_policy_keeps_to_the_capacity_and_balances_its_ledger(
     policy: Overflow, given_chats: list[Chat], capacity: int
@@ -216,7 +217,7 @@ def assert_valid(made: Tokens, result: OverflowResult) -> None:
     assert (highest < np.diff(made.message_offsets)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(batches, st.integers(1, 40), st.sampled_from([p for p in Overflow if p is not Overflow.ERROR]))
 def test_conversations_that_fit_are_not_touched(given_chats: list[Chat], capacity: int, policy: Overflow) -> None:
     tokens, weights, result = applied(given_chats, capacity, policy)
@@ -240,7 +241,7 @@ def test_when_all_fit_nothing_is_copied() -> None:
         assert result.report.summary() == "all 2 conversations fit"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.one_of(chats, dialogues), st.integers(1, 40))
 def test_windows_train_every_assistant_message_once_and_whole(chat: Chat, capacity: int) -> None:
     tokens, weights, result = applied([chat], capacity, "windows")
@@ -265,7 +266,7 @@ def test_windows_train_every_assistant_message_once_and_whole(chat: Chat, capaci
     assert checked or not (weights > 0).any() or not (per_token > 0).any()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(dialogues, st.integers(6, 60))
 def test_windows_keep_calls_with_results_and_begin_with_head_and_user(chat: Chat, capacity: int) -> None:
     tokens, _, result = applied([chat], capacity, "windows")
@@ -344,6 +345,34 @@ def test_windows_open_and_close_with_the_document_tokens() -> None:
     assert result.report.lost_trained == result.report.lost_untrained == 0
 
 
+def test_windows_train_head_and_document_end_once_where_everything_is_trained() -> None:
+    """The head in the first window, the end in the last; the other windows repeat them as context."""
+    tokens = batch([one("s3 u4 a5 u4 a5", bos=True, eod=True)])
+    result = apply_overflow(tokens, np.ones(len(tokens.run_kinds), dtype=np.float32), 14, "windows")
+    weights = result.tokens.per_token(result.run_weights).tolist()
+    assert ids_of(result.tokens, 0) == [*range(4), *range(4, 13), 22]
+    assert ids_of(result.tokens, 1) == [*range(4), *range(13, 22), 22]
+    assert weights == [1] * 13 + [0] + [0] * 4 + [1] * 10
+    assert (result.tokens.per_token(result.injected_runs) == (np.array(weights) == 0)).all()
+    # A question that is asked again before each step of its answer is trained with the first.
+    tokens = batch([one("s3 u4 c5 t6 c5 t6 a5")])
+    result = apply_overflow(tokens, np.ones(len(tokens.run_kinds), dtype=np.float32), 20, "windows")
+    weights = result.tokens.per_token(result.run_weights).tolist()
+    assert weights == [1] * 18 + [0] * 7 + [1] * 11 + [0] * 7 + [1] * 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(batches, st.integers(1, 40))
+def test_windows_train_no_token_twice_where_everything_is_trained(given_chats: list[Chat], capacity: int) -> None:
+    tokens = batch(given_chats)
+    result = apply_overflow(tokens, np.ones(len(tokens.run_kinds), dtype=np.float32), capacity, "windows")
+    _, trained = kept_by_id(tokens, result)
+    assert set(trained.values()) <= {1}
+    assert result.report.kept_trained == len(trained)
+    assert result.report.injected == len(result.tokens.ids) - len(trained)
+    assert not result.run_weights[result.injected_runs].any()
+
+
 def test_the_document_end_is_kept_before_the_head() -> None:
     _, _, result = applied([one("s3 u4 a5", eod=True)], 6, "windows")
     assert ids_of(result.tokens, 0) == [7, 8, 9, 10, 11, 12]
@@ -359,6 +388,9 @@ def test_windows_leave_out_what_would_train_nothing() -> None:
     assert spelled(tokens, result) == ["0: s3 u4 A5"]
     assert result.tokens.ids.tolist() == [0, 1, 2, *range(12, 21)]
     assert (result.report.injected, result.report.lost_trained, result.report.lost_untrained) == (0, 0, 9)
+    weights[tokens.run_messages == 3] = 1  # what is trained from the very border on is not in the window before it
+    at_the_border = apply_overflow(tokens, weights, 13, "windows")
+    assert spelled(tokens, at_the_border) == ["0: s3 U4 A5"]
     nothing = apply_overflow(tokens, np.zeros_like(weights), 13, "windows")
     assert (len(nothing.tokens), nothing.report.dropped, nothing.dropped.tolist()) == (0, 1, [0])
     assert nothing.report.lost_untrained == 21
@@ -390,7 +422,7 @@ def newest(messages: list[tuple[str, list[int]]], system: list[int], capacity: i
     return joined()[-capacity:]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.integers(0, 6),
     st.lists(st.tuples(st.sampled_from("ua"), st.integers(1, 9)), max_size=9),
@@ -442,7 +474,7 @@ def test_drop_oldest_turns_keeps_the_document_end() -> None:
     assert ids_of(result.tokens, 0) == [0, 1, 2, 3, *range(13, 22), 22]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.sampled_from(["user", "assistant"]), st.text("ab", max_size=6)), min_size=1, max_size=7),
     st.booleans(),
@@ -541,7 +573,8 @@ def rendered() -> tuple[Tokens, np.ndarray]:
     tokenizer = ByteTokenizer(find_template("qwen3").control_tokens)
     folder = Path(__file__).parents[1] / "data" / "conversations"
     files = [folder / f"{name}.jsonl.gz" for name in ("tau_airline", "swe_agent", "reason_tool_use", "oasst_en100")]
-    tokens = render(list(read_conversations(files)), "qwen3", tokenizer).tokens
+    in_place = TemplateOptions(expand=Expand.NONE, unproved=Unproved.UNTRAINED)  # a row per conversation
+    tokens = render(list(read_conversations(files)), bind("qwen3", tokenizer, in_place)).tokens
     # every token is known by its place, as in the made-up batches
     return replace(tokens, ids=np.arange(len(tokens.ids), dtype=np.int32)), find_policy("assistant").run_weights(tokens)
 

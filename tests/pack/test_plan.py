@@ -64,7 +64,7 @@ def planned_input(draw: st.DrawFn) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(planned_input())
 @example(([3, 2, 3], 10))
 @example(([], 5))
@@ -105,6 +105,15 @@ def test_best_fit_and_first_fit_differ_where_they_should() -> None:
     lengths = [8, 6, 3, 1]  # when the 1 comes, the first bin has room for 2 and the second for 1
     assert bins_of(plan(lengths, 10, "best_fit")) == [[0], [1, 2, 3]]
     assert bins_of(plan(lengths, 10, "first_fit")) == [[0, 3], [1, 2]]
+
+
+def test_in_order_opens_thousands_of_bins() -> None:
+    """Its tree of bins has 1,024 leaves at first, and grows; rooms that are left are found after it has."""
+    rng = np.random.RandomState(3)
+    lengths = [*rng.randint(60, 101, 2500).tolist(), *rng.randint(1, 101, 500).tolist()]
+    made = plan(lengths, 100, "in_order")
+    assert made.bins > 2048
+    assert bins_of(made) == reference(lengths, 100, "in_order")
 
 
 def test_greedy_keeps_the_input_and_in_order_keeps_order_inside_bins() -> None:
@@ -154,7 +163,7 @@ def full_bins(draw: st.DrawFn) -> tuple[list[int], int, int]:
     return draw(st.permutations(lengths)), capacity, len(bins)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(full_bins())
 def test_no_worse_than_the_guarantee_of_first_fit_decreasing(data: tuple[list[int], int, int]) -> None:
     """FFD needs at most 11/9 OPT + 6/9 bins; full bins that were cut up have OPT = their number."""
@@ -177,7 +186,7 @@ def fewest_bins(lengths: list[int], capacity: int) -> int:
     return best[-1][0]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(2, 30).flatmap(lambda c: st.tuples(st.lists(st.integers(1, c), min_size=1, max_size=8), st.just(c))))
 def test_the_lower_bound_and_the_guarantee_against_the_true_optimum(data: tuple[list[int], int]) -> None:
     lengths, capacity = data
@@ -285,7 +294,7 @@ def test_balance_keeps_every_bin_and_is_deterministic(rows: int, objective: Bala
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(planned_input(), st.integers(1, 7), st.sampled_from(list(Balance)))
 def test_balance_on_any_plan(data: tuple[list[int], int], rows: int, objective: Balance) -> None:
     lengths, capacity = data

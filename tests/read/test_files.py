@@ -299,13 +299,13 @@ JSON = st.recursive(
 
 
 @given(value=JSON, ascii_only=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_json_writes_is_read_as_json_reads_it(value: Any, ascii_only: bool) -> None:
     assert decode_line(json.dumps(value, ensure_ascii=ascii_only).encode(), "") == Raw("", value)
 
 
 @given(line=st.binary(max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_give_a_value_or_an_error(line: bytes) -> None:
     raw = decode_line(line, "f:1")
     assert raw.error is None or raw.error.code in {"invalid_json", "not_utf8", "duplicate_key"}

@@ -123,7 +123,7 @@ def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
 pieces = st.lists(st.sampled_from(["<|USER|>", "é", "\n", " ", "<|EOS", "<|EOS|>", "|>", "\r", "x"]), max_size=30)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pieces, st.integers(1, 9))
 def test_any_chunk_size_reads_the_same_records(
     tmp_path_factory: pytest.TempPathFactory, parts: list[str], size: int

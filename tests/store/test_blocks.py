@@ -309,7 +309,11 @@ def test_a_fraction_is_refused_where_bytes_were_promised(tmp_path: Path) -> None
         with pytest.raises(DataError, match=r"row 1: weights at position 3 is 0\.25.*fractional=False"):
             writer.append(**fields(rows, 1, 3))
         writer.append(**fields(packed([6])))
-    assert len(BlockDataset(tmp_path)) == 2
+        for large in (256, 256.0):
+            with pytest.raises(DataError, match=r"row 2: weights at position 5 is 256.*fractional=False"):
+                writer.append(**fields(packed([6])) | {"weights": [[0, 1, 2, 255, 0, large]]})
+        writer.append(**fields(packed([6])) | {"weights": [[0, 1, 2, 255, 0, 255.0]]})
+    assert len(BlockDataset(tmp_path)) == 3
 
 
 # ---------------------------------------------------------------- the writer refuses and cleans up
@@ -360,6 +364,8 @@ GOOD: dict[str, Any] = {
         ({"weights": None}, "row 2 brings the columns kinds, but the rows before it kinds, weights"),
         ({"kinds": None}, "for all rows of a split or for none"),
         ({"kinds": [[1, 2, 48, 0], [1, 2, 0, 0]]}, "row 2: kinds at position 2 is 48; kinds are codes from 0 to 47"),
+        ({"kinds": [[1, 2, 127, 0], [1, 2, 0, 0]]}, "row 2: kinds at position 2 is 127; .* flags 64 and 128"),
+        ({"kinds": [[1, 2, 257, 0], [1, 2, 0, 0]]}, "row 2: kinds at position 2 is 257"),
         ({"kinds": [[1, 2, 3, 0], [1, 2, 0, 5]]}, "row 3: kinds at position 3 is 5; padding has the kind 0"),
         ({"kinds": [[1, 2, 3], [1, 2, 0]]}, "kinds are int64 of shape"),
     ],

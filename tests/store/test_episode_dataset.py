@@ -111,6 +111,12 @@ def damage_record(folder: Path) -> None:
     index.tofile(folder / "episodes.idx")
 
 
+def damage_length(folder: Path) -> None:
+    index = np.fromfile(folder / "episodes.idx", dtype="<u8").reshape(-1, 2)
+    index[3, 1] = 2**64 - int(index[3, 0]) + 1
+    index.tofile(folder / "episodes.idx")
+
+
 def damage_start(folder: Path) -> None:
     index = np.fromfile(folder / "episodes.idx", dtype="<u8").reshape(-1, 2)
     index[5, 0] = 1_000_000
@@ -126,6 +132,7 @@ FAULTS = {
     ),
     "start outside": (damage_start, ["record 5", "1,000,000"]),
     "sum that wraps around": (damage_record, ["record 3", "9,223,372,036,854,775,808"]),
+    "length that wraps around": (damage_length, ["record 3", "ends at token 18,446,744,073,709,551,617"]),
     "mask too short": (
         lambda f: (f / "mask.bin").write_bytes(b"1" * 44),
         ["mask.bin", "44 bytes for 45 tokens"],
@@ -193,6 +200,20 @@ def test_faults_of_sharded_sets(tmp_path: Path) -> None:
     assert not loose.has_masks
     assert "shard_00001" in loose.mask_problem
     assert loose[0].weights is None
+
+
+@pytest.mark.parametrize("offsets", [(0, 9, 4), (9, 9, 4), (0, 4, 2**63), (5, 4, 9)])
+def test_texts_whose_offsets_do_not_fit_are_refused(tmp_path: Path, offsets: tuple[int, int, int]) -> None:
+    """Offsets that run backwards would give each text the bytes of others."""
+    shard = EpisodeDataset(write(tmp_path)).shard(0)
+    assert list(shard.texts("record_id", 2, 4)) == ["id-2", "id-3"]
+    path = tmp_path / "train" / "record_id.offsets"
+    stored = np.fromfile(path, dtype="<u8")
+    stored[2:5] = offsets
+    stored.tofile(path)
+    shard.release()
+    with pytest.raises(FormatError, match="the offsets of record_id do not fit"):
+        shard.texts("record_id", 2, 4)
 
 
 @pytest.mark.parametrize("name", ["tokens.bin", "episodes.idx", "mask.bin", "kinds.u8"])

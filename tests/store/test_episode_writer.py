@@ -81,7 +81,7 @@ episodes = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(episodes, st.sampled_from([None, 1, 5, 12, 1000]), st.lists(st.integers(1, 5), min_size=1))
 def test_batches_of_any_size_give_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory,
@@ -260,6 +260,8 @@ def test_a_published_split_is_never_added_to(tmp_path: Path) -> None:
         ({"ids": [1, 2], "mask": [1, -0.5]}, "0 or more"),
         ({"ids": [1, 2], "mask": ["a", "b"]}, "numbers"),
         ({"ids": [1, 2], "kinds": [1, 48]}, "codes from 0 to 47"),
+        ({"ids": [1, 2], "kinds": [1, 127]}, "flags 64 and 128"),
+        ({"ids": [1, 2], "kinds": [1, 257]}, "codes from 0 to 47"),
         ({"ids": [1, 2], "kinds": [1]}, "one value per token"),
         ({"ids": [1, 2], "turns": -1}, "turns"),
     ],
@@ -272,6 +274,13 @@ def test_mistakes_are_refused_before_anything_is_written(tmp_path: Path, argumen
         assert "episode 1" in str(caught.value)
         writer.append([8])
     assert [e.ids.tolist() for e in EpisodeDataset(tmp_path)] == [[9, 9], [8]]
+
+
+def test_kinds_may_have_flags(tmp_path: Path) -> None:
+    kinds = [35 | 64, 34 | 128, 47 | 64 | 128]
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([1, 2, 3], kinds=kinds)
+    assert EpisodeDataset(tmp_path)[0].kinds.tolist() == kinds
 
 
 def test_columns_are_there_for_all_or_for_none(tmp_path: Path) -> None:

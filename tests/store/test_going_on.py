@@ -52,7 +52,7 @@ def test_who_goes_on_writes_the_same_bytes() -> None:
     """
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=120, deadline=None)
+    @settings(max_examples=120)
     @given(
         batches_of, st.sampled_from([1, 4, 9, 20]), st.integers(0, 7), st.integers(0, 3), st.sampled_from(Ending),
         st.booleans(), st.sampled_from([False, False, False, True]),

@@ -62,7 +62,7 @@ def digest(root: Path) -> dict[str, str]:
             content = path.read_bytes()
             if path == root / "manifest.json":
                 manifest = json.loads(content)
-                del manifest["created_unix_s"], manifest["git_sha"]
+                del manifest["created_unix_s"], manifest["git_sha"], manifest["contents_sha256"]
                 content = json.dumps(manifest, sort_keys=True).encode()
             found[path.relative_to(root).as_posix()] = hashlib.sha256(content).hexdigest()
     assert len(found) > 1

@@ -25,6 +25,7 @@ from chatmill.build.synth_kd.run import build_synth_kd
 from chatmill.build.synth_kd.shards import chunk_starts
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError, TokenizerError, UnknownNameError
 from chatmill.store.kd import KDShard
+from chatmill.store.receipts import receipt_bytes, sealed
 from chatmill.systems.synth_kd import EOD, synth_kd_split
 from tests.synth_kd import straightforward
 from tests.synth_kd.inputs import REAL, chat, digest, leftovers, listed_files, real_rows, row, text, write_input
@@ -127,6 +128,7 @@ def test_the_manifest(whole: Path, fast: Path, bulk: BulkRows) -> None:
     build_synth_kd(REAL, fast / "again", valid_fraction=FRACTION, workers=0, chunk_rows=CHUNK, audit=0)
     again, manifest = manifest_of(fast / "again"), manifest_of(whole)
     assert again.pop("created_unix_s") >= manifest.pop("created_unix_s") > 1_700_000_000
+    assert again.pop("contents_sha256") != "" != manifest.pop("contents_sha256")
     assert again == manifest, "nothing else differs"
     assert manifest["schema_version"] == "synth_kd_v1"
     assert manifest["config"] == KDConfig(valid_fraction=FRACTION).as_json()
@@ -499,7 +501,7 @@ def test_verify_finds_what_was_changed(whole: Path, fast: Path) -> None:
     def edit(change: Any) -> None:
         manifest = manifest_of(root)
         change(manifest)
-        (root / "manifest.json").write_text(json.dumps(manifest))
+        (root / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
 
     assert "train/shard_00_span.bin: bytes were changed" in findings(lambda: flip(span, 700))
     assert "document 0 has the mask" in findings(lambda: flip(mask, 700))

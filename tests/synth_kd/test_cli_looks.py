@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.cli import app
 from tests.cli.run import chatmill
 from tests.conftest import DATA
 
@@ -36,7 +38,7 @@ def test_verify_checks_it_and_refuses_the_deep_way(root: Path) -> None:
 
 @pytest.mark.parametrize("command", ["inspect", "preview"])
 def test_items_are_shown_with_the_alignment(command: str, root: Path) -> None:
-    shown = chatmill(command, str(root), "-n", "1")
-    assert shown.returncode == 0, shown.stderr
+    shown = CliRunner().invoke(app, [command, str(root), "-n", "1"])
+    assert shown.exit_code == 0, shown.stderr
     assert "each is predicted at the position before it" in " ".join(shown.stdout.split())
     assert "1 of " in shown.stdout

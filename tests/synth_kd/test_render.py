@@ -216,7 +216,7 @@ SPELLINGS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(CONVERSATIONS, SPELLINGS), min_size=1, max_size=4))
 def test_any_rows_equal_the_official_renderer(bulk: BulkRows, drawn: list[tuple[Any, dict[str, Any]]]) -> None:
     rows = [encoded(messages, **spelling) for messages, spelling in drawn]

@@ -102,7 +102,7 @@ ROWS = st.tuples(*[BODIES | GOOD_BODIES] * 3).map(STENCIL.filled)
 
 
 @compiled
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(ROWS, min_size=1, max_size=6))
 def test_what_fits_is_what_the_row_says(rows: list[bytes]) -> None:
     for place, texts in texts_by_row(STENCIL.fit(RowTexts.of(rows))).items():
@@ -130,7 +130,7 @@ def test_what_is_smuggled_into_a_hole_never_fits_as_something_else() -> None:
 
 
 @compiled
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(*[WELL_FORMED] * 3), min_size=1, max_size=5), st.booleans())
 def test_every_well_formed_row_fits(drawn: list[tuple[str, ...]], ascii_only: bool) -> None:
     def spelled(value: str) -> bytes:
@@ -205,7 +205,7 @@ def test_the_real_rows_are_cut(bulk: BulkRows, fitted: list[int]) -> None:
 
 
 @compiled
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.tuples(*[BODIES | GOOD_BODIES] * 3), min_size=1, max_size=4))
 def test_any_bodies_equal_the_official_renderer(bulk: BulkRows, drawn: list[tuple[bytes, ...]]) -> None:
     learn(bulk, [SYSTEM, *chat("@0", "@1", "@2")])

@@ -139,7 +139,7 @@ spans = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(spans, max_size=4))
 def test_many_transcripts_equal_one_piece_at_a_time(records: list[list[tuple[str, str, str]]]) -> None:
     texts = ["".join(f"{m}{t}<|END|>{gap}" for m, t, gap in record) for record in records]
@@ -407,7 +407,7 @@ def slow_transcript(messages: list[tuple[str, str]], context_length: int) -> str
     return text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.one_of(loose, paired), min_size=1, max_size=4), st.integers(1, 40))
 def test_transcripts_equal_the_slow_rules(chats: list[list[tuple[str, str]]], context_length: int) -> None:
     results = transcribe([chat(*one) for one in chats], tokenizer=BYTES, context_length=context_length)

@@ -143,8 +143,9 @@ def test_what_is_no_tokenizer_file_is_said(raw: bytes) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen3"])
 def test_tokens_are_spelled_as_the_fast_engine_spells_them(name: str) -> None:
-    spelled = SpelledTokens(TokenizerJson((unpacked(name) / "tokenizer.json").read_bytes(), name))
     fast: Any = load_tokenizer(unpacked(name))
+    ordinary = {token: fast.control(token) for token in fast.ordinary}
+    spelled = SpelledTokens(TokenizerJson((unpacked(name) / "tokenizer.json").read_bytes(), name), ordinary)
     text = {token_id: value for token_id, value in fast.backend.vocabulary().items() if token_id in spelled}
     assert len(text) == len(spelled) > 50_000
     assert dict(spelled) == text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,10 @@ def pure_text_reference(name: str) -> Any:
     return tokenizers.Tokenizer.from_str(json.dumps({**data, "added_tokens": [], "post_processor": None}))
 
 
+def spells(text: str, names: Collection[str]) -> bool:
+    return any(name in text for name in names)
+
+
 def rows(encoded: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
     ids, offsets = encoded
     return [ids[a:b].tolist() for a, b in pairwise(offsets)]
@@ -77,34 +81,57 @@ def named(request: pytest.FixtureRequest) -> tuple[str, Any]:
     return request.param, load_tokenizer(unpacked(request.param))
 
 
-def test_ids_equal_the_reference_library(named: tuple[str, Any], texts: list[str]) -> None:
-    name, tokenizer = named
-    theirs = [e.ids for e in pure_text_reference(name).encode_batch_fast(texts, add_special_tokens=False)]
-    assert rows(tokenizer.encode_batch(texts)) == theirs
+@pytest.fixture(scope="session")
+def strict(named: tuple[str, Any]) -> Any:
+    return load_tokenizer(unpacked(named[0]), strict_text=True)
 
 
-def test_where_no_added_token_is_spelled_ids_equal_the_whole_tokenizer(
+def test_strict_ids_equal_the_reference_library_without_added_tokens(
+    named: tuple[str, Any], strict: Any, texts: list[str]
+) -> None:
+    theirs = [e.ids for e in pure_text_reference(named[0]).encode_batch_fast(texts, add_special_tokens=False)]
+    assert rows(strict.encode_batch(texts)) == theirs
+
+
+def test_where_no_special_token_is_spelled_ids_equal_the_whole_tokenizer(
     named: tuple[str, Any], texts: list[str]
 ) -> None:
     name, tokenizer = named
     whole = tokenizers.Tokenizer.from_file(str(unpacked(name) / "tokenizer.json"))
-    plain = [text for text in texts if not any(control in text for control in tokenizer.control_ids)]
+    special = [control for control in tokenizer.control_ids if control not in tokenizer.ordinary]
+    ordinary = [f"a {token}b\n{token}" for token in sorted(tokenizer.ordinary)]
+    plain = [text for text in [*texts, *ordinary] if not spells(text, special)]
     assert len(plain) > 1400
     theirs = [e.ids for e in whole.encode_batch_fast(plain, add_special_tokens=False)]
     assert rows(tokenizer.encode_batch(plain)) == theirs
 
 
-def test_text_never_becomes_a_control_id(named: tuple[str, Any], texts: list[str]) -> None:
+def test_text_never_becomes_a_special_token(named: tuple[str, Any], strict: Any, texts: list[str]) -> None:
     _, tokenizer = named
     spelled = [*texts, *tokenizer.control_ids, " ".join(tokenizer.control_ids), "".join(tokenizer.control_ids)]
-    ids, _ = tokenizer.encode_batch(spelled)
-    assert not np.isin(ids, list(tokenizer.control_ids.values())).any()
+    special = [token_id for name, token_id in tokenizer.control_ids.items() if name not in tokenizer.ordinary]
+    assert not np.isin(tokenizer.encode_batch(spelled)[0], special).any()
+    assert strict.control_ids == tokenizer.control_ids
+    assert not np.isin(strict.encode_batch(spelled)[0], list(strict.control_ids.values())).any()
 
 
-def test_added_tokens_that_are_not_flagged_special_are_control_too(qwen3: Any) -> None:
-    think = qwen3.control("<think>")
-    assert think not in qwen3.encode("<think>\nhello</think>")
-    assert "<tool_call>" in qwen3.control_ids
+def test_added_tokens_that_are_not_special_are_part_of_the_vocabulary_unless_text_is_strict(qwen3: Any) -> None:
+    """As when the model is served: the model writes `<think>` as one token, and so does text that spells it."""
+    think, end, text = qwen3.control("<think>"), qwen3.control("</think>"), "<think>\nhello</think>"
+    assert {"<think>", "</think>", "<tool_call>"} <= set(qwen3.ordinary)
+    assert "<|im_end|>" not in qwen3.ordinary
+    found = qwen3.encode(text)
+    assert (found[0], found[-1]) == (think, end)
+    assert found == hf_ids("qwen3", text)
+    strict = load_tokenizer(unpacked("qwen3"), strict_text=True)
+    assert not {think, end} & set(strict.encode(text))
+    assert strict.control("<think>") == think, "a template still writes it"
+    assert strict.fingerprint != qwen3.fingerprint
+
+
+def hf_ids(name: str, text: str) -> list[int]:
+    whole = tokenizers.Tokenizer.from_file(str(unpacked(name) / "tokenizer.json"))
+    return list(whole.encode(text, add_special_tokens=False).ids)
 
 
 def test_decoding_gives_the_normalised_text(named: tuple[str, Any], texts: list[str]) -> None:

@@ -42,7 +42,7 @@ def test_a_packed_row_gives_the_logits_of_its_documents_alone() -> None:
     assert not leaking.passed
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 5))
 def test_attention_equals_a_loop_over_documents(lengths: list[int], padding: int) -> None:
     width = sum(lengths) + padding

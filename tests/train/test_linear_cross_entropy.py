@@ -73,7 +73,7 @@ def assert_equal(ours: list[Tensor], plain: list[Tensor], tolerance: float = 1e-
     with_spans=st.booleans(),
     untrained=st.sampled_from([0.0, 0.4, 1.0]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_equals_the_plain_way_for_any_chunks_weights_and_spans(
     positions: int, chunk_rows: int | None, seed: int, with_weights: bool, with_spans: bool, untrained: float
 ) -> None:

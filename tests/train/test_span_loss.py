@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +19,7 @@ from chatmill.train.span_loss import (
     sum_counts,
     sum_losses,
 )
+from tests.train.ranks import run_two_ranks
 
 
 def batch(rows: int, length: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -52,7 +50,7 @@ def by_hand(
     }  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 5),
     st.integers(1, 9),
@@ -135,7 +133,7 @@ def test_shapes_that_differ_are_refused_with_the_shapes() -> None:
         sum_counts([])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 6), st.integers(0, 1000), st.data())
 def test_accumulation_equals_the_big_batch(rows: int, seed: int, data: st.DataObject) -> None:
     losses, span_id, mask = batch(rows, 11, seed)
@@ -170,7 +168,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from chatmill.train.span_loss import span_counts, span_normalized_loss, sum_counts, sum_losses
 
-store, rank, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 data = torch.load(out + ".in")
 WORLD = dist.group.WORLD
@@ -214,18 +212,8 @@ def test_two_processes_equal_the_big_batch_in_value_and_gradient(tmp_path: Path)
     x = torch.randn(6, 10, 6, generator=torch.Generator().manual_seed(1))
     torch.save({"x": x, "span": span_id, "mask": mask}, tmp_path / "out.in")
     (tmp_path / "run.py").write_text(SCRIPT)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(tmp_path / "run.py"), str(tmp_path / "store"), str(rank), str(tmp_path / "out")],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    errors = [process.communicate(timeout=240)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], errors
+    preload = ("chatmill.train.span_loss",)
+    run_two_ranks(tmp_path / "run.py", tmp_path / "store", tmp_path / "out", preload=preload)
 
     torch.manual_seed(0)
     net = torch.nn.Linear(6, 1)

@@ -86,7 +86,7 @@ def page(browser: Any) -> Iterator[Any]:
     context = browser.new_context(
         viewport={"width": 1200, "height": 900}, color_scheme="light", reduced_motion="reduce"
     )
-    context.set_default_timeout(60_000)  # for machines that are busy with other things
+    context.set_default_timeout(300_000)  # for machines that are busy with other things
     made = context.new_page()
     made.watch = Watch(made)
     yield made

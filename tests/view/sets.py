@@ -77,7 +77,8 @@ def make_sets(folder: Path) -> Sets:
     changed.append({**records(131)[130], "id": "rec-new"})
     recipe = {
         "tokenizer": str(unpacked("gpt2")),
-        "template": "qwen3",
+        "template": "qwen3_training",  # Later messages change no turn: each record is one row under each policy.
+        "policy": "assistant",
         "add_control_tokens": True,
         "split": {"val_fraction": 0.1},
     }
@@ -137,18 +138,26 @@ class Running:
 
     url: str
     viewer: Viewer
+    server: Any = None
 
 
 @contextlib.contextmanager
-def running(*paths: Path, tokenizer: Any = None, host: str = "127.0.0.1") -> Iterator[Running]:
+def running(
+    *paths: Path,
+    tokenizer: Any = None,
+    host: str = "127.0.0.1",
+    use_token: bool = False,
+    slow_seconds: float | None = None,
+) -> Iterator[Running]:
     opened = open_viewed(paths, tokenizer=tokenizer)
     compare = (lambda: diff_datasets(*paths, show=100).as_json()) if len(paths) == 2 else None
     viewer = Viewer(opened, compare=compare, version="test")
-    with listening(lambda token: make_app(viewer, token=token), host=host, port=0) as (server, sockets, url):
+    options: dict[str, Any] = {"host": host, "port": 0, "use_token": use_token, "slow_seconds": slow_seconds}
+    with listening(lambda token: make_app(viewer, token=token), **options) as (server, sockets, url):
         thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True)
         thread.start()
         try:
-            yield Running(url, viewer)
+            yield Running(url, viewer, server)
         finally:
             server.should_exit = True
             thread.join(20)

@@ -70,7 +70,7 @@ def episodes(opened: OpenedSplit) -> list[Any]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.integers(0, 260), max_size=60))
 def test_pieces_hold_every_id_once_and_spell_the_text(ids: list[int]) -> None:
     pieces = pieces_of(ids, BYTES)
@@ -94,7 +94,7 @@ def test_pieces_hold_every_id_once_and_spell_the_text(ids: list[int]) -> None:
         assert "".join(piece["t"] for piece in pieces) == bytes(ids).decode()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=40))
 def test_pieces_of_text_are_that_text(gpt2_text: TokenText, text: str) -> None:
     ids = gpt2_text.tokenizer.encode(text.encode("utf-8", "ignore").decode())
@@ -115,7 +115,7 @@ def test_without_a_tokenizer_ids_are_shown() -> None:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(words=st.text(alphabet="abcABC é", min_size=1, max_size=5), match_case=st.booleans())
 def test_search_finds_what_reading_everything_finds(
     opened: OpenedSplit, episodes: list[Any], words: str, match_case: bool
@@ -148,7 +148,7 @@ def test_search_crosses_tokens_but_never_episodes(tmp_path: Path, gpt2: Any) -> 
 TOKENS = st.lists(st.binary(max_size=12).map(lambda raw: bytes(b % 3 + 97 for b in raw)), min_size=1, max_size=20)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(table=TOKENS, words=st.text(alphabet="abc", min_size=1, max_size=14).map(str.encode))
 def test_the_spelling_of_words_is_what_each_token_can_do(table: list[bytes], words: bytes) -> None:
     found = Vocabulary(table).spelling(words)
@@ -186,7 +186,7 @@ FILTERS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(wanted=FILTERS)
 def test_filters_keep_what_a_loop_keeps(opened: OpenedSplit, episodes: list[Any], wanted: Filter) -> None:
     def share(e: Any) -> np.float32:
@@ -258,7 +258,7 @@ def test_a_pass_over_damaged_files_ends_with_the_reason(tmp_path: Path) -> None:
     assert "tokens.bin" in opened.scan.as_json()["problem"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 5000), max_size=80))
 def test_histograms_count_every_value_once(values: list[int]) -> None:
     found = histogram(np.array(values, dtype=np.int64))

@@ -105,10 +105,13 @@ def test_search_of_hostile_text(page: Page, hostile: Running) -> None:
 
 
 def test_the_page_works_where_every_request_needs_a_token(page: Page, sets: Sets) -> None:
-    with running(sets.hostile, tokenizer="bytes", host="0.0.0.0") as found:
+    with running(sets.hostile, tokenizer="bytes", host="0.0.0.0", use_token=True) as found:
         parts = urlsplit(found.url)
         local = f"http://127.0.0.1:{parts.port}/"
         page.goto(f"{local}?{parts.query}#/a/train/browse")
+        page.wait_for_selector("#list tbody tr")
+        assert page.url == f"{local}#/a/train/browse", "an address that is copied does not give the token away"
+        page.reload()
         page.wait_for_selector("#list tbody tr")
         page.locator("#list tbody tr a").first.click()
         page.wait_for_selector("#runs .token")

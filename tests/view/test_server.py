@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,7 @@ import pytest
 from chatmill.errors import ConfigError
 from chatmill.look.viewer.serve import bind, is_loopback
 from chatmill.store.episode_writer import EpisodeWriter
+from tests.cli.run import chatmill
 from tests.view.sets import HOSTILE, Running, running, write_hostile
 
 
@@ -92,13 +97,15 @@ def test_no_other_files_are_served(small: Running, path: str) -> None:
     assert b"import" not in body
 
 
-def test_another_host_needs_the_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_every_request_needs_the_token(tmp_path: Path, host: str) -> None:
     write_hostile(tmp_path)
-    with running(tmp_path, tokenizer="bytes", host="0.0.0.0") as found:
+    with running(tmp_path, tokenizer="bytes", host=host, use_token=True) as found:
         token = found.url.split("token=")[1]
         assert len(token) >= 20
         local = f"http://127.0.0.1:{urlsplit(found.url).port}"
-        for path in ("/", "/static/app.js", "/api/about", "/?token=", "/?token=wrong", f"/?token={token[:-1]}"):
+        wrong = ("/?token=", "/?token=wrong", f"/?token={token[:-1]}")
+        for path in ("/", "/static/app.js", "/api/about", "/api/a/train/search?q=a", "/nothing", *wrong):
             status, headers, body = ask(local, path)
             assert status == 403, path
             assert b"token" in body
@@ -110,6 +117,117 @@ def test_another_host_needs_the_token(tmp_path: Path) -> None:
         assert "SameSite=Strict" in cookie
         assert ask(local, "/api/about", Cookie=cookie.split(";")[0])[0] == 200
         assert ask(local, "/api/about", Cookie=cookie.split(";")[0][:-1])[0] == 403
+
+
+def test_the_token_can_be_left_out_on_this_machine_alone(tmp_path: Path) -> None:
+    result = chatmill("view", tmp_path, "--tokenizer", "bytes", "--no-token", "--host", "0.0.0.0", "--port", "0")
+    assert result.returncode == 2
+    write_hostile(tmp_path)
+    result = chatmill("view", tmp_path, "--tokenizer", "bytes", "--no-token", "--host", "0.0.0.0", "--port", "0")
+    assert result.returncode == 2
+    assert "--no-token is for this machine alone" in result.stderr
+    command = [sys.executable, "-c", "from chatmill.cli import main; main()"]
+    options = [str(tmp_path), "--tokenizer", "bytes", "--no-token", "--json", "--port", "0"]
+    process = subprocess.Popen([*command, "view", *options], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
+        assert ask(url, "/api/about")[0] == 200
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /api/about HT",
+        b"GET /api/about HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ",
+        b"GET /nothing HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\nab",
+    ],
+)
+def test_a_request_that_never_ends_is_cut_off(tmp_path: Path, sent: bytes) -> None:
+    write_hostile(tmp_path)
+    with running(tmp_path, tokenizer="bytes", slow_seconds=0.3) as found:
+        found.server.config.timeout_keep_alive = 3600
+        parts = urlsplit(found.url)
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as slow:
+            slow.sendall(sent)
+            with contextlib.suppress(ConnectionResetError):
+                while slow.recv(4096):  # an answer may come; the end must
+                    pass
+
+
+def only_connection(found: Running) -> Any:
+    """The one connection that the server has, once it has it."""
+    deadline = time.monotonic() + 60
+    while len(found.server.server_state.connections) != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return next(iter(found.server.server_state.connections))
+
+
+def test_the_second_request_of_a_connection_has_its_deadline_too(tmp_path: Path) -> None:
+    write_hostile(tmp_path)
+    with running(tmp_path, tokenizer="bytes", slow_seconds=3600) as found:
+        found.server.config.timeout_keep_alive = 3600
+        parts = urlsplit(found.url)
+        with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=60) as slow:
+            slow.sendall(b"HEAD /api/about HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert slow.recv(4096).startswith(b"HTTP/1.1 ")
+            only_connection(found).slow_seconds = 0.1
+            slow.sendall(b"GET /api/about HT")
+            with contextlib.suppress(ConnectionResetError):
+                while slow.recv(4096):
+                    pass
+
+
+def test_a_client_that_takes_no_answer_is_cut_off(tmp_path: Path) -> None:
+    write_hostile(tmp_path)
+    with running(tmp_path, tokenizer="bytes", slow_seconds=3600) as found:
+        parts = urlsplit(found.url)
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((parts.hostname or "", parts.port or 0))
+        connections = found.server.server_state.connections
+        only_connection(found).slow_seconds = 0.1
+        try:
+            ask_for = b"GET /static/app.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+            deadline = time.monotonic() + 60
+            with contextlib.suppress(ConnectionError, BlockingIOError):
+                slow.setblocking(False)
+                while time.monotonic() < deadline:  # many answers, none of which is taken
+                    slow.send(ask_for)
+            while connections and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not connections
+        finally:
+            slow.close()
+
+
+def test_a_client_has_no_deadline_while_its_answer_is_made(tmp_path: Path) -> None:
+    write_hostile(tmp_path)
+    asked, go_on = threading.Event(), threading.Event()
+    with running(tmp_path, tokenizer="bytes", slow_seconds=3600) as found:
+        original = found.viewer.opened
+
+        def blocked(request: Any) -> Any:
+            asked.set()
+            assert go_on.wait(60)
+            return original(request)
+
+        found.viewer.opened = blocked  # type: ignore[method-assign]
+        answers: list[int] = []
+        client = threading.Thread(target=lambda: answers.append(ask(found.url, "/api/a/train/items")[0]))
+        client.start()
+        assert asked.wait(60)
+        protocol = only_connection(found)
+        assert (protocol._request, protocol._answer) == (None, None)
+        go_on.set()
+        client.join(60)
+        assert answers == [200]
 
 
 def test_loopback_and_ports() -> None:
@@ -201,11 +319,14 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
-        assert url.startswith("http://127.0.0.1:")
-        assert ask(url, "/")[0] == 200
-        assert json.loads(ask(url, "/api/a/train/items")[2])["matched"] == 10
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{24}", url), "a token by default"
+        assert ask(url, "/")[0] == 403
+        status, headers, _ = ask(url, f"/?{urlsplit(url).query}")
+        assert status == 200
+        cookie = headers["set-cookie"].split(";")[0]
+        assert json.loads(ask(url, "/api/a/train/items", Cookie=cookie)[2])["matched"] == 10
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
     finally:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -31,14 +29,11 @@ from chatmill.build.publish import (
     temporary_folder,
     write_atomic,
 )
-from chatmill.core.batch import ConversationBatch, keys_of, sources_of
-from chatmill.core.conversation import Conversation
-from chatmill.core.texts import Texts
+from chatmill.core.conversations import Conversations
 from chatmill.errors import RecordError
-from chatmill.read.files import Raw, decode_line
-from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_records
-from chatmill.read.shapes import Shape, conversation_of, find_shape
-from chatmill.read.typed import line_groups, read_batch
+from chatmill.read.columns import line_groups, read_entries, read_lines
+from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
+from chatmill.read.shapes import find_shape
 from chatmill.store.durable import Durability
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_writer import EpisodeWriter
@@ -49,8 +44,7 @@ SPLITS = ("train", "val")
 BATCH_BYTES = 4 << 20
 """Bytes of lines that are rendered together; bounds the memory of a worker."""
 BATCH_ROWS = 1024
-"""Rows of Parquet, or entries of a list, that are rendered together."""
-TYPED_SHAPES = ("openai", "harmony")
+"""Entries of a list that are rendered together."""
 REJECTED = "rejected.jsonl"
 RECEIPT = "receipt.json"
 
@@ -163,13 +157,10 @@ def _write_part(job: ChunkJob, pipeline: Pipeline, folder: Path) -> dict[str, An
     return receipt
 
 
-Batch = Sequence[Conversation]
-
-
-def _batches(job: ChunkJob, part: _Part) -> Iterator[Batch]:
+def _batches(job: ChunkJob, part: _Part) -> Iterator[Conversations]:
     """The conversations of a chunk in groups, each as often as its weight says; what is left out is in the ledger."""
     for batch, errors in _read(job):
-        part.read.update(sources_of(batch))
+        part.read.update(batch.sources)
         for error in errors:
             part.read[job.chunk.source] += 1
             part.reject(error, job.chunk.source)
@@ -178,52 +169,41 @@ def _batches(job: ChunkJob, part: _Part) -> Iterator[Batch]:
             yield weighted
 
 
-def _weighted(batch: Batch, weight: float, ledger: Ledger) -> Batch:
+def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversations:
     """A batch with every record as often as the weight and the hash of its key say."""
-    copies = np.array([copies_of(key, weight) for key in keys_of(batch)], dtype=np.int64)
-    for source, count in zip(sources_of(batch), copies.tolist(), strict=True):
+    copies = np.array([copies_of(key, weight) for key in batch.keys], dtype=np.int64)
+    for source, count in zip(batch.sources, copies.tolist(), strict=True):
         if count == 0:
             ledger.records[source, "skipped", "weight"] += 1
         elif count > 1:
             ledger.records[source, "read", "repeated"] += count - 1
     chosen = np.repeat(np.arange(len(batch)), copies)
-    if isinstance(batch, ConversationBatch):
-        return batch.take(chosen)
-    return [batch[i] for i in chosen.tolist()]
+    return batch.take(chosen)
 
 
-def _read(job: ChunkJob) -> Iterator[tuple[Batch, list[RecordError]]]:
+def _read(job: ChunkJob) -> Iterator[tuple[Conversations, list[RecordError]]]:
     """The records of a chunk in groups that are bounded in number or in text, with the errors among them."""
-    chunk, shape = job.chunk, find_shape(job.chunk.shape)
-    if chunk.kind is ChunkKind.LINES and shape.name in TYPED_SHAPES:
+    chunk, shape, left = job.chunk, find_shape(job.chunk.shape), job.max_records
+    path, source = chunk.path, chunk.source
+    if chunk.kind is ChunkKind.LINES:
         data, first = chunk_bytes(chunk)
-        slow = partial(_slowly, chunk, shape)
-        for start, stop, passed in line_groups(data, BATCH_BYTES, job.max_records):
-            yield read_batch(data, start, stop, first + passed, chunk.path, chunk.source, slow)
-        return
-    rows = itertools.islice(chunk_records(chunk), job.max_records)
-    while group := list(itertools.islice(rows, BATCH_ROWS)):
-        found = [_conversation(raw, shape, chunk.source) for raw in group]
-        yield (
-            [item for item in found if isinstance(item, Conversation)],
-            [item for item in found if isinstance(item, RecordError)],
-        )
+        for lines in line_groups(data, BATCH_BYTES, first, left):
+            yield read_lines(data, lines, path=path, source=source, shape=shape)
+    elif chunk.kind is ChunkKind.ENTRIES:
+        entries = chunk_entries(chunk)[:left]
+        for at in range(0, len(entries), BATCH_ROWS):
+            some = entries[at : at + BATCH_ROWS]
+            yield read_entries(some, first=chunk.first + at, path=path, source=source, shape=shape)
+    else:
+        from chatmill.read.rows import read_rows  # pyarrow takes its time
 
-
-def _slowly(chunk: Chunk, shape: Shape, line: bytes, number: int) -> Conversation | RecordError | None:
-    """One line by the way that knows all forms and all errors; None for a blank one."""
-    if not line or line.isspace():
-        return None
-    return _conversation(decode_line(line, f"{chunk.path}:{number}"), shape, chunk.source)
-
-
-def _conversation(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
-    try:
-        if raw.error is not None:
-            raise raw.error
-        return conversation_of(raw.value, shape, where=raw.where, source=source)
-    except RecordError as error:
-        return error
+        first, left = chunk.first, chunk.count if left is None else left
+        for rows in chunk_rows(chunk):
+            some = rows.slice(0, left)
+            yield read_rows(some, first=first, path=path, source=source, shape=shape)
+            first, left = first + some.num_rows, left - some.num_rows
+            if not left:
+                break
 
 
 class _Part:
@@ -247,27 +227,25 @@ class _Part:
         line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
         self._rejected.append((_line_number(error.where), line))
 
-    def add(self, conversations: Batch) -> None:
+    def add(self, conversations: Conversations) -> None:
         """Compile a batch and append its episodes to their splits."""
         compiled = self._pipeline.compile(conversations)
-        sources = sources_of(conversations)
+        sources = conversations.sources
         for index, error in compiled.failed:
             self.reject(error, sources[index])
         self.ledger.add(compiled.ledger)
         fraction = self._pipeline.recipe.split.val_fraction
         in_val = np.zeros(len(conversations), dtype=np.bool_)
         if fraction:
-            in_val[:] = [hashes_below(key, fraction) for key in keys_of(conversations)]
+            in_val[:] = [hashes_below(key, fraction) for key in conversations.keys]
         goes_to_val = in_val[compiled.source_index]
         for split, chosen in (("train", ~goes_to_val), ("val", goes_to_val)):
             wanted = np.flatnonzero(chosen)
             if len(wanted):
                 self._append(split, compiled, wanted, conversations)
 
-    def _append(self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Batch) -> None:
+    def _append(self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Conversations) -> None:
         ids, offsets, weights, kinds = compiled.columns(wanted)
-        keys = keys_of(conversations)
-        texts = keys if isinstance(keys, Texts) else Texts.of(keys)
         if split not in self._writers:
             self._writers[split] = EpisodeWriter(self.folder, split, durability=Durability.SCRATCH)
         columns = EpisodeColumns(
@@ -278,7 +256,7 @@ class _Part:
             source=compiled.source_codes[wanted].astype(np.uint32),
             turns=compiled.turns[wanted].astype(np.uint32),
             trained=compiled.trained[wanted].astype(np.uint32),
-            record_id=texts.take(compiled.source_index[wanted]),
+            record_id=conversations.keys.take(compiled.source_index[wanted]),
         )
         self._writers[split].append_columns(columns, compiled.source_names)
 

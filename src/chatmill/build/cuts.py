@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from chatmill.core.native.scan import count_lines
+from chatmill.read.lines import LINE_LIMIT, line_too_long
 
 ROW_LIMIT = 65_536
 """Rows of a chunk at most, since repeated texts hardly count in the size that Parquet states."""
@@ -34,11 +35,14 @@ class LineCutter:
     """Cuts a stream of bytes at line ends; a line belongs to the chunk in which its first byte lies.
 
     Chunk k is the bytes from k * chunk_bytes on. A line that is longer than a chunk leaves chunks without a line;
-    those are left out. Only a line feed ends a line.
+    those are left out. Only a line feed ends a line. A line with more than `line_limit` bytes is a `FormatError` that
+    names `path`.
     """
 
-    def __init__(self, chunk_bytes: int) -> None:
+    def __init__(self, chunk_bytes: int, path: str = "", line_limit: int = LINE_LIMIT) -> None:
         self._chunk_bytes = chunk_bytes
+        self._path, self._line_limit = path, line_limit
+        self._ended_lines = self._open_bytes = 0
         self._seen = 0
         self._newline_from = chunk_bytes - 1
         """The chunk ends after the first line feed at or behind this place in the stream."""
@@ -51,7 +55,7 @@ class LineCutter:
         A chunk can end with the block; it then holds everything up to there, and the next one may stay empty.
         """
         ends: list[tuple[int, int]] = []
-        done = 0
+        done, before = 0, self._lines
         while (search := max(self._newline_from - self._seen, 0)) < len(block):
             found = block.find(b"\n", search)
             if found < 0:
@@ -60,9 +64,22 @@ class LineCutter:
             self._lines, done = 0, found + 1
             self._newline_from = ((self._seen + done) // self._chunk_bytes + 1) * self._chunk_bytes - 1
         self._lines += _newlines(block, done, len(block))
+        self._check_lines(block, sum(count for _, count in ends) + self._lines - before)
         self._seen += len(block)
         self._open_line = not block.endswith(b"\n")
         return ends
+
+    def _check_lines(self, block: bytes, newlines: int) -> None:
+        """Lines within a block are measured only where the limit is less than a block."""
+        limit, first = self._line_limit, block.find(b"\n")
+        if self._open_bytes + (first if first >= 0 else len(block)) > limit:
+            raise line_too_long(self._path, self._ended_lines + 1, limit)
+        if len(block) > limit:
+            long = (number for number, line in enumerate(block.split(b"\n")) if number and len(line) > limit)
+            for number in long:
+                raise line_too_long(self._path, self._ended_lines + 1 + number, limit)
+        self._ended_lines += newlines
+        self._open_bytes = len(block) - block.rfind(b"\n") - 1 if first >= 0 else self._open_bytes + len(block)
 
     def last(self) -> int:
         """Lines behind the last end that `feed` gave, one without a line feed included; 0: no chunk is left."""

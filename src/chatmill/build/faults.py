@@ -1,4 +1,4 @@
-"""Named places where tests make a process die or a disk fill up; an internal test device, off unless asked for.
+"""Named places where tests make a process die or wait, or a disk fill up; a test device, off unless asked for.
 
 `CHATMILL_FAULTS=after_part_write:2` makes a process kill itself (SIGKILL) when it comes to that point for the second
 time; several faults are separated by commas. A third field chooses another kind, e.g. `after_part_write:1:enospc`.
@@ -30,6 +30,8 @@ class FaultKind(StrEnum):
     """The same, but only in the first process that gets there; needs the log, beside which it leaves a mark."""
     ENOSPC = "enospc"
     """`OSError`: no space left on device."""
+    WAIT = "wait"
+    """Nothing more happens in this process until a signal ends it: a test can send one at a known place."""
 
 
 _hits: Counter[str] = Counter()
@@ -46,6 +48,8 @@ def fault_point(name: str) -> None:
             _log(f"{name} {hit} {kind} {os.getpid()}\n")
             if kind is FaultKind.ENOSPC:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            while kind is FaultKind.WAIT:
+                signal.pause()
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,18 +25,25 @@ from chatmill.core.conversation import Conversation
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
-from chatmill.render.registry import TEMPLATES, find_template
-from chatmill.tokenizer.load import load_tokenizer
+from chatmill.render.jinja.chat_template import MissingDateError
+from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import bind, bundled_names, find_template, has_template
+from chatmill.render.render import render
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
 
 SAMPLE_RECORDS = 2000
 """Records that are looked at in each file."""
 SAMPLE_CHARACTERS = 64 << 20
 """Text that is looked at in all files together; at least one record of each file is."""
-OWN_TEMPLATES = ("qwen3_training", "llama3", "harmony", "chatml")
-"""Tried in this order where the tokenizer has the control tokens."""
-ADDED_TEMPLATES = ("chatml", "qwen3_training", "harmony", "llama3")
-"""Tried in this order where control tokens must be added anyway."""
+SEED_FORMATS = ("token_native", "markers")
+"""Templates of formats that no published model speaks; they are never suggested."""
+TRIED_RECORDS = 200
+"""Records that templates are tried on where the model has none of its own."""
+TRIED_OPTIONS = TemplateOptions(today=datetime.date(2026, 1, 1))
+LOOKED_FOR = ("stripped_characters", "turns_that_later_messages_change", "rows_added", "tokens_in_added_rows")
+"""Notes of the ledger that the recipe mentions."""
 SHORTEST_ROW, LONGEST_ROW = 512, 32_768
 """Lengths of rows that are suggested; one record of a whole book does not decide it."""
 MAY_LOSE = 0.001
@@ -77,12 +85,12 @@ class Look:
     """Conversations with tools, tool calls, reasoning, channels, message weights."""
     refused: Counter[str]
     """Reason codes of the conversations that the template cannot write."""
-    fitting: tuple[str, ...]
-    """Templates that have a place for everything in the sample."""
     lengths: NDArray[np.int64]
     """Tokens of each conversation that was rendered, sorted."""
-    stripped: int
-    """Characters that the template does not show."""
+    notes: Mapping[str, int]
+    """What the ledger of the sample notes: characters that the template does not show, turns that it changes, rows."""
+    option_names: tuple[str, ...]
+    """Options that the template reads."""
     longest: tuple[int, ...]
     """Tokens of the longest conversation of each file; 0 where none could be rendered."""
     gates: tuple[Gate, ...]
@@ -114,12 +122,14 @@ def look_at(
         raise DataError(f"there is no record that can be read ({_counts(bad) or 'the files are empty'})")
     loaded = load_tokenizer(tokenizer, pattern=pattern)
     features = _features(conversations)
-    template, added = _suggest_template(conversations, loaded, features)
+    template, added = _suggest_template(conversations, tokenizer, loaded, features)
     options = {"tokenizer": tokenizer, "pattern": pattern, "template": template, "add_control_tokens": added}
-    recipe = _recipe(looked, options)
-    whole = Pipeline(recipe, loaded).compile(conversations)
+    recipe, pipeline = _with_date(_recipe(looked, options), loaded)
+    whole = pipeline.compile(conversations)
     if not len(whole.tokens):
-        raise DataError(f"no template can write these conversations; the first: {whole.failed[0][1]}")
+        raise DataError(
+            f"the template {template} can write none of these conversations; the first: {whole.failed[0][1]}"
+        )
     row = _row_length(int(whole.tokens.lengths.max()))
     recipe = recipe.model_copy(update={"packing": Packing(max_length=row, overflow=Overflow.WINDOWS)})
     ledger = Pipeline(recipe, loaded).compile(conversations).ledger
@@ -130,13 +140,22 @@ def look_at(
         roles=Counter(message.role.value for c in conversations for message in c.messages),
         features=features,
         refused=Counter(error.code for _, error in whole.failed),
-        fitting=tuple(n for n in TEMPLATES if not (_refused(conversations, n) or (n == template and whole.failed))),
         lengths=np.sort(whole.tokens.lengths),
-        stripped=ledger.total_notes("stripped_characters"),
+        notes={name: ledger.total_notes(name) for name in LOOKED_FOR},
+        option_names=tuple(pipeline.template.chat.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
         longest=_longest(looked, whole),
         gates=gates,
     )
     return replace(look, recipe=_with_limits(look))
+
+
+def _with_date(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Pipeline]:
+    """The recipe and its pipeline; with today's date where the template asks for one."""
+    try:
+        return recipe, Pipeline(recipe, tokenizer)
+    except MissingDateError:
+        dated = recipe.model_copy(update={"date": datetime.date.today()})
+        return dated, Pipeline(dated, tokenizer)
 
 
 def _longest(looked: Sequence[FileLook], compiled: Compiled) -> tuple[int, ...]:
@@ -177,7 +196,9 @@ def _look_at_file(path: Path, shape: str | None, sample: int, characters: int) -
     if not taken and not bad:
         raise DataError(f"{path} holds no record; leave it out")
     codes = Counter(error.code for error in bad)
-    return FileLook(path=str(path), shape=source.shape.name, conversations=tuple(taken), bad=codes, whole=whole)
+    return FileLook(
+        path=str(path), shape=shape or source.shape.name, conversations=tuple(taken), bad=codes, whole=whole
+    )
 
 
 def _characters(conversation: Conversation) -> int:
@@ -198,30 +219,35 @@ def _features(conversations: Sequence[Conversation]) -> Counter[str]:
 
 
 def _suggest_template(
-    conversations: Sequence[Conversation], tokenizer: Tokenizer, features: Counter[str]
+    conversations: Sequence[Conversation], given_as: str, tokenizer: Tokenizer, features: Counter[str]
 ) -> tuple[str, bool]:
-    """The template that fits tokenizer and conversations best, and whether it needs added control tokens."""
+    """The template that fits tokenizer and conversations best, and whether it needs added control tokens.
 
-    def cost(name: str, order: Sequence[str]) -> tuple[int, bool, int]:
-        hides = bool(features["reasoning"]) and name in ("chatml", "llama3")
-        return _refused(conversations, name), hides, order.index(name)
+    A model folder's own template is never passed over. Without one, templates whose tokens the vocabulary has go
+    before others; among them the one that refuses, hides, repeats and adds least.
+    """
+    if has_template(given_as):
+        return given_as, False
+    known = [name for name in bundled_names() if name != "harmony" or find_spec("openai_harmony")]
+    chats = [name for name in known if name not in SEED_FORMATS and find_template(name).control_tokens]
+    own = [name for name in chats if set(find_template(name).control_tokens) <= set(tokenizer.control_ids)]
+    candidates = own or [name for name in chats if name != "harmony"]
 
-    known = [name for name in OWN_TEMPLATES if name != "harmony" or find_spec("openai_harmony")]
-    own = [name for name in known if set(find_template(name).control_tokens) <= set(tokenizer.control_ids)]
-    if own:
-        return min(own, key=lambda name: cost(name, OWN_TEMPLATES)), False
-    return min(known, key=lambda name: cost(name, ADDED_TEMPLATES)), True
+    def cost(name: str) -> tuple[int, int, int, bool, int, int]:
+        refused, hidden, rows = _cost(conversations[:TRIED_RECORDS], name, tokenizer)
+        added = sum(token not in tokenizer.control_ids for token in find_template(name).control_tokens)
+        dated = "strftime_now" in getattr(find_template(name), "text", "")
+        return refused, hidden if features["reasoning"] else 0, rows, dated, added, candidates.index(name)
+
+    return min(candidates, key=cost), not own
 
 
-def _refused(conversations: Iterable[Conversation], name: str) -> int:
-    """Conversations that a template would refuse."""
-    template, count = find_template(name), 0
-    for conversation in conversations:
-        try:
-            template.check(conversation)
-        except RecordError:
-            count += 1
-    return count
+def _cost(conversations: Sequence[Conversation], name: str, tokenizer: Tokenizer) -> tuple[int, int, int]:
+    """How many conversations a template refuses, the characters of the others that it hides, and the rows it adds."""
+    source = find_template(name)
+    bound = bind(source, with_control_tokens(tokenizer, source.control_tokens), TRIED_OPTIONS)
+    rendered = render(conversations, bound, collect_failures=True)
+    return len(rendered.failed), int(rendered.stripped.sum()), len(rendered.kept) - len(np.unique(rendered.kept))
 
 
 def _recipe(looked: Sequence[FileLook], options: Mapping[str, Any]) -> Recipe:
@@ -315,17 +341,46 @@ def _words(look: Look) -> list[str]:
             "embedding must grow with it."
         )
     lines.append(f"add_control_tokens: {_scalar(recipe.add_control_tokens)}")
-    lines += _comment(f"How conversations are written. {recipe.template}: {template.declares}")
-    if look.stripped:
-        lines += _comment(f"In the sample it leaves out {look.stripped:,} characters.")
+    lines += _comment(f"How conversations are written. {template.declares}")
+    if look.notes["stripped_characters"]:
+        lines += _comment(f"In the sample it leaves out {look.notes['stripped_characters']:,} characters.")
     if look.refused:
         lines += _comment(f"In the sample it refuses {look.refused.total():,} conversations: {_counts(look.refused)}.")
-    lines += _comment(f"With a place for all roles, tools and channels seen: {', '.join(look.fitting) or 'none'}.")
+    lines += _comment(f"Others: a model folder, a .jinja or .py file, or {', '.join(bundled_names())}.")
     lines.append(f"template: {_scalar(recipe.template)}")
+    lines += _template_options(look)
     own = template.default_policy
     lines += _comment(f"What is trained: a policy by name or .json file; absent: the template's own, {own}.")
     lines.append(f"# policy: {own}")
     return lines
+
+
+def _template_options(look: Look) -> list[str]:
+    """What else a recipe says about its template; a date where the template asks for one, the rest as comments."""
+    notes, names = look.notes, look.option_names
+    changed, rows = notes["turns_that_later_messages_change"], notes["rows_added"]
+    lines = _comment(f"Options that it reads: {', '.join(names)}.") if names else []
+    lines.append(f"# template_options: {{{f'{names[0]}: ...' if names else ''}}}")
+    if look.recipe.date is not None:
+        lines += _comment("The template writes today's date; the build takes this one.")
+    lines.append(
+        f"date: {look.recipe.date}"
+        if look.recipe.date
+        else "# date: 2026-01-31      # today, for a template that asks for it"
+    )
+    if changed:
+        lines += _comment(
+            f"Later messages change {changed:,} answers of the sample; each is trained behind its real prompt, with "
+            f"{rows:,} rows and {notes['tokens_in_added_rows']:,} tokens more."
+        )
+    return [
+        *lines,
+        "# expand: turns         # also: last trains the last answer only, none trains every answer in place",
+        "# thinking: auto        # as_given: never choose the template's switch for thinking per record",
+        "# unproved: refuse      # untrained: an answer whose mask cannot be proved is context",
+        "# strict_text: false    # true: text that spells <think> and the like stays text",
+        "# traces: shared        # whole: run the template on every shape as a whole; slower, the same output",
+    ]
 
 
 def _rows(look: Look) -> list[str]:

@@ -22,6 +22,7 @@ from chatmill.build.spool import BLOCK, Spool, SpoolPart, spool_entries, spool_l
 from chatmill.errors import ConfigError, DataError
 from chatmill.read.conversations import DETECT_RECORDS
 from chatmill.read.files import FileFormat, list_entries, parquet_groups
+from chatmill.read.lines import line_limit
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_bytes, chunk_records
 from chatmill.read.shapes import detect_shape, find_shape
 
@@ -179,7 +180,7 @@ class _Table(NamedTuple):
 
 
 def _scan_jsonl(scan: InputScan, status: os.stat_result) -> _Table:
-    digest, cutter = hashlib.sha256(), LineCutter(scan.chunk_bytes)
+    digest, cutter = hashlib.sha256(), LineCutter(scan.chunk_bytes, scan.path, line_limit())
     cuts: list[Cut] = []
     seen = start = 0
     first = 1
@@ -196,7 +197,7 @@ def _scan_jsonl(scan: InputScan, status: os.stat_result) -> _Table:
 def _scan_packed(scan: InputScan, status: os.stat_result) -> _Table:
     sha256 = _sha256(scan)
     spool = _spool(scan, status, sha256, f"lines-{scan.chunk_bytes}")
-    parts = spool.parts(".jsonl", partial(spool_lines, Path(scan.data), scan.chunk_bytes))
+    parts = spool.parts(".jsonl", partial(spool_lines, Path(scan.data), scan.chunk_bytes, name=scan.path))
     return _Table(ChunkKind.LINES, sha256, [_spooled_piece(spool, part, part.bytes) for part in parts])
 
 

@@ -18,8 +18,8 @@ from chatmill.build.publish import canonical_json, sha256_file
 from chatmill.build.recipe import OutputFormat, Recipe
 from chatmill.errors import FormatError
 from chatmill.store.block_manifest import MANIFEST as BLOCKS_MANIFEST
-from chatmill.store.documents import FORMAT, FORMAT_VERSION
 from chatmill.store.episode_layout import MANIFEST as EPISODES_MANIFEST
+from chatmill.store.receipts import FORMAT, FORMAT_VERSION, sealed
 
 if TYPE_CHECKING:
     from chatmill.build.inputs import InputFile
@@ -62,7 +62,7 @@ def make_manifest(
     tokenizer = pipeline.template.tokenizer
     files = sorted(path for split in splits for path in (directory / split).rglob("*") if path.is_file())
     files += [path for path in (directory / REJECTED,) if path.exists()]
-    return {
+    content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "package_version": __version__,
@@ -79,11 +79,11 @@ def make_manifest(
             "vocab_size": tokenizer.vocab_size,
             "eos_id": tokenizer.eos_id,
             "pad_id": pad_id,
+            "control_tokens": list(pipeline.template.control_tokens) if recipe.add_control_tokens else [],
         },
         "template": {
             "name": pipeline.template.name,
             "fingerprint": pipeline.fingerprints["template"],
-            "prefix_stable": pipeline.template.prefix_stable,
             "declares": pipeline.template.declares,
         },
         "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
@@ -91,6 +91,7 @@ def make_manifest(
         "ledger": ledger.as_json(),
         "files": _file_records(directory, files, splits, SPLIT_MANIFESTS[recipe.format]),
     }
+    return sealed(content)
 
 
 def _file_records(

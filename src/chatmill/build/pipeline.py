@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -15,17 +14,18 @@ from numpy.typing import NDArray
 
 from chatmill.build.ledger import ROLES, Ledger
 from chatmill.build.plain_recipe import PlainRecipe
-from chatmill.core.batch import sources_of
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import sources_of
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import RecordError
-from chatmill.label.policy import Policy
+from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
-from chatmill.render.registry import find_template
+from chatmill.render.bound import BoundTemplate
+from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
-from chatmill.render.template import Template
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import ProbeAnswers, answers_of
@@ -79,21 +79,22 @@ class Pipeline:
         """Load what the recipe names; `tokenizer` replaces the loaded one (for the slow reference of `verify`)."""
         self.recipe = recipe
         template = find_template(recipe.template)
-        loaded = tokenizer or load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, engine=engine)
+        loaded = tokenizer or load_tokenizer(
+            recipe.tokenizer, pattern=recipe.pattern, engine=engine, strict_text=recipe.strict_text
+        )
         if recipe.add_control_tokens:
             loaded = with_control_tokens(loaded, template.control_tokens)
-        self.template: Template = template(loaded)
         self.policy: Policy = find_policy(recipe.policy or template.default_policy)
+        self.template: BoundTemplate = bind(template, loaded, template_options(recipe, self.policy))
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """What decides the tokens beside the input: sha256 of tokenizer, template source and policy table."""
-        sources = [inspect.getsource(cls) for cls in type(self.template).__mro__ if cls is not object]
         policy = self.policy
         table = policy.table().tobytes() + f"{policy.scope}{policy.only_weighted_messages}".encode()
         return {
             "tokenizer": self.template.tokenizer.fingerprint,
-            "template": hashlib.sha256("\n".join(sources).encode()).hexdigest(),
+            "template": self.template.fingerprint,
             "policy": hashlib.sha256(table).hexdigest(),
         }
 
@@ -117,7 +118,9 @@ class Pipeline:
         fitted = apply_overflow(tokens, run_weights, packing.max_length or NO_LIMIT, packing.overflow)
         names, codes = _source_codes(sources_of(conversations), rendered.kept)
         ledger = Ledger()
-        _account(ledger, names, codes, tokens, run_weights, fitted, str(packing.overflow))
+        records = _Records(rendered.kept, fitted)
+        _account(ledger, names, codes, tokens, run_weights, fitted)
+        _account_records(ledger, names, codes, records, f"overflow_{packing.overflow}")
         zero_or_one = bool(((fitted.run_weights == 0) | (fitted.run_weights == 1)).all())
         stored_weights = fitted.run_weights.astype(np.uint8) if zero_or_one else fitted.run_weights
         turns, unended = _assistant_turns(fitted.tokens, fitted.run_weights)
@@ -133,14 +136,51 @@ class Pipeline:
             failed=rendered.failed,
             ledger=ledger,
         )
-        built = np.bincount(fitted.source_index, weights=trained, minlength=len(tokens))
-        dropped = np.zeros(len(tokens), dtype=np.bool_)
-        dropped[fitted.dropped] = True
-        _note(ledger, names, codes, "stripped_characters", rendered.stripped)
+        for what, counts in (
+            ("stripped_characters", rendered.stripped),
+            ("turns_that_later_messages_change", rendered.unstable),
+            ("turns_without_proof", rendered.untrained),
+            ("stops_appended", rendered.appended),
+            ("rows_added", records.is_added.astype(np.int64)),
+            ("tokens_in_added_rows", np.where(records.is_added, tokens.lengths, 0)),
+        ):
+            _note(ledger, names, codes, what, counts)
         _note(ledger, names, codes[fitted.source_index], "untrained_terminators", unended)
         _note(ledger, names, codes[fitted.source_index], "episodes", np.ones(len(fitted.tokens), dtype=np.int64))
-        _note(ledger, names, codes, "records_without_trained_tokens", ((built == 0) & ~dropped).astype(np.int64))
+        built = np.bincount(records.of_row[fitted.source_index], weights=trained, minlength=len(records.firsts))
+        untrained = (built == 0) & ~records.is_dropped
+        _note(ledger, names, codes[records.firsts], "records_without_trained_tokens", untrained.astype(np.int64))
         return compiled
+
+
+class _Records:
+    """Which rows are of the same record, and what became of the records."""
+
+    def __init__(self, kept: NDArray[np.int64], fitted: OverflowResult) -> None:
+        opens = np.append(True, kept[1:] != kept[:-1])[: len(kept)]
+        self.firsts: NDArray[np.int64] = np.flatnonzero(opens)
+        """First row of each record."""
+        self.of_row: NDArray[np.int64] = np.cumsum(opens) - 1
+        self.is_added: NDArray[np.bool_] = np.append(~opens[1:], False)[: len(kept)]
+        """Rows beside the last one of their record, which is the rendering of the whole conversation as a rule."""
+        lost = np.zeros(len(kept), dtype=np.bool_)
+        lost[fitted.dropped] = True
+        self.is_dropped: NDArray[np.bool_] = np.ones(len(self.firsts), dtype=np.bool_)
+        """Records of which overflow left no row."""
+        self.is_dropped[self.of_row[~lost]] = False
+
+
+def template_options(recipe: Recipe | PlainRecipe, policy: Policy) -> TemplateOptions:
+    """What a recipe says about its template; a policy for the last turn needs no rows for the others."""
+    return TemplateOptions(
+        options=recipe.template_options,
+        today=recipe.date,
+        expand=recipe.expand,
+        unproved=recipe.unproved,
+        thinking=recipe.thinking,
+        traces=recipe.traces,
+        last_turn_only=policy.scope is Scope.LAST_TURN,
+    )
 
 
 def hashes_below(key: str, fraction: float) -> bool:
@@ -156,7 +196,7 @@ def copies_of(key: str, weight: float) -> int:
     return whole + int(rest > 0 and hashes_below(f"weight\0{key}", rest))
 
 
-def _source_codes(sources: list[str], kept: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
+def _source_codes(sources: Sequence[str], kept: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
     """The source names of a batch, and the number of each kept conversation's source among them."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(sources))}
     codes = np.array([numbers[name] for name in sources], dtype=np.int64)
@@ -170,7 +210,6 @@ def _account(
     tokens: Tokens,
     run_weights: NDArray[np.float32],
     fitted: OverflowResult,
-    reason: str,
 ) -> None:
     """Enter every rendered token and every injected one under its fate."""
     per_conversation = np.diff(tokens.conversation_runs)
@@ -188,7 +227,14 @@ def _account(
         ledger.count_tokens(names, places, cut, fates, lost)
     if fitted.injected_runs.any():
         _account_injected(ledger, names, codes, fitted)
-    for fate, why, found in (("skipped", f"overflow_{reason}", codes[is_dropped]), ("built", "", codes[~is_dropped])):
+
+
+def _account_records(
+    ledger: Ledger, names: list[str], codes: NDArray[np.int64], records: _Records, reason: str
+) -> None:
+    """Enter every record that was rendered."""
+    own, dropped = codes[records.firsts], records.is_dropped
+    for fate, why, found in (("skipped", reason, own[dropped]), ("built", "", own[~dropped])):
         for code, count in enumerate(np.bincount(found, minlength=len(names)).tolist()):
             if count:
                 ledger.records[names[code], fate, why] += count

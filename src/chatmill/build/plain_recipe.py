@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from chatmill.pack.overflow import Overflow
+from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
 
 
 class OnError(StrEnum):
@@ -41,6 +44,13 @@ class PlainRecipe:
     pattern: str | None
     add_control_tokens: bool
     template: str
+    template_options: dict[str, Any]
+    date: datetime.date | None
+    thinking: Thinking
+    expand: Expand
+    unproved: Unproved
+    traces: Traces
+    strict_text: bool
     policy: str | None
     packing: PlainPacking
     split: PlainSplit
@@ -56,8 +66,16 @@ def plain_recipe(text: str) -> PlainRecipe:
         packing=PlainPacking(max_length=packing["max_length"], overflow=Overflow(packing["overflow"])),
         split=PlainSplit(val_fraction=data["split"]["val_fraction"]),
         on_error=OnError(data["on_error"]),
+        date=None if data["date"] is None else datetime.date.fromisoformat(data["date"]),
+        thinking=Thinking(data["thinking"]),
+        expand=Expand(data["expand"]),
+        unproved=Unproved(data["unproved"]),
+        traces=Traces(data["traces"]),
         **{name: data[name] for name in _AS_THEY_ARE},
     )
 
 
-_AS_THEY_ARE = ("tokenizer", "pattern", "add_control_tokens", "template", "policy", "keep_kinds")
+_AS_THEY_ARE = (
+    *("tokenizer", "pattern", "add_control_tokens", "template", "template_options", "strict_text", "policy"),
+    "keep_kinds",
+)

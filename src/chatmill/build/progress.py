@@ -16,16 +16,17 @@ def shown_progress() -> Iterator[OnProgress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    from chatmill.console import plain_column, plain_console
 
     progress = Progress(
-        TextColumn("{task.description}"),
+        plain_column("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} chunks"),
+        plain_column("{task.completed}/{task.total} chunks"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[rate]}"),
-        console=Console(stderr=True),
+        plain_column("{task.fields[rate]}"),
+        console=plain_console(stderr=True),
     )
     started = time.monotonic()
     with progress:
@@ -34,9 +35,10 @@ def shown_progress() -> Iterator[OnProgress | None]:
         def on_progress(state: BuildProgress) -> None:
             seconds = max(time.monotonic() - started, 1e-9)
             retried = f", {state.retries} retried" if state.retries else ""
+            late = f", waiting for {state.late[0]}" if state.late else ""
             rate = (
                 f"{state.records:,} records, {state.tokens / seconds / 1e6:.1f} M tokens/s, "
-                f"{state.bytes_done / seconds / 1e6:.0f} MB/s{retried}"
+                f"{state.bytes_done / seconds / 1e6:.0f} MB/s{retried}{late}"
             )
             progress.update(task, total=state.chunks, completed=state.chunks_done, rate=rate)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -20,7 +19,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from chatmill.build.faults import fault_point
-from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
+from chatmill.core.canonical import canonical_json as canonical_json  # used together with what is here
+from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.store.durable import Durability, sync_folder
 
 TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
@@ -271,12 +271,17 @@ def remove_tree(folder: Path) -> None:
 
 
 def _remove_folder(folder: Path, apply: Callable[[Callable[[str], None], list[str]], Iterable[None]]) -> None:
-    """Remove a folder without links, its files by way of `apply`.
+    """Remove a folder, its files by way of `apply`; links in it are removed and never followed.
 
     `shutil.rmtree` is not used: when Ctrl-C comes at a bad moment it closes a descriptor twice, and then tells of that.
     """
+    if os.path.islink(folder):
+        os.unlink(folder)
+        return
     walked = list(os.walk(folder, topdown=False))
-    list(apply(os.unlink, [os.path.join(place, name) for place, _, names in walked for name in names]))
+    files = [os.path.join(place, name) for place, _, names in walked for name in names]
+    places = [os.path.join(place, name) for place, folders, _ in walked for name in folders]
+    list(apply(os.unlink, [*files, *filter(os.path.islink, places)]))
     for place, _, _ in walked:
         os.rmdir(place)
 
@@ -311,25 +316,3 @@ def verified_hash(path: str | os.PathLike[str], expected_size: int) -> str:
     if size != expected_size:
         raise FormatError(f"{os.fspath(path)}: has {size} bytes on disk, but {expected_size} were written")
     return digest.hexdigest()
-
-
-def canonical_json(value: object) -> bytes:
-    """The one JSON spelling of a value: keys sorted, no spaces, ASCII, no newline at the end; made for hashing."""
-    _check_keys(value, "")
-    try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    except ValueError as error:
-        raise DataError(f"no canonical JSON for this value: {error}") from error
-    return text.encode("ascii")
-
-
-def _check_keys(value: object, place: str) -> None:
-    """Keys must be strings: others would be turned into strings after sorting, and could collide."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise DataError(f"no canonical JSON: the key {key!r} at {place or 'the top'} is not a string")
-            _check_keys(item, f"{place}.{key}" if place else key)
-    elif isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            _check_keys(item, f"{place}[{number}]")

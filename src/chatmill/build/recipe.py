@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from chatmill.build.plain_recipe import OnError as OnError
 from chatmill.errors import ConfigError
+from chatmill.load.yaml_files import read_yaml
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
+from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
+from chatmill.render.registry import bundled_names, has_template
 
 RECIPE_VERSION = 1
+NO_TEMPLATE = "no_template"
 
 
 class OutputFormat(StrEnum):
@@ -37,7 +43,7 @@ class Source(_Strict):
     path: str | list[str]
     """File names or globs, relative to the folder the build runs in."""
     shape: str | None = None
-    """Shape of the records; told from the first ones when absent."""
+    """Shape of the records, by name or the path of a shape file; told from the first ones when absent."""
     name: str | None = None
     """Source name of records that do not name their own; default: the file's name."""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
@@ -91,7 +97,22 @@ class Recipe(_Strict):
     """Split pattern of a .tiktoken file."""
     add_control_tokens: bool = False
     """Add control tokens that the template needs and the tokenizer lacks, above the vocabulary."""
-    template: str
+    template: Annotated[str, Field(validate_default=True)] = ""
+    """A bundled template's name, a model folder, a .jinja or a .py file. Default: that of the tokenizer's folder."""
+    template_options: dict[str, Any] = {}
+    """Options that the template reads, such as `enable_thinking`; a record's `chat_template_kwargs` go before them."""
+    date: datetime.date | None = None
+    """Today's date, for templates that ask for it."""
+    thinking: Thinking = Thinking.AUTO
+    """Whether the switch for thinking is chosen per record, so that prompt and answer agree."""
+    expand: Expand = Expand.TURNS
+    """What happens to turns that later messages change."""
+    unproved: Unproved = Unproved.REFUSE
+    """What happens to a record with an answer whose mask cannot be proved."""
+    traces: Traces = Traces.SHARED
+    """Whether what a template writes for single messages is shared between shapes; changes no output."""
+    strict_text: bool = False
+    """Text never becomes an added token, not even one that the vocabulary does not call special (`<think>`)."""
     policy: str | None = None
     """Default: the template's own."""
     packing: Packing = Packing()
@@ -110,6 +131,21 @@ class Recipe(_Strict):
         if value != RECIPE_VERSION:
             raise ValueError(f"this package reads recipes of version {RECIPE_VERSION}")
         return value
+
+    @field_validator("template")
+    @classmethod
+    def _own_template(cls, value: str, info: ValidationInfo) -> str:
+        tokenizer = info.data.get("tokenizer")
+        if value:
+            return value
+        if isinstance(tokenizer, str) and has_template(tokenizer):
+            return tokenizer
+        holds_none = f", and {tokenizer} holds none" if tokenizer else ""
+        raise PydanticCustomError(
+            NO_TEMPLATE,
+            "'template' is missing{holds_none}; name a model folder, a .jinja or .py file, or one of {names}",
+            {"holds_none": holds_none, "names": ", ".join(bundled_names())},
+        )
 
     @model_validator(mode="after")
     def _rows_have_a_length(self) -> Recipe:
@@ -131,12 +167,7 @@ def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe
     path = Path(given)
     if not path.is_file():
         raise ConfigError(f"no recipe file {path}")
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a mapping with sources, tokenizer and template")
     return _validated(data, str(path))
@@ -159,6 +190,8 @@ def _sentence(detail: Any, data: Any) -> str:
         return f"unknown key {place!r}, {hint}"
     if detail["type"] == "missing":
         return f"{place!r} is missing"
+    if detail["type"] == NO_TEMPLATE:
+        return str(detail["msg"])
     message = detail["msg"].removeprefix("Value error, ")
     return f"{place}: {message} (found {detail['input']!r})" if place else message
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,6 +14,7 @@ from typing import Any
 
 from chatmill.build.chunk_job import RECEIPT, REJECTED, SPLITS, ChunkJob, compile_chunk, load_pipeline, pipeline_of
 from chatmill.build.engines.executor import Executor, ExecutorEvent
+from chatmill.build.engines.late import LateJobs
 from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import fault_point
 from chatmill.build.gates import GateError, gates_of
@@ -29,7 +29,6 @@ from chatmill.build.publish import (
     TEMPORARY,
     canonical_json,
     remove_at_once,
-    remove_tree,
     sha256_file,
     storing,
     sweep_orphans,
@@ -37,9 +36,12 @@ from chatmill.build.publish import (
 )
 from chatmill.build.recipe import Recipe, recipe_of
 from chatmill.build.sources import SourcePlan, plan_sources
+from chatmill.build.work import claim_work, move_path, remove_work, work_folder
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, NoReferenceError
-from chatmill.store.documents import MANIFEST, WORK, read_manifest
+from chatmill.render.trust import TemplateTrust, allowed_template
+from chatmill.store.documents import WORK
 from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.receipts import MANIFEST, read_manifest, receipt_bytes
 from chatmill.tokenizer.backends import Engine
 
 STATE = "state.json"
@@ -69,7 +71,7 @@ class BuildResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildProgress:
-    """What a display may show; given to `on_progress` after every chunk."""
+    """What a display may show; given to `on_progress` after every chunk, and when one is late."""
 
     stage: str
     chunks_done: int
@@ -80,6 +82,8 @@ class BuildProgress:
     """Tokens written by the chunks of this run."""
     records: int
     retries: int
+    late: tuple[str, ...] = ()
+    """Chunks whose workers have not answered for long, with the process ids."""
 
 
 OnProgress = Callable[[BuildProgress], None]
@@ -160,7 +164,7 @@ def _build(
     on_progress: OnProgress | None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The build itself, in a folder that is held by this process."""
-    work = directory / WORK
+    work = claim_work(directory)
     chunk_bytes = _chunk_bytes(work, chunk_bytes)
     planned = plan_sources(recipe, work / "spool", engine, chunk_bytes=chunk_bytes)
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
@@ -187,7 +191,7 @@ def _open_join(directory: Path, recipe: Recipe, jobs: Sequence[ChunkJob]) -> Joi
     """The join of the work folder, with what an earlier one, killed before its manifest, had moved out of there."""
     with storing(directory, "write the dataset in"):
         _take_back(directory)
-        join = Join(recipe, directory / WORK / JOINED)
+        join = Join(recipe, work_folder(directory) / JOINED)
         try:
             for job, receipt in zip(jobs, join.receipts(), strict=False):
                 _check_chunk(job, receipt)
@@ -199,40 +203,53 @@ def _open_join(directory: Path, recipe: Recipe, jobs: Sequence[ChunkJob]) -> Joi
 
 def _take_back(directory: Path) -> None:
     """Move what has no manifest back to where it was joined."""
-    joined = directory / WORK / JOINED
+    joined = work_folder(directory) / JOINED
     for name in (*SPLITS, REJECTED):
+        if (directory / name).is_symlink():
+            raise ConfigError(f"{directory / name} is a link, and no build made it: remove it")
         if (directory / name).exists():
             joined.mkdir(exist_ok=True)
             remove_path(joined / name)
-            (directory / name).rename(joined / name)
+            move_path(directory / name, joined / name)
 
 
-def merge_build(out: str | os.PathLike[str]) -> BuildResult:
-    """Join the chunks that the shares of a build (`shard=(i, n)`) have made, once all are there."""
+def merge_build(
+    out: str | os.PathLike[str],
+    *,
+    template: str | os.PathLike[str] | None = None,
+    trust_template: str | None = None,
+) -> BuildResult:
+    """Join the chunks that the shares of a build (`shard=(i, n)`) have made, once all are there.
+
+    A Python template that the shares were made with is run only when `template` names the file again or
+    `trust_template` is its sha256.
+    """
     started = time.monotonic()
     directory = Path(out)
     if not directory.is_dir():
         raise ConfigError(f"there is no folder {directory}: run the shares of a build first (--shard i/N)")
     with folder_lock(directory, shared=False):
-        outcome, manifest = _merge(directory)
+        outcome, manifest = _merge(directory, TemplateTrust(template=template, sha256=trust_template))
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
 
 
-def _merge(directory: Path) -> tuple[Outcome, dict[str, Any]]:
+def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, Any]]:
     finished = read_manifest(directory)
     if finished is not None:
         return _already_built(directory, recipe_of(finished["recipe"]), finished), finished
+    work = claim_work(directory)
     try:
-        state = json.loads((directory / WORK / STATE).read_bytes())
+        state = json.loads((work / STATE).read_bytes())
     except FileNotFoundError:
         raise ConfigError(f"{directory} holds no build to merge: run its shares first (--shard i/N)") from None
     recipe = recipe_of(state["recipe"])
-    planned = plan_sources(recipe, directory / WORK / "spool", chunk_bytes=state["chunk_bytes"])
-    pipeline = _driver_pipeline(recipe)
+    planned = plan_sources(recipe, work / "spool", chunk_bytes=state["chunk_bytes"])
+    named = allowed_template(recipe.template, trust, str(directory))
+    pipeline = _driver_pipeline(recipe.model_copy(update={"template": named}))
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     if fingerprint != state["fingerprint"]:
         raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")
-    jobs = _jobs(recipe, pipeline, planned, directory / WORK)
+    jobs = _jobs(recipe, pipeline, planned, work)
     with _open_join(directory, recipe, jobs) as join, storing(directory, "write the dataset in"):
         left = _not_joined(jobs, join)
         missing = [job for job in left if not _is_whole(job)]
@@ -264,9 +281,7 @@ def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) ->
 
 def _remove_work(directory: Path) -> None:
     """Remove what is no part of a finished dataset: left by a kill at the very end, or by looking at packed input."""
-    with storing(directory / WORK, "remove"):
-        if (directory / WORK).exists():
-            remove_tree(directory / WORK)
+    remove_work(directory)
     sweep_orphans(directory)
 
 
@@ -275,7 +290,7 @@ def _refuse_foreign(directory: Path) -> None:
     with storing(directory, "read the folder"):
         names = [path.name for path in directory.iterdir()]
     others = [name for name in names if name != WORK and not TEMPORARY.fullmatch(name)]
-    if others and MANIFEST not in others and not (directory / WORK / STATE).exists():
+    if others and MANIFEST not in others and not (work_folder(directory) / STATE).exists():
         raise ConfigError(
             f"{directory} is not empty ({', '.join(sorted(others)[:5])}) and holds no build; choose an empty folder"
         )
@@ -304,13 +319,13 @@ def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any]
                 f"{fingerprint[:12]}): another recipe, input, tokenizer or package version. Choose another folder."
             )
         return manifest
-    state = directory / WORK / STATE
+    state = work_folder(directory) / STATE
     if state.exists():
         found = json.loads(state.read_bytes())["fingerprint"]
         if found != fingerprint:
             raise ConfigError(
                 f"{directory} holds an unfinished build of something else (fingerprint {found[:12]}, this build is "
-                f"{fingerprint[:12]}). Choose another folder, or delete {directory / WORK}."
+                f"{fingerprint[:12]}). Choose another folder, or delete {state.parent}."
             )
         if not resume:
             raise ConfigError(
@@ -359,8 +374,11 @@ def _run_jobs(
                     tokens=counts["tokens"],
                     records=counts["records"],
                     retries=retries,
+                    late=late.texts,
                 )
             )
+
+    late = LateJobs(tell)
 
     def hand_over(job: ChunkJob, receipt: dict[str, Any]) -> None:
         if join is not None:
@@ -371,6 +389,7 @@ def _run_jobs(
         nonlocal done
         hand_over(todo[index], receipt)
         done += 1
+        late.forget(index)
         counts["bytes"] += todo[index].chunk.bytes
         counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
         counts["records"] += records_read(receipt["ledger"])
@@ -379,6 +398,7 @@ def _run_jobs(
     def on_event(event: ExecutorEvent) -> None:
         nonlocal retries
         retries += event.kind == "job_retried"
+        late.hear(event)
 
     tell()
     for job in left:
@@ -398,7 +418,7 @@ def _is_whole(job: ChunkJob) -> bool:
     if receipt is not None:
         _check_chunk(job, receipt)
     if receipt is None or not all(_is_file(job.folder / name, record) for name, record in receipt["files"].items()):
-        shutil.rmtree(job.folder)
+        remove_path(job.folder)
         return False
     return True
 
@@ -458,14 +478,13 @@ def _finish(
             _move(directory, splits)
             manifest = make_manifest(directory, recipe, planned, pipeline, fingerprint, splits, ledger, pad_id)
             fault_point("before_manifest")
-            text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-            write_atomic(directory / MANIFEST, text.encode(), step="manifest_file")
+            write_atomic(directory / MANIFEST, receipt_bytes(manifest), step="manifest_file")
         except BaseException:
             if not (directory / MANIFEST).exists():
                 _take_back(directory)
             raise
         fault_point("after_manifest")
-        remove_tree(directory / WORK)
+        remove_work(directory)
     return manifest
 
 
@@ -476,13 +495,13 @@ def _check_gates(recipe: Recipe, ledger: Ledger, hint: str) -> None:
 
 
 def _move(directory: Path, splits: dict[str, Any]) -> None:
-    joined = directory / WORK / JOINED
+    joined = work_folder(directory) / JOINED
     for split in splits:
         fault_point("before_split_move")
-        (joined / split).rename(directory / split)
+        move_path(joined / split, directory / split)
         fault_point("after_split_move")
     if (joined / REJECTED).exists():
         fault_point("before_rejected_rename")
-        (joined / REJECTED).rename(directory / REJECTED)
+        move_path(joined / REJECTED, directory / REJECTED)
         fault_point("after_rejected_rename")
     sync_folder(directory)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chatmill.build.engines.executor import Executor
+from chatmill.build.engines.late import LateJobs
 from chatmill.build.engines.local import LocalExecutor, available_cores
 from chatmill.build.inputs import (
     CHUNK_BYTES,
@@ -23,6 +24,7 @@ from chatmill.build.inputs import (
     scan_input,
 )
 from chatmill.build.recipe import Recipe
+from chatmill.read.shapes import shape_key
 
 SCAN_ON_NODES = 1 << 30
 """Bytes of input from which on the nodes of a cluster scan the files."""
@@ -58,13 +60,14 @@ def plan_sources(
     scans: list[InputScan] = []
     owners: list[int] = []
     for number, source in enumerate(recipe.sources):
+        shape = None if source.shape is None else shape_key(source.shape)
         for path in resolve_paths(source.patterns):
             scans.append(
                 InputScan(
                     path=str(path),
                     spool=str(spool),
                     source=source.name,
-                    shape=source.shape,
+                    shape=shape,
                     chunk_bytes=chunk_bytes,
                 )
             )
@@ -98,5 +101,5 @@ def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[Sca
         with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
             return list(threads.map(scan_input, scans))
     found: dict[int, ScannedInput] = {}
-    executor.run(scan_input, scans, found.__setitem__)
+    executor.run(scan_input, scans, found.__setitem__, LateJobs(lambda: None).hear)
     return [found[index] for index in range(len(scans))]

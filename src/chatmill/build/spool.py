@@ -19,6 +19,7 @@ from chatmill.build.publish import AtomicFile, canonical_json, sha256_file, stor
 from chatmill.errors import DataError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.files import parquet_batches
+from chatmill.read.lines import line_limit
 
 VERSION = 1
 INDEX = "index.json"
@@ -137,9 +138,9 @@ class PartWriter:
             self._file.discard()
 
 
-def spool_lines(path: Path, chunk_bytes: int, out: PartWriter) -> None:
-    """Spool a packed JSONL file; the chunks are those of the unpacked file."""
-    cutter = LineCutter(chunk_bytes)
+def spool_lines(path: Path, chunk_bytes: int, out: PartWriter, *, name: str | None = None) -> None:
+    """Spool a packed JSONL file; the chunks are those of the unpacked file. Errors call it `name`."""
+    cutter = LineCutter(chunk_bytes, name or str(path), line_limit())
     for block in _unpacked_blocks(path):
         view, done = memoryview(block), 0
         for end, count in cutter.feed(block):

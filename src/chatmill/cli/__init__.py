@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 
 import typer
 
 from chatmill.cli.layout import Entry, LazyGroup, Panel
-from chatmill.cli.statuses import ended
+from chatmill.cli.statuses import ended, show_warning
 
 COMMANDS = {
     "init": Entry(panel=Panel.BUILD, module="init", help="Look at files and write a commented recipe for them."),
@@ -16,6 +17,8 @@ COMMANDS = {
     "export": Entry(panel=Panel.BUILD, module="export", help="Write a dataset in another layout."),
     "transcripts": Entry(panel=Panel.BUILD, module="transcripts", help="Write conversations as marker transcripts."),
     "preview": Entry(panel=Panel.LOOK, module="preview", help="Show conversations as tokens, and what is trained."),
+    "template": Entry(panel=Panel.LOOK, module="template", help="Say what a chat template does, and what is proved."),
+    "templates": Entry(panel=Panel.LOOK, module="templates", help="List the bundled templates."),
     "inspect": Entry(panel=Panel.LOOK, module="inspect", help="Show items of a dataset as runs of tokens."),
     "stats": Entry(panel=Panel.LOOK, module="stats", help="Count and plot: lengths, trained shares, fill, ledger."),
     "report": Entry(panel=Panel.LOOK, module="report", help="Write one HTML page about a dataset."),
@@ -68,5 +71,6 @@ def _root(
 
 def main() -> None:
     """Run the command line; a mistake in data, options or files ends in one message and no traceback."""
+    warnings.showwarning = show_warning
     command = typer.main.get_command(app)
     sys.exit(ended(lambda: command.main(prog_name="chatmill", standalone_mode=False)))

@@ -47,6 +47,11 @@ def command(
     ],
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
+    template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
+    date: Annotated[str | None, options.DATE] = None,
+    expand: Annotated[str | None, options.EXPAND] = None,
+    unproved: Annotated[str | None, options.UNPROVED] = None,
+    strict_text: Annotated[bool, options.STRICT_TEXT] = False,
     policy: Annotated[str | None, options.POLICY] = None,
     max_length: Annotated[
         int | None, typer.Option("--max-length", metavar="N", help="Longest episode, or tokens of a row.")
@@ -92,6 +97,8 @@ def command(
         "tokenizer": tokenizer, "template": template, "policy": policy, "format": format_, "on_error": on_error,
         "packing.max_length": max_length, "packing.overflow": overflow, "packing.packing_strategy": pack,
         "split.val_fraction": val_fraction, "add_control_tokens": add_control_tokens or None,
+        "template_options": options.template_options(template_option), "date": date, "expand": expand,
+        "unproved": unproved, "strict_text": strict_text or None,
     }  # fmt: skip
     recipe = recipe_of_options(inputs, keys, shape)
     with _resume_hint(out), nullcontext() if quiet else shown_progress() as on_progress:
@@ -122,6 +129,7 @@ def _resume_hint(out: Path) -> Iterator[None]:
 def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | None) -> dict[str, Any] | str:
     """A recipe file's path, or a recipe made of files and options."""
     from chatmill.errors import ConfigError
+    from chatmill.render.registry import has_template
 
     given = {key: value for key, value in options.items() if value is not None}
     if len(inputs) == 1 and inputs[0].endswith((".yaml", ".yml")):
@@ -131,7 +139,7 @@ def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | N
     recipe: dict[str, Any] = {
         "sources": [{"path": inputs, "shape": shape}],
         "tokenizer": "o200k",
-        "template": "chatml",
+        "template": "" if has_template(given.get("tokenizer", "")) else "chatml",
         # the defaults fit each other: o200k gets ChatML's control tokens; a tokenizer that is named is left as it is
         "add_control_tokens": "tokenizer" not in given and "template" not in given,
         "packing": {},
@@ -169,15 +177,14 @@ def _share(text: str | None) -> tuple[int, int] | None:
 
 def show_result(result: BuildResult, *, as_json: bool) -> None:
     """The manifest as JSON, or one summary table."""
-    from rich.console import Console
-
     from chatmill.build.run import Outcome
+    from chatmill.console import plain_console
     from chatmill.look.ledger import ledger_table
 
     if as_json:
         typer.echo(json.dumps(result.manifest))
         return
-    console = Console(highlight=False)
+    console = plain_console()
     if result.outcome is Outcome.SHARD_DONE:
         console.print(f"This share is done. When all are: chatmill merge {result.directory}")
         return

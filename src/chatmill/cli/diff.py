@@ -39,15 +39,14 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Compare two datasets."""
-    from rich.console import Console
-
     from chatmill.build.compare.diff import diff_datasets
+    from chatmill.console import plain_console
 
     found = diff_datasets(a, b, show=show)
     if as_json:
         typer.echo(json.dumps(found.as_json()))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        console = plain_console(soft_wrap=True)
         _print_manifest(console, found)
         _print_counts(console, found)
         for record in found.shown:

@@ -57,11 +57,11 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export a dataset."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from chatmill.build.exports.export import export_dataset
+    from chatmill.console import plain_console
 
     result = export_dataset(
         directory,
@@ -79,7 +79,7 @@ def command(
     if as_json:
         typer.echo(json.dumps(result.manifest))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = plain_console(soft_wrap=True)
     names = ("rows", "documents", "tokens", "trained")
     table = Table(box=None, pad_edge=False)
     table.add_column("split")
@@ -92,4 +92,4 @@ def command(
         console.print(f"\nNot held by this export ({to}):", style="bold")
     for sentence in result.not_held:
         console.print(Text(f"- {sentence}", style="yellow"))
-    console.print(f"\n{result.directory}", markup=False)
+    console.print(f"\n{result.directory}")

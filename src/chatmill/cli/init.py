@@ -45,8 +45,9 @@ def command(
 
 
 def _show(look: Look, path: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from chatmill.console import plain_console
 
     table = Table(box=None, pad_edge=False)
     table.add_column("file", overflow="fold")
@@ -56,10 +57,10 @@ def _show(look: Look, path: Path) -> None:
     for file, longest in zip(look.files, look.longest, strict=True):
         records = f"{file.records:,}{'' if file.whole else '+'}"
         table.add_row(file.path, file.shape, records, f"{file.bad.total():,}", f"{longest:,}")
-    console = Console(highlight=False)
+    console = plain_console()
     console.print(table)
     console.print(
         f"Template {look.recipe.template}, rows of {look.recipe.packing.max_length:,} tokens"
         + (f"; {look.unusable:,} records cannot be used" if look.unusable else "")
     )
-    console.print(f"Wrote {path}. Read it, then: chatmill build {path} --out DIR", markup=False, soft_wrap=True)
+    console.print(f"Wrote {path}. Read it, then: chatmill build {path} --out DIR", soft_wrap=True)

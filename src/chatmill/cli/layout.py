@@ -171,12 +171,13 @@ def _print_help(
     epilog: str | None,
     examples: Iterable[str] = (),
 ) -> None:
-    from rich.console import Console, Group
-    from rich.panel import Panel as Box
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    from chatmill.console import plain_console, titled_panel
+
+    console = plain_console()
     width = min(LEFT, max((len(name) for rows in sections.values() for name, _ in rows), default=0))
     shown: list[Any] = [Text(usage_of(ctx), style="bold"), Text(), Text(_unwrapped(text)), Text()]
     for title, rows in sections.items():
@@ -186,7 +187,7 @@ def _print_help(
         for name, words in rows:
             table.add_row(Text(name), Text(words))
         if table.row_count:
-            shown.append(Box(table, title=str(title), title_align="left", border_style="bright_black"))
+            shown.append(titled_panel(table, str(title), border_style="bright_black"))
     console.print(Group(*shown))
     lines = list(examples)
     if lines:

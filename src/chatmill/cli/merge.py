@@ -21,10 +21,12 @@ from chatmill.cli import options
 
 def command(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that the shares were built into.")],
+    template: Annotated[str | None, options.TEMPLATE] = None,
+    trust_template: Annotated[str | None, options.TRUST_TEMPLATE] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Join all chunks into the dataset."""
     from chatmill.build.run import merge_build
     from chatmill.cli.build import show_result
 
-    show_result(merge_build(out), as_json=as_json)
+    show_result(merge_build(out, template=template, trust_template=trust_template), as_json=as_json)

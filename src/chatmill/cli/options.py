@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ def _tokenizers() -> list[str]:
 
 
 def _templates() -> list[str]:
-    from chatmill.render.registry import TEMPLATES
+    from chatmill.render.registry import bundled_names
 
-    return list(TEMPLATES)
+    return list(bundled_names())
 
 
 def _policies() -> list[str]:
@@ -64,14 +65,33 @@ TOKENIZER: Any = typer.Option(
 PATTERN: Any = typer.Option("--pattern", metavar="REGEX", help="Split pattern of a .tiktoken file.")
 TEMPLATE: Any = typer.Option(
     "--template", "-T", metavar="NAME", autocompletion=_templates,
-    help="A template's name, or the path of your own .py file.",
+    help="A model folder, a bundled template's name, or a .jinja or .py file.",
 )  # fmt: skip
+TRUST_TEMPLATE: Any = typer.Option(
+    "--trust-template", metavar="SHA256", help="Run the Python template that the data names, if this is its hash."
+)
+TEMPLATE_OPTION: Any = typer.Option(
+    "--template-option", metavar="NAME=VALUE", help="An option the template reads, such as enable_thinking=false."
+)
+DATE: Any = typer.Option("--date", metavar="YYYY-MM-DD", help="Today's date, for templates that ask for it.")
+EXPAND: Any = typer.Option(
+    "--expand", metavar="NAME", autocompletion=lambda: ["turns", "last", "none"],
+    help="Turns that later messages change: turns (own rows), last, or none.",
+)  # fmt: skip
+UNPROVED: Any = typer.Option(
+    "--unproved", metavar="NAME", autocompletion=lambda: ["refuse", "untrained"],
+    help="Answers without a proof: refuse the record, or train none of that turn.",
+)  # fmt: skip
+STRICT_TEXT: Any = typer.Option("--strict-text", help="Text never becomes an added token, such as <think>.")
 POLICY: Any = typer.Option(
     "--policy", "-p", metavar="NAME", autocompletion=_policies,
     help="What is trained: a policy's name or .json file; default: the template's own.",
 )  # fmt: skip
 SHAPE: Any = typer.Option(
-    "--shape", metavar="NAME", autocompletion=_shapes, help="Shape of the records; default: told from them."
+    "--shape",
+    metavar="NAME",
+    autocompletion=_shapes,
+    help="Shape of the records: a name, or the path of a shape file; default: told from them.",
 )
 OVERFLOW: Any = typer.Option(
     "--overflow", metavar="NAME", autocompletion=_overflows, help="What happens to what is longer than --max-length."
@@ -85,3 +105,19 @@ JSON: Any = typer.Option("--json", help="Print JSON instead, for scripts.")
 COUNT: Any = typer.Option("--count", "-n", metavar="N", min=0, help="How many to show.")
 FULL: Any = typer.Option("--full", help="Show long texts whole.")
 """Each is the second argument of an `Annotated`; typer copies it for every command."""
+
+
+def template_options(given: list[str] | None) -> dict[str, Any] | None:
+    """`NAME=VALUE` pairs; a value that is JSON is taken as such, anything else as text."""
+    from chatmill.errors import ConfigError
+
+    found: dict[str, Any] = {}
+    for pair in given or ():
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--template-option is NAME=VALUE, not {pair!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found or None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from chatmill.errors import RecordError
     from chatmill.look.preview import Run
     from chatmill.read.conversations import ConversationFile
+    from chatmill.render.bound import BoundTemplate
     from chatmill.render.render import Rendered
-    from chatmill.render.template import Template
     from chatmill.tokenizer.protocol import Tokenizer
 
 
@@ -40,7 +41,12 @@ def command(
         ),
     ],
     tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
-    template: Annotated[str, options.TEMPLATE] = "chatml",
+    template: Annotated[str | None, options.TEMPLATE] = None,
+    template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
+    date: Annotated[str | None, options.DATE] = None,
+    expand: Annotated[str | None, options.EXPAND] = None,
+    unproved: Annotated[str | None, options.UNPROVED] = None,
+    strict_text: Annotated[bool, options.STRICT_TEXT] = False,
     policy: Annotated[str | None, options.POLICY] = None,
     count: Annotated[
         int, typer.Option("--count", "-n", metavar="N", min=1, help="How many conversations to show.")
@@ -61,21 +67,24 @@ def command(
         lines = 0 if full else inspect.LINES
         inspect.command(file, examples=count, start=skip, ids=ids, lines=lines, no_pager=True, as_json=as_json)
         return
+    from chatmill.label.policy import Scope
     from chatmill.label.presets import find_policy
     from chatmill.read.conversations import ConversationFile
-    from chatmill.render.registry import find_template
+    from chatmill.render.registry import bind, find_template, given_options, has_template
     from chatmill.render.render import render
     from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
     errors: list[RecordError] = []
     source = ConversationFile(file, shape=shape, on_error=errors.append)
-    kind = find_template(template)
+    kind = find_template(template or (tokenizer if has_template(tokenizer) else "chatml"))
     chosen = find_policy(policy or kind.default_policy)
     conversations = list(itertools.islice(source, skip, skip + count))
     if not conversations:  # said at once, before a tokenizer is loaded
         _finish(errors, 0)
-    loaded = load_tokenizer(tokenizer, pattern=pattern)
-    bound = kind(with_control_tokens(loaded, kind.control_tokens))
+    loaded = load_tokenizer(tokenizer, pattern=pattern, strict_text=strict_text)
+    given = given_options(options.template_options(template_option), date, expand, unproved)
+    given = replace(given, last_turn_only=chosen.scope is Scope.LAST_TURN)
+    bound = bind(kind, with_control_tokens(loaded, kind.control_tokens), given)
     rendered = render(conversations, bound, collect_failures=True)
     errors += [error for _, error in rendered.failed]
     weights = chosen.run_weights(rendered.tokens)
@@ -89,7 +98,7 @@ def command(
 
 
 def _print_json(
-    conversations: list[Conversation], rendered: Rendered, weights: NDArray[np.float32], template: Template
+    conversations: list[Conversation], rendered: Rendered, weights: NDArray[np.float32], template: BoundTemplate
 ) -> None:
     from chatmill.look.preview import runs_as_json
 
@@ -106,24 +115,22 @@ def _print_json(
         typer.echo(json.dumps(record))
 
 
-def _runs(rendered: Rendered, weights: NDArray[np.float32], position: int, template: Template) -> list[Run]:
+def _runs(rendered: Rendered, weights: NDArray[np.float32], position: int, template: BoundTemplate) -> list[Run]:
     from chatmill.look.preview import runs_of
 
     first, last = rendered.tokens.conversation_runs[position : position + 2]
     return runs_of(rendered.tokens.conversation(position), weights[first:last], template.tokenizer)
 
 
-def _print_heading(source: ConversationFile, template: Template, policy: str, loaded: Tokenizer) -> None:
-    from rich.console import Console
-
+def _print_heading(source: ConversationFile, template: BoundTemplate, policy: str, loaded: Tokenizer) -> None:
+    from chatmill.console import plain_console
     from chatmill.tokenizer.load import added_tokens
 
-    console = Console(highlight=False)
+    console = plain_console()
     console.print(
         f"{source.path} \u00b7 shape {source.shape.name} \u00b7 template {template.name} \u00b7 policy {policy} "
         f"\u00b7 tokenizer {loaded.name}",
         style="bold",
-        markup=False,
     )
     console.print("\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
     added = added_tokens(loaded, template.tokenizer)
@@ -133,7 +140,6 @@ def _print_heading(source: ConversationFile, template: Template, policy: str, lo
             f"Control tokens added above the vocabulary: {listed}. A model needs {added.vocab_size:,} embedding rows "
             f"for them ({added.padded_vocab_size:,} padded to a multiple of 128).",
             style="yellow",
-            markup=False,
         )
 
 
@@ -141,18 +147,18 @@ def _print_conversations(
     conversations: list[Conversation],
     rendered: Rendered,
     weights: NDArray[np.float32],
-    template: Template,
+    template: BoundTemplate,
     *,
     show_ids: bool,
     max_characters: int | None,
 ) -> None:
-    from rich.console import Console
     from rich.rule import Rule
     from rich.text import Text
 
+    from chatmill.console import plain_console
     from chatmill.look.preview import ConversationView, role_counts, summary_table, visible
 
-    console = Console(highlight=False)
+    console = plain_console()
     for position, conversation in enumerate(conversations):
         runs = _runs(rendered, weights, position, template)
         total = sum(len(run.ids) for run in runs)
@@ -166,7 +172,6 @@ def _print_conversations(
             console.print(
                 f"{rendered.stripped[position]:,} characters are not shown by this template. {template.declares}",
                 style="yellow",
-                markup=False,
             )
     if conversations:
         counts = role_counts(rendered.tokens.kinds, rendered.tokens.per_token(weights))

@@ -20,7 +20,7 @@ from chatmill.cli import options
 from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
-    from chatmill.render.template import Template
+    from chatmill.render.bound import BoundTemplate
 
 
 def command(
@@ -29,6 +29,7 @@ def command(
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before it.")] = None,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
+    trust_template: Annotated[str | None, options.TRUST_TEMPLATE] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this much probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the draws; no effect at temperature 0.")] = 0,
@@ -46,7 +47,7 @@ def command(
     if (checkpoint / STATE).is_file() or checkpoints(checkpoint):
         checkpoint = find_checkpoint(checkpoint)
         notes = read_state(checkpoint).notes
-    bound = bound_template(notes, tokenizer, template)
+    bound = bound_template(notes, tokenizer, template, trust_template)
     messages = [{"role": "user", "content": prompt}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
@@ -62,15 +63,22 @@ def command(
     typer.echo(f"({len(made.ids)} tokens, {ending})", err=True)
 
 
-def bound_template(notes: dict[str, Any], tokenizer: str | None, template: str | None) -> Template:
-    """The template a checkpoint's notes name, or the one given, with its tokenizer."""
+def bound_template(
+    notes: dict[str, Any], tokenizer: str | None, template: str | None, trust_template: str | None = None
+) -> BoundTemplate:
+    """The template a checkpoint's notes name, or the one given, with its tokenizer.
+
+    A Python file that the notes name is run only when the user trusts it.
+    """
     from chatmill.cli.train_data import load_for
     from chatmill.render.registry import bind
+    from chatmill.render.trust import TemplateTrust, allowed_template
 
     name, form = tokenizer or notes.get("tokenizer"), template or notes.get("template")
     if name is None or form is None:
         missing = "tokenizer" if name is None else "template"
         raise ConfigError(f"the checkpoint does not say with which {missing} it was trained: give --{missing}")
+    form = allowed_template(str(form), TemplateTrust(template=template, sha256=trust_template), "the checkpoint")
     added = bool(notes.get("add_control_tokens", False))
     loaded = load_for(name, form, add_control_tokens=added, pattern=notes.get("pattern"))
     return bind(form, loaded)

@@ -55,12 +55,13 @@ def shown_progress(quiet: bool, words: str) -> Iterator[Progress | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    from chatmill.console import plain_column, plain_console
+
+    console = plain_console(stderr=True)
     with Progress(
-        TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True
+        plain_column("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True
     ) as bar:
         task = bar.add_task(words, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from enum import IntEnum
+from typing import TextIO
 
 from chatmill.errors import ChatmillError
 
@@ -64,16 +65,14 @@ def ended(run: Callable[[], object]) -> int:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
         return Status.PIPE
-    except MemoryError:
-        show(
-            "MemoryError",
-            "There is not enough memory: use fewer --workers or smaller batches, or close other programs.",
-        )
-        return Status.MISTAKE
     except OSError as error:
+        if _is_out_of_memory(error):
+            return _out_of_memory()
         show(type(error).__name__, _sentence(error))
         return Status.MISTAKE
     except Exception as error:
+        if _is_out_of_memory(error):
+            return _out_of_memory()
         message = getattr(error, "format_message", None)  # mistakes on the command line, as typer finds them
         if message is None:
             _show_bug(error)
@@ -87,17 +86,48 @@ def ended(run: Callable[[], object]) -> int:
 
 def show(title: str, message: str, *, before: str = "") -> None:
     """One panel on a terminal; elsewhere plain lines that are never wrapped, for logs and grep."""
-    from rich.console import Console
+    from chatmill.console import plain_console, titled_panel
+    from chatmill.look.safe_text import visible
 
-    console = Console(stderr=True, highlight=False)
+    message = visible(message, mark_newlines=False)  # names and ids come from data
+    console = plain_console(stderr=True)
     if not console.is_terminal:
         sys.stderr.write(f"{before}chatmill: {title}: {message}\n")
         return
-    from rich.panel import Panel
     from rich.text import Text
 
     console.print(Text(before), end="")
-    console.print(Panel(Text(message), title=title, title_align="left", border_style="red"))
+    console.print(titled_panel(Text(message), title, border_style="red"))
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What a warning is about, in one line; those that are meant for programmers keep their place in the code."""
+    import warnings
+
+    text = f"chatmill: Warning: {message}\n"
+    if not issubclass(category, UserWarning):
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+    (file or sys.stderr).write(text)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    from chatmill.core.machine_limits import is_out_of_memory
+
+    return is_out_of_memory(error)
+
+
+def _out_of_memory() -> Status:
+    from chatmill.core.machine_limits import FREE_MEMORY
+
+    show("MemoryError", f"There is not enough memory: {FREE_MEMORY}.")
+    return Status.MISTAKE
 
 
 def _status_of(error: ChatmillError) -> int:

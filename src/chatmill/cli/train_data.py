@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,21 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
         "batch_size": data.batch_size,
         "block_size": data.block_size,
         "dataset_mode": "sft_episode" if is_episodes else "token_stream",
-        "use_loss_mask": data.use_loss_mask and _has_masks(directory),
+        "use_loss_mask": _has_masks(directory) if data.use_loss_mask is None else data.use_loss_mask,
         "epoch_seed": data.epoch_seed,
     }
+    # A run that is to train on masks does not go on without them; a policy reads kinds in their place.
+    strict = config["use_loss_mask"] and data.policy is None
     if not is_episodes:
-        return make_loader(config, directory), None
+        with _mask_way_out(strict):
+            return make_loader(config, directory, strict=strict, check=data.check), None
     config |= {"epoch_shuffle": data.epoch_shuffle, "epoch_drop_last": data.epoch_drop_last,
                "episode_min_tokens": data.episode_min_tokens, "pad_token_id": pad_id}  # fmt: skip
-    options: dict[str, Any] = {"pack": data.pack, "policy": data.policy}
+    options: dict[str, Any] = {"pack": data.pack, "policy": data.policy, "strict": strict, "check": data.check}
     if data.pack:
         options["packing_strategy"] = data.packing_strategy
-    loader: Any = make_loader(config, directory, **options)
+    with _mask_way_out(strict):
+        loader: Any = make_loader(config, directory, **options)
     if not (directory / "val").exists() or loader.steps_per_epoch("val"):
         return loader, None
     # fewer val rows than a batch has: fill up with padding, which the training split need not do
@@ -75,7 +80,28 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
 
 
 def _has_masks(directory: Path) -> bool:
-    return any((directory / "train").rglob("*mask.bin"))
+    """Whether there are masks, or a manifest says that there were."""
+    from chatmill.store.episode_layout import MASK
+    from chatmill.store.episode_manifest import read_manifest
+
+    if any((directory / "train").rglob("*mask.bin")):
+        return True
+    manifest = read_manifest(directory / "train")
+    return manifest is not None and any(MASK in shard.files for shard in manifest.shards)
+
+
+@contextmanager
+def _mask_way_out(strict: bool) -> Iterator[None]:
+    """Say how to go on where masks cannot be had."""
+    try:
+        yield
+    except (ConfigError, FormatError) as error:
+        if not strict or "mask" not in str(error):
+            raise
+        raise type(error)(
+            f"{error}. Training would count every token: build or copy the dataset again, or say in the recipe "
+            "data.use_loss_mask: false"
+        ) from None
 
 
 def _stream(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
@@ -160,14 +186,9 @@ def _findable(name: str) -> str:
 
 def _manifest(directory: Path) -> dict[str, Any] | None:
     """The manifest of a build; None where the dataset was not made by one."""
-    path = directory / "manifest.json"
-    if not path.is_file():
-        return None
-    try:
-        manifest = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise FormatError(f"{path} is not JSON: {error}") from None
-    return manifest if isinstance(manifest, dict) and "tokenizer" in manifest else None
+    from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
+
+    return read_manifest(directory) if manifest_kind(directory) == FORMAT else None
 
 
 def make_model(recipe: TrainRecipe, vocabulary: Vocabulary) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError
+from chatmill.load.yaml_files import read_yaml
 from chatmill.train.config import CHECKS, TrainConfig, as_flag
 
 
@@ -30,7 +31,10 @@ class DataSection:
     packing_strategy: str = "best_fit"
     policy: str | None = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""
-    use_loss_mask: bool = True
+    use_loss_mask: bool | None = None
+    """None: where the dataset has masks; True: always, so that a dataset without is an error."""
+    check: bool = False
+    """Compare files with the hashes of their manifest before they are read."""
     isolate: bool = True
     """Conversations of a stream block do not see each other."""
     drop_last: bool = False
@@ -102,14 +106,9 @@ def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
     if not path.is_file():
         raise ConfigError(f"no recipe file {path}")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a mapping with {', '.join(TOP_KEYS)}")
     return data
@@ -137,7 +136,7 @@ def _data_section(given: Mapping[str, Any]) -> DataSection:
         default = DataSection.__dataclass_fields__[name].default
         if name in ("transcripts", "val_transcripts"):
             values[name] = tuple(str(value).split() if isinstance(value, str) else map(str, value or ()))
-        elif isinstance(default, bool):
+        elif isinstance(default, bool) or (name == "use_loss_mask" and value is not None):
             values[name] = as_flag(f"data.{name}", value)
         elif isinstance(default, int) or name == "pad_token_id":
             values[name] = _whole(f"data.{name}", value)

@@ -159,7 +159,7 @@ def _progress(quiet: bool) -> Iterator[Callable[[int], None]]:
     if quiet or not sys.stderr.isatty():
         yield lambda done: None
         return
-    from rich.console import Console
+    from chatmill.console import plain_console
 
-    with Console(stderr=True).status("reading") as status:
+    with plain_console(stderr=True).status("reading") as status:
         yield lambda done: status.update(f"{done:,} conversations")

@@ -9,6 +9,8 @@ Example: chatmill verify data/built --deep
 Example: chatmill verify data/built --deep --sample 500 --json
 
 Example: chatmill verify data/megatron/synth_kd_v1
+
+Example: chatmill verify data/built-hf
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ SHOWN = 10
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset of `chatmill build` or `synth-kd`.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Dataset of `chatmill build` or `synth-kd`, or an export.")
+    ],
     deep: Annotated[
         bool, typer.Option("--deep", help="Read the inputs again and derive every record by the slow path.")
     ] = False,
@@ -44,12 +48,15 @@ def command(
             help="With --deep: only so many records by the slow path.",
         ),
     ] = None,
+    template: Annotated[str | None, options.TEMPLATE] = None,
+    trust_template: Annotated[str | None, options.TRUST_TEMPLATE] = None,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check a dataset."""
     import json
 
+    from chatmill.build.exports.check import is_export, verify_export
     from chatmill.build.proof.verify import verify
     from chatmill.build.synth_kd.check import is_synth_kd, verify_synth_kd
 
@@ -61,8 +68,22 @@ def command(
                     "(chatmill synth-kd --audit); check it without --deep and --sample"
                 )
             report = verify_synth_kd(directory, on_progress=on_progress)
+        elif is_export(directory):
+            if deep or sample is not None:
+                raise ConfigError(
+                    f"{directory} is an export: check it without --deep and --sample, and the dataset it was made of "
+                    "with them"
+                )
+            report = verify_export(directory, on_progress=on_progress)
         else:
-            report = verify(directory, deep=deep, sample=sample, on_progress=on_progress)
+            report = verify(
+                directory,
+                deep=deep,
+                sample=sample,
+                template=template,
+                trust_template=trust_template,
+                on_progress=on_progress,
+            )
     if as_json:
         typer.echo(json.dumps(report.as_json(), ensure_ascii=False))
     else:
@@ -71,16 +92,18 @@ def command(
 
 
 def _show(report: VerifyReport) -> None:
+    from chatmill.look.safe_text import visible
+
     for finding in report.findings[:SHOWN]:
-        typer.secho(f"! {finding}", fg="red")
+        typer.secho(f"! {visible(str(finding), mark_newlines=False)}", fg="red")
     if report.differences > SHOWN:
         typer.secho(f"! and {report.differences - SHOWN:,} more", fg="red")
     for sentence in report.compared:
         typer.echo(f"  compared: {sentence}")
     for sentence in report.unchecked:
-        typer.echo(f"  not checked: {sentence}")
+        typer.echo(f"  not checked: {visible(sentence, mark_newlines=False)}")
     if report.blocked:
-        typer.secho(f"  not checked: {report.blocked}", fg="yellow")
+        typer.secho(f"  not checked: {visible(report.blocked, mark_newlines=False)}", fg="yellow")
     counts = report.counts
     typer.echo(
         f"  {counts.get('episodes', 0):,} episodes, {counts.get('tokens', 0):,} tokens, "
@@ -105,11 +128,12 @@ def _shown_progress(quiet: bool) -> Iterator[OnProgress | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    from chatmill.console import plain_column, plain_console
+
+    columns = plain_column("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=plain_console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None)
 
         def on_progress(stage: str, done: int, total: int) -> None:

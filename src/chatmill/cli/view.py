@@ -1,8 +1,8 @@
 """Look at a dataset in the browser: plots, every item token by token, search, and two datasets side by side.
 
 DATASET is what chatmill inspect takes; with a second one the differences are shown too. The server listens on this
-machine alone; any other --host is served under an address with a random token, which every request must bring. Nothing
-is downloaded and nothing leaves the machine. Ctrl-C stops it.
+machine alone unless --host says otherwise. The printed address has a random token, which every request must bring, so
+that no other user of the machine can read along. Nothing is downloaded and nothing leaves the machine. Ctrl-C stops it.
 
 Example: chatmill view data/built --open
 
@@ -34,6 +34,9 @@ def command(
         int | None,
         typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0: any; default: a free one from 8420 on."),
     ] = None,
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Let every user of this machine look, without a token.")
+    ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -71,7 +74,7 @@ def command(
 
             webbrowser.open(url)
 
-    serve(lambda token: make_app(viewer, token=token), host=host, port=port, on_ready=ready)
+    serve(lambda token: make_app(viewer, token=token), host=host, port=port, use_token=not no_token, on_ready=ready)
 
 
 def _compare(a: Path, b: Path) -> dict[str, Any]:

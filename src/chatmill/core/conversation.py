@@ -72,6 +72,8 @@ class Message(NamedTuple):
     """A Harmony system or developer content object; its text form is made by the Harmony renderer."""
     extra: Mapping[str, Any] = _NOTHING
     """Fields this library gives no meaning to."""
+    has_content: bool = True
+    """False where the content is null or missing, which some templates write otherwise than an empty one."""
 
 
 class Conversation(NamedTuple):
@@ -86,6 +88,8 @@ class Conversation(NamedTuple):
     """File and line or row, for error messages."""
     metadata: Mapping[str, Any] = _NOTHING
     """Record fields this library gives no meaning to."""
+    options: Mapping[str, Any] = _NOTHING
+    """Options for the chat template that this record asks for: its `chat_template_kwargs`."""
 
 
 MESSAGE_FIELDS = frozenset(
@@ -149,6 +153,7 @@ def _parse_message(item: object, path: str, role_key: str, content_key: str, ali
         weight=_weight(item, path),
         structured=structured,
         extra={k: v for k, v in item.items() if k not in known} or _NOTHING,
+        has_content=item.get(content_key) is not None,
     )
 
 
@@ -200,8 +205,17 @@ def _content(
                 code="bad_part",
                 path=f"{path}[0].type",
             )
+        _check_json(part, f"{path}[0]")
         return "", part
     return "".join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(content)), None
+
+
+def _check_json(value: object, path: str) -> None:
+    """Parquet knows dates and bytes, which have no form in JSON."""
+    try:
+        json.dumps(value, ensure_ascii=False)
+    except TypeError as error:
+        raise RecordError(f"a value has no form in JSON: {error}", code="bad_part", path=path) from None
 
 
 def _part_text(part: object, path: str) -> str:

@@ -40,7 +40,15 @@ class Part(IntEnum):
 
 PARTS = 8
 KINDS = len(RoleCode) * PARTS
-"""Every code is smaller than this."""
+"""Every code without flags is smaller than this."""
+MARK = 64
+"""Flag of text that a template writes inside an answer or a message: the marks around reasoning and calls, say."""
+REPEATED = 128
+"""Flag of an answer that is context in this row: it is trained in another row, or cannot be proved."""
+PLAIN = MARK - 1
+"""Takes both flags off a code."""
+RULE = f"kinds are codes from 0 to {KINDS - 1}, with or without the flags {MARK} and {REPEATED}"
+"""What a stored kind must be."""
 
 
 def kind(role: RoleCode, part: Part) -> int:
@@ -50,7 +58,7 @@ def kind(role: RoleCode, part: Part) -> int:
 
 def role_of(code: int) -> RoleCode:
     """The role of one code."""
-    return RoleCode(code // PARTS)
+    return RoleCode((code & PLAIN) // PARTS)
 
 
 def part_of(code: int) -> Part:
@@ -60,7 +68,7 @@ def part_of(code: int) -> Part:
 
 def roles_of(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Role codes of an array of kinds, element by element."""
-    return codes // np.uint8(PARTS)
+    return (codes & np.uint8(PLAIN)) // np.uint8(PARTS)
 
 
 def parts_of(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -69,7 +77,8 @@ def parts_of(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def kind_name(code: int) -> str:
-    """A readable name such as `assistant.content`; the padding kind is `pad`."""
+    """A readable name such as `assistant.content`, with its flags behind a `+`; the padding kind is `pad`."""
     if code == 0:
         return "pad"
-    return f"{role_of(code).name.lower()}.{part_of(code).name.lower()}"
+    flags = "+mark" * bool(code & MARK) + "+repeated" * bool(code & REPEATED)
+    return f"{role_of(code).name.lower()}.{part_of(code).name.lower()}{flags}"

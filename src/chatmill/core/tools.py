@@ -7,6 +7,7 @@ from typing import Any
 
 _LISTED: dict[int, tuple[tuple[Any, ...], str]] = {}
 _LISTED_KEPT = 256
+_KNOWN: dict[str, tuple[Any, ...]] = {}
 
 
 def listed_tools(tools: tuple[Any, ...]) -> str:
@@ -23,3 +24,18 @@ def listed_tools(tools: tuple[Any, ...]) -> str:
     text = "".join(f"\n{json.dumps(tool, ensure_ascii=False)}" for tool in tools)
     _LISTED[id(tools)] = tools, text
     return text
+
+
+def tools_of(listed: str) -> tuple[Any, ...]:
+    """The tool definitions that `listed_tools` has written.
+
+    Those of the last few texts are kept, so that equal texts mostly give the same tuple.
+    """
+    if not listed:
+        return ()
+    found = _KNOWN.get(listed)
+    if found is None:
+        if len(_KNOWN) >= _LISTED_KEPT:
+            _KNOWN.clear()
+        found = _KNOWN[listed] = tuple(json.loads(line) for line in listed.split("\n")[1:])
+    return found

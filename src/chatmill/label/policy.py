@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import MAX_WEIGHT
-from chatmill.core.kinds import KINDS, Part, RoleCode, kind, roles_of
+from chatmill.core.kinds import KINDS, MARK, Part, RoleCode, kind, roles_of
 from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError
 
@@ -44,8 +44,12 @@ class Policy:
         object.__setattr__(self, "scope", Scope(self.scope))
 
     def table(self) -> NDArray[np.float32]:
-        """One weight per kind code; index it with an array of kinds."""
-        table = np.zeros(KINDS, dtype=np.float32)
+        """One weight per kind code, flags included; index it with an array of kinds.
+
+        Marks that a template writes count like the part they belong to. An answer that is context in its row is never
+        trained.
+        """
+        table = np.zeros(256, dtype=np.float32)
         for (role, part), weight in self.weights.items():
             named = f"policy {self.name!r}: the weight of {role.name.lower()}.{part.name.lower()} is {weight!r}"
             if not 0 <= weight <= MAX_WEIGHT:
@@ -53,6 +57,7 @@ class Policy:
             if part is Part.PAD and weight:
                 raise ConfigError(f"{named}; padding is never trained")
             table[kind(role, part)] = weight
+        table[MARK : MARK + KINDS] = table[:KINDS]
         return table
 
     def run_weights(self, tokens: Tokens) -> NDArray[np.float32]:

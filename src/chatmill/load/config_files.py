@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError, MissingExtraError
+from chatmill.load.yaml_files import yaml_node
 
 SECTION = "training"
 
@@ -163,7 +164,7 @@ def _yaml_section(path: Path, data: bytes) -> Section:
     try:
         loader = yaml.SafeLoader(data)
         try:
-            node = loader.get_single_node()
+            node = yaml_node(loader, path)
             for name in ("config", SECTION):
                 inner = _yaml_child(node, name)
                 node = node if inner is None else inner
@@ -174,6 +175,8 @@ def _yaml_section(path: Path, data: bytes) -> Section:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ConfigError(f"{place}: not well-formed YAML: {getattr(error, 'problem', error)}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply for a config; take out levels") from None
 
 
 def _yaml_child(node: Any, name: str) -> Any:

@@ -51,6 +51,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         packing_strategy: str = Strategy.BEST_FIT,
         policy: Policy | str | None = None,
         strict: bool = False,
+        check: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
@@ -62,6 +63,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
         - `strict`: masks that are asked for and are missing or of the wrong length, and a split whose writer
           did not finish, are errors instead of a warning.
+        - `check`: compare the files of each shard with the hashes of the split's manifest before it is read.
         - `prefetch`: a thread prepares the next batch. `pin_memory`: by default when the device is a GPU.
         """
         overrides = {
@@ -91,7 +93,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         )
         self.directory = directory_of(dataset_dir, self.config)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
-        opened = {s: self.options.rows(EpisodeDataset(self.directory, s, strict=strict)) for s in splits}
+        opened = {s: self.options.rows(EpisodeDataset(self.directory, s, strict=strict, check=check)) for s in splits}
         report_opened(opened, self.options, strict=strict)
         feeds = {split: EpisodeFeed(split, rows, self.options) for split, rows in opened.items()}
         super().__init__(feeds, dataset=str(self.directory), device=device, prefetch=prefetch)

@@ -42,6 +42,15 @@ class MixtureSource:
     """Its share of the rows, over the sum of all weights."""
 
 
+def seed_of_source(seed: int, number: int) -> int:
+    """The seed of the draws of a source in random mode; `number` is its place in the mixture, counted from 0.
+
+    Every source has its own, and none has that of the mixture: with one seed for all, sources of the same size would
+    draw the same row numbers.
+    """
+    return int(np.random.RandomState([seed, number]).randint(0, 2**31))
+
+
 class SourceDraws:
     """The source of every row of the mixture, indexed by global position.
 
@@ -104,9 +113,11 @@ class MixtureFeed:
         self._weights = [float(w) for w in weights]
         self._batcher = RowBatcher(rows, options)
         self._which = SourceDraws(options.seed, weights)
+        self._source_seeds = [seed_of_source(options.seed, number) for number in range(len(rows))]
         self._draws: list[Draws] | None = None
         if options.sampling is SamplingMode.RANDOM:
-            self._draws = [Draws(options.seed, source.rows_of(0)) for source in rows]
+            pairs = zip(self._source_seeds, rows, strict=True)
+            self._draws = [Draws(seed, source.rows_of(0)) for seed, source in pairs]
 
     @property
     def fingerprint(self) -> str:
@@ -120,7 +131,8 @@ class MixtureFeed:
             name: {"weight": weight, "episodes": source.episodes}
             for name, weight, source in zip(self.names, self._weights, self.rows, strict=True)
         }
-        return self._options.order() | {"sources": sources}
+        seeds = {} if self._draws is None else {"source_seeds": self._source_seeds}
+        return self._options.order() | {"sources": sources} | seeds
 
     def begin(self) -> MixturePlace:
         """Every source at its first row."""
@@ -207,12 +219,16 @@ class MixtureLoader(BatchLoader):
         packing_strategy: str = Strategy.BEST_FIT,
         policy: Policy | str | None = None,
         strict: bool = False,
+        check: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        """`datasets`: folder -> weight, or a list of `MixtureSource`. Weights are shares of the rows."""
+        """`datasets`: folder -> weight, or a list of `MixtureSource`. Weights are shares of the rows.
+
+        The other options are those of `GPTEpisodeDataLoader`.
+        """
         self.config = as_training_config(config)
         self.sources = _checked_sources(datasets)
         self.rank, self.world_size = rank_and_world(rank, world_size)
@@ -227,7 +243,7 @@ class MixtureLoader(BatchLoader):
             pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
         )
         opened = {
-            (split, source.name): self.options.rows(EpisodeDataset(source.directory, split, strict=strict))
+            (split, source.name): self.options.rows(EpisodeDataset(source.directory, split, strict=strict, check=check))
             for split in SPLITS
             for source in self.sources
             if split == "train" or (source.directory / split).exists()

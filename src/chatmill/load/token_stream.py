@@ -128,6 +128,7 @@ class GPTDataLoader(BatchLoader):
         *,
         device: Any = None,
         strict: bool = False,
+        check: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
@@ -136,7 +137,8 @@ class GPTDataLoader(BatchLoader):
         """Open `dataset_dir` (or the config's). The tokenizer is not needed: windows have no padding.
 
         The draws have the config's `epoch_seed`; its other epoch options are for episodes. `strict`: masks that
-        are asked for and cannot be had are an error instead of a warning.
+        are asked for and cannot be had are an error instead of a warning. `check`: compare files of an episode
+        dataset with the hashes of its manifest before they are read.
         """
         self.config = as_training_config(config)
         self.tokenizer = tokenizer
@@ -148,7 +150,7 @@ class GPTDataLoader(BatchLoader):
         device = choose_device(device, self.config.device)
         share = Share(batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
-        opened = {split: TokenFiles(self.directory / split) for split in splits}
+        opened = {split: TokenFiles(self.directory / split, check=check) for split in splits}
         problems = [f.mask_problem for f in opened.values() if use_loss_mask and f.mask_problem]
         feeds = {
             split: WindowFeed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import KINDS, RoleCode, roles_of
+from chatmill.core.kinds import KINDS, PLAIN, RoleCode, roles_of
 from chatmill.look.items import Ints, LookSplit, Progress, TokenBatch, segment_sums
 
 MOST_TURNS = 64
@@ -51,7 +51,10 @@ class TokenCounts:
         counted = np.stack([lengths, lengths * trained[runs]], axis=1)
         codes = kinds[runs]
         turns = turns_of_runs(codes, np.searchsorted(runs, firsts))
-        for table, keys in ((self.kinds, np.minimum(codes, KINDS - 1)), (self.turns, np.minimum(turns, MOST_TURNS))):
+        for table, keys in (
+            (self.kinds, np.minimum(codes & PLAIN, KINDS - 1)),
+            (self.turns, np.minimum(turns, MOST_TURNS)),
+        ):
             for column in (0, 1):
                 sums = np.bincount(keys, weights=counted[:, column], minlength=len(table))
                 table[:, column] += sums.astype(np.int64)

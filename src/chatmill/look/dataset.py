@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,8 @@ from chatmill.look.kd import is_kd, open_kd
 from chatmill.look.packed_rows import is_packed, open_packed, packed_splits
 from chatmill.look.packed_split import PackedSplit
 from chatmill.look.stored_splits import BlockSplit, EpisodeSplit
-from chatmill.store.documents import MANIFEST, Layout, find_splits, split_layout
+from chatmill.store.documents import Layout, find_splits, split_layout
+from chatmill.store.receipts import MANIFEST, read_export
 
 CAN_BE_OPENED = (
     "give the folder that chatmill build, chatmill export or chatmill synth-kd wrote, a split of it, or "
@@ -149,10 +149,10 @@ def _open_packed(path: Path, splits: Sequence[str] | None, tokenizer: Any) -> Lo
 
 def _about_export(folder: Path) -> dict[str, Any]:
     """What the export.json beside packed files says about their source; empty where there is none."""
-    for place in (folder, folder.parent):
+    export = read_export(folder)
+    if export is None:
         try:
-            about = json.loads((place / "export.json").read_bytes())["source"]["about"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-        return about if isinstance(about, dict) else {}
-    return {}
+            export = read_export(folder.parent)
+        except FormatError:  # not about these files, perhaps
+            return {}
+    return {} if export is None else dict(export["source"]["about"])

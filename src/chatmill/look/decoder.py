@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import ChatmillError, TokenizerError
+from chatmill.render.trust import UntrustedTemplateError, added_control_tokens
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -54,7 +55,7 @@ def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | 
     """The decoder of a dataset, and a word where there is none or where it is not surely the right one.
 
     `given` (anything `load_tokenizer` takes) wins over the manifest `about`; the template's control tokens are added
-    where the build added them.
+    where the build added them. No template is run for that.
     """
     named = about.get("tokenizer") if isinstance(about.get("tokenizer"), dict) else None
     if given is None and named is None:
@@ -63,7 +64,13 @@ def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | 
     name = given if given is not None else (named or {}).get("given_as")
     try:
         tokenizer = load_tokenizer(name, pattern=recipe.get("pattern") if given is None else None)
-        added = _added(recipe)
+        try:
+            added = added_control_tokens(about)
+        except UntrustedTemplateError:
+            return Decoder(tokenizer), (
+                f"the template {recipe['template']!r} of the manifest is a Python file, which opening data never runs: "
+                "control tokens that it added are shown as ids"
+            )
         tokenizer = with_control_tokens(tokenizer, added) if added else tokenizer
     except (ChatmillError, OSError) as error:
         if given is not None:
@@ -76,12 +83,3 @@ def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | 
             f"the manifest says {expected[:12]}): the text may be wrong"
         )
     return Decoder(tokenizer), ""
-
-
-def _added(recipe: Mapping[str, Any]) -> tuple[str, ...]:
-    """The control tokens that the build added to its tokenizer."""
-    from chatmill.render.registry import find_template
-
-    if not recipe.get("add_control_tokens"):
-        return ()
-    return tuple(find_template(recipe["template"]).control_tokens)

@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from chatmill.look.safe_text import visible
+
 
 def ledger_table(manifest: dict[str, Any]) -> Table:
     """One row per source: records, and what became of the rendered tokens."""
@@ -19,7 +21,7 @@ def ledger_table(manifest: dict[str, Any]) -> Table:
     for source in sorted({*ledger["records"], *ledger["tokens"]}):
         row = _row(ledger, source)
         totals.update(row)
-        table.add_row(source, *(f"{row[name]:,}" for name in _COLUMNS))
+        table.add_row(visible(source), *(f"{row[name]:,}" for name in _COLUMNS))
     if len(ledger["records"]) > 1:
         table.add_row("all", *(f"{totals[name]:,}" for name in _COLUMNS), style="bold")
     table.caption = f"padding: {ledger['padding']:,} tokens" if ledger["padding"] else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.store.names import is_split_name
 
 WANTED = "a .parquet or .arrow file, a folder of them, or a folder made by Dataset.save_to_disk"
 READ_ROWS = 64
@@ -117,10 +118,22 @@ def is_packed(path: Path) -> bool:
     return any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()) or bool(_parquet_splits(path))
 
 
+def _listed_splits(path: Path) -> list[str]:
+    """The splits that a file of `datasets` lists; each is the name of a folder beside it."""
+    try:
+        content = json.loads(path.read_bytes())
+        names = content["splits"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{path} cannot be read: {error!r}") from None
+    if not isinstance(names, list) or not all(map(is_split_name, names)):
+        raise FormatError(f"{path}: splits is {names!r:.80}; a list of plain names is needed")
+    return names
+
+
 def packed_splits(path: Path) -> list[str]:
     """The splits of a saved `DatasetDict`, or of a folder with a folder of Parquet files each; none for one dataset."""
     if (path / "dataset_dict.json").is_file():
-        return [str(name) for name in json.loads((path / "dataset_dict.json").read_text())["splits"]]
+        return _listed_splits(path / "dataset_dict.json")
     if path.is_file() or any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()):
         return []
     return _parquet_splits(path)

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import IO
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
+
+from chatmill.console import plain_console
 
 WIDEST = 120
 PIPED = 80
@@ -29,7 +31,7 @@ class Screen:
             # texts of any language go through here: what the terminal cannot show is spelled out, never an error
             getattr(out, "reconfigure", lambda **_: None)(errors="backslashreplace")
         self.ascii_only = not _shows(out, "\u2588\u258c\u00b7")
-        self.console = Console(file=out, width=self.width, highlight=False, markup=False, emoji=False)
+        self.console = plain_console(file=out, width=self.width)
 
     def show(self, parts: Iterable[RenderableType]) -> None:
         """Print renderables as they come; in a pager only as far as it is read."""

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
 from chatmill.read.compressed import open_bytes
+from chatmill.read.lines import limited_lines
 
 BOM = b"\xef\xbb\xbf"
 TOO_DEEP = "the JSON is nested too deeply"
-ROW_BATCH = 1024
-"""Rows of a Parquet file that are decoded at a time."""
+ROW_BATCH_BYTES = 4 << 20
+MOST_ROWS, FEWEST_ROWS = 8192, 256
+"""Rows of a Parquet file that are decoded at a time: about so many bytes, within these limits."""
 
 
 class FileFormat(StrEnum):
@@ -80,7 +83,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
 
 def _jsonl(path: Path) -> Iterator[Raw]:
     with open_bytes(path) as stream:
-        yield from decode_lines(stream, path)
+        yield from decode_lines(limited_lines(stream, path), path)
 
 
 def decode_lines(lines: Iterable[bytes], path: str | Path, first: int = 1) -> Iterator[Raw]:
@@ -183,7 +186,7 @@ def decode_entries(entries: Iterable[bytes], path: str | Path, first: int = 1) -
 
 
 def _parquet(path: Path) -> Iterator[Raw]:
-    return batch_records(parquet_batches(path), path)
+    return batch_records(parquet_batches(path), path, itertools.count(1))
 
 
 def parquet_batches(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Any]:
@@ -197,7 +200,10 @@ def parquet_batches(path: Path, start: int = 0, stop: int | None = None) -> Iter
         ends = list(itertools.accumulate(sizes))
         groups = [i for i, end in enumerate(ends) if end > start and end - sizes[i] < stop]
         at = ends[groups[0]] - sizes[groups[0]] if groups else stop
-        for batch in file.iter_batches(ROW_BATCH, row_groups=groups, use_threads=False) if groups else ():
+        unpacked = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+        wanted = ROW_BATCH_BYTES * sum(sizes[i] for i in groups) // max(unpacked, 1)
+        rows = min(max(wanted, FEWEST_ROWS), MOST_ROWS)
+        for batch in file.iter_batches(rows, row_groups=groups, use_threads=False) if groups else ():
             low, high = max(start - at, 0), min(stop - at, batch.num_rows)
             at += batch.num_rows
             if low < high:
@@ -225,22 +231,23 @@ def _parquet_file(path: Path) -> Iterator[Any]:
         ) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
+        refuse_out_of_memory(error, f"{path} cannot be read")
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
 
 
-def batch_records(batches: Iterable[Any], path: str | Path, first: int = 1) -> Iterator[Raw]:
-    """The records of Arrow batches that follow each other in a file; `first` is the number of the first row.
+def batch_records(batches: Iterable[Any], path: str | Path, numbers: Iterable[int]) -> Iterator[Raw]:
+    """The records of Arrow batches, whose rows have these numbers in their file.
 
     Fields that are null are taken as absent, since Arrow gives every struct all fields.
     """
     rows = (row for batch in batches for row in _rows(batch))
-    for number, row in enumerate(rows, first):
+    for number, row in zip(numbers, rows, strict=False):
         where = f"{path}:row {number}"
         if isinstance(row, UnicodeDecodeError):
             message = f"a text is not UTF-8: byte 0x{row.object[row.start]:02X} at byte {row.start} of it"
             yield Raw(where, None, RecordError(message, code="not_utf8", where=where))
         else:
-            yield Raw(where, _without_nulls(row))
+            yield Raw(where, without_nulls(row))
 
 
 def _rows(batch: Any) -> list[Any]:
@@ -253,9 +260,10 @@ def _rows(batch: Any) -> list[Any]:
         return [row for start in range(batch.num_rows) for row in _rows(batch.slice(start, 1))]
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
+    """A value of Arrow without the fields that are null."""
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,9 +63,9 @@ def chunk_records(chunk: Chunk) -> Iterator[Raw]:
     """The records of a chunk: those that `read_records` gives for this part of the file, places and errors included."""
     match chunk.kind:
         case ChunkKind.ROWS:
-            return _rows(chunk)
+            return batch_records(chunk_rows(chunk), chunk.path, itertools.count(chunk.first))
         case ChunkKind.ENTRIES:
-            return decode_entries(_entries(chunk), chunk.path, chunk.first)
+            return decode_entries(chunk_entries(chunk), chunk.path, chunk.first)
         case ChunkKind.LINES:
             return decode_lines(_lines(chunk), chunk.path, chunk.first)
 
@@ -91,22 +92,27 @@ def _lines(chunk: Chunk) -> Iterator[bytes]:
             yield line
 
 
-def _entries(chunk: Chunk) -> list[bytes]:
-    entries, _ = list_entries(b"[" + _bytes(chunk) + b"]", chunk.path)
-    return entries
-
-
 def _bytes(chunk: Chunk) -> bytes:
     with _unchanged(chunk), open(chunk.data, "rb") as file:
         file.seek(chunk.start)
         return file.read(chunk.stop - chunk.start)
 
 
-def _rows(chunk: Chunk) -> Iterator[Raw]:
+def chunk_rows(chunk: Chunk) -> Iterator[Any]:
+    """The rows of a chunk as Arrow batches. Other kinds of chunks have no rows: `ValueError`."""
+    if chunk.kind is not ChunkKind.ROWS:
+        raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not rows: use chunk_records")
     path = Path(chunk.data)
     with _unchanged(chunk):
-        batches = _spooled_batches(path) if path.suffix == ".arrow" else parquet_batches(path, chunk.start, chunk.stop)
-        yield from batch_records(batches, chunk.path, chunk.first)
+        yield from _spooled_batches(path) if path.suffix == ".arrow" else parquet_batches(path, chunk.start, chunk.stop)
+
+
+def chunk_entries(chunk: Chunk) -> list[bytes]:
+    """The undecoded entries of a chunk of a JSON list. Other kinds of chunks have none: `ValueError`."""
+    if chunk.kind is not ChunkKind.ENTRIES:
+        raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not entries: use chunk_records")
+    entries, _ = list_entries(b"[" + _bytes(chunk) + b"]", chunk.path)
+    return entries
 
 
 def _spooled_batches(path: Path) -> Iterator[Any]:

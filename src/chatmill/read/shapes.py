@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from chatmill.core.conversation import (
     HARMONY_PARTS,
@@ -19,24 +20,84 @@ from chatmill.core.conversation import (
     json_type,
     parse_messages,
 )
+from chatmill.core.conversations import options_json
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.read.files import TOO_DEEP, decode_line
+from chatmill.read.shape_files import SUFFIXES, decoded_definition, definition_text, read_definition
 
 Record = Mapping[str, Any]
-SHAREGPT_ROLES: Mapping[str, Role] = {**ROLE_ALIASES, "function_call": Role.ASSISTANT}
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A message that is a field of its record."""
+
+    key: str
+    role: Role
+    optional: bool = False
+    """No message where the field is missing, null or empty."""
+    joined: bool = False
+    """Added to the turn before it, with a newline between; nothing where it is missing, null or empty."""
+    or_list: bool = False
+    """May be a list of messages too, if all turns of the record are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shape:
-    """One way to write a conversation as a record."""
+    """One way to write a conversation as a record: what its fields are called.
+
+    The slow reader and the compiled scanner both go by these names.
+    """
 
     name: str
-    fields: frozenset[str]
-    """Fields it gives a meaning to; the others are kept as metadata."""
-    fits: Callable[[Record], bool]
+    lists: tuple[str, ...] = ()
+    """Fields that may hold the list of messages; the first one that a record has counts."""
+    role: str = "role"
+    content: str = "content"
+    roles: Mapping[str, Role] = field(default_factory=lambda: ROLE_ALIASES)
+    """Spellings of roles."""
+    calls_role: str = ""
+    """Spelling of a role whose content is tool calls, as JSON."""
+    turns: tuple[Turn, ...] = ()
+    """Messages that are fields of the record; they go before those of the list."""
+    history: str = ""
+    """Field with pairs of texts, a question and an answer each, that go before the first turn which is not optional."""
+    nested: str = ""
+    """Field with a text that holds an object with `messages`; it counts before the list."""
+    id: str = "id"
+    source: str = "source"
+    tools: str = "tools"
+    options: str = "chat_template_kwargs"
+    fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
-    messages: Callable[[Record], tuple[Message, ...]]
-    """The messages of a record, or a `RecordError`."""
+    definition: str = ""
+    """What a user's file says, as JSON; empty for a shape that is built in."""
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Fields it gives a meaning to; the others are kept as metadata."""
+        common = (self.id, self.source, self.tools, self.options, self.history, self.nested)
+        return frozenset({*common, *self.lists, *(turn.key for turn in self.turns)} - {""})
+
+    def messages(self, record: Record) -> tuple[Message, ...]:
+        """The messages of a record, or a `RecordError`."""
+        if self.nested and self.nested in record:
+            return _nested(record, self.nested)
+        if not self.lists:
+            return tuple(_turns(record, self))
+        key = next((key for key in self.lists if key in record), None)
+        if key is None:
+            raise RecordError(
+                f"the record has no {self.lists[0]!r}; it has: {_keys(record)}",
+                code="missing_field",
+                path=self.lists[0],
+            )
+        items = record[key]
+        if self.calls_role and isinstance(items, list):
+            items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
+        listed = parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
+        return (*_turns(record, self), *listed) if self.turns else listed
 
 
 def conversation_of(record: object, shape: Shape, *, where: str = "", source: str = "") -> Conversation:
@@ -45,17 +106,18 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
     try:
         if not isinstance(record, Mapping):
             raise RecordError(f"a record must be an object, found {json_type(record)}", code="record_type")
-        record_id = _label(record, "id", code="id_type")
+        record_id = _label(record, shape.id, code="id_type")
         messages = shape.messages(record)
-        tools = _tools(record)
-        known = shape.fields
+        tools = _tools(record, shape.tools)
+        known = _fields(shape)
         return Conversation(
             messages,
             record_id,
-            _label(record, "source", code="field_type") or source,
+            _label(record, shape.source, code="field_type") or source,
             tools,
             where,
             {key: value for key, value in record.items() if key not in known},
+            _options(record, shape.options),
         )
     except RecordError as error:
         error.where, error.record_id = where, record_id
@@ -74,101 +136,123 @@ def _label(record: Record, key: str, *, code: str) -> str:
     return checked_text(str(value), key)
 
 
-def _tools(record: Record) -> tuple[Any, ...]:
-    tools = record.get("tools")
+@cache
+def _fields(shape: Shape) -> frozenset[str]:
+    return shape.fields
+
+
+def _tools(record: Record, key: str) -> tuple[Any, ...]:
+    tools = record.get(key)
     if not tools:
         return ()
     if isinstance(tools, str):
         try:
             tools = json.loads(tools)
         except json.JSONDecodeError as error:
-            raise RecordError(f"'tools' is a string and not JSON: {error}", code="bad_tools", path="tools") from None
+            raise RecordError(f"{key!r} is a string and not JSON: {error}", code="bad_tools", path=key) from None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise RecordError("'tools' must be a list of objects", code="bad_tools", path="tools")
-    try:
-        msgspec.json.encode(tools)
-    except UnicodeEncodeError as error:
-        checked_text(error.object, "tools")  # raises, and names the character
-    except OverflowError:  # an integer beyond 64 bits, which is no fault
-        pass
+        raise RecordError(f"{key!r} must be a list of objects", code="bad_tools", path=key)
+    _check_json(tools, key, "bad_tools")
     return tuple(tools)
 
 
-def _openai(record: Record) -> tuple[Message, ...]:
-    if "messages" not in record:
+@lru_cache(maxsize=256)
+def decoded_tools(text: str) -> tuple[Any, ...] | None:
+    """Tool definitions from the JSON of a list; None where they must be looked at with the whole record."""
+    try:
+        return _tools({"tools": text}, "tools")
+    except RecordError:
+        return None
+
+
+def _options(record: Record, key: str) -> Mapping[str, Any]:
+    options = record.get(key)
+    if options is None:
+        return NO_OPTIONS
+    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         raise RecordError(
-            f"the record has no 'messages'; it has: {_keys(record)}", code="missing_field", path="messages"
+            f"{key!r} must be an object with the options of the chat template, found {json_type(options)}",
+            code="bad_options",
+            path=key,
         )
-    return parse_messages(record["messages"])
+    _check_json(options, key, "bad_options")
+    return options
 
 
-def _harmony(record: Record) -> tuple[Message, ...]:
-    if "messages_json" not in record:
-        return _openai(record)
-    line = _text(record, "messages_json").encode()
+def options_text(value: Any) -> str | None:
+    """Template options as JSON, empty for none; None where they must be looked at with the whole record."""
+    try:
+        options = _options({"options": value}, "options")
+    except RecordError:
+        return None
+    return options_json(options) if options else ""
+
+
+def _check_json(value: Any, path: str, code: str) -> None:
+    """Refuses lone surrogates, and what Parquet knows and JSON does not: dates, bytes."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except TypeError as error:
+        raise RecordError(f"{path!r} holds a value that has no form in JSON: {error}", code=code, path=path) from None
+    checked_text(text, path)
+
+
+def _nested(record: Record, key: str) -> tuple[Message, ...]:
+    line = _text(record, key).encode()
     _, decoded, error = decode_line(line, "")
     if error is not None:
-        raise RecordError(error.message, code=error.code, path="messages_json")
+        raise RecordError(error.message, code=error.code, path=key)
     if not isinstance(decoded, dict) or "messages" not in decoded:
-        raise RecordError("must hold an object with 'messages'", code="missing_field", path="messages_json")
-    return parse_messages(decoded["messages"], path="messages_json.messages")
+        raise RecordError("must hold an object with 'messages'", code="missing_field", path=key)
+    return parse_messages(decoded["messages"], path=f"{key}.messages")
 
 
-def _sharegpt(record: Record) -> tuple[Message, ...]:
-    key = "conversations" if "conversations" in record else "messages"
-    if key not in record:
-        raise RecordError(
-            f"the record has no 'conversations'; it has: {_keys(record)}",
-            code="missing_field",
-            path="conversations",
-        )
-    items = record[key]
-    if isinstance(items, list):
-        items = [_sharegpt_item(item, f"{key}[{i}]") for i, item in enumerate(items)]
-    messages = parse_messages(items, path=key, role_key="from", content_key="value", aliases=SHAREGPT_ROLES)
-    system = _text(record, "system", default="")
-    return (Message(Role.SYSTEM, system), *messages) if system else messages
-
-
-def _sharegpt_item(item: object, path: str) -> object:
-    """A `function_call` turn holds the call as JSON text; it becomes an assistant message with tool calls."""
-    if not isinstance(item, dict) or str(item.get("from")).strip().lower() != "function_call":
+def _with_calls(item: object, path: str, shape: Shape) -> object:
+    """A turn that holds calls as JSON text becomes an assistant message with tool calls."""
+    if not isinstance(item, dict) or str(item.get(shape.role)).strip().lower() != shape.calls_role:
         return item
     try:
-        calls = json.loads(item["value"])
+        calls = json.loads(item[shape.content])
     except (KeyError, TypeError, json.JSONDecodeError):
         raise RecordError(
-            "a function_call turn must hold the call as JSON", code="bad_tool_call", path=f"{path}.value"
+            f"a {shape.calls_role} turn must hold the call as JSON",
+            code="bad_tool_call",
+            path=f"{path}.{shape.content}",
         ) from None
-    rest = {key: value for key, value in item.items() if key != "value"}
-    return {**rest, "value": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
+    rest = {key: value for key, value in item.items() if key != shape.content}
+    return {**rest, shape.content: "", "tool_calls": calls if isinstance(calls, list) else [calls]}
 
 
-def _alpaca(record: Record) -> tuple[Message, ...]:
-    """Instruction and input are one user message, parted by a newline; `system` and `history` go before it."""
-    instruction, extra = _text(record, "instruction"), _text(record, "input", default="")
-    items: list[Message] = []
-    system = _text(record, "system", default="")
-    if system:
-        items.append(Message(Role.SYSTEM, system))
-    history = record.get("history") or []
+def _turns(record: Record, shape: Shape) -> Iterator[Message]:
+    """The messages that are fields of their own."""
+    if all(turn.or_list and isinstance(record.get(turn.key), list) for turn in shape.turns):
+        for turn in shape.turns:
+            yield from parse_messages(record[turn.key], path=turn.key, aliases=shape.roles)
+        return
+    told_history = not shape.history
+    for number, turn in enumerate(shape.turns):
+        if turn.joined:
+            continue
+        text = _text(record, turn.key, default="" if turn.optional else None)
+        if not turn.optional and not told_history:
+            yield from _history(record, shape.history)
+            told_history = True
+        for other in itertools.takewhile(lambda other: other.joined, shape.turns[number + 1 :]):
+            more = _text(record, other.key, default="")
+            text = f"{text}\n{more}" if more else text
+        if text or not turn.optional:
+            yield Message(turn.role, text)
+
+
+def _history(record: Record, key: str) -> Iterator[Message]:
+    history = record.get(key) or []
     if not isinstance(history, list):
-        raise RecordError("'history' must be a list of pairs of texts", code="bad_history", path="history")
+        raise RecordError(f"{key!r} must be a list of pairs of texts", code="bad_history", path=key)
     for i, pair in enumerate(history):
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise RecordError("each entry must be a pair of texts", code="bad_history", path=f"history[{i}]")
-        items.append(Message(Role.USER, checked_text(pair[0], f"history[{i}][0]")))
-        items.append(Message(Role.ASSISTANT, checked_text(pair[1], f"history[{i}][1]")))
-    items.append(Message(Role.USER, f"{instruction}\n{extra}" if extra else instruction))
-    items.append(Message(Role.ASSISTANT, _text(record, "output")))
-    return tuple(items)
-
-
-def _prompt_completion(record: Record) -> tuple[Message, ...]:
-    """Prompt and completion as texts, or both as lists of messages."""
-    if isinstance(record.get("prompt"), list) and isinstance(record.get("completion"), list):
-        return parse_messages(record["prompt"], path="prompt") + parse_messages(record["completion"], path="completion")
-    return (Message(Role.USER, _text(record, "prompt")), Message(Role.ASSISTANT, _text(record, "completion")))
+            raise RecordError("each entry must be a pair of texts", code="bad_history", path=f"{key}[{i}]")
+        yield Message(Role.USER, checked_text(pair[0], f"{key}[{i}][0]"))
+        yield Message(Role.ASSISTANT, checked_text(pair[1], f"{key}[{i}][1]"))
 
 
 def _text(record: Record, key: str, default: str | None = None) -> str:
@@ -206,39 +290,40 @@ def _has_harmony_part(content: object) -> bool:
     )
 
 
-_COMMON = frozenset({"id", "source", "tools"})
+_SYSTEM = Turn(key="system", role=Role.SYSTEM, optional=True)
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
-        Shape(
-            name="harmony",
-            fields=_COMMON | {"messages", "messages_json"},
-            fits=_is_harmony,
-            messages=_harmony,
-        ),
+        Shape(name="harmony", lists=("messages",), nested="messages_json", fits=_is_harmony),
         Shape(
             name="sharegpt",
-            fields=_COMMON | {"conversations", "messages", "system"},
+            lists=("conversations", "messages"),
+            role="from",
+            content="value",
+            roles={**ROLE_ALIASES, "function_call": Role.ASSISTANT},
+            calls_role="function_call",
+            turns=(_SYSTEM,),
             fits=lambda r: "from" in _first_message(r, "conversations") or "from" in _first_message(r, "messages"),
-            messages=_sharegpt,
         ),
-        Shape(
-            name="openai",
-            fields=_COMMON | {"messages"},
-            fits=lambda r: isinstance(r.get("messages"), list),
-            messages=_openai,
-        ),
+        Shape(name="openai", lists=("messages",), fits=lambda r: isinstance(r.get("messages"), list)),
         Shape(
             name="alpaca",
-            fields=_COMMON | {"instruction", "input", "output", "system", "history"},
+            turns=(
+                _SYSTEM,
+                Turn(key="instruction", role=Role.USER),
+                Turn(key="input", role=Role.USER, joined=True),
+                Turn(key="output", role=Role.ASSISTANT),
+            ),
+            history="history",
             fits=lambda r: "instruction" in r and "output" in r,
-            messages=_alpaca,
         ),
         Shape(
             name="prompt_completion",
-            fields=_COMMON | {"prompt", "completion"},
+            turns=(
+                Turn(key="prompt", role=Role.USER, or_list=True),
+                Turn(key="completion", role=Role.ASSISTANT, or_list=True),
+            ),
             fits=lambda r: "prompt" in r and "completion" in r,
-            messages=_prompt_completion,
         ),
     )
 }
@@ -246,10 +331,45 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def find_shape(name: str) -> Shape:
-    """A shape by name."""
-    if name not in SHAPES:
-        raise UnknownNameError("shape", name, list(SHAPES))
-    return SHAPES[name]
+    """A shape by name, by the path of a shape file, or by what such a file says (`Shape.definition`)."""
+    if name in SHAPES:
+        return SHAPES[name]
+    if name.startswith("{"):
+        return _defined(definition_text(decoded_definition(name)))
+    if name.lower().endswith(SUFFIXES):
+        return _defined(definition_text(read_definition(Path(name))))
+    raise UnknownNameError("shape", name, list(SHAPES), "A shape of your own is the path of a .yaml or .json file.")
+
+
+def shape_key(name: str) -> str:
+    """What finds the same shape anywhere and later: a shape file becomes what it says."""
+    shape = find_shape(name)
+    return shape.definition or shape.name
+
+
+@lru_cache(maxsize=64)
+def _defined(definition: str) -> Shape:
+    """The shape of a checked definition; equal ones give one shape."""
+    found = json.loads(definition)
+    system = [Turn(key=found["system"], role=Role.SYSTEM, optional=True)] if found["system"] else []
+    turns = [Turn(key=turn["key"], role=Role(turn["role"]), optional=turn["optional"]) for turn in found["turns"]]
+    return Shape(
+        name=found["name"],
+        lists=tuple(found["messages"]),
+        role=found["role"],
+        content=found["content"],
+        roles={**{name: Role(role) for name, role in found["roles"].items()}, **_but_for(found["roles"])},
+        turns=(*system, *turns),
+        id=found["id"],
+        source=found["source"],
+        tools=found["tools"],
+        definition=definition,
+    )
+
+
+def _but_for(own: Mapping[str, str]) -> dict[str, Role]:
+    """The known spellings of roles that a shape does not give a meaning of its own."""
+    return {name: role for name, role in ROLE_ALIASES.items() if name not in own}
 
 
 def detect_shape(records: Sequence[object], where: str) -> Shape:

@@ -14,6 +14,7 @@ import msgspec
 
 from chatmill.errors import FormatError, RecordError
 from chatmill.read.compressed import open_bytes
+from chatmill.read.lines import limited_lines, line_limit, line_too_long
 
 EOS_MARKER = "<|EOS|>"
 USER_MARKER = "<|USER|>"
@@ -70,7 +71,7 @@ class _Line(msgspec.Struct):
 def _read_jsonl(path: Path) -> Iterator[Transcript]:
     decoder = msgspec.json.Decoder(_Line)
     with open_bytes(path) as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(limited_lines(file, path), start=1):
             if number == 1:
                 line = line.removeprefix(_BOM)
             if not line.strip():
@@ -91,21 +92,37 @@ def _read_jsonl(path: Path) -> Iterator[Transcript]:
 
 
 def _read_split_at_eos(path: Path) -> Iterator[Transcript]:
-    line, rest = 1, ""
+    line, limit, tail = 1, line_limit(), ""
+    parts: list[str] = []  # of the record that has not ended yet; joined once, however long it is
     for chunk in _chunks(path):
-        *whole, rest = (rest + chunk).split(EOS_MARKER)
-        for piece in whole:
+        parts.append(chunk)
+        tail += chunk
+        found, tail = EOS_MARKER in tail, tail[-len(EOS_MARKER) :]
+        if not found and sum(map(len, parts)) <= limit + len(EOS_MARKER):  # it can end in a part of the marker
+            continue
+        *whole, rest = "".join(parts).split(EOS_MARKER)
+        parts, tail = [rest], rest[-len(EOS_MARKER) :]
+        for piece in whole if found else [rest]:
+            _check_length(path, line, piece, limit)
             if not piece.isspace() and piece:
                 yield Transcript(piece, _where(path, line, piece))
             line += piece.count("\n")
+    rest = "".join(parts)
+    _check_length(path, line, rest, limit)
     if rest and not rest.isspace():
         yield Transcript(rest, _where(path, line, rest))
 
 
+def _check_length(path: Path, line: int, piece: str, limit: int) -> None:
+    if len(piece) > limit:
+        raise line_too_long(path, line, limit, what="the transcript that begins here")
+
+
 def _read_lines(path: Path) -> Iterator[Transcript]:
-    with open_bytes(path) as file, _decoded(path), _text(file) as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.isspace():
+    with open_bytes(path) as file, _decoded(path):
+        for number, data in enumerate(limited_lines(file, path), start=1):
+            line = (data.removeprefix(_BOM) if number == 1 else data).decode()
+            if not line or line.isspace():
                 continue
             where = f"{fspath(path)}:{number}"
             if USER_MARKER not in line:

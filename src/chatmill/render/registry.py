@@ -1,43 +1,283 @@
-"""Looks templates up by name, by the path of a user's Python file, or takes the class itself."""
+"""Finds templates: bundled ones by name, a model's own by its folder, a user's by the path of a file."""
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import importlib.util
+import json
 import os
+import re
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any, ClassVar
 
-from chatmill.errors import ConfigError, UnknownNameError
-from chatmill.render.template import Template
+from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
+from chatmill.render.bound import BoundTemplate
+from chatmill.render.jinja.chat_template import TOKEN_NAMES, TemplateText
+from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.template import Template, refuse_missing
 from chatmill.tokenizer.protocol import Tokenizer
 
-TEMPLATES = ("token_native", "markers", "harmony", "chatml", "qwen3", "qwen3_training", "llama3")
-"""Built-in templates; each is a module of `chatmill.render.templates` with a class named by `TEMPLATE`."""
+BUNDLED = Path(__file__).parent / "templates"
+"""Holds the bundled templates, one file each: Jinja, or a Python module with a class named `TEMPLATE`."""
+PYTHON_TEMPLATES = ("token_native", "markers", "harmony")
+HEADER = re.compile(r"\A\{#-(.*?)-#\}", re.DOTALL)
+"""The comment that a bundled Jinja template begins with: `key: value` lines about its origin."""
+CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
+JINJA_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 
 
-def find_template(name: str | os.PathLike[str] | type[Template]) -> type[Template]:
-    """The class of a template: by built-in name, by the path of a .py file, or the class itself."""
-    if isinstance(name, type) and issubclass(name, Template):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JinjaSource:
+    """A Jinja template before it is bound to a tokenizer."""
+
+    name: str
+    text: str
+    path: str
+    """Where it was found."""
+    origin: str = ""
+    licence: str = ""
+    control_tokens: tuple[str, ...] = ()
+    """Tokens that the template writes and a vocabulary may lack."""
+    stop_tokens: tuple[str, ...] = ()
+    default_policy: str = "assistant"
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
+    """`bos_token` and the like, from the model's own files."""
+    stop_ids: tuple[int, ...] = ()
+    """`eos_token_id` of the model's generation config."""
+    declares: ClassVar[str] = ModelTemplate.declares
+
+    def __call__(self, tokenizer: Tokenizer, given: TemplateOptions | None = None) -> ModelTemplate:
+        """Bind the template; a `TokenizerError` where the tokenizer lacks tokens that it writes."""
+        self._check_tokens(tokenizer)
+        names = {token_id: name for name, token_id in tokenizer.control_ids.items()}
+        own: Mapping[str, str] = getattr(tokenizer, "named_tokens", {})
+        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
+        named = {key: names[token_id] for key, token_id in ids.items() if token_id in names}
+        named |= {**self.named_tokens, **own}
+        stops = [*self.stop_tokens, *(names[i] for i in self.stop_ids if i in names)]
+        if "eos_token" in named:
+            stops.append(named["eos_token"])
+        stops = [name for name in stops if name in tokenizer.control_ids] or stops
+        special = [name for name in tokenizer.control_ids if name not in getattr(tokenizer, "ordinary", ())]
+        source = TemplateText(
+            name=self.name,
+            text=self.text,
+            special_tokens=tuple(special),
+            named_tokens=named,
+            stop_tokens=tuple(dict.fromkeys(stops)),
+        )
+        bound = ModelTemplate(source, tokenizer, given)
+        bound.control_tokens, bound.default_policy = self.control_tokens, self.default_policy
+        return bound
+
+    def _check_tokens(self, tokenizer: Tokenizer) -> None:
+        refuse_missing(self.name, self.control_tokens, tokenizer)
+        if self.stop_tokens and not any(name in tokenizer.control_ids for name in self.stop_tokens):
+            raise TokenizerError(
+                f"the template {self.name!r} ends answers with {self.stop_tokens[0]!r}, which tokenizer "
+                f"{tokenizer.name!r} does not have as a token: template and tokenizer belong to different models"
+            )
+
+
+TemplateSource = JinjaSource | type[Template]
+
+
+@cache
+def bundled_names() -> tuple[str, ...]:
+    """Names of the templates that come with the package."""
+    return (*PYTHON_TEMPLATES, *sorted(path.stem for path in BUNDLED.glob("*.jinja")))
+
+
+def is_python_file(name: str) -> bool:
+    """Whether using the template of this name runs a file; `render.trust` asks before data may do that."""
+    return name.endswith(".py")
+
+
+def find_template(name: str | os.PathLike[str] | TemplateSource) -> TemplateSource:
+    """A template: by bundled name, by the path of a .jinja or .py file or of a model folder, or itself.
+
+    `folder#name` is one of several templates in a folder.
+    """
+    if isinstance(name, JinjaSource) or (isinstance(name, type) and issubclass(name, Template)):
         return name
     text = os.fspath(name) if isinstance(name, str | os.PathLike) else repr(name)
-    if text in TEMPLATES:
+    if text in PYTHON_TEMPLATES:
         module = importlib.import_module(f"chatmill.render.templates.{text}")
         found: type[Template] = module.TEMPLATE
         return found
-    if text.endswith(".py"):
-        return _from_file(Path(text))
-    raise UnknownNameError("template", text, list(TEMPLATES), "A template of your own is the path of a .py file.")
+    if text in bundled_names():
+        return _from_jinja(BUNDLED / f"{text}.jinja", name=text)
+    if is_python_file(text):
+        return _from_python(Path(text))
+    if text.endswith(".jinja"):
+        return _from_jinja(Path(text))
+    folder, _, wanted = text.partition("#")
+    if Path(folder).is_dir():
+        return template_of_folder(Path(folder), wanted)
+    if getattr(name, "chat_template", None):
+        return template_of_object(name)
+    raise UnknownNameError(
+        "template",
+        text,
+        list(bundled_names()),
+        "A template of your own is the folder of a model, or the path of a .jinja or .py file.",
+    )
 
 
-def bind(template: str | os.PathLike[str] | type[Template], tokenizer: Tokenizer | None) -> Template:
+def bind(
+    template: str | os.PathLike[str] | TemplateSource,
+    tokenizer: Tokenizer | None,
+    given: TemplateOptions | None = None,
+) -> BoundTemplate:
     """Look a template up and bind it to a tokenizer."""
     if tokenizer is None:
         raise ConfigError("a template given by name needs a tokenizer: render(conversations, template, tokenizer)")
-    return find_template(template)(tokenizer)
+    found = find_template(template)
+    if isinstance(found, JinjaSource):
+        return found(tokenizer, given)
+    if given is not None and given.options:
+        raise ConfigError(f"the template {found.name!r} has no options: {', '.join(given.options)}")
+    return found(tokenizer)
 
 
-def _from_file(path: Path) -> type[Template]:
+def given_options(
+    options: Mapping[str, Any] | None = None,
+    today: str | None = None,
+    expand: str | None = None,
+    unproved: str | None = None,
+) -> TemplateOptions:
+    """Options of a template from words, as a command line has them."""
+    try:
+        day = None if today is None else datetime.date.fromisoformat(today)
+    except ValueError:
+        raise ConfigError(f"a date is YYYY-MM-DD, not {today!r}") from None
+    for what, value, known in (("expand", expand, Expand), ("unproved", unproved, Unproved)):
+        if value is not None and value not in list(known):
+            raise UnknownNameError(what, value, [str(one) for one in known])
+    return TemplateOptions(
+        options=options or {},
+        today=day,
+        expand=Expand(expand or Expand.TURNS),
+        unproved=Unproved(unproved or Unproved.REFUSE),
+    )
+
+
+def has_template(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a chat template."""
+    path = Path(folder)
+    return path.is_dir() and bool(_templates_in(path))
+
+
+def template_of_folder(folder: Path, wanted: str = "") -> JinjaSource:
+    """The chat template of a model or tokenizer folder."""
+    found = _templates_in(folder)
+    if not found:
+        raise ConfigError(
+            f"{folder} holds no chat template: neither {JINJA_FILE} nor a 'chat_template' in {CONFIG}. Name one with "
+            "--template"
+        )
+    name = wanted or ("default" if "default" in found or len(found) > 1 else next(iter(found)))
+    if name not in found:
+        raise UnknownNameError(f"template in {folder}", name, list(found), f"Name one as {folder}#name.")
+    return JinjaSource(
+        name=folder.resolve().name + (f"#{wanted}" if wanted else ""),
+        text=found[name],
+        path=str(folder),
+        origin=str(folder),
+        named_tokens=_named_tokens(_json(folder / CONFIG)),
+        stop_ids=_stop_ids(_json(folder / GENERATION_CONFIG)),
+    )
+
+
+def template_of_object(tokenizer: Any) -> JinjaSource:
+    """The chat template of a loaded transformers tokenizer."""
+    given = tokenizer.chat_template
+    text = given.get("default") if isinstance(given, dict) else given
+    if not isinstance(text, str):
+        raise ConfigError(f"the tokenizer has several chat templates and none is the default: {', '.join(given)}")
+    named = {key: value for key, value in tokenizer.special_tokens_map.items() if isinstance(value, str)}
+    name = Path(getattr(tokenizer, "name_or_path", "") or "tokenizer").name
+    return JinjaSource(name=name, text=text, path="", origin="a loaded tokenizer", named_tokens=named)
+
+
+def _templates_in(folder: Path) -> dict[str, str]:
+    """The templates of a folder by name; a file goes before an entry of the config."""
+    found: dict[str, str] = {}
+    given = _json(folder / CONFIG).get("chat_template")
+    if isinstance(given, str):
+        found["default"] = given
+    elif isinstance(given, list):
+        found |= {str(one["name"]): str(one["template"]) for one in given if isinstance(one, dict)}
+    if (folder / JINJA_FILE).is_file():
+        found["default"] = _text_of(folder / JINJA_FILE)
+    for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja")):
+        found[path.stem] = _text_of(path)
+    return found
+
+
+def _from_jinja(path: Path, name: str = "") -> JinjaSource:
+    if not path.is_file():
+        raise ConfigError(f"no template file {path}")
+    text = _text_of(path)
+    header = HEADER.match(text)
+    about = dict(re.findall(r"^\s*([a-z]+):\s*(.+?)\s*$", header.group(1), re.MULTILINE)) if header and name else {}
+    beside = path.parent
+    return JinjaSource(
+        name=name or path.name,
+        text=text,
+        path=str(path),
+        origin=about.get("origin", str(path)),
+        licence=about.get("licence", ""),
+        control_tokens=tuple(about.get("tokens", "").split()),
+        stop_tokens=tuple(about.get("stops", "").split()),
+        default_policy=about.get("policy", "assistant"),
+        named_tokens={f"{key}_token": about[key] for key in ("bos", "eos") if key in about}
+        if name
+        else _named_tokens(_json(beside / CONFIG)),
+        stop_ids=() if name else _stop_ids(_json(beside / GENERATION_CONFIG)),
+    )
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}") from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    named = {}
+    for key in TOKEN_NAMES:
+        token = config.get(key)
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            named[key] = content
+    return named
+
+
+def _stop_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+    given = config.get("eos_token_id")
+    listed = given if isinstance(given, list) else [given]
+    return tuple(one for one in listed if isinstance(one, int))
+
+
+def _from_python(path: Path) -> type[Template]:
     if not path.is_file():
         raise ConfigError(f"no template file {path}")
     name = f"chatmill_user_template_{path.stem}"

@@ -1,38 +1,64 @@
-"""What a template is: it writes one conversation into an emitter, as control ids and text with kinds."""
+"""Templates written in Python: each writes one conversation into an emitter, as control ids and text with kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import inspect
+from abc import ABC
+from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import Part, RoleCode, kind
-from chatmill.core.texts import Texts
 from chatmill.errors import RecordError, TokenizerError
-from chatmill.render.emitter import Emitter
-from chatmill.render.events import EventColumns
-from chatmill.render.frames import Frame, FrameTable, literal_run
+from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
+from chatmill.render.emitter import Emitter, Frame
+from chatmill.render.jinja.record import traced_conversation
+from chatmill.render.jinja.rows import Counts
+from chatmill.render.jinja.traced import Notes
 from chatmill.tokenizer.protocol import Tokenizer
 
-Ints = NDArray[np.int64]
-NOWHERE: Ints = np.empty(0, dtype=np.int64)
 ROLE_CODES: dict[Role, RoleCode] = {role: RoleCode[role.name] for role in Role}
 """From a message's role to the role code in kinds."""
 
 
-class Template:
-    """Base of all templates; bound to one tokenizer when made, so that fixed texts are encoded once.
+def refuse_missing(name: str, control_tokens: Sequence[str], tokenizer: Tokenizer) -> None:
+    """A `TokenizerError` for a vocabulary without the tokens that a template writes: it would write them as text."""
+    missing = [token for token in control_tokens if token not in tokenizer.control_ids]
+    if missing:
+        raise TokenizerError(
+            f"template {name!r} needs control tokens that tokenizer {tokenizer.name!r} does not have: "
+            f"{', '.join(missing)}. Load it with control_tokens=[...] to add them above the vocabulary "
+            "(--add-control-tokens on the command line); the model's embedding must grow with it."
+        )
+
+
+def refuse_channels(name: str, message: Message, index: int) -> None:
+    """A `RecordError` for what only the Harmony format has: such a field would be lost."""
+    if message.structured is not None:
+        raise RecordError(
+            f"template {name!r} cannot write Harmony system or developer content; use the template 'harmony'",
+            code="structured_not_in_template",
+            path=f"messages[{index}].content",
+        )
+    if message.channel or message.recipient or message.content_type:
+        raise RecordError(
+            f"template {name!r} has no channels or recipients; use the template 'harmony', or remove the fields",
+            code="channel_not_in_template",
+            path=f"messages[{index}]",
+        )
+
+
+class Template(BoundTemplate):
+    """Base of templates written in Python; bound to one tokenizer when made, so that fixed texts are encoded once.
 
     A subclass names itself, says what it needs and declares, and writes messages in `emit`. See docs/templates.md.
     """
 
-    name: ClassVar[str]
-    control_tokens: ClassVar[tuple[str, ...]] = ()
-    """Control tokens the tokenizer must have."""
+    control_tokens: tuple[str, ...] = ()
+    stop_tokens: ClassVar[tuple[str, ...]] = ()
+    """Those of them that end an answer, for people who ask."""
+    name = ""
     roles: ClassVar[frozenset[Role]] = frozenset(Role)
     """Roles it can write; another role is a `RecordError`."""
     has_channels: ClassVar[bool] = False
@@ -41,24 +67,14 @@ class Template:
     """Whether it writes tool calls and tool definitions; if not, a record with them is a `RecordError`."""
     prefix_stable: ClassVar[bool] = True
     """Whether the rendering of the first k messages is a prefix of the rendering of more of them."""
-    writes_columns: ClassVar[bool] = False
-    """Whether `write_messages` writes batches from their columns; if not, `emit` writes every conversation."""
-    default_policy: ClassVar[str] = "assistant"
-    """The policy that fits this format when none is chosen."""
-    declares: ClassVar[str] = "Contents are written as they are."
-    """What it trims, strips or adds, in words; the characters are counted in `Rendered.stripped`."""
+    default_policy = "assistant"
+    declares = "Contents are written as they are."
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Look up control tokens and encode what is fixed."""
-        missing = [name for name in self.control_tokens if name not in tokenizer.control_ids]
-        if missing:
-            raise TokenizerError(
-                f"template {self.name!r} needs control tokens that tokenizer {tokenizer.name!r} does not have: "
-                f"{', '.join(missing)}. Load it with control_tokens=[...] to add them above the vocabulary "
-                "(--add-control-tokens on the command line); the model's embedding must grow with it."
-            )
+        refuse_missing(self.name, self.control_tokens, tokenizer)
         self.tokenizer = tokenizer
-        self.table = FrameTable()
+        self._literals: list[tuple[int, ...]] = []
 
     def literal(self, *parts: str) -> int:
         """Make a literal of control tokens and texts (a part that is a needed control token becomes its id)."""
@@ -72,7 +88,8 @@ class Template:
 
     def literal_ids(self, ids: Sequence[int]) -> int:
         """Make a literal of ids."""
-        return self.table.literal(ids)
+        self._literals.append(tuple(ids))
+        return len(self._literals) - 1
 
     def frame(
         self,
@@ -84,50 +101,36 @@ class Template:
         after: Sequence[tuple[int, int]] = (),
     ) -> Frame:
         """A frame for texts of this kind; `before` and `after` are (literal, kind), `head` and `tail` (text, kind)."""
-        runs_before, runs_after = (tuple(literal_run(*pair) for pair in side) for side in (before, after))
-        own = (*([head[1]] if head[0] else []), kind, *([tail[1]] if tail[0] else []))
-        return Frame(self.table.add((*runs_before, *own, *runs_after), head[0], tail[0]), head[0], tail[0])
+        return Frame(kind, tuple(before), head, tail, tuple(after))
 
     def fixed(self, runs: Sequence[tuple[int, int]]) -> Frame:
         """A frame without a place for a text: (literal, kind) pairs alone, written by `Emitter.fixed`."""
-        return Frame(self.table.add(tuple(literal_run(*pair) for pair in runs)), "")
+        return Frame(0, tuple(runs))
 
-    def column_messages(self, batch: ConversationBatch) -> NDArray[np.bool_]:
-        """Which messages `write_messages` can write; a conversation with another one is written by `emit`."""
-        without: NDArray[np.bool_] = batch.messages.call_counts == 0
-        return without
+    def write(self, conversation: Conversation, notes: Notes | None = None) -> WrittenRecord:
+        """Run `emit` on a conversation whose texts are traced."""
+        self.check(conversation)
+        out = Emitter(self._literals, self.tokenizer)
+        self.emit(traced_conversation(conversation, Notes() if notes is None else notes), out)
+        turns = sum(message.role is Role.ASSISTANT for message in conversation.messages)
+        return WrittenRecord((out.items,), Counts(turns, 0, 0, 0))
 
-    def write_messages(self, batch: ConversationBatch) -> EventColumns:
-        """Write all messages of a batch at once, exactly as `emit` would: only with `writes_columns`."""
-        raise NotImplementedError
+    def write_prompt(self, conversation: Conversation) -> Items:
+        """The conversation, and what `emit_generation_prompt` writes behind it."""
+        self.check(conversation)
+        out = Emitter(self._literals, self.tokenizer)
+        self.emit(conversation, out)
+        while out.items and out.items[-1].message < 0 and out.items[-1].kind == DOCUMENT:
+            del out.items[-1]  # a conversation that goes on has no end yet
+        out.message(len(conversation.messages))
+        self.emit_generation_prompt(conversation, out)
+        return out.items
 
-    def write_framed(
-        self,
-        batch: ConversationBatch,
-        frames: Mapping[Role, Frame],
-        contents: Texts | None = None,
-        *,
-        opened: Ints = NOWHERE,
-        closed: Ints = NOWHERE,
-    ) -> EventColumns:
-        """Write every message as its content (or another text) in the frame of its role; reasoning is not shown.
-
-        The messages `opened` get one event more before them, the messages `closed` one after them. These belong to no
-        message, and are the caller's to write, at `first[opened]` and `first[closed + 1] - 1`.
-        """
-        messages = batch.messages
-        counts = np.ones(len(messages), dtype=np.int64)
-        counts[opened] += 1
-        counts[closed] += 1
-        out = EventColumns(self.table, counts)
-        main = out.first[:-1].copy()
-        main[opened] += 1
-        out.put(main, numbers_of(frames)[messages.roles], messages.contents if contents is None else contents)
-        out.of_no_message[out.first[opened]] = True
-        out.of_no_message[out.first[closed + 1] - 1] = True
-        hidden = np.flatnonzero(messages.has_reasoning)
-        out.stripped[hidden] = messages.reasoning.take(hidden).characters()
-        return out
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the template's source."""
+        sources = [inspect.getsource(cls) for cls in type(self).__mro__ if cls not in (object, ABC, BoundTemplate)]
+        return hashlib.sha256("\n".join(sources).encode()).hexdigest()
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write one conversation; the caller has checked roles, calls and tools."""
@@ -168,28 +171,8 @@ class Template:
                 code="bad_tool_call",
                 path=f"messages[{index}].tool_calls",
             )
-        if cls.has_channels:
-            return
-        if message.structured is not None:
-            cls._refuse_structured(index)
-        if message.channel or message.recipient or message.content_type:
-            cls._refuse_channel(index)
-
-    @classmethod
-    def _refuse_structured(cls, index: int) -> None:
-        raise RecordError(
-            f"template {cls.name!r} cannot write Harmony system or developer content; use the template 'harmony'",
-            code="structured_not_in_template",
-            path=f"messages[{index}].content",
-        )
-
-    @classmethod
-    def _refuse_channel(cls, index: int) -> None:
-        raise RecordError(
-            f"template {cls.name!r} has no channels or recipients; use the template 'harmony', or remove the fields",
-            code="channel_not_in_template",
-            path=f"messages[{index}]",
-        )
+        if not cls.has_channels:
+            refuse_channels(cls.name, message, index)
 
     @classmethod
     def _refuse_role(cls, role: Role, index: int) -> None:
@@ -198,19 +181,6 @@ class Template:
             code="role_not_in_template",
             path=f"messages[{index}].role",
         )
-
-
-def numbers_of(frames: Mapping[Role, Frame]) -> NDArray[np.int64]:
-    """The number of each role's frame, by role code; -1 where a role has none."""
-    numbers = np.full(len(RoleCode), -1, dtype=np.int64)
-    for role, frame in frames.items():
-        numbers[ROLE_CODES[role]] = frame.number
-    return numbers
-
-
-def reasoning_length(messages: Sequence[Message]) -> int:
-    """Characters of reasoning in messages, for templates that have no place for it."""
-    return sum([len(message.reasoning) for message in messages if message.reasoning])
 
 
 class RoleKinds:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from chatmill.core.blocks import Boundaries
-from chatmill.core.kinds import KINDS
+from chatmill.core.kinds import KINDS, PLAIN, RULE
 from chatmill.errors import DataError
 from chatmill.store.block_manifest import MAX_ID
 from chatmill.store.episode_columns import as_bytes
@@ -135,7 +135,7 @@ def token_problem(rows: BlockRows, pad_id: int, first: int) -> str:
             checks.append((wrong, "weights", weights, "weights are finite and 0 or more"))
     if rows.kinds is not None:
         checks.append((padding & (rows.kinds != 0), "kinds", rows.kinds, "padding has the kind 0"))
-        checks.append((rows.kinds >= KINDS, "kinds", rows.kinds, f"kinds are codes from 0 to {KINDS - 1}"))
+        checks.append(((rows.kinds & PLAIN) >= KINDS, "kinds", rows.kinds, RULE))
     for broken, name, values, rule in checks:
         if broken.any():
             row, token = (int(i) for i in np.unravel_index(np.argmax(broken), broken.shape))
@@ -241,6 +241,6 @@ def _stored_weights(given: ArrayLike, rows: int, shape: RowShape) -> NDArray[Any
 
 def _stored_kinds(given: ArrayLike, rows: int, shape: RowShape) -> NDArray[np.uint8]:
     values = shape.per_token(given, "kinds", "iu", rows)
-    rule = f"kinds are codes from 0 to {KINDS - 1} (chatmill.core.kinds)"
-    shape.refuse_where((values < 0) | (values >= KINDS), "kinds", values, rule)
+    wrong = (values < 0) | (values > 255) | ((values & PLAIN) >= KINDS)
+    shape.refuse_where(wrong, "kinds", values, f"{RULE} (chatmill.core.kinds)")
     return values.astype(np.uint8, copy=False)

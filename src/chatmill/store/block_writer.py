@@ -15,6 +15,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import ArrayLike
 
+from chatmill.core.machine_limits import disk_way_out
 from chatmill.errors import ConfigError, DataError
 from chatmill.store.block_manifest import (
     COLUMNS,
@@ -37,6 +38,7 @@ from chatmill.store.block_manifest import (
 from chatmill.store.block_rows import BlockRows, RowShape, checked_rows
 from chatmill.store.durable import GrowingFile, lock_file, remove_path, sync_folder, write_synced
 from chatmill.store.episode_layout import MAX_SHARDS, SHARD_NAME, shard_name, writing_mark
+from chatmill.store.names import is_split_name
 from chatmill.store.shard_writer import COPY
 
 PARTIAL = re.compile(r"\.(shard_\d+|blocks\.json)\.partial")
@@ -73,7 +75,7 @@ class BlockWriter:
         ):
             if not low <= value <= high:
                 raise ConfigError(f"{name} is {value}; it must be {low} to {high}")
-        if not split or split.startswith(".") or "/" in split or os.sep in split:
+        if not is_split_name(split):
             raise ConfigError(f"{split!r} is no name for a split; use a plain folder name such as 'train'")
         self.directory, self.split = Path(directory), split
         self.capacity, self.pad_id, self.rows_per_shard, self.fractional = capacity, pad_id, rows_per_shard, fractional
@@ -90,7 +92,7 @@ class BlockWriter:
         except OSError as error:
             raise ConfigError(
                 f"{self.directory}: cannot write a dataset here: {error.strerror or error}; "
-                "choose a folder you may write to"
+                + disk_way_out(error, "choose a folder you may write to")
             ) from error
 
     def _begin(self) -> IO[bytes]:
@@ -164,7 +166,8 @@ class BlockWriter:
         except OSError as error:
             self.abort()
             raise ConfigError(
-                f"{self._folder}: {doing} failed: {error.strerror or error}; nothing of this split is left"
+                f"{self._folder}: {doing} failed: {error.strerror or error}; nothing of this split is left; "
+                + disk_way_out(error, "check the disk")
             ) from error
         except BaseException:
             self.abort()

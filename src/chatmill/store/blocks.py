@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import operator
 from collections import OrderedDict
@@ -26,6 +25,7 @@ from chatmill.store.block_manifest import (
     read_block_manifest,
 )
 from chatmill.store.block_rows import Block, BlockRows, layout_problem, offsets_problem, token_problem
+from chatmill.store.checksums import CheckedShards, file_problems
 from chatmill.store.episode_layout import shard_folders, split_folder
 from chatmill.store.mapped import MappedFile, file_size, open_file_limit
 
@@ -147,8 +147,11 @@ class BlockDataset:
     Opening checks sizes, lengths and starts; `check_blocks` reads every byte.
     """
 
-    def __init__(self, directory: str | Path, split: str = "train") -> None:
-        """Open `directory/split`; a split without its `blocks.json` is unfinished and refused."""
+    def __init__(self, directory: str | Path, split: str = "train", *, check: bool = False) -> None:
+        """Open `directory/split`; a split without its `blocks.json` is unfinished and refused.
+
+        `check=True` compares all files of a shard with the hashes of `blocks.json` before its first row is read.
+        """
         self.directory, self.split = Path(directory), split
         self.folder = split_folder(self.directory, split)
         self.manifest: BlockManifest = read_block_manifest(self.folder)
@@ -164,6 +167,8 @@ class BlockDataset:
             self.shards[-1].release()
         self.row_offsets: NDArray[np.int64] = offsets_of(np.array([len(shard) for shard in self.shards]))
         """First row of each shard, and the number of all rows."""
+        hashed = [(shard.folder, shard.record.files) for shard in self.shards] if check else []
+        self._checked = CheckedShards(hashed)
         self._open: OrderedDict[int, None] = OrderedDict()
         self._open_limit = open_file_limit(files_per_shard=len(self.manifest.columns))
 
@@ -197,6 +202,7 @@ class BlockDataset:
     def shard(self, number: int) -> BlockShard:
         """A shard ready to be read: its files are checked for a changed size, and old mappings are let go."""
         shard = self.shards[number]
+        self._checked.check(number)
         if number not in self._open:
             self._open[number] = None
             if len(self._open) > self._open_limit:
@@ -342,11 +348,7 @@ def check_blocks(directory: str | Path, split: str = "train") -> tuple[str, ...]
 
 def _shard_problems(dataset: BlockDataset, number: int) -> Iterator[str]:
     shard = dataset.shard(number)
-    for name, record in shard.record.files.items():
-        with (shard.folder / name).open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != record.sha256:
-            yield f"{shard.folder / name}: sha256 {found}, {MANIFEST} says {record.sha256}: bytes were changed"
+    yield from file_problems(shard.folder, shard.record.files, MANIFEST)
     at_a_time = max(1, CHECK_TOKENS // dataset.capacity)
     for first in range(0, len(shard), at_a_time):
         last = min(first + at_a_time, len(shard))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,17 +20,12 @@ from chatmill.store.block_manifest import MANIFEST as BLOCKS_MANIFEST
 from chatmill.store.blocks import BlockDataset
 from chatmill.store.episode_layout import SPLITS, is_episode_split
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.receipts import MANIFEST, read_export, read_manifest
 
 Ints = NDArray[np.int64]
 
-MANIFEST = "manifest.json"
-"""The receipt of a build, written last: a folder with splits and without it was written by hand, or is unfinished."""
-FORMAT = "chatmill-dataset"
-FORMAT_VERSION = 1
 WORK = ".build"
 """Where a build keeps its unfinished work."""
-EXPORT_MANIFEST = "export.json"
-"""Stands in a folder that `export_dataset` made; names the dataset it was made from."""
 BATCH_TOKENS = 1 << 20
 """Tokens that are read at a time; bounds memory."""
 
@@ -316,24 +310,6 @@ def find_splits(directory: str | Path, splits: Sequence[str] | None = None) -> D
     )
 
 
-def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """The manifest of a dataset folder; None where there is none."""
-    path = directory / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path} cannot be read: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise FormatError(f"{path} is not the manifest of a {FORMAT}")
-    if manifest.get("format_version") != FORMAT_VERSION:
-        raise FormatError(
-            f"{path} has format version {manifest.get('format_version')!r}; this package reads {FORMAT_VERSION}"
-        )
-    return manifest
-
-
 def split_layout(folder: Path) -> Layout | None:
     """How the split in a folder lies on disk; None where the folder is no split."""
     if (folder / BLOCKS_MANIFEST).is_file():
@@ -365,14 +341,8 @@ def _open_split(folder: Path, split: str, layout: Layout) -> DocumentSet:
 
 
 def _about_export(folder: Path) -> dict[str, Any]:
-    path = folder / EXPORT_MANIFEST
-    if not path.is_file():
-        return {}
-    try:
-        about = json.loads(path.read_bytes())["source"]["about"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} is not the manifest of an export: {error!r}") from None
-    return about if isinstance(about, dict) else {}
+    export = read_export(folder)
+    return {} if export is None else dict(export["source"]["about"])
 
 
 def _fingerprint(splits: dict[str, DocumentSet]) -> str:

@@ -200,11 +200,11 @@ def lock_file(path: Path) -> IO[bytes]:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file or a folder with all that is in it; nothing there is fine."""
-    if path.is_dir():
+    """Remove a file, a link (never what it leads to) or a folder with all that is in it; nothing there is fine."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    elif path.exists():
-        path.unlink()
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,9 @@ import numpy as np
 
 from chatmill.core.kinds import KINDS
 from chatmill.errors import FormatError
+from chatmill.store.checksums import file_problems
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
-
-READ = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +44,7 @@ def _hash_problems(dataset: EpisodeDataset) -> Iterator[str]:
     if dataset.manifest is None:
         return
     for shard in dataset.manifest.shards:
-        for name, record in shard.files.items():
-            path = dataset.folder / shard.name / name
-            if not path.is_file():
-                yield f"{path}: missing; the manifest names it"
-            elif path.stat().st_size != record.bytes:
-                yield f"{path}: {path.stat().st_size:,} bytes, the manifest says {record.bytes:,}"
-            elif (found := _sha256(path)) != record.sha256:
-                yield f"{path}: sha256 {found}, the manifest says {record.sha256}: bytes were changed"
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(READ):
-            digest.update(piece)
-    return digest.hexdigest()
+        yield from file_problems(dataset.folder / shard.name, shard.files)
 
 
 def _column_problems(dataset: EpisodeDataset, shard: EpisodeShard) -> Iterator[str]:

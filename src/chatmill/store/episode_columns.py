@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from chatmill.core.kinds import KINDS
+from chatmill.core.kinds import KINDS, PLAIN, RULE
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import DataError
@@ -185,8 +185,13 @@ def as_bytes(values: NDArray[Any]) -> NDArray[Any]:
 
 def _kinds(values: NDArray[Any], tokens: int, first: int) -> NDArray[np.uint8]:
     _per_token(values, tokens, "kinds", first)
-    if tokens and (values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= KINDS):
-        raise DataError(f"episode {first} and on: kinds are codes from 0 to {KINDS - 1} (chatmill.core.kinds)")
+    if tokens and (
+        values.dtype.kind not in "iu"
+        or values.min() < 0
+        or values.max() > 255
+        or (values.max() >= KINDS and bool(((values & PLAIN) >= KINDS).any()))
+    ):
+        raise DataError(f"episode {first} and on: {RULE} (chatmill.core.kinds)")
     return values.astype(np.uint8, copy=False)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import MANIFEST
+from chatmill.store.names import is_plain_name
 
 FORMAT = "chatmill-episodes"
 VERSION = 1
@@ -156,7 +157,7 @@ def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
                 file=plain_file_name(entry["file"], where),
                 dtype=str(entry["dtype"]),
                 per=Per(entry["per"]),
-                offsets_file=plain_file_name(entry.get("offsets_file", ""), where),
+                offsets_file=plain_file_name(entry["offsets_file"], where) if entry.get("offsets_file") else "",
             )
             for name, entry in value["columns"].items()
         ),
@@ -168,7 +169,7 @@ def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
 def shard_from_json(value: Mapping[str, Any], where: str) -> ShardRecord:
     """Read the object that `ShardRecord.to_json` gave; `where` names its place in errors."""
     return ShardRecord(
-        name=plain_file_name(value["name"], where),
+        name=plain_file_name(value["name"], where) if value["name"] else "",  # the flat layout has one without a name
         episodes=int(value["episodes"]),
         tokens=int(value["tokens"]),
         files={
@@ -180,6 +181,6 @@ def shard_from_json(value: Mapping[str, Any], where: str) -> ShardRecord:
 
 def plain_file_name(name: str, where: str) -> str:
     """Names only: a manifest never points outside its folder."""
-    if "/" in name or "\\" in name or name in {".", ".."}:
+    if not is_plain_name(name):
         raise FormatError(f"{where}: {name!r} is no plain file name")
     return name

@@ -18,12 +18,14 @@ from typing import IO
 import numpy as np
 from numpy.typing import ArrayLike
 
+from chatmill.core.machine_limits import disk_way_out
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store.durable import Durability, lock_file, remove_path, size_of, sync_folder, write_published
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes, checked_columns
 from chatmill.store.episode_layout import MANIFEST, shard_name, writing_mark
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
+from chatmill.store.names import is_split_name
 from chatmill.store.shard_writer import ShardWriter
 
 PARTIAL = re.compile(r"\.(shard_\d+|episodes\.json)\.partial")
@@ -67,7 +69,7 @@ class EpisodeWriter:
         """
         if shard_tokens is not None and shard_tokens < 1:
             raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more, or None for the flat layout")
-        if not split or split.startswith(".") or "/" in split or os.sep in split:
+        if not is_split_name(split):
             raise ConfigError(f"{split!r} is no name for a split; use a plain folder name such as 'train'")
         self.directory, self.split, self.shard_tokens = Path(dir), split, shard_tokens
         self.episodes = 0
@@ -87,7 +89,7 @@ class EpisodeWriter:
         except OSError as error:
             raise ConfigError(
                 f"{self.directory}: cannot write a dataset here: {error.strerror or error}; "
-                "choose a folder you may write to"
+                + disk_way_out(error, "choose a folder you may write to")
             ) from error
 
     def _begin(self) -> IO[bytes]:
@@ -241,7 +243,7 @@ class EpisodeWriter:
             self.abort()
             raise ConfigError(
                 f"{self._folder}: writing failed: {error.strerror or error}; the shard that was being written is not "
-                f"published ({len(self._published)} whole shards are)"
+                f"published ({len(self._published)} whole shards are); {disk_way_out(error, 'check the disk')}"
             ) from error
 
     def _same_columns(self, names: tuple[str, ...]) -> None:
@@ -325,7 +327,9 @@ class EpisodeWriter:
             self._finish()
         except OSError as error:
             self.abort()
-            raise ConfigError(f"{self._folder}: publishing failed: {error.strerror or error}") from error
+            raise ConfigError(
+                f"{self._folder}: publishing failed: {error.strerror or error}; {disk_way_out(error, 'check the disk')}"
+            ) from error
         self._closed = True
         self._release(self._lock)
         return self.manifest()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, FormatError
+from chatmill.store.checksums import CheckedShards, no_hashes
 from chatmill.store.episode_layout import MASK, episode_folders, split_folder, writing_mark
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_manifest
 from chatmill.store.episode_shard import EpisodeShard
@@ -50,12 +51,13 @@ class EpisodeDataset:
     Opening reads the index, checks it against the files, and maps the rest when it is needed.
     """
 
-    def __init__(self, dir: str | Path, split: str = "train", *, strict: bool = True) -> None:
+    def __init__(self, dir: str | Path, split: str = "train", *, strict: bool = True, check: bool = False) -> None:
         """Open `dir/split`.
 
         A mask that is missing in some shards or has the wrong length is an error; with `strict=False` the split is
         then read without masks, and `mask_problem` says why. A split whose writer has not finished is an error too,
-        or a logged warning with `strict=False`.
+        or a logged warning with `strict=False`. `check=True` compares all files of a shard with the hashes of the
+        manifest before the first value of that shard is read.
         """
         self.directory, self.split = Path(dir), split
         self.folder = split_folder(self.directory, split)
@@ -82,6 +84,7 @@ class EpisodeDataset:
         if len(self) == 0:
             raise FormatError(f"{self.folder}: an empty split: its index has no episodes")
         self._mapped = RecentlyUsed(open_file_limit(files_per_shard=3 + len(specs)))
+        self._checked = checked_shards(self.folder, self.manifest) if check else None
         self._fingerprint = ""
 
     def _refuse_unfinished(self, strict: bool) -> None:
@@ -160,6 +163,8 @@ class EpisodeDataset:
     def shard(self, number: int) -> EpisodeShard:
         """A shard ready to be read: its files are checked for a changed size, and old mappings are let go."""
         shard = self.shards[number]
+        if self._checked is not None:
+            self._checked.check(number)
         old = self._mapped.use(number)
         if old is not None:
             self.shards[old].release()
@@ -197,6 +202,13 @@ class EpisodeDataset:
                     probe(digest, shard.mask, shards=len(self.shards))
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+
+def checked_shards(folder: Path, manifest: EpisodeManifest | None) -> CheckedShards:
+    """The shards of a split with the hashes of its manifest, which must be there."""
+    if manifest is None:
+        raise no_hashes(folder)
+    return CheckedShards((folder / shard.name, shard.files) for shard in manifest.shards)
 
 
 def _mask_problem(shards: list[EpisodeShard]) -> str:

@@ -8,7 +8,6 @@ of 1 means "train on that token"; a span is 1 (analysis), 2 (final) or 0 (neithe
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
-from chatmill.store.documents import EXPORT_MANIFEST, MANIFEST
 from chatmill.store.fingerprint import probe
 from chatmill.store.mapped import MappedFile, file_size
 from chatmill.store.megatron import SLICE, MegatronIndex, idx_path
+from chatmill.store.receipts import MANIFEST, read_export, read_kd_manifest
 
 TOKENS, LOSSMASK, SPAN = "tokens", "lossmask", "span"
 COLUMNS = (TOKENS, LOSSMASK, SPAN)
@@ -196,7 +195,6 @@ def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
     folder = Path(directory)
     if not folder.is_dir():
         raise FormatError(f"{folder}: no such folder")
-    written = [folder / name for name in (MANIFEST, EXPORT_MANIFEST) if (folder / name).is_file()]
     splits = {
         split.name: prefixes
         for split in sorted(folder.iterdir(), key=_split_order)
@@ -204,15 +202,12 @@ def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
     }
     if not splits:
         raise FormatError(f"{folder}: holds no SPLIT/shard_NN_{TOKENS}.idx; give the folder that synth-kd wrote")
-    if not written:
+    manifest = read_kd_manifest(folder) if (folder / MANIFEST).is_file() else read_export(folder)
+    if manifest is None:
         raise FormatError(
             f"{folder}: has shards but no {MANIFEST}, which is written last: the build is not finished; go on with "
             "chatmill synth-kd --resume"
         )
-    try:
-        manifest = json.loads(written[0].read_bytes())
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{written[0]} cannot be read: {error}") from None
     _check_listed(folder, manifest)
     return KDRoot(directory=folder, manifest=manifest, splits=splits)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import FormatError
 
 
@@ -87,6 +88,7 @@ class MappedFile:
                 self._refuse_change(os.fstat(file.fileno()).st_size)
                 self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
         except OSError as error:
+            refuse_out_of_memory(error, f"{self.path} cannot be mapped")
             raise FormatError(f"{self.path}: cannot be read any more: {error.strerror or error}") from error
         self._array = np.frombuffer(self._map, dtype=self.dtype)
 

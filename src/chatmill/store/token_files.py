@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import FormatError
+from chatmill.store.checksums import CheckedShards, no_hashes
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS, is_episode_split, shard_folders, split_folder
+from chatmill.store.episode_manifest import read_manifest
 from chatmill.store.fingerprint import probe
 from chatmill.store.mapped import MappedFile, RecentlyUsed, file_size, open_file_limit
 
@@ -76,9 +78,10 @@ class TokenShard:
 class TokenFiles:
     """The shards of one split, in name order. In a folder of episodes only `tokens.bin` and `mask.bin` are read."""
 
-    def __init__(self, folder: Path) -> None:
-        """Find the files and check their sizes."""
+    def __init__(self, folder: Path, *, check: bool = False) -> None:
+        """Find the files and check their sizes; `check=True`: and, in a folder of episodes, their hashes before use."""
         self.folder = split_folder(folder.parent, folder.name)
+        self._checked = _checked(folder) if check else None
         self.shards = _episode_shards(folder) if is_episode_split(folder) else _plain_shards(folder)
         self.tokens: NDArray[np.int64] = np.array([shard.tokens for shard in self.shards], dtype=np.int64)
         """Tokens of each shard."""
@@ -96,6 +99,8 @@ class TokenFiles:
 
     def shard(self, number: int) -> TokenShard:
         """A shard ready to be read; old mappings are let go, changed sizes are errors."""
+        if self._checked is not None:
+            self._checked.check(number)
         old = self._mapped.use(number)
         if old is not None:
             self.shards[old].release()
@@ -113,6 +118,17 @@ class TokenFiles:
                 probe(digest, shard.token_ids, shards=len(self.shards))
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+
+def _checked(folder: Path) -> CheckedShards:
+    """Only the files that are read here are compared."""
+    manifest = read_manifest(folder) if is_episode_split(folder) else None
+    if manifest is None:
+        raise no_hashes(folder)
+    return CheckedShards(
+        (folder / shard.name, {name: record for name, record in shard.files.items() if name in (TOKENS, MASK)})
+        for shard in manifest.shards
+    )
 
 
 def _episode_shards(folder: Path) -> list[TokenShard]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cached_property
@@ -10,12 +11,42 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
+from chatmill.errors import SlowEngineWarning
 from chatmill.tokenizer.protocol import Encoded
 
 ENGINE_FAILURES = (ValueError, TypeError, KeyError, RuntimeError, NotImplementedError, OSError)
 """What the libraries raise when they cannot load a vocabulary (their Rust errors arrive as one of these)."""
+
+
+class FastEngineMissing(RuntimeError):  # noqa: N818 - it names a state; callers fall back
+    """gigatoken cannot be imported: it is not installed, or not for this machine."""
+
+
+_WARNED: set[str] = set()
+
+
+def warn_of_fallback(problem: str) -> None:
+    """Warn, once in a process, that the reference engine does the work of the fast one."""
+    if problem not in _WARNED:
+        _WARNED.add(problem)
+        warnings.warn(problem, SlowEngineWarning, stacklevel=2)
+
+
+def _gigatoken() -> Any:
+    """The library with all that it needs; a broken one may raise anything while it is imported."""
+    try:
+        import awkward  # noqa: F401 - gigatoken gives its results as awkward arrays
+        import gigatoken
+    except Exception as error:
+        refuse_out_of_memory(error, "gigatoken cannot be imported")
+        raise FastEngineMissing(
+            f"gigatoken cannot be imported ({type(error).__name__}: {error}). The reference engine encodes instead: "
+            "the same ids, much more slowly. Install it again with: pip install --force-reinstall gigatoken"
+        ) from error
+    return gigatoken
 
 
 class Engine(StrEnum):
@@ -51,16 +82,12 @@ class GigatokenBackend:
     @classmethod
     def from_json(cls, text: bytes) -> GigatokenBackend:
         """Load a stripped tokenizer.json."""
-        import gigatoken
-
-        return cls(gigatoken.Tokenizer.from_json(text))
+        return cls(_gigatoken().Tokenizer.from_json(text))
 
     @classmethod
     def from_tiktoken(cls, path: str, pattern: str) -> GigatokenBackend:
         """Load a .tiktoken rank file with the named split pattern and no special tokens."""
-        import gigatoken
-
-        return cls(gigatoken.Tokenizer.from_tiktoken(path, pretokenizer=pattern, special_tokens={}))
+        return cls(_gigatoken().Tokenizer.from_tiktoken(path, pretokenizer=pattern, special_tokens={}))
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Flat ids and offsets of many texts."""

@@ -68,6 +68,12 @@ class ByteTokenizer:
         """Bytes before each tail."""
         return np.diff(encoded[1])[which] - np.array([len(tail.encode()) for tail in tails], dtype=np.int64)
 
+    def byte_points(
+        self, encoded: Encoded, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64], texts: Sequence[str]
+    ) -> NDArray[np.int64]:
+        """A token is a byte."""
+        return encoded[1][which] + prefix_bytes
+
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids; control tokens are spelled out."""
         return b"".join(self.token_bytes(int(i)) for i in ids).decode("utf-8", errors="replace")

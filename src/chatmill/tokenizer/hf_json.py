@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import TokenizerError
-from chatmill.tokenizer.backends import ENGINE_FAILURES, Backend, Engine, GigatokenBackend, HuggingFaceBackend
+from chatmill.tokenizer.backends import (
+    ENGINE_FAILURES,
+    Backend,
+    Engine,
+    FastEngineMissing,
+    GigatokenBackend,
+    HuggingFaceBackend,
+    warn_of_fallback,
+)
 from chatmill.tokenizer.json_file import SpelledTokens, TokenizerJson
+from chatmill.tokenizer.prefix import split_prefix
 from chatmill.tokenizer.probe import answers_of, first_difference
 from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
 
@@ -21,30 +31,72 @@ def tokenizer_from_json(
     config: Mapping[str, Any] | None = None,
     named: NamedIds | None = None,
     engine: Engine = Engine.FAST,
+    strict_text: bool = False,
 ) -> VocabularyTokenizer:
     """A tokenizer from the bytes of a tokenizer.json and, where there is one, the decoded tokenizer_config.json.
 
-    `named` overrides what the config says about the bos, eos and pad tokens.
+    `named` overrides what the config says about the bos, eos and pad tokens. With `strict_text` no text spells any
+    added token; without it text may spell those that are not special, as it does where the model is served.
     """
     file = TokenizerJson(raw, name)
     controls = _control_ids(file.added_tokens, config or {}, name)
-    reference, fast = _engines(file.stripped(set(controls.values())), name, engine)
+    ordinary = frozenset() if strict_text else _ordinary(file.added_tokens)
+    hidden = {token_id for token, token_id in controls.items() if token not in ordinary}
+    reference, fast = _engines(file.stripped(hidden, ordinary), name, engine)
     tokenizer = VocabularyTokenizer(
         name=name,
         backend=fast or reference,
-        token_bytes=fast.vocabulary() if fast else SpelledTokens(file),
+        token_bytes=fast.vocabulary() if fast else SpelledTokens(file, {name: controls[name] for name in ordinary}),
         control_ids=controls,
         named=named or _named_ids(config or {}, controls),
         rules_fingerprint=file.fingerprint,
         normalizer=reference,
         unknown_id=file.unknown_id,
         document_backend=_document_backend(file),
+        ordinary=ordinary,
     )
+    tokenizer.named_tokens = _named_tokens(config or {})
+    tokenizer.stripping = {
+        token["content"]: (bool(token.get("lstrip")), bool(token.get("rstrip")))
+        for token in file.added_tokens
+        if token.get("lstrip") or token.get("rstrip")
+    }
+    tokenizer.single_words = frozenset(token["content"] for token in file.added_tokens if token.get("single_word"))
     if engine is not Engine.UNCHECKED:
         tokenizer.bytes_add_up = answers_of(tokenizer).bytes_add_up(tokenizer)
     normalizer = file.part("normalizer")
+    tokenizer.normal_form = "" if normalizer is None else _form_of(normalizer)
     tokenizer.keeps_ascii = True if normalizer is None or normalizer.get("type") in UNICODE_FORMS else None
-    tokenizer.origin = (tokenizer_from_json, (raw, name, config, named, engine))
+    tokenizer.origin = (tokenizer_from_json, (raw, name, config, named, engine, strict_text))
+    if split_prefix(normalizer, file.part("pre_tokenizer")) is not None:
+        tokenizer.row_origin = (_for_rows, (raw, name, config, named, engine, strict_text))
+    return tokenizer
+
+
+def _for_rows(
+    raw: bytes,
+    name: str,
+    config: Mapping[str, Any] | None,
+    named: NamedIds | None,
+    engine: Engine,
+    strict_text: bool,
+) -> VocabularyTokenizer:
+    """The same vocabulary without its prefix rule, which the tokenizer names instead: rows follow it themselves."""
+    file = TokenizerJson(raw, name)
+    found = split_prefix(file.part("normalizer"), file.part("pre_tokenizer"))
+    assert found is not None
+    ordinary = [token["content"] for token in file.added_tokens if not token.get("special")]
+    if found.prefix.everywhere and ordinary and not strict_text:
+        raise TokenizerError(
+            f"{name} puts a space in front of text behind every added token, and {ordinary[0]!r} is one that text may "
+            "spell: rows cannot follow that inside of texts. Set strict_text: true, so that text stays text"
+        )
+    changed = file.changed(normalizer=found.normalizer, pre_tokenizer=found.pre_tokenizer)
+    checked = Engine.FAST if engine is Engine.UNCHECKED else engine  # a driver's answers are of the whole vocabulary
+    tokenizer = tokenizer_from_json(changed, name, config, named, checked, strict_text)
+    tokenizer.prefix = found.prefix
+    tokenizer.origin = (_for_rows, (raw, name, config, named, engine, strict_text))
+    tokenizer.use_rules_of(file.fingerprint)
     return tokenizer
 
 
@@ -55,12 +107,16 @@ def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBac
     try:
         reference = HuggingFaceBackend.from_json(stripped)
     except Exception as error:  # the library raises bare Exception
+        refuse_out_of_memory(error, f"{name} cannot be loaded")
         raise TokenizerError(f"{name} cannot be loaded: {error}") from None
     if engine is Engine.REFERENCE:
         return reference, None
     try:
         fast = GigatokenBackend.from_json(stripped)
         agrees = first_difference(fast, reference) is None
+    except FastEngineMissing as missing:
+        warn_of_fallback(str(missing))
+        return reference, None
     except ENGINE_FAILURES:
         return reference, None
     return reference, fast if agrees else None
@@ -77,6 +133,26 @@ def _control_ids(added: list[dict[str, Any]], config: Mapping[str, Any], name: s
                 "tokenizer_config.json"
             )
     return controls
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, as templates ask for them."""
+    named = {}
+    for key, token in config.items():
+        content = token.get("content") if isinstance(token, dict) else token
+        if key.endswith("_token") and isinstance(content, str):
+            named[key] = content
+    return named
+
+
+def _form_of(normalizer: Mapping[str, Any]) -> str | None:
+    """The Unicode normal form that a normalizer is, or None."""
+    return normalizer["type"] if normalizer.get("type") in UNICODE_FORMS else None
+
+
+def _ordinary(added: list[dict[str, Any]]) -> frozenset[str]:
+    """Added tokens that are part of the vocabulary like any other: text that spells one gets its id."""
+    return frozenset(str(token["content"]) for token in added if not token.get("special"))
 
 
 def _named_ids(config: Mapping[str, Any], controls: Mapping[str, int]) -> NamedIds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -68,19 +68,38 @@ class TokenizerJson:
             return {int(token_id): token for token, token_id in self.vocab.items()}
         return {i: str(entry[0]) for i, entry in enumerate(self.vocab)}
 
-    def stripped(self, control_ids: set[int]) -> bytes:
-        """The file for a text engine: without added tokens and post-processor, and no text spells a control token."""
-        without: dict[str, Any] = {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    def changed(self, **parts: Any) -> bytes:
+        """The file with other parts."""
+        return msgspec.json.encode({**self._parts, **parts})
+
+    def stripped(self, control_ids: set[int], ordinary: Container[str] = ()) -> bytes:
+        """The file for a text engine: without post-processor, and no text spells a control token.
+
+        Of the added tokens only the `ordinary` ones are left, which text may spell. The others keep their places, since
+        `tokenizers` counts ids by them, under names that no text has.
+        """
+        without: dict[str, Any] = {"post_processor": None, "truncation": None, "padding": None}
+        without["added_tokens"] = self._kept_tokens(ordinary)
         if self.model("type") in SPELLING_MODELS:
             spelled = {token_id for token_id in control_ids if token_id != self.unknown_id}
             without["model"] = {**self._model, "vocab": self._unspellable(spelled)}
         return msgspec.json.encode({**self._parts, **without})
 
+    def _kept_tokens(self, ordinary: Container[str]) -> list[dict[str, Any]]:
+        if not any(token["content"] in ordinary for token in self.added_tokens):
+            return []
+        names = set(self.names().values())
+        return [
+            token if token["content"] in ordinary else {**token, "content": _unspellable_name(token["id"])}
+            for token in self.added_tokens
+            if token["content"] in ordinary or token["content"] not in names
+        ]
+
     def _unspellable(self, control_ids: set[int]) -> dict[str, int] | list[list[Any]]:
         """The vocabulary with these tokens renamed to noncharacters."""
 
         def name(token: str, token_id: int) -> str:
-            return f"\U0010ffff{token_id}\U0010fffe" if token_id in control_ids else token
+            return _unspellable_name(token_id) if token_id in control_ids else token
 
         if isinstance(self.vocab, dict):
             return {name(token, token_id): token_id for token, token_id in self.vocab.items()}
@@ -132,12 +151,13 @@ class TokenizerJson:
 class SpelledTokens(Mapping[int, bytes]):
     """The bytes of every id of a vocabulary that only a reference engine reads, spelled when they are asked for."""
 
-    def __init__(self, file: TokenizerJson) -> None:
-        """`file` tells the tokens, and whether they are written in the byte-level alphabet."""
+    def __init__(self, file: TokenizerJson, added: Mapping[str, int]) -> None:
+        """`file` tells the tokens, and whether they are in the byte-level alphabet; `added` are spelled as they are."""
         self._names = file.names()
         byte_level = "ByteLevel" in str(file.part("decoder")) or "ByteLevel" in str(file.part("pre_tokenizer"))
         self._spell = _byte_level_bytes if byte_level else _plain_bytes
-        self._spelled: dict[int, bytes] = {}
+        self._spelled: dict[int, bytes] = {token_id: name.encode() for name, token_id in added.items()}
+        self._names |= {token_id: name for name, token_id in added.items()}
 
     def __getitem__(self, token_id: int) -> bytes:
         """The bytes of an id, or a KeyError."""
@@ -153,6 +173,11 @@ class SpelledTokens(Mapping[int, bytes]):
     def __len__(self) -> int:
         """How many ids there are."""
         return len(self._names)
+
+
+def _unspellable_name(token_id: int) -> str:
+    """A name of noncharacters."""
+    return f"\U0010ffff{token_id}\U0010fffe"
 
 
 def _plain_bytes(token: str) -> bytes:

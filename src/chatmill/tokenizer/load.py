@@ -26,21 +26,24 @@ def load_tokenizer(
     pattern: str | None = None,
     control_tokens: Sequence[str] = (),
     engine: Engine | str = Engine.FAST,
+    strict_text: bool = False,
 ) -> Tokenizer:
     """Load a tokenizer.
 
     `source` is "o200k", "bytes", a .tiktoken file (with `pattern`, the name of its split pattern), a tokenizer.json
     (also .json.xz) or a folder with one, or a loaded `tokenizers` or transformers tokenizer. A Chatmill tokenizer
     comes back as it is. `control_tokens` that are missing are added above the vocabulary, in the order given.
-    `engine="reference"` encodes with `tokenizers` or `tiktoken` alone, which is slow and made for proofs.
+    With `strict_text` no text ever becomes an added token; else text may spell those that are not special, as it may
+    where the model is served. `engine="reference"` encodes with `tokenizers` or `tiktoken` alone, which is slow and
+    made for proofs.
     """
     if engine not in list(Engine):
         raise UnknownNameError("engine", engine, [str(known) for known in Engine])
-    tokenizer = _load(source, pattern, Engine(engine))
+    tokenizer = _load(source, pattern, Engine(engine), strict_text)
     return with_control_tokens(tokenizer, control_tokens) if control_tokens else tokenizer
 
 
-def _load(source: Any, pattern: str | None, engine: Engine) -> Tokenizer:
+def _load(source: Any, pattern: str | None, engine: Engine, strict_text: bool) -> Tokenizer:
     if isinstance(source, Tokenizer):
         return source
     if isinstance(source, str | os.PathLike):
@@ -49,15 +52,17 @@ def _load(source: Any, pattern: str | None, engine: Engine) -> Tokenizer:
             return load_o200k(engine=engine)
         if text == "bytes":
             return ByteTokenizer()
-        return _from_path(Path(text), pattern, engine)
-    return _from_object(source, engine)
+        return _from_path(Path(text), pattern, engine, strict_text)
+    return _from_object(source, engine, strict_text)
 
 
-def _from_path(path: Path, pattern: str | None, engine: Engine) -> Tokenizer:
+def _from_path(path: Path, pattern: str | None, engine: Engine, strict_text: bool) -> Tokenizer:
     if path.is_dir():
         for file in ("tokenizer.json", "tokenizer.json.xz"):
             if (path / file).is_file():
-                return tokenizer_from_json(_read(path / file), name=path.name, config=_config(path), engine=engine)
+                return tokenizer_from_json(
+                    _read(path / file), name=path.name, config=_config(path), engine=engine, strict_text=strict_text
+                )
         raise TokenizerError(
             f"{path} holds no tokenizer.json. It has: {', '.join(sorted(os.listdir(path))) or 'nothing'}"
         )
@@ -69,7 +74,9 @@ def _from_path(path: Path, pattern: str | None, engine: Engine) -> Tokenizer:
     if path.suffix == ".tiktoken":
         return load_tiktoken(path, pattern=pattern, engine=engine)
     name = path.parent.name or path.name
-    return tokenizer_from_json(_read(path), name=name, config=_config(path.parent), engine=engine)
+    return tokenizer_from_json(
+        _read(path), name=name, config=_config(path.parent), engine=engine, strict_text=strict_text
+    )
 
 
 def _read(path: Path) -> bytes:
@@ -90,7 +97,7 @@ def _config(folder: Path) -> dict[str, Any] | None:
     return config
 
 
-def _from_object(source: Any, engine: Engine) -> Tokenizer:
+def _from_object(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
     """A loaded `tokenizers.Tokenizer`, or a fast transformers tokenizer."""
     inner = getattr(source, "backend_tokenizer", source)
     to_str = getattr(inner, "to_str", None)
@@ -103,7 +110,12 @@ def _from_object(source: Any, engine: Engine) -> Tokenizer:
     if inner is not source:
         named = NamedIds(bos=source.bos_token_id, eos=source.eos_token_id, pad=source.pad_token_id)
     name = getattr(source, "name_or_path", "") or type(source).__name__
-    return tokenizer_from_json(to_str().encode(), name=Path(name).name, named=named, engine=engine)
+    tokenizer = tokenizer_from_json(
+        to_str().encode(), name=Path(name).name, named=named, engine=engine, strict_text=strict_text
+    )
+    if inner is not source:
+        tokenizer.named_tokens = {k: v for k, v in source.special_tokens_map.items() if isinstance(v, str)}
+    return tokenizer
 
 
 def with_control_tokens(tokenizer: Any, names: Sequence[str]) -> Any:

@@ -8,6 +8,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.texts import Texts
+
 Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]
 """Flat token ids of many texts, and one more offset than there are texts."""
 
@@ -56,6 +58,12 @@ class Tokenizer(Protocol):
 
         `encoded` is what `encode_batch(texts)` gave.
         """
+        ...
+
+    def byte_points(
+        self, encoded: Encoded, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64], texts: Texts
+    ) -> NDArray[np.int64]:
+        """For each pair: the first token of `texts[which[i]]`, counted among all, that starts at or behind a byte."""
         ...
 
     def tail_points(

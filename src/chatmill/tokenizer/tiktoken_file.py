@@ -12,7 +12,15 @@ from pathlib import Path
 
 from chatmill.errors import NoReferenceError, TokenizerError, UnknownNameError
 from chatmill.tokenizer.assets import find_o200k
-from chatmill.tokenizer.backends import ENGINE_FAILURES, Backend, Engine, GigatokenBackend, TiktokenBackend
+from chatmill.tokenizer.backends import (
+    ENGINE_FAILURES,
+    Backend,
+    Engine,
+    FastEngineMissing,
+    GigatokenBackend,
+    TiktokenBackend,
+    warn_of_fallback,
+)
 from chatmill.tokenizer.probe import first_difference
 from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
 
@@ -118,6 +126,10 @@ def _fast(path: Path, ranks: dict[bytes, int], pattern: str, engine: Engine) -> 
     """gigatoken, compared with the reference on the probe where there is one, unless somebody else does that."""
     try:
         backend = GigatokenBackend.from_tiktoken(str(path), pattern)
+    except FastEngineMissing as missing:
+        if engine is Engine.UNCHECKED:  # whoever asked for it has a way of its own
+            raise
+        return _instead(path, ranks, pattern, missing)
     except ENGINE_FAILURES as error:
         raise TokenizerError(f"{path} cannot be loaded: {error}") from None
     reference = None if engine is Engine.UNCHECKED else _reference(ranks, pattern)
@@ -125,6 +137,21 @@ def _fast(path: Path, ranks: dict[bytes, int], pattern: str, engine: Engine) -> 
     if difference:
         raise TokenizerError(f"{path}: {difference}. Is {pattern!r} the right pattern?")
     return backend
+
+
+def _instead(path: Path, ranks: dict[bytes, int], pattern: str, missing: FastEngineMissing) -> Backend:
+    """The reference in the place of a fast engine that cannot be imported."""
+    reference = _reference(ranks, pattern)
+    if reference is None:
+        cause = missing.__cause__
+        raise TokenizerError(
+            f"{path}: gigatoken cannot be imported ({type(cause).__name__}: {cause}), and there is no reference engine "
+            f"for the pattern {pattern!r} here. Install gigatoken again (pip install --force-reinstall gigatoken), or "
+            "tiktoken (pip install 'chatmill[harmony]'), which encodes "
+            + ", ".join(name for name, known in PATTERNS.items() if known)
+        )
+    warn_of_fallback(str(missing))
+    return reference
 
 
 def _reference(ranks: dict[bytes, int], pattern: str) -> Backend | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.texts import Chosen
+from chatmill.core.texts import Chosen, Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import TokenizerError
 from chatmill.tokenizer.backends import Backend, HuggingFaceBackend
 from chatmill.tokenizer.control import control_pattern, lookup
+from chatmill.tokenizer.prefix import Prefix
 from chatmill.tokenizer.protocol import Encoded
 
 SHORT_PREFIX = 32
@@ -49,17 +51,27 @@ class VocabularyTokenizer:
         bytes_add_up: bool = True,
         unknown_id: int | None = None,
         document_backend: Backend | None = None,
+        ordinary: Collection[str] = (),
     ) -> None:
         """Assemble the parts; `load_tokenizer` is the way in.
 
         `bytes_add_up`: the bytes of a text's tokens, joined, are the normalised text; if not, `normalizer` must be
         given and tells where tokens lie. `unknown_id` may come out of text although it is listed as special.
         `document_backend` reads finished documents where control tokens match in ways of their own (stripping white
-        space, say); without one they match as they are spelled.
+        space, say); without one they match as they are spelled. `ordinary` names the control tokens that text may
+        spell, since the vocabulary lists them without calling them special.
         """
         self.name = name
         self.backend = backend
         self.control_ids = dict(sorted(control_ids.items(), key=lambda item: (item[1], item[0])))
+        self.ordinary = frozenset(ordinary)
+        """Added tokens that text may spell."""
+        self.named_tokens: Mapping[str, str] = {}
+        """`bos_token` and the like, where the tokenizer's files name them."""
+        self.stripping: Mapping[str, tuple[bool, bool]] = {}
+        """Added tokens that take white space before or behind them away."""
+        self.single_words: frozenset[str] = frozenset()
+        """Added tokens that are found only where no letter or digit is beside them."""
         self.bos_id, self.eos_id, self.pad_id = named.bos, named.eos, named.pad
         self.text_vocab_size = max(token_bytes, default=-1) + 1
         self.vocab_size = max(self.text_vocab_size, max(self.control_ids.values(), default=-1) + 1)
@@ -69,16 +81,23 @@ class VocabularyTokenizer:
         self.bytes_add_up = bytes_add_up
         self._unknown_id = unknown_id
         self._document_backend = document_backend
+        self.normal_form: str | None = "" if normalizer is None else None
+        """The Unicode form that the normalizer makes; "" for no normalizer, None for any other."""
         self.keeps_ascii: bool | None = None
         """Whether the normalizer leaves ASCII text alone; None where that is found out when it is needed."""
         self.origin: tuple[Callable[..., VocabularyTokenizer], tuple[Any, ...]] | None = None
         """Function and arguments that load this tokenizer again, before control tokens were added."""
+        self.row_origin: tuple[Callable[..., VocabularyTokenizer], tuple[Any, ...]] | None = None
+        """The same for the tokenizer of rows, where text gets a prefix."""
+        self.prefix: Prefix | None = None
+        """What rows write in front of text, since the engine does not."""
         self._added: tuple[str, ...] = ()
 
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over the text vocabulary and its rules, the control map and the named ids."""
-        canonical = json.dumps([self._rules_fingerprint(), self.control_ids, [self.bos_id, self.eos_id, self.pad_id]])
+        parts = [self._rules_fingerprint(), self.control_ids, [self.bos_id, self.eos_id, self.pad_id]]
+        canonical = json.dumps([*parts, sorted(self.ordinary)] if self.ordinary else parts)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @cached_property
@@ -92,7 +111,8 @@ class VocabularyTokenizer:
     @cached_property
     def _forbidden(self) -> NDArray[np.bool_] | None:
         """True for control ids among the ids that the text engine knows; None when there are none."""
-        inside = [i for i in self.control_ids.values() if i < self.text_vocab_size and i != self._unknown_id]
+        allowed = {self._unknown_id, *(self.control_ids[name] for name in self.ordinary)}
+        inside = [i for i in self.control_ids.values() if i < self.text_vocab_size and i not in allowed]
         if not inside:
             return None
         table = np.zeros(self.text_vocab_size, dtype=np.bool_)
@@ -105,6 +125,11 @@ class VocabularyTokenizer:
         for name, token_id in self.control_ids.items():
             names.setdefault(token_id, name)
         return names
+
+    @property
+    def special_tokens(self) -> list[str]:
+        """Names of the control tokens that no text can spell."""
+        return [name for name in self.control_ids if name not in self.ordinary]
 
     def control(self, name: str) -> int:
         """The id of a control token."""
@@ -192,6 +217,55 @@ class VocabularyTokenizer:
             base = np.where(first > 0, ends[np.maximum(first - 1, 0)], 0)[long]
             points[long] = np.minimum(np.searchsorted(ends, base + size[long]) + 1, last[long])
         return points - first
+
+    def byte_points(
+        self, encoded: Encoded, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64], texts: Texts
+    ) -> NDArray[np.int64]:
+        """For each pair: the first token of `texts[which[i]]`, counted among all, that starts at or behind a byte."""
+        ids, offsets = encoded
+        if not self.bytes_add_up:
+            return offsets[which] + self.split_points(encoded, which, _prefixes(texts, which, prefix_bytes), texts)
+        starts = offsets_of(self._byte_lengths[ids])
+        points = np.searchsorted(starts, starts[offsets[which]] + prefix_bytes, side="left")
+        points = np.minimum(points, offsets[which + 1])
+        moved = self._moved_by_normalizer(texts, which, prefix_bytes)
+        if len(moved):
+            prefixes = _prefixes(texts, which[moved], prefix_bytes[moved])
+            points[moved] = offsets[which[moved]] + self.split_points(encoded, which[moved], prefixes, texts)
+        return points
+
+    def _moved_by_normalizer(
+        self, texts: Texts, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The pairs whose byte is another one after the normalizer."""
+        if self.normal_form == "":
+            return np.empty(0, dtype=np.int64)
+        high = offsets_of((texts.data >= 0x80).view(np.uint8))
+        begins, sizes = texts.starts[which], texts.lengths[which]
+        doubtful = np.flatnonzero(high[begins + sizes] > high[begins]) if self._keeps_ascii else np.arange(len(which))
+        if self.normal_form is None:
+            return doubtful
+        in_prefix = high[begins[doubtful] + prefix_bytes[doubtful]] > high[begins[doubtful]]
+        return np.array(
+            [
+                place
+                for place, is_inside in zip(doubtful.tolist(), in_prefix.tolist(), strict=True)
+                if not self._keeps_border(
+                    texts, int(begins[place]), int(prefix_bytes[place]), int(sizes[place]), is_inside
+                )
+            ],
+            dtype=np.int64,
+        )
+
+    def _keeps_border(self, texts: Texts, begin: int, prefix: int, size: int, is_inside: bool) -> bool:
+        """Whether a normal form leaves the beginning of a text alone, and joins nothing across its end."""
+        form = self.normal_form
+        assert form
+        if is_inside:
+            return unicodedata.is_normalized(form, texts.data[begin : begin + size].tobytes().decode())  # type: ignore[arg-type]
+        around = texts.data[max(begin, begin + prefix - 1) : begin + min(size, prefix + 4)].tobytes()
+        pair = around.decode(errors="ignore")[: 1 + (prefix > 0)]
+        return not unicodedata.combining(pair[-1:] or " ") and unicodedata.is_normalized(form, pair)  # type: ignore[arg-type]
 
     def tail_points(
         self, encoded: Encoded, which: NDArray[np.int64], tails: Sequence[str], texts: Sequence[str]
@@ -287,6 +361,19 @@ class VocabularyTokenizer:
         function, arguments = self.origin
         return _reload, (function, arguments, self._added)
 
+    def use_rules_of(self, rules_fingerprint: Callable[[], str]) -> None:
+        """Have the fingerprint of another tokenizer, whose vocabulary this one reads in its own way."""
+        self._rules_fingerprint = rules_fingerprint
+
+    def for_rows(self) -> VocabularyTokenizer:
+        """The tokenizer that encodes rows in pieces: itself, but for vocabularies that put a space before text."""
+        if self.row_origin is None:
+            return self
+        function, arguments = self.row_origin
+        made = function(*arguments).with_added(self._added)
+        made.named_tokens = self.named_tokens
+        return made
+
     def with_added(self, names: Sequence[str]) -> VocabularyTokenizer:
         """A tokenizer with these control tokens too; missing ones stand above the vocabulary, in the order given."""
         added = object.__new__(type(self))  # a copy would load everything anew: it goes by way of `__reduce__`
@@ -310,6 +397,12 @@ def _reload(
 ) -> VocabularyTokenizer:
     tokenizer = function(*arguments)
     return tokenizer.with_added(added) if added else tokenizer
+
+
+def _prefixes(texts: Texts, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64]) -> list[str]:
+    """The beginnings of texts, cut at bytes."""
+    begins = texts.starts[which]
+    return Texts(texts.data, begins, prefix_bytes)[:]
 
 
 def _different(texts: Sequence[str]) -> Sequence[str]:

@@ -15,7 +15,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from chatmill.core.machine_limits import is_full_disk
 from chatmill.errors import ConfigError, FormatError
 from chatmill.train.safetensors_file import read_tensors, write_tensors
 
@@ -74,15 +76,16 @@ def save_checkpoint(out: Path, model: Any, optimizer: torch.optim.Optimizer, sta
     partial = folder / f".{target.name}.partial"
     for rest in folder.glob(".step_*.partial"):  # of a run that was killed while it saved or removed one
         shutil.rmtree(rest)
-    partial.mkdir()
-    model.save_weights(partial)
-    _write(partial / OPTIMIZER, _moments(model, optimizer))
-    described = {"format": FORMAT, "version": VERSION, **asdict(state)}
-    (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    for path in sorted(partial.rglob("*")):
-        if path.is_file():
-            _sync(path)
-    _sync(partial)
+    with _full_disk_named(out, partial):
+        partial.mkdir()
+        model.save_weights(partial)
+        _write(partial / OPTIMIZER, _moments(model, optimizer))
+        described = {"format": FORMAT, "version": VERSION, **asdict(state)}
+        (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+        for path in sorted(partial.rglob("*")):
+            if path.is_file():
+                _sync(path)
+        _sync(partial)
     if target.exists():  # the same step once more, after a run that was resumed with the same steps
         shutil.rmtree(target)
     partial.rename(target)
@@ -90,6 +93,26 @@ def save_checkpoint(out: Path, model: Any, optimizer: torch.optim.Optimizer, sta
     for _, old in checkpoints(out)[:-keep]:
         shutil.rmtree(old.rename(folder / f".{old.name}.partial"))
     return target
+
+
+@contextmanager
+def _full_disk_named(out: Path, partial: Path) -> Iterator[None]:
+    """A disk that is full while a checkpoint is written: half of it goes, and the error says what is left and helps.
+
+    Libraries that write weights report it as errors of their own.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_full_disk(error):
+            raise
+        shutil.rmtree(partial, ignore_errors=True)
+        kept = checkpoints(out)
+        left = f"the newest checkpoint is {kept[-1][1].name}" if kept else "no checkpoint is saved yet"
+        raise ConfigError(
+            f"{partial.parent}: the disk is full and this checkpoint is not saved; {left}. Free some space there, or "
+            "lower train.keep, and run the same command again: it goes on from the newest checkpoint"
+        ) from error
 
 
 def save_module(folder: Path, module: nn.Module, sizes: Mapping[str, Any]) -> None:

@@ -5,6 +5,11 @@ Two things are shown, with the model run as the caller runs it:
 1. The tokens of one document are changed; the logits of all other documents of the row must not move.
 2. Every document's logits in the packed row equal the logits of the document alone.
 
+The first is exact: a weight of 0 is 0 in any arithmetic, so whatever moves is a leak. The second holds up to rounding,
+and how much a model rounds cannot be read from its dtype (the eager attention of transformers takes its softmax in
+float32 in a float64 model). So rounding is measured where it matters: the same document in a row of the same width,
+among filler whose tokens provably do not reach it.
+
 A wrong call leaks without a word (an all-ones attention mask or a KV cache in transformers is enough), so the
 report says by how much logits moved, where, and what to change.
 """
@@ -16,18 +21,32 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from chatmill.core.blocks import boundaries_from_starts
 from chatmill.errors import ConfigError, DataError
-from chatmill.load.collate import flex_document_mask
+from chatmill.train.isolation_batches import (
+    Document,
+    alone,
+    among_filler,
+    changed_document,
+    find_documents,
+    fresh_ids,
+    other_tokens,
+)
 
 ALONE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """Allowed difference from the document alone, times the largest logit: other shapes sum in another order."""
+
+COARSER = {torch.float64: torch.float32, torch.float32: torch.bfloat16}
+"""The arithmetic inside a model with logits of this dtype, at its coarsest: a float32 softmax, autocast or TF32."""
+
+ROUNDING_FACTOR = 8
+"""Allowed difference from the document alone, times the rounding that was measured on some documents."""
 
 USUAL_INPUTS = {"input_ids", "position_ids", "attention_mask"}
 """What a wrapper that takes any keyword (PEFT, a compiled or a parallel module) is given."""
@@ -51,6 +70,19 @@ class DocumentIsolation:
     alone: float
     """How far its logits are from those of the document alone in a row."""
 
+    @classmethod
+    def of(cls, document: Document) -> DocumentIsolation:
+        """The result of a document that has been measured."""
+        return cls(
+            row=document.row,
+            number=document.number,
+            start=document.start,
+            length=document.length,
+            moved=document.moved,
+            moved_by=document.moved_by,
+            alone=document.alone,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationReport:
@@ -59,6 +91,8 @@ class IsolationReport:
     documents: tuple[DocumentIsolation, ...]
     moved_tolerance: float
     alone_tolerance: float
+    rounding: float | None = None
+    """How far a document's logits move among filler that does not reach it; None: the dtype explains everything."""
     advice: tuple[str, ...] = ()
     """What to change, most likely first; empty when the check passed."""
 
@@ -74,27 +108,33 @@ class IsolationReport:
 
     @property
     def leaking(self) -> tuple[DocumentIsolation, ...]:
-        """Documents over one of the tolerances."""
-        # `not <=`, so that a NaN counts as leaking.
-        return tuple(
-            d for d in self.documents if not (d.moved <= self.moved_tolerance and d.alone <= self.alone_tolerance)
-        )
+        """Documents that move when another one is changed."""
+        return tuple(d for d in self.documents if not d.moved <= self.moved_tolerance)  # `not <=`: a NaN counts
+
+    @property
+    def unlike_alone(self) -> tuple[DocumentIsolation, ...]:
+        """Documents that no other one moves, but that are further from themselves alone than rounding explains."""
+        leaking = self.leaking
+        return tuple(d for d in self.documents if not d.alone <= self.alone_tolerance and d not in leaking)
 
     @property
     def passed(self) -> bool:
         """Whether all documents are isolated."""
-        return not self.leaking
+        return not self.leaking and not self.unlike_alone
 
     def __str__(self) -> str:
         verdict = "isolated" if self.passed else "NOT ISOLATED"
+        unlike = f", {len(self.unlike_alone)} unlike alone" if self.unlike_alone else ""
         lines = [
-            f"{verdict}: {len(self.documents)} documents, {len(self.leaking)} leak",
+            f"{verdict}: {len(self.documents)} documents, {len(self.leaking)} leak{unlike}",
             f"  moved by another document  {self.moved:.3g}  (tolerance {self.moved_tolerance:.3g})",
             f"  unlike the document alone  {self.alone:.3g}  (tolerance {self.alone_tolerance:.3g})",
-            "",
-            "row  doc   start  length     moved   by     alone",
         ]
-        shown = self.leaking or self.documents
+        if self.rounding is not None:
+            lines.append(f"  measured rounding          {self.rounding:.3g}")
+        lines += ["", "row  doc   start  length     moved   by     alone"]
+        wrong = {*self.leaking, *self.unlike_alone}
+        shown = [d for d in self.documents if d in wrong] or self.documents
         for d in shown[:20]:
             by = "" if d.moved_by is None else str(d.moved_by)
             place = f"{d.row:>3}  {d.number:>3}  {d.start:>6}  {d.length:>6}"
@@ -129,12 +169,13 @@ def check_isolation(
     At most `max_probes` documents of each row are changed, spread over the row; all are compared with
     themselves alone. Tolerances are absolute. By default nothing may move by more than one rounding step of
     the largest logit (or twice what the model differs from itself when run again), and a document alone may
-    differ by what another order of summing explains in the logits' dtype.
+    differ by what another order of summing explains in the logits' dtype. Where that is not enough, the rounding
+    of the model is measured and the tolerance is taken from it.
     """
     ids = batch.get("input_ids")
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
         raise DataError("the batch needs input_ids as a (B, T) tensor, as the collator gives it")
-    rows = _rows(batch, ids, document_starts)
+    rows = find_documents(batch, ids, document_starts)
     if max(map(len, rows)) < 2:
         raise DataError("no row of the batch holds two documents, so there is nothing to keep apart: pack first")
     logits_of = _caller(model, call_options)
@@ -144,76 +185,66 @@ def check_isolation(
             raise DataError(f"logits have shape {tuple(base.shape)}, wanted (B, T, V) of {tuple(ids.shape)} ids")
         scale = max(1.0, float(base.abs().max()))
         noise = float((logits_of(dict(batch)) - base).abs().max())
-        if moved_tolerance is None:
-            moved_tolerance = max(torch.finfo(base.dtype).eps * scale, 2 * noise)
-        if alone_tolerance is None:
-            alone_tolerance = ALONE_TOLERANCE[base.dtype] * scale
-        if noise > alone_tolerance:
+        if noise > max(ALONE_TOLERANCE[base.dtype], ALONE_TOLERANCE[torch.float32]) * scale:
             raise DataError(
                 f"run twice on the same batch, the model's logits differ by {noise:.3g}: nothing can be "
                 "shown; switch dropout off, and give a callable that keeps no state"
             )
-        _measure_movement(logits_of, batch, base, rows, max_probes=max_probes, seed=seed)
-        _measure_alone(logits_of, batch, base, rows)
+        if moved_tolerance is None:
+            moved_tolerance = max(torch.finfo(base.dtype).eps * scale, 2 * noise)
+        fresh = fresh_ids(ids, rows, vocabulary=base.shape[-1])
+        random = np.random.RandomState(seed)
+        _measure_movement(logits_of, batch, base, rows, fresh=fresh, max_probes=max_probes, random=random)
+        documents = [document for row in rows for document in row]
+        for document in documents:
+            document.alone = float((logits_of(alone(batch, document))[0] - document.of(base)).abs().max())
+        rounding = None
+        if alone_tolerance is None:
+            alone_tolerance = max(ALONE_TOLERANCE[base.dtype] * scale, 2 * noise)
+            doubtful = [d for d in documents if not d.alone <= alone_tolerance and d.moved <= moved_tolerance]
+            if doubtful:
+                measure = partial(_rounding, logits_of, batch, fresh, random, moved=moved_tolerance, scale=scale)
+                rounding = max(map(measure, sorted(doubtful, key=lambda d: -d.alone)[:max_probes]))
+                alone_tolerance = max(alone_tolerance, ROUNDING_FACTOR * rounding)
     report = IsolationReport(
-        documents=tuple(document.result() for row in rows for document in row),
+        documents=tuple(map(DocumentIsolation.of, documents)),
         moved_tolerance=moved_tolerance,
         alone_tolerance=alone_tolerance,
+        rounding=rounding,
     )
     return report if report.passed else replace(report, advice=_advice(report, model, batch, call_options))
 
 
-@dataclass(slots=True, kw_only=True)
-class _Document:
-    """One document while it is being measured."""
+def _rounding(
+    logits_of: Logits,
+    batch: Mapping[str, Any],
+    fresh: NDArray[np.int64],
+    random: np.random.RandomState,
+    document: Document,
+    *,
+    moved: float,
+    scale: float,
+) -> float:
+    """How far a document's logits are from those alone when nothing but the shape of the row has changed.
 
-    row: int
-    number: int
-    start: int
-    end: int
-    moved: float = 0.0
-    moved_by: int | None = None
-    alone: float = 0.0
-
-    def of(self, values: torch.Tensor) -> torch.Tensor:
-        """The document's part of values over (rows, tokens, ...)."""
-        return values[self.row, self.start : self.end]
-
-    def result(self) -> DocumentIsolation:
-        return DocumentIsolation(
-            row=self.row,
-            number=self.number,
-            start=self.start,
-            length=self.end - self.start,
-            moved=self.moved,
-            moved_by=self.moved_by,
-            alone=self.alone,
-        )
-
-
-def _rows(batch: Mapping[str, Any], ids: torch.Tensor, document_starts: Sequence[Any] | None) -> list[list[_Document]]:
-    """The documents of every row; padding behind the last counts as a document where the batch shows it."""
-    count, width = ids.shape
-    if document_starts is not None:
-        checked = boundaries_from_starts(document_starts, np.full(count, width, dtype=np.int64))
-        begins = np.zeros((count, width), dtype=np.bool_)
-        begins[checked.rows, checked.starts] = True
-    elif "seq_idx" in batch:
-        begins = np.diff(batch["seq_idx"].cpu().numpy(), axis=1, prepend=-1) != 0
-    elif "position_ids" in batch:
-        begins = np.diff(batch["position_ids"].cpu().numpy(), axis=1, prepend=-2) != 1
-    else:
-        raise ConfigError(
-            "where do documents begin? The batch has neither position_ids nor seq_idx: pass document_starts"
-        )
-    rows = []
-    for row in range(count):
-        starts = np.flatnonzero(begins[row]).tolist()
-        ends = [*starts[1:], width]
-        rows.append(
-            [_Document(row=row, number=n, start=a, end=b) for n, (a, b) in enumerate(zip(starts, ends, strict=True))]
-        )
-    return rows
+    It is put among filler, once at the front of the row and once at its own place. That the filler does not reach it
+    is shown by other filler: what differs then is a leak and no rounding, and the place does not count. At its own
+    place a model that ignores the positions it is given would differ, too, so no more counts there than float32
+    explains, and at the front no more than the coarsest arithmetic that goes with such logits.
+    """
+    own = logits_of(alone(batch, document))[0]
+    dtype = own.dtype
+    coarsest = max(ALONE_TOLERANCE[dtype], ALONE_TOLERANCE[COARSER.get(dtype, dtype)]) * scale / ROUNDING_FACTOR
+    float32 = max(ALONE_TOLERANCE[dtype], ALONE_TOLERANCE[torch.float32]) * scale / ROUNDING_FACTOR
+    found = 0.0
+    for at, most in {0: coarsest, document.start: float32 if document.start else coarsest}.items():
+        row, place = among_filler(batch, document, at)
+        logits = logits_of(row)[0, place]
+        filler = other_tokens(row["input_ids"][0], fresh, random)
+        filler[place] = row["input_ids"][0, place]
+        if float((logits_of({**row, "input_ids": filler[None]})[0, place] - logits).abs().max()) <= moved:
+            found = max(found, min(float((logits - own).abs().max()), most))
+    return found
 
 
 def _caller(model: Any, call_options: dict[str, Any]) -> Logits:
@@ -259,20 +290,19 @@ def _measure_movement(
     logits_of: Logits,
     batch: Mapping[str, Any],
     base: torch.Tensor,
-    rows: list[list[_Document]],
+    rows: list[list[Document]],
     *,
+    fresh: NDArray[np.int64],
     max_probes: int,
-    seed: int,
+    random: np.random.RandomState,
 ) -> None:
     """Change one document of every row at a time and note how far the others move."""
-    random = np.random.RandomState(seed)
-    fresh_ids = _fresh_ids(batch["input_ids"], rows, vocabulary=base.shape[-1])
     probes = [[row[i] for i in _spread(len(row), max_probes)] for row in rows]
     for turn in range(max(map(len, probes))):
         changed = [row_probes[turn] for row_probes in probes if turn < len(row_probes)]
         ids = batch["input_ids"].clone()
         for document in changed:
-            ids[document.row, document.start : document.end] = _other_tokens(document.of(ids), fresh_ids, random)
+            ids[document.row, document.start : document.end] = changed_document(document.of(ids), fresh, random)
         logits = logits_of({**batch, "input_ids": ids})
         for probe in changed:
             for document in rows[probe.row]:
@@ -283,17 +313,7 @@ def _measure_movement(
                     document.moved, document.moved_by = moved, probe.number
 
 
-def _fresh_ids(ids: torch.Tensor, rows: list[list[_Document]], *, vocabulary: int) -> NDArray[np.int64]:
-    """Ids to write into a document: none that begins or ends a document; those of the batch if they suffice.
-
-    Ids of the batch are valid for any model; the width of the logits is the second guess.
-    """
-    edges = torch.stack([document.of(ids)[[0, -1]] for row in rows for document in row]).cpu().numpy()
-    fresh = np.setdiff1d(ids.cpu().numpy(), edges)
-    return fresh if len(fresh) > 1 else np.setdiff1d(np.arange(vocabulary), edges)
-
-
-def _check_probe(document: _Document, moved: float) -> None:
+def _check_probe(document: Document, moved: float) -> None:
     if moved == 0:
         raise DataError(
             f"row {document.row}: new tokens in document {document.number} did not move its own logits: the "
@@ -301,60 +321,9 @@ def _check_probe(document: _Document, moved: float) -> None:
         )
 
 
-def _other_tokens(tokens: torch.Tensor, fresh_ids: NDArray[np.int64], random: np.random.RandomState) -> torch.Tensor:
-    """Other ids everywhere, but for the first and last token of a document of three and more.
-
-    Those stay, and `fresh_ids` holds none of them, so that a model which finds documents by BOS or EOS finds
-    the same ones.
-    """
-    old = tokens.cpu().numpy()
-    pick = random.randint(len(fresh_ids), size=len(old))
-    new = fresh_ids[pick]
-    new = np.where(new == old, fresh_ids[(pick + 1) % len(fresh_ids)], new)
-    if len(old) > 2:
-        new[[0, -1]] = old[[0, -1]]
-    return torch.from_numpy(new).to(tokens)
-
-
 def _spread(count: int, most: int) -> list[int]:
     """At most `most` of `count` indices, the first and the last among them."""
     return sorted({int(i) for i in np.linspace(0, count - 1, min(count, most)).round()})
-
-
-def _measure_alone(
-    logits_of: Logits, batch: Mapping[str, Any], base: torch.Tensor, rows: list[list[_Document]]
-) -> None:
-    for document in (document for row in rows for document in row):
-        logits = logits_of(_alone(batch, document))
-        document.alone = float((logits[0] - document.of(base)).abs().max())
-
-
-def _alone(batch: Mapping[str, Any], document: _Document) -> dict[str, Any]:
-    """A batch of one row that holds one document, with the same entries where they can be made."""
-    ids = document.of(batch["input_ids"])[None]
-    length = ids.shape[1]
-    made: dict[str, Any] = {"input_ids": ids}
-    for name, value in batch.items():
-        if name == "position_ids":
-            made[name] = torch.arange(length, device=ids.device)[None]
-        elif name == "seq_idx":
-            made[name] = torch.zeros_like(document.of(value))[None]
-        elif name == "cu_seqlens":
-            made[name] = torch.full_like(value, length).index_fill_(0, torch.tensor([0], device=value.device), 0)
-        elif name == "max_seqlen":
-            made[name] = torch.full_like(value, length)
-        elif name in ("attention_mask", "document_mask"):
-            made[name] = _mask_alone(value, document)
-    return made
-
-
-def _mask_alone(mask: Any, document: _Document) -> Any:
-    if not isinstance(mask, torch.Tensor):  # a FlexAttention BlockMask
-        return flex_document_mask(torch.zeros(1, document.end - document.start, device=mask.kv_indices.device))
-    if mask.ndim == 4:
-        own = slice(document.start, document.end)
-        return mask[document.row : document.row + 1, :, own, own]
-    return document.of(mask)[None]
 
 
 def _advice(

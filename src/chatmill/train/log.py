@@ -116,11 +116,12 @@ class _Bar:
     """A bar on standard error: rich where it is installed."""
 
     def __init__(self, steps: int, done: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[text]}"))
-        self._progress = Progress("train", *columns, console=Console(stderr=True, highlight=False))
+        from chatmill.console import plain_column, plain_console
+
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), plain_column("{task.fields[text]}"))
+        self._progress = Progress("train", *columns, console=plain_console(stderr=True))
         self._task = self._progress.add_task("train", total=steps, completed=done, text="")
         self._progress.start()
 

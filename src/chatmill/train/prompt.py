@@ -8,8 +8,8 @@ from typing import Any
 
 from chatmill.core.conversation import Conversation, Message, parse_messages
 from chatmill.core.kinds import Part, RoleCode, kind, parts_of
+from chatmill.render.bound import BoundTemplate
 from chatmill.render.render import render
-from chatmill.render.template import Template
 from chatmill.train.generate import Generated, Sampling, generate
 
 
@@ -24,7 +24,11 @@ class Answer:
 
 
 def ask(
-    model: Any, template: Template, messages: Sequence[Message | dict[str, Any]], *, sampling: Sampling | None = None
+    model: Any,
+    template: BoundTemplate,
+    messages: Sequence[Message | dict[str, Any]],
+    *,
+    sampling: Sampling | None = None,
 ) -> Answer:
     """Decode the assistant's next message, up to the template's terminator."""
     made = generate(model, prompt_ids(template, messages), stop_ids=stop_ids(template), sampling=sampling)
@@ -33,7 +37,7 @@ def ask(
     return Answer(text=decode(made.ids), stop=stop, generated=made)
 
 
-def prompt_ids(template: Template, messages: Sequence[Message | dict[str, Any]]) -> list[int]:
+def prompt_ids(template: BoundTemplate, messages: Sequence[Message | dict[str, Any]]) -> list[int]:
     """A conversation up to where the assistant begins; what ends a document (an eos) is left out."""
     raw = [message for message in messages if not isinstance(message, Message)]
     parsed = parse_messages(raw) if raw else tuple(message for message in messages if isinstance(message, Message))
@@ -45,7 +49,7 @@ def prompt_ids(template: Template, messages: Sequence[Message | dict[str, Any]])
     return ids
 
 
-def stop_ids(template: Template) -> set[int]:
+def stop_ids(template: BoundTemplate) -> set[int]:
     """Ids that end an assistant's last message in this template, and the tokenizer's eos."""
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     tokens = render([Conversation(parse_messages(said))], template).tokens

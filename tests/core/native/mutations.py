@@ -6,6 +6,8 @@ import gzip
 import json
 import random
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
 from tests.conftest import CONVERSATION_FILES, DATA
 
@@ -21,6 +23,10 @@ PIECES = [
     *(b'"tools":[1],', b'"tools":null,', b'"messages_json":"{}",', b'"x":{"messages":[1,{"y":2}]},', b'"x":1,'),
     *(b'"role":"user",', b'"content":null,', b'"content":"",', b'"reasoning_content":"r",', b'"name":"n",'),
     *(b'"tool_calls":[],', b'"tool_call_id":"",', b'"weight":1,', b'"tool_calls":null,', b'"\\u0069d":"x",'),
+    *(b'"from":"gpt",', b'"value":"v",', b'"system":"s",', b'"input":"i",', b'"output":null,', b'"prompt":"p",'),
+    *(b'"conversations":[{"from":"human","value":"h"}],', b'"history":[],', b'"chat_template_kwargs":{"a":1},'),
+    *(b'"train":true,', b'"weight":0.5,', b'"channel":"final",', b'"content":[{"type":"text","text":"p"}],'),
+    *(b'"tool_calls":[{"function":{"name":"f","arguments":{"a": [1]}}}],', b'"instruction":"i",', b'"thinking":"t",'),
     *(b'"tool_calls":[{"function":{"name":"f","arguments":"{}"},"id":null,"type":"function"}],',),
 ]
 
@@ -32,29 +38,77 @@ def real_lines() -> list[bytes]:
     return [*lines, *(DATA / "nasty_raw.jsonl.bin").read_bytes().split(b"\n")]
 
 
-def seeds() -> list[bytes]:
+def real_records() -> list[dict[str, Any]]:
+    """All bundled conversations, decoded."""
+    lines = [line for path in CONVERSATION_FILES for line in gzip.decompress(path.read_bytes()).split(b"\n")]
+    return [json.loads(line) for line in lines if line]
+
+
+@cache
+def seeds(shape: str = "openai") -> list[bytes]:
     """Short lines, most of them read without doubt, and with every field that is."""
+    records, real = (_openai_records(), real_lines()) if shape == "openai" else (OTHER_RECORDS[shape], [])
+    lines = [json.dumps(record, ensure_ascii=ascii_).encode() for record in records for ascii_ in (False, True)]
+    lines += [json.dumps(record, separators=(",", ":")).encode() for record in records]
+    real = [line for line in real if 0 < len(line) < LONGEST]
+    return lines * max(len(real) // len(lines) // 4, 1) + real
+
+
+def _openai_records() -> list[dict[str, Any]]:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "é\\n"}'}}
     message = {"role": "assistant", "content": None, "reasoning_content": "think", "tool_calls": [call, call]}
     answer = {"role": "tool", "content": "ответ 漢字 😀", "tool_call_id": "c1", "name": "f"}
     plain = [{"role": "user", "content": 'Say "hi"\n'}, {"role": "assistant", "content": "hi"}]
-    records = [
+    weighed = [{**plain[0], "train": False}, {**plain[1], "weight": 0.25, "thinking": "t", "channel": "final"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "б", "type": "input_text"}]}]
+    return [
+        {"messages": weighed, "id": 7, "chat_template_kwargs": {"enable_thinking": False, "é": [1, "x"]}},
+        {"messages": parts, "tools": '[{"name": "f"}]', "chat_template_kwargs": {}},
         {"id": "1", "source": "s", "messages": plain, "meta": {"n": [1, -2.5e3, True, None], "t": "x"}},
         {"messages": [{"role": "system", "content": ""}, *plain], "tools": [{"name": "f", "n": 1e3}], "id": None},
         {"messages": [*plain, message, answer], "tools": [], "source": None},
         {"messages": [{"content": "order", "role": "developer"}]},
         {"a": 1, "b": "", "c": {}, "d": [[]], "messages": plain, "e": False},
     ]
-    lines = [json.dumps(record, ensure_ascii=ascii_).encode() for record in records for ascii_ in (False, True)]
-    lines += [json.dumps(record, separators=(",", ":")).encode() for record in records]
-    real = [line for line in real_lines() if 0 < len(line) < LONGEST]
-    return lines * (len(real) // len(lines) // 4) + real
 
 
-def mutated(count: int, seed: int) -> Iterator[bytes]:
+SYSTEM = [{"type": "system_content", "model_identity": "é", "channel_config": {"valid_channels": ["a"]}}]
+OTHER_RECORDS: dict[str, list[dict[str, Any]]] = {
+    "sharegpt": [
+        {"id": "1", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ответ"}]},
+        {"conversations": [{"from": "human", "value": "hi", "weight": 0}], "system": "Be brief.", "tools": "[]"},
+        {"system": "", "messages": [{"value": "hi", "from": "user"}, {"from": "observation", "value": "漢"}], "x": 1},
+        {"conversations": [{"from": "function_call", "value": '{"name": "f", "arguments": {}}'}], "source": "s"},
+    ],
+    "alpaca": [
+        {"id": 12, "instruction": "Add é.", "input": "1\n1", "output": "2"},
+        {"output": "2", "input": "", "instruction": "", "system": "Be brief.", "history": [], "x": [1]},
+        {"instruction": "漢字", "source": "s", "output": "ok", "input": "behind", "system": None},
+        {"instruction": "a", "input": None, "output": "b", "history": [["q", "a"]]},
+    ],
+    "prompt_completion": [
+        {"prompt": "1 + 1?", "completion": "две", "id": None},
+        {"completion": "b", "prompt": "", "tools": [{"name": "f"}]},
+        {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "é"}]},
+        {"prompt": [{"role": "user", "content": "a"}], "completion": "b"},
+    ],
+    "harmony": [
+        {
+            "messages_json": json.dumps({"messages": [{"role": "user", "content": "é", "channel": "c"}], "x": 1}),
+            "id": "1",
+        },
+        {"messages_json": '{"messages": [{"role": "tool", "content": [{"type": "text", "text": "é"}]}]}', "x": 2},
+        {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": [], "recipient": "r"}]},
+        {"messages": [{"content": [{"type": "developer_content", "n": 1}], "role": "developer", "content_type": "j"}]},
+    ],
+}
+"""Records of the other shapes, with what each of them knows."""
+
+
+def mutated(count: int, seed: int, shape: str = "openai") -> Iterator[bytes]:
     """So many lines without line feeds, each with one to three changes."""
     draw = random.Random(seed)
-    lines = seeds()
+    lines = seeds(shape)
     for _ in range(count):
         line = bytearray(draw.choice(lines))
         for _ in range(draw.choice((1, 1, 1, 2, 3))):

@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "columns.c"
 
@@ -21,35 +22,101 @@ static void *room(int64_t count, size_t size)
 
 static int64_t totals[4];
 
-static void scan(const uint8_t *data, int64_t size, int64_t listed)
+static const int64_t LISTS[] = {LIST, LIST, ID, SOURCE, TOOLS, OPTIONS, NESTED, EMPTY_LIST, OPTIONAL_TURN};
+static const char *const LIST_NAMES[] = {"messages",      "conversations", "id",   "source", "tools", "chat_template_kwargs",
+                                         "messages_json", "history",       "system"};
+static const int64_t TURNS[] = {ID, TOOLS, OPTIONAL_TURN, TURN, JOINED_TURN, TURN};
+static const char *const TURN_NAMES[] = {"id", "tools", "system", "instruction", "input", "output"};
+static const int64_t PAIRS[] = {ID, TOOLS, TURN_OR_LIST, TURN_OR_LIST};
+static const char *const PAIR_NAMES[] = {"id", "tools", "prompt", "completion"};
+static const int64_t FIELDS[] = {ROLE,  ROLE, CONTENT,      CONTENT,   REASONING, REASONING,   TOOL_CALLS,
+                                 WEIGHT, TRAIN, TOOL_CALL_ID, RECIPIENT, CHANNEL,   CONTENT_TYPE, NAME};
+static const char *const FIELD_NAMES[] = {"role",   "from",  "content",      "value",     "reasoning_content", "thinking",
+                                          "tool_calls", "weight", "train", "tool_call_id", "recipient", "channel",
+                                          "content_type", "name"};
+static const int64_t ROLES[] = {SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL, USER, ASSISTANT, TOOL};
+static const char *const ROLE_NAMES[] = {"system", "developer", "user", "assistant", "tool", "human", "gpt", "observation"};
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* The names of a shape in arrays of their exact size, as `scan.py` hands them over. */
+typedef struct {
+    shape_names names;
+    uint8_t *text, *meanings, *roles;
+    int64_t *lengths, bytes, count;
+} shape_arrays;
+
+static void add_names(shape_arrays *to, int kind, const char *const *names, const int64_t *meanings, size_t count)
 {
-    const int64_t lines = chatmill_count_lines(data, 0, size), messages = size / 28, calls = size / 39;
-    columns c = {.line_capacity = lines, .message_capacity = messages, .call_capacity = calls};
-    int64_t **per_line[] = {&c.line_starts,    &c.line_stops,     &c.id_starts,    &c.id_lengths,
-                            &c.source_starts, &c.source_lengths, &c.tools_starts, &c.tools_lengths,
-                            &c.listed_starts, &c.listed_lengths};
-    int64_t **per_message[] = {&c.content_starts, &c.content_lengths, &c.reasoning_starts, &c.reasoning_lengths};
-    int64_t **per_call[] = {&c.name_starts, &c.name_lengths, &c.argument_starts, &c.argument_lengths};
-    for (int i = 0; i < 10; i++) *per_line[i] = INTS(lines);
-    for (int i = 0; i < 4; i++) *per_message[i] = INTS(messages);
-    for (int i = 0; i < 4; i++) *per_call[i] = INTS(calls);
+    to->names.counts[kind] = (int64_t)count;
+    for (size_t i = 0; i < count; i++) {
+        const size_t length = strlen(names[i]);
+        to->text = realloc(to->text, (size_t)to->bytes + length + 1);
+        to->meanings = realloc(to->meanings, (size_t)to->count + 1);
+        to->roles = realloc(to->roles, (size_t)to->count + 1);
+        to->lengths = realloc(to->lengths, ((size_t)to->count + 1) * sizeof(int64_t));
+        memcpy(to->text + to->bytes, names[i], length);
+        to->text[to->bytes + (int64_t)length] = '"';
+        to->bytes += (int64_t)length + 1;
+        to->meanings[to->count] = (uint8_t)meanings[i];
+        to->roles[to->count] = USER;
+        to->lengths[to->count++] = (int64_t)length + 1;
+    }
+}
+
+static shape_arrays shape_of(const char *const *names, const int64_t *meanings, size_t count)
+{
+    shape_arrays found = {.count = 0};
+    add_names(&found, 0, names, meanings, count);
+    add_names(&found, 1, FIELD_NAMES, FIELDS, COUNT(FIELDS));
+    add_names(&found, 2, ROLE_NAMES, ROLES, COUNT(ROLES));
+    found.names.text = found.text;
+    found.names.lengths = found.lengths;
+    found.names.meanings = found.meanings;
+    found.names.roles = found.roles;
+    return found;
+}
+
+/* Room for `share` sixteenths of what a line may need, so that every array is too small now and then. */
+static void scan(const uint8_t *data, int64_t size, const shape_names *names, int64_t share, int as_texts)
+{
+    const int64_t lines = as_texts ? 1 : chatmill_count_lines(data, 0, size), part = size * share / 16;
+    columns c = {.line_capacity = lines,
+                 .message_capacity = part / 8,
+                 .call_capacity = part / 39,
+                 .rare_capacity = part / 8,
+                 .weight_capacity = part / 8,
+                 .text_capacity = 3 * part,
+                 .json_capacity = 2 * part};
+    texts *const columns_of[] = {&c.ids,      &c.sources,   &c.tools,      &c.listed,         &c.options,
+                                 &c.contents, &c.reasoning, &c.call_names, &c.call_arguments, &c.call_ids};
+    for (int i = 0; i < 10; i++) {
+        const int64_t count = i < 5 ? lines : i < 7 ? c.message_capacity : c.call_capacity;
+        *columns_of[i] = (texts){INTS(count), INTS(count)};
+    }
+    c.line_starts = INTS(lines);
+    c.line_stops = INTS(lines);
     c.read = room(lines, 1);
-    c.roles = room(messages, 1);
-    c.named = room(messages, 1);
     c.message_offsets = INTS(lines + 1);
-    c.call_offsets = INTS(messages + 1);
-    c.text = room(size, 1);
-    c.listed_capacity = listed;
-    c.listed = room(listed, 1);
-    if (chatmill_scan(data, 0, size, &c) != lines) abort();
-    totals[0] += lines;
-    for (int64_t i = 0; i < lines; i++) totals[1] += c.read[i];
-    totals[2] += c.messages;
-    totals[3] += c.calls;
-    for (int i = 0; i < 10; i++) free(*per_line[i]);
-    for (int i = 0; i < 4; i++) free(*per_message[i]);
-    for (int i = 0; i < 4; i++) free(*per_call[i]);
-    free(c.read), free(c.roles), free(c.named), free(c.message_offsets), free(c.call_offsets), free(c.text), free(c.listed);
+    c.roles = room(c.message_capacity, 1);
+    c.call_offsets = INTS(c.message_capacity + 1);
+    c.rare = room(c.rare_capacity, sizeof(rare_text));
+    c.weights = room(c.weight_capacity, sizeof(weight));
+    c.text = room(c.text_capacity, 1);
+    c.json = room(c.json_capacity, 1);
+    const int64_t offsets[2] = {0, size};
+    const int64_t found = as_texts ? chatmill_scan_texts(data, size, offsets, 1, names, &c)
+                                   : chatmill_scan(data, 0, size, names, &c);
+    if (found != lines) abort();
+    if (!as_texts && share == 16) {
+        totals[0] += lines;
+        for (int64_t i = 0; i < lines; i++) totals[1] += c.read[i];
+        totals[2] += c.messages;
+        totals[3] += c.calls;
+    }
+    for (int i = 0; i < 10; i++) free(columns_of[i]->starts), free(columns_of[i]->lengths);
+    free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.call_offsets);
+    free(c.rare), free(c.weights), free(c.text), free(c.json);
 }
 
 /* Copies whose starts, lengths and numbers of buffers are the bytes of a line, right or wrong as they come. */
@@ -92,13 +159,20 @@ int main(void)
 {
     uint32_t size;
     int64_t copies = 0;
+    shape_arrays shapes[3] = {shape_of(LIST_NAMES, LISTS, COUNT(LISTS)), shape_of(TURN_NAMES, TURNS, COUNT(TURNS)),
+                              shape_of(PAIR_NAMES, PAIRS, COUNT(PAIRS))};
     while (fread(&size, sizeof size, 1, stdin) == 1) {
         uint8_t *data = room(size, 1);
         if (fread(data, 1, size, stdin) != size) return 1;
-        scan(data, size, copies % 2 ? 2 * (int64_t)size : size / 16); /* room enough, and mostly too little */
+        for (int i = 0; i < 3; i++) {
+            scan(data, size, &shapes[i].names, 16, 0);
+            scan(data, size, &shapes[i].names, 16, 1);
+            scan(data, size, &shapes[i].names, copies % 15 + 1, 0);
+        }
         copies += copy(data, size);
         free(data);
     }
+    for (int i = 0; i < 3; i++) free(shapes[i].text), free(shapes[i].meanings), free(shapes[i].roles), free(shapes[i].lengths);
     for (int i = 0; i < 4; i++) printf("%" PRId64 " ", totals[i]);
     printf("%" PRId64 "\n", copies);
     return 0;

@@ -28,7 +28,7 @@ def copies(draw: st.DrawFn) -> tuple[list[Any], Any, Any, Any]:
     return buffers, np.array(which, dtype=index), np.array(starts, dtype=np.int64), np.array(lengths, dtype=index)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(copies())
 def test_gathered(given_copies: tuple[list[Any], Any, Any, Any]) -> None:
     buffers, which, starts, lengths = given_copies
@@ -39,7 +39,7 @@ def test_gathered(given_copies: tuple[list[Any], Any, Any, Any]) -> None:
     assert found.dtype == buffers[0].dtype
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(-3, 30), st.integers(-3, 30)), min_size=1, max_size=5),
     st.sampled_from([np.uint8, np.int32]),
@@ -85,7 +85,7 @@ def test_other_layouts_take_the_other_way() -> None:
     assert gathered([np.arange(9)], np.zeros(3, dtype=np.uint8), numbers, numbers).tolist() == [2, 3, 4, 5, 6, 7]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     st.lists(st.tuples(st.integers(0, 120), LENGTHS), max_size=12),
     st.sampled_from(DTYPES),

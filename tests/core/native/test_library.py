@@ -56,6 +56,26 @@ def test_a_library_of_another_version_is_not_used(tmp_path: Path) -> None:
     assert load_library(tmp_path / "same.so") is not None
 
 
+COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
+
+
+def test_at_least_one_compiler_looks_for_warnings() -> None:
+    assert COMPILERS, "install gcc or clang: the C code is only checked where it is compiled"
+
+
+@pytest.mark.parametrize("optimize", ["-O1", "-O3"])
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_the_source_has_no_warnings(tmp_path: Path, compiler: str, optimize: str) -> None:
+    if compiler not in COMPILERS:
+        pytest.skip(f"no {compiler} here")
+    program = Path(__file__).with_name("sanitized.c")  # what the sanitizers run; it includes the source
+    flags = [optimize, "-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-fPIC", "-DSOURCE_CHECKSUM=1"]
+    for number, source in enumerate((SOURCE, program)):
+        command = [compiler, *flags, f"-I{SOURCE.parent}", "-c", str(source), "-o", str(tmp_path / f"{number}.o")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_missing_and_broken_libraries_are_not_there(tmp_path: Path) -> None:
     assert load_library(tmp_path / "none.so") is None
     (tmp_path / "broken.so").write_bytes(b"no library at all")

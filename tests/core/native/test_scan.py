@@ -11,21 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.kinds import RoleCode
-from chatmill.core.native.scan import Scanned, count_lines, scan_lines
+from chatmill.core.native.scan import Scanned, ShapeNames, count_lines, scan_lines, scan_texts
+from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tools import listed_tools
+from chatmill.read.columns import scanner_names
+from chatmill.read.shapes import find_shape
 from tests.core.native.mutations import mutated, real_lines
 
 
-def scanned(data: bytes, start: int = 0, stop: int | None = None) -> Scanned:
-    found = scan_lines(data, start, len(data) if stop is None else stop)
-    if found is None:
-        pytest.skip("the compiled part is not there (test_library tells whether it should be)")
+def names_of(shape: str) -> ShapeNames:
+    found = scanner_names(find_shape(shape))
+    assert found is not None
     return found
 
 
-def text(found: Scanned, column: str, number: int) -> str | None:
-    start, length = getattr(found, f"{column}_starts")[number], getattr(found, f"{column}_lengths")[number]
-    return None if length < 0 else found.text[start : start + length].tobytes().decode()
+OPENAI = names_of("openai")
+
+
+def scanned(data: bytes, start: int = 0, stop: int | None = None, names: ShapeNames = OPENAI) -> Scanned:
+    found = scan_lines(data, start, len(data) if stop is None else stop, names)
+    if found is None:
+        pytest.skip("the compiled part is not there (test_library tells whether it should be)")
+    return found
 
 
 LINE = (
@@ -40,29 +47,69 @@ LINE = (
 def test_every_column() -> None:
     found = scanned(b"\n" + LINE + b"{}\n" + LINE)
     assert found.read.tolist() == [False, True, False, True]
-    assert found.message_offsets.tolist() == [0, 0, 3, 3, 6]
+    assert found.offsets.tolist() == [0, 0, 3, 3, 6]
     assert found.line_starts.tolist() == [0, 1, 1 + len(LINE), 4 + len(LINE)]
     assert found.line_stops.tolist() == [1, 1 + len(LINE), 4 + len(LINE), 4 + 2 * len(LINE)]
-    assert [text(found, "id", line) for line in range(4)] == [None, "aé", None, "aé"]
-    assert [text(found, "source", line) for line in range(4)] == [None, "s", None, "s"]
-    assert found.source_starts[1] == found.source_starts[3]
-    assert found.text.tobytes().count(b"s") == 1, "a source that is known is not kept again"
-    start, length = found.tools_starts[3], found.tools_lengths[3]
-    assert (b"\n" + LINE + b"{}\n" + LINE)[start : start + length] == b'[ {"type": []} ]'
-    assert found.tools_lengths.tolist() == [-1, length, -1, length]
-    assert found.roles.tolist() == [RoleCode.SYSTEM, RoleCode.ASSISTANT, RoleCode.TOOL] * 2
-    assert [text(found, "content", m) for m in range(3, 6)] == ["", None, "😀 😀\n"]
-    assert [text(found, "reasoning", m) for m in range(3, 6)] == [None, "", None]
-    assert found.named.tolist() == [False, False, True] * 2
-    assert found.call_offsets.tolist() == [0, 0, 2, 2, 2, 4, 4]
-    assert [text(found, "name", call) for call in range(4)] == ["f", "g"] * 2
-    assert [text(found, "argument", call) for call in range(4)] == ['{"a": 1}', ""] * 2
+    assert list(found.ids) == [None, "aé", None, "aé"]
+    assert list(found.sources) == [None, "s", None, "s"]
+    assert found.sources.starts[1] == found.sources.starts[3]
+    assert found.ids.data.tobytes().count(b"s") == 1, "a source that is known is not kept again"
+    assert list(found.tools) == [None, '[ {"type": []} ]'] * 2
+    assert list(found.listed) == [None, '\n{"type": []}'] * 2
+    messages = found.messages
+    assert messages.roles.tolist() == [RoleCode.SYSTEM, RoleCode.ASSISTANT, RoleCode.TOOL] * 2
+    assert messages.contents[3:] == ["", "", "😀 😀\n"]
+    assert messages.has_content.tolist() == [True, False, True] * 2
+    assert messages.reasoning[3:] == ["", "", ""]
+    assert messages.has_reasoning.tolist() == [False, True, False] * 2
+    assert list(messages.tool_call_ids) == [None, None, "1"] * 2
+    assert list(messages.names) == [None] * 6
+    assert messages.call_offsets.tolist() == [0, 0, 2, 2, 2, 4, 4]
+    assert list(messages.call_names) == ["f", "g"] * 2
+    assert list(messages.call_arguments) == ['{"a": 1}', ""] * 2
+    assert list(messages.call_ids) == [None] * 4
+
+
+def test_columns_that_few_have() -> None:
+    answer = {
+        "role": "assistant",
+        "weight": 0.3,
+        "channel": "",
+        "recipient": "r",
+        "content_type": "t",
+        "name": "n",
+        "thinking": "x",
+        "content": [{"text": "a", "type": "text"}, {"type": "output_text", "text": "b", "y": {}}],
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {"a": [1, "é"]}}}],
+    }
+    items = [
+        {"role": "user", "content": "", "train": False, "weight": 2},
+        answer,
+        {"role": "system", "content": [{"n": 1, "type": "system_content"}]},
+        {"role": "user", "content": [], "train": True},
+    ]
+    record = {"messages": items, "chat_template_kwargs": {"a": None}, "id": -12}
+    line = json.dumps(record, separators=(",", ":")).encode()
+    found = scanned(LINE + line)
+    messages = found.messages
+    assert found.read.all()
+    assert found.ids[1] == "-12"
+    assert list(found.options) == [None, '{"a": null}']
+    np.testing.assert_array_equal(messages.weights, [np.nan] * 3 + [0, 0.3, np.nan, 1])
+    assert messages.contents[3:] == ["", "ab", "", ""]
+    assert messages.has_content[3:].all()
+    assert messages.reasoning[4] == "x"
+    for name, wanted in {"names": "n", "channels": "", "recipients": "r", "content_types": "t"}.items():
+        assert list(getattr(messages, name)) == [None] * 4 + [wanted, None, None], name
+    assert list(messages.structured) == [None] * 5 + ['{"n": 1, "type": "system_content"}', None]
+    assert messages.call_arguments[2] == '{"a": [1, "é"]}'
+    assert messages.call_ids[2] == "c"
 
 
 @pytest.mark.parametrize("role", list(RoleCode)[1:])
 def test_roles(role: RoleCode) -> None:
     line = json.dumps({"messages": [{"role": role.name.lower(), "content": "x"}]}).encode()
-    assert scanned(line).roles.tolist() == [role]
+    assert scanned(line).messages.roles.tolist() == [role]
 
 
 def with_value(value: bytes) -> bytes:
@@ -81,6 +128,10 @@ def with_call(call: bytes) -> bytes:
     return b'{"messages": [{"role": "user", "tool_calls": [' + call + b"]}]}"
 
 
+def with_parts(parts: bytes) -> bytes:
+    return b'{"messages": [{"role": "user", "content": [' + parts + b"]}]}"
+
+
 FUNCTION = b'{"name": "f", "arguments": "{}"}'
 READ = [
     *map(with_value, [b"0", b"-0", b"-1.25", b"1E5", b"0.0e-1", b"[]", b"{}", b"[1, [2]]", b'{"x": {"x": 1, "x": 2}}']),
@@ -89,6 +140,11 @@ READ = [
     *map(with_content, [b"\\ud800\\udc00", b"\\uDBFF\\uDFFF", b"x" * 40 + b"\\u0001"]),
     *map(with_field, [b'"name": ""', b'"tool_calls": []', b'"tool_calls" :null', b'"reasoning_content": null']),
     *map(with_call, [b'{"function": ' + FUNCTION + b"}", b'{"id": null, "function": ' + FUNCTION + b', "type": "x"}']),
+    *map(
+        with_field, [b'"weight": 0', b'"weight": null', b'"train": null', b'"thinking": "x"', b'"weight": 12345.6789']
+    ),
+    *map(with_parts, [b"", b'{"text": "a", "x": {"x": 1, "x": 2}}', b'{"type": "text", "text": "a"} , {"text": "b"}']),
+    with_call(b'{"function": {"name": "f", "arguments": [1, {"a": "b"}]}}'),
     b'\t {"messages":[{"role":"user","content":"hi"}],"":1,"messages_jso":1,"messages_json_":2}\r \t',
     b'{"id": null, "source": null, "tools": null, "messages": [{"role": "user", "content": "hi"}]}',
 ]
@@ -101,16 +157,31 @@ DECLINED = [
     *map(with_content, [b"\xc1\xbf", b"\xe0\x9f\xbf", b"\xed\xa0\x80", b"\xf0\x8f\xbf\xbf", b"\xf4\x90\x80\x80"]),
     *map(with_content, [b"\xf5\x80\x80\x80", b"\xe2\x82", b"\xf0\x9f\x98", b"\xc3(", b"\xe2(\x82", b"\xf0\x9f(\x98"]),
     *map(
-        with_field, [b'"role": "user"', b'"content": "x"', b'"weight": 1', b'"nam\\u0065": "x"', b'"name": 1', b'"": 1']
+        with_field,
+        [b'"role": "user"', b'"content": "x"', b'"weight": -1', b'"nam\\u0065": "x"', b'"name": 1', b'"": 1'],
     ),
     *map(
         with_field,
-        [b'"tool_calls": {}', b'"tool_calls": [1]', b'"tool_calls": [{}]', b'"thinking": "x"', b'"names": ""'],
+        [b'"tool_calls": {}', b'"tool_calls": [1]', b'"tool_calls": [{}]', b'"function_call": null', b'"names": ""'],
     ),
     *map(with_call, [b"", b'{"id": "1"}', b'{"function": {"name": "f"}}', b'{"function": {"arguments": "f"}}']),
     *map(with_call, [b'{"function": null}', b'{"function": ' + FUNCTION + b', "function": ' + FUNCTION + b"}"]),
+    *map(with_call, [b'{"function": {"name": null, "arguments": ""}}', b'{"function": {"name": "f", "arguments": 1}}']),
     *map(
-        with_call, [b'{"function": {"name": null, "arguments": ""}}', b'{"function": {"name": "f", "arguments": {}}}']
+        with_call,
+        [b'{"function": {"name": "f", "arguments": {"a": 1.5}}}', b'{"function": {"name": "f", "arguments"}}'],
+    ),
+    *map(
+        with_field, [b'"weight": 1e3', b'"weight": true', b'"weight": 1234567890123456', b'"train": 0', b'"channel": 1']
+    ),
+    *map(with_field, [b'"thinking": "a", "reasoning_content": "a"', b'"train": tru', b'"weight": .5', b'"weight": 1.']),
+    *map(with_parts, [b"1", b"{}", b'{"type": "image", "text": "x"}', b'{"type": "text"}', b'{"text": null}', b'""']),
+    *map(
+        with_parts,
+        [b'{"text": "a", "text": "b"}', b'{"type": "system_content"}', b'{"t\\u0065xt": "a"}', b'{"type": null}'],
+    ),
+    *map(
+        with_parts, [b'{"type": "developer_content"}, {"text": "x"}', b'{"text": "x"}, {"type": "developer_content"}']
     ),
     *map(with_call, [b'{"function": ' + FUNCTION + b', "x": 1}', b'{"function": ' + FUNCTION + b', "id": 1}']),
     b'{"messages": [{"role": "User", "content": "hi"}]}',
@@ -129,14 +200,16 @@ DECLINED = [
     with_value(b'1, "x": 2'),
     with_value(b'1, "\\u0079": 2'),
     with_value(b'1, "messages": 2'),
-    with_value(b'1, "id": 2'),
+    with_value(b'1, "id": 2.0'),
+    with_value(b'1, "id": -0'),
+    with_value(b'1, "chat_template_kwargs": []'),
+    with_value(b'1, "chat_template_kwargs": {"a": 0.5}'),
     with_value(b'1, "id": "a", "id": "a"'),
     with_value(b'1, "source": ""'),
     with_value(b'1, "tools": {}'),
-    with_value(b'1, "tools": "[]"'),
-    with_value(b'1, "messages_json": "{}"'),
+    with_value(b'1, "tools": "[1]"'),
     with_value(b"1") + b"x",
-    with_value(b'1, "tools": [{"a": 1}], "id": 2'),
+    with_value(b'1, "tools": [{"a": 1}], "id": 2.5'),
     with_value(b"1") + b"{}",
     with_value(b"1") + b"\x00",
     with_value(b"1") + b"\x0c",
@@ -150,7 +223,8 @@ def test_read(line: bytes) -> None:
     for data in (line, line + b"\n", LINE + line + b"\n" + LINE):
         assert scanned(data).read.all()
     content = json.loads(line)["messages"][0].get("content")
-    assert text(scanned(LINE + line), "content", 3) == content
+    wanted = "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+    assert scanned(LINE + line).messages.contents[3] == wanted
 
 
 @pytest.mark.parametrize("line", DECLINED)
@@ -163,25 +237,25 @@ def test_declined(line: bytes) -> None:
 
 def assert_same(wanted: Scanned, found: Scanned, but_for_line: int) -> None:
     """A declined line leaves nothing behind in the columns of messages, calls and texts."""
-    for name in (
-        "text",
-        "listed",
-        "roles",
-        "named",
-        "call_offsets",
-        "content_starts",
-        "content_lengths",
-        "argument_starts",
-    ):
-        np.testing.assert_array_equal(getattr(wanted, name), getattr(found, name), err_msg=name)
-    for name in ("id_starts", "source_starts", "source_lengths", "tools_lengths"):
-        kept = np.delete(getattr(found, name), but_for_line)
-        np.testing.assert_array_equal(getattr(wanted, name), kept, err_msg=name)
+    assert columns(wanted)["messages"] == columns(found)["messages"]
+    for name in ("ids", "sources", "tools", "listed", "options"):
+        column = list(getattr(found, name))
+        assert column.pop(but_for_line) is None
+        assert list(getattr(wanted, name)) == column
+        if name != "tools":
+            assert getattr(wanted, name).data.tobytes() == getattr(found, name).data.tobytes()
+
+
+def values(column: Any) -> Any:
+    if isinstance(column, Texts | OptionalTexts):
+        return list(column), column.lengths.tolist()
+    return [str(value) for value in column.tolist()]  # a weight may be NaN
 
 
 def columns(found: Scanned) -> dict[str, Any]:
-    names = [name for name in Scanned.__slots__ if name not in ("line_starts", "line_stops", "tools_starts")]
-    return {name: getattr(found, name).tolist() for name in names}
+    names = [name for name in Scanned.__slots__ if name not in ("line_starts", "line_stops", "messages")]
+    messages = {name: values(getattr(found.messages, name)) for name in found.messages.__slots__}
+    return {name: values(getattr(found, name)) for name in names} | {"messages": messages}
 
 
 @pytest.mark.parametrize("before", [b"", b"x", b'{"messages": "'])
@@ -208,14 +282,13 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.dictionaries(st.text(max_size=4), JSON, max_size=4), max_size=3), st.booleans(), st.booleans())
 def test_listed_tools_are_what_python_writes(tools: list[Any], escape: bool, compact: bool) -> None:
     raw = json.dumps(tools, ensure_ascii=escape, separators=(",", ":") if compact else None).encode()
     found = with_tools(raw)
-    if found.read[1] and found.listed_lengths[1] >= 0:
-        start, length = found.listed_starts[1], found.listed_lengths[1]
-        assert found.listed[start : start + length].tobytes().decode() == listed_tools(tuple(tools))
+    if found.read[1] and found.listed[1] is not None:
+        assert found.listed[1] == listed_tools(tuple(tools))
 
 
 LISTED = [
@@ -233,25 +306,26 @@ NOT_LISTED = [
 @pytest.mark.parametrize("raw", LISTED)
 def test_listed(raw: bytes) -> None:
     found = with_tools(raw)
-    start, length = found.listed_starts[1], found.listed_lengths[1]
-    assert length >= 0
-    assert found.listed[start : start + length].tobytes().decode() == listed_tools(tuple(json.loads(raw)))
-    assert found.listed[:start].tobytes() == b'\n{"type": []}'
+    assert list(found.listed) == ['\n{"type": []}', listed_tools(tuple(json.loads(raw)))]
+    as_text = with_tools(json.dumps(raw.decode()).encode())
+    assert list(as_text.listed) == list(found.listed)
+    assert as_text.tools[1] is None
 
 
 @pytest.mark.parametrize("raw", NOT_LISTED)
 def test_what_python_must_decode(raw: bytes) -> None:
     found = with_tools(raw)
     assert found.read.all()
-    assert found.listed_lengths[1] == -1
-    assert found.tools_lengths[1] == len(raw)
-    assert found.listed.tobytes() == b'\n{"type": []}', "nothing is left of the attempt"
+    assert found.listed[1] is None
+    assert found.tools[1] == raw.decode()
+    assert found.listed.data.tobytes() == b'\n{"type": []}', "nothing is left of the attempt"
+    assert with_tools(json.dumps(raw.decode()).encode()).read.tolist() == [True, False]
 
 
 def test_many_sources_are_told_apart() -> None:
     names = [f"s{i * i % 40}" for i in range(200)]
     data = b"\n".join(with_value(b'1, "source": "%s"' % name.encode()) for name in names)
-    assert [text(scanned(data), "source", line) for line in range(200)] == names
+    assert list(scanned(data).sources) == names
 
 
 def test_lines_together_are_lines_alone() -> None:
@@ -262,11 +336,8 @@ def test_lines_together_are_lines_alone() -> None:
     for number, line in enumerate(lines):
         alone = scanned(line + b"\n")
         assert alone.read.tolist() == [together.read[number]]
-        assert alone.message_offsets[-1] == np.diff(together.message_offsets)[number]
-        for place in range(len(alone.roles)):
-            assert text(alone, "content", place) == text(
-                together, "content", int(together.message_offsets[number]) + place
-            )
+        first, last = together.offsets[number : number + 2].tolist()
+        assert list(alone.messages.contents) == together.messages.contents[first:last]
 
 
 @pytest.mark.parametrize(("data", "lines"), [(b"", 0), (b"\n", 1), (b"a", 1), (b"a\n", 1), (b"\n\na", 3)])
@@ -274,10 +345,75 @@ def test_counts_of_lines(data: bytes, lines: int, monkeypatch: pytest.MonkeyPatc
     assert count_lines(b"\n" + data + b"\n", 1, 1 + len(data)) == lines
     monkeypatch.setenv("CHATMILL_NATIVE", "0")
     assert count_lines(b"\n" + data + b"\n", 1, 1 + len(data)) == lines
-    assert scan_lines(data, 0, len(data)) is None
+    assert scan_lines(data, 0, len(data), OPENAI) is None
 
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 4)])
 def test_a_range_that_is_none(start: int, stop: int) -> None:
     with pytest.raises(IndexError, match="no range of 3 bytes"):
         scanned(b"abc", start, stop)
+
+
+def test_a_column_of_texts() -> None:
+    texts = [b"", LINE.strip(), b"{}", with_value(b"1"), LINE, with_value(b"1") + b"\n" + with_value(b"2")]
+    data = np.frombuffer(b"ahead" + b"".join(texts) + b"behind", dtype=np.uint8)
+    offsets = 5 + np.cumsum([0, *map(len, texts)])
+    found = scan_texts(data, offsets, OPENAI)
+    if found is None:
+        pytest.skip("the compiled part is not there (test_library tells whether it should be)")
+    assert found.read.tolist() == [False, True, False, True, False, False], "a line feed is part of no text"
+    assert found.offsets.tolist() == [0, 0, 3, 3, 4, 4, 4]
+    assert list(found.ids) == [None, "aé", None, None, None, None]
+    assert found.tools[1] == '[ {"type": []} ]'
+    assert found.line_starts.tolist() == offsets[:-1].tolist()
+    with pytest.raises(IndexError, match="offsets that do not rise"):
+        scan_texts(data, np.array([0, len(data) + 1]), OPENAI)
+
+
+@pytest.mark.parametrize(
+    ("shape", "line", "wanted"),
+    [
+        ("sharegpt", b'{"conversations": [{"from": "gpt", "value": "a", "name": "n"}], "system": "s"}', "1s 4a"),
+        ("sharegpt", b'{"system": "s", "messages": [{"from": "human", "value": "a", "weight": 1}]}', "1s 3a"),
+        ("sharegpt", b'{"system": "", "messages": [{"from": "human", "value": "a"}]}', "3a"),
+        ("sharegpt", b'{"system": "s"}', None),
+        ("sharegpt", b'{"messages": [{"from": "gpt", "value": "a"}], "conversations": []}', None),
+        ("sharegpt", b'{"conversations": [{"from": "function_call", "value": "{}"}]}', None),
+        ("alpaca", b'{"instruction": "i", "input": "n", "output": "o"}', "3i\nn 4o"),
+        ("alpaca", b'{"output": "o", "input": "", "instruction": "", "history": [ ]}', "3 4o"),
+        ("alpaca", b'{"input": "n", "system": "s", "output": "o", "instruction": "i"}', "1s 3i\nn 4o"),
+        ("alpaca", b'{"instruction": "i", "input": null, "output": "o", "history": null}', "3i 4o"),
+        ("alpaca", b'{"instruction": "i", "output": null}', None),
+        ("alpaca", b'{"instruction": "i", "output": "o", "history": [["a", "b"]]}', None),
+        ("prompt_completion", b'{"prompt": "p", "completion": "c"}', "3p 4c"),
+        (
+            "prompt_completion",
+            b'{"prompt": [{"role": "user", "content": "p"}], "completion": [{"role": "assistant", "content": "c"}]}',
+            "3p 4c",
+        ),
+        ("prompt_completion", b'{"prompt": [{"role": "user", "content": "p"}], "completion": "c"}', None),
+        ("prompt_completion", b'{"completion": [{"role": "user", "content": "p"}], "prompt": []}', None),
+        ("harmony", b'{"messages_json": "{\\"messages\\": [{\\"role\\": \\"tool\\", \\"content\\": \\"x\\"}]}"}', "5x"),
+        ("harmony", b'{"messages_json": "{\\"messages\\": []}"}', None),
+        ("harmony", b'{"messages_json": "{}"}', None),
+        ("harmony", b'{"messages_json": null}', None),
+    ],
+)
+def test_shapes(shape: str, line: bytes, wanted: str | None) -> None:
+    """Roles and contents of the messages; every line between two others, with calls and names of their own."""
+    around = b'{"messages": [{"role": "user", "content": "hi", "name": "n", "weight": 2}]}'
+    around = {
+        "sharegpt": around.replace(b"role", b"from").replace(b"content", b"value"),
+        "alpaca": b'{"instruction": "i", "output": "o"}',
+        "prompt_completion": around.replace(b"messages", b"prompt")[:-1] + b', "completion": [' + around[14:-2] + b"]}",
+    }.get(shape, around)
+    found = scanned(around + b"\n" + line + b"\n" + around, names=names_of(shape))
+    assert found.read.tolist() == [True, wanted is not None, True]
+    messages, (first, last) = found.messages, found.offsets[1:3].tolist()
+    told = [f"{role}{text}" for role, text in zip(messages.roles.tolist(), messages.contents, strict=True)]
+    assert " ".join(told[first:last]) == (wanted or "")
+    names, alone = list(messages.names), list(scanned(around, names=names_of(shape)).messages.names)
+    assert names == [*alone, *([None, "n"] if b'"n"}' in line else [None] * (last - first)), *alone]
+    weighed = np.flatnonzero(~np.isnan(messages.weights))
+    assert len(weighed) == 2 * sum(name == "n" for name in alone) + (b"weight" in line)
+    assert b"weight" not in line or last - 1 in weighed

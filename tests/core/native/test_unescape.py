@@ -51,7 +51,7 @@ def by_python(body: bytes) -> str | None:
     return None if "\0" in said else said
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(bodies=BODIES, behind=st.sampled_from([b"}]}", b'", "x"]}  ']))
 def test_bodies_are_read_as_python_reads_them(bodies: list[bytes], behind: bytes) -> None:
     data, starts = b"", []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chatmill.errors import ChatmillError
-from chatmill.render.registry import find_template
+from chatmill.render.trust import added_control_tokens
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -28,8 +28,8 @@ def decoder_of(about: Mapping[str, Any]) -> tuple[Tokenizer | None, str]:
     recipe, name = about["recipe"], about["tokenizer"]["given_as"]
     try:
         tokenizer = load_tokenizer(name, pattern=recipe["pattern"])
-        if recipe["add_control_tokens"]:
-            tokenizer = with_control_tokens(tokenizer, find_template(recipe["template"]).control_tokens)
+        added = added_control_tokens(about)
+        tokenizer = with_control_tokens(tokenizer, added) if added else tokenizer
     except (ChatmillError, OSError) as error:
         return None, f"the tokenizer {name!r} does not load: {error}"
     if tokenizer.fingerprint != about["tokenizer"]["fingerprint"]:

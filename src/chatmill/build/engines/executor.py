@@ -11,12 +11,13 @@ import functools
 import pickle
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
-from chatmill.errors import ChatmillError, ConfigError
+from chatmill.errors import ChatmillError, ConfigError, SlowEngineWarning
 
 Spec = TypeVar("Spec")
 Receipt = TypeVar("Receipt")
@@ -36,6 +37,8 @@ class EventKind(StrEnum):
     """A job was handed to a worker, or to the cluster."""
     JOB_RETRIED = "job_retried"
     """A job whose worker died stands in line again."""
+    JOB_LATE = "job_late"
+    """A worker has not answered for long; `detail` says how long and what the system says about the process."""
     WAITING = "waiting"
     """Nothing can run at the moment; `detail` says why."""
 
@@ -237,17 +240,39 @@ def pack_job(job: Callable[[Spec], Any], spec: Spec) -> bytes:
 def run_packed(payload: bytes) -> bytes:
     """In a worker: run a packed job; returns a pickled receipt or `Failure`. Never raises an `Exception`."""
     label = "(a job that could not be unpacked)"
-    try:
-        job, spec = pickle.loads(payload)
-        label = label_of(spec)
-        return pickle.dumps((True, job(spec)))
-    except BaseException as error:  # also SystemExit: a job that calls sys.exit must not look like a killed worker
-        return pickle.dumps((False, failure_of(error, label)))
+    with _passed_on() as warned:
+        try:
+            job, spec = pickle.loads(payload)
+            label = label_of(spec)
+            return pickle.dumps((True, job(spec), warned))
+        except BaseException as error:  # also SystemExit: a job that calls sys.exit must not look like a killed worker
+            return pickle.dumps((False, failure_of(error, label), warned))
+
+
+@contextlib.contextmanager
+def _passed_on() -> Iterator[list[str]]:
+    """Collects warnings of a slow engine for the driver, which shows one of them and not one for each worker."""
+    texts: list[str] = []
+    show = warnings.showwarning
+
+    def keep(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, SlowEngineWarning):
+            texts.append(str(message))
+        else:
+            show(message, category, *place, **more)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = keep
+        yield texts
 
 
 def unpack_outcome(outcome: bytes) -> Any:
     """In the driver: the receipt; raises what the job raised."""
-    done, value = pickle.loads(outcome)
+    done, value, warned = pickle.loads(outcome)
+    for text in warned:
+        from chatmill.tokenizer.backends import warn_of_fallback
+
+        warn_of_fallback(text)
     if done:
         return value
     raise value.rebuild()

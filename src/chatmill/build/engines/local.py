@@ -41,6 +41,7 @@ from chatmill.build.engines.executor import (
     run_packed,
     unpack_outcome,
 )
+from chatmill.build.engines.late import LATE_SECONDS, TICKS, Patience, late_event
 from chatmill.errors import ConfigError
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -53,7 +54,7 @@ BOOT = (
 READY = b"ready"
 MAX_FAILED_STARTS = 3
 GOODBYE_SECONDS = 5.0
-"""How long an idle worker may take to end by itself."""
+"""How long a worker that is idle, or whose pipe has ended, may take to end by itself."""
 
 
 class LocalExecutor:
@@ -63,11 +64,15 @@ class LocalExecutor:
     nothing can be retried there. One worker or more are real processes, so that a killed one is survived.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
-        """`workers`: processes; None takes one for each core that this process may use."""
+    def __init__(self, workers: int | None = None, *, late_seconds: float = LATE_SECONDS) -> None:
+        """`workers`: processes; None takes one for each core that this process may use.
+
+        A worker that is silent for `late_seconds` is reported as an event. It is not ended: it may be stopped, or slow.
+        """
         if workers is not None and workers < 0:
             raise ConfigError(f"workers is {workers}; give 1 or more processes, 0 to run in this process, or None")
         self.workers = available_cores() if workers is None else workers
+        self.late_seconds = late_seconds
         self._prepared: _Crew | None = None
 
     def prepare(self, job: Callable[[Spec], object], spec: Spec, *, most: int | None = None) -> None:
@@ -107,7 +112,8 @@ class LocalExecutor:
             _run_here(job, specs, on_done, tell)
         else:
             crew, self._prepared = self._prepared or _Crew(), None
-            _Supervisor(job, specs, on_done, tell, limit=self.workers, crew=crew).run()
+            late = self.late_seconds
+            _Supervisor(job, specs, on_done, tell, limit=self.workers, crew=crew, late_seconds=late).run()
 
 
 def available_cores() -> int:
@@ -143,13 +149,15 @@ class _Worker:
 
     process: subprocess.Popen[bytes]
     connection: Connection
-    handle: int | None
-    """A descriptor that becomes readable when the process ends, where the system has that."""
     preparing: bool
     """Whether it has a job in hand that was given before the run; its outcome is not looked at."""
+    handle: int | None = None
+    """A descriptor that becomes readable when the process ends, where the system has that."""
     ready: bool = False
     job: int | None = None
     """Index of the job that it has in hand."""
+    patience: Patience | None = None
+    """Counts how long it has been waited for; None: not yet, or it has said something since."""
 
     def sources(self) -> list[Any]:
         """What to wait for."""
@@ -184,38 +192,43 @@ class _Crew:
 
     def start_worker(self, limit: int) -> None:
         """Start one more; `limit` is how many there are to be, for the error."""
-        ours, theirs = Pipe()
-        boot = {
-            "path": [entry for entry in sys.path if isinstance(entry, str)],
-            "connection": theirs.fileno(),
-            "lifeline": self._lifeline[0],
-            "driver": os.getpid(),
-        }
-        command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", BOOT, "chatmill-worker"]
-        environment = dict.fromkeys(ONE_THREAD, "1") | os.environ | {BOOT_VARIABLE: json.dumps(boot)}
         try:
-            with _interrupts_held():
-                process = subprocess.Popen(
-                    command,
-                    env=environment,
-                    pass_fds=(theirs.fileno(), self._lifeline[0]),
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # a job that prints must not get into what the driver prints
-                )
-                handle = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
-                preparing = self._first_job is not None
-                worker = _Worker(process=process, connection=ours, handle=handle, preparing=preparing)
-                self.workers.append(worker)
+            with contextlib.ExitStack() as opened:
+                ours, theirs = map(opened.enter_context, Pipe())
+                with _interrupts_held():
+                    worker = _Worker(
+                        process=self._start_process(theirs.fileno()),
+                        connection=ours,
+                        preparing=self._first_job is not None,
+                    )
+                    self.workers.append(worker)
+                    opened.pop_all()
+                    theirs.close()
+                    worker.handle = _handle_of(worker.process.pid)
         except OSError as error:
             raise WorkerStartError(
                 f"worker process {len(self.workers) + 1} of {limit} cannot be started: {error}; "
                 "use fewer workers, or raise the limit on processes or open files"
             ) from error
-        finally:
-            theirs.close()
         if self._first_job is not None:
             with contextlib.suppress(OSError):  # it has died already: that is noticed when it is waited for
                 worker.connection.send_bytes(self._first_job)
+
+    def _start_process(self, connection: int) -> subprocess.Popen[bytes]:
+        boot = {
+            "path": [entry for entry in sys.path if isinstance(entry, str)],
+            "connection": connection,
+            "lifeline": self._lifeline[0],
+            "driver": os.getpid(),
+        }
+        command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", BOOT, "chatmill-worker"]
+        return subprocess.Popen(
+            command,
+            env=dict.fromkeys(ONE_THREAD, "1") | os.environ | {BOOT_VARIABLE: json.dumps(boot)},
+            pass_fds=(connection, self._lifeline[0]),
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # a job that prints must not get into what the driver prints
+        )
 
     def end(self) -> None:
         """End all workers at once."""
@@ -241,6 +254,7 @@ class _Supervisor:
         *,
         limit: int,
         crew: _Crew,
+        late_seconds: float,
     ) -> None:
         self._job, self._specs, self._on_done, self._tell, self._limit = job, specs, on_done, tell, limit
         self._pending = deque(range(len(specs)))
@@ -249,6 +263,7 @@ class _Supervisor:
         self._strikes = Strikes(specs)
         self._crew, self._workers = crew, crew.workers
         self._failed_starts = 0
+        self._late_seconds = late_seconds
 
     def run(self) -> None:
         """Run all jobs; no worker outlives this call."""
@@ -264,7 +279,8 @@ class _Supervisor:
     def _serve_once(self) -> None:
         """Wait until something happens, and deal with it."""
         owners = {source: worker for worker in self._workers for source in worker.sources()}
-        for worker in {owners[source]: None for source in wait(list(owners))}:
+        for worker in {owners[source]: None for source in self._wait(list(owners))}:
+            worker.patience = None
             # A worker that is gone may have left messages; they count.
             gone = worker.process.poll() is not None
             while worker.connection.poll():
@@ -276,6 +292,30 @@ class _Supervisor:
             if gone:
                 self._bury(worker)
         self._dispatch()
+
+    def _wait(self, sources: list[Any]) -> list[Any]:
+        """Wait until something happens; report workers that are silent for long meanwhile."""
+        tick = self._late_seconds / TICKS
+        while True:
+            started = time.monotonic()
+            ready = wait(sources, timeout=tick)
+            seconds = time.monotonic() - started
+            for worker in self._workers:
+                if any(source in ready for source in worker.sources()) or (worker.ready and self._is_idle(worker)):
+                    continue
+                worker.patience = worker.patience or Patience(self._late_seconds)
+                if worker.patience.wait(seconds, tick):
+                    self._tell_late(worker, worker.patience.waited)
+            if ready:
+                return ready
+
+    @staticmethod
+    def _is_idle(worker: _Worker) -> bool:
+        return worker.job is None and not worker.preparing
+
+    def _tell_late(self, worker: _Worker, waited: float) -> None:
+        label = "a worker that is getting ready" if worker.job is None else label_of(self._specs[worker.job])
+        self._tell(late_event(waited, pid=worker.process.pid, index=worker.job, label=label))
 
     def _hear(self, worker: _Worker, message: bytes) -> None:
         if not worker.ready:
@@ -297,7 +337,7 @@ class _Supervisor:
         """Take away a dead worker, and put its job in line again."""
         self._workers.remove(worker)
         with contextlib.suppress(subprocess.TimeoutExpired):  # its pipe ends a moment before it does
-            worker.process.wait(timeout=1.0)
+            worker.process.wait(timeout=GOODBYE_SECONDS)
         cause = describe_exit(worker.end())
         index = worker.job
         label = "" if index is None else label_of(self._specs[index])
@@ -328,7 +368,7 @@ class _Supervisor:
             if index is None:
                 return
             payload = pack_job(self._job, self._specs[index])
-            worker.job = index
+            worker.job, worker.patience = index, None
             # A worker that has just died is noticed at the next wait.
             with contextlib.suppress(OSError):
                 worker.connection.send_bytes(payload)
@@ -360,6 +400,15 @@ class _Supervisor:
         for worker in self._workers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(timeout=max(0.0, until - time.monotonic()))
+
+
+def _handle_of(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; without one, the end of its pipe must do."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    with contextlib.suppress(OSError):  # a system that does not have it, or no descriptor left
+        return os.pidfd_open(pid)
+    return None
 
 
 @contextlib.contextmanager

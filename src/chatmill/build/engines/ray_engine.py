@@ -32,6 +32,7 @@ from chatmill.build.engines.executor import (
     run_packed,
     unpack_outcome,
 )
+from chatmill.build.engines.late import LATE_SECONDS, TICKS, Patience, late_event
 from chatmill.errors import ConfigError, MissingExtraError
 
 QUIET = {
@@ -61,17 +62,20 @@ class RayExecutor:
         workers: int | None = None,
         in_flight: int | None = None,
         task_options: Mapping[str, Any] | None = None,
+        late_seconds: float = LATE_SECONDS,
     ) -> None:
         """`workers` is the size of a local Ray that we start (None: all cores).
 
         `in_flight`: tasks submitted and not finished, at most; None keeps two for each CPU of the cluster.
         `task_options` are Ray's own for each task, e.g. `{"num_cpus": 2, "memory": 4 * 2**30}`.
+        When no task ends for `late_seconds`, the one that was submitted first is reported as an event.
         """
         for name, value in (("workers", workers), ("in_flight", in_flight)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be 1 or more, or None for the default")
         self.address, self.workers, self.in_flight = address, workers, in_flight
         self.task_options = dict(task_options or {})
+        self.late_seconds = late_seconds
 
     def run(
         self,
@@ -215,6 +219,8 @@ class _Tasks:
         self._pending = deque(range(len(specs)))
         self._flying: dict[Any, int] = {}
         self._strikes = Strikes(specs)
+        self._late_seconds = options.late_seconds
+        self._patience = Patience(self._late_seconds)
 
     def check_room(self, own_cluster: bool) -> None:
         """A task that fits no node would wait without a word: refuse it in our own cluster, tell about it in others."""
@@ -233,13 +239,25 @@ class _Tasks:
             while self._pending or self._flying:
                 while self._pending and len(self._flying) < self._room():
                     self._submit(self._pending.popleft())
-                ready, _ = self._ray.wait(list(self._flying), num_returns=1, timeout=WAIT_SECONDS)
-                for reference in ready:
+                for reference in self._wait():
                     self._finish(reference)
         finally:
             for reference in self._flying:
                 with contextlib.suppress(Exception):  # the cluster may be what failed
                     self._ray.cancel(reference, force=True)
+
+    def _wait(self) -> list[Any]:
+        """The tasks that have ended in the next moment; reports one where none has ended for long."""
+        tick, started = min(WAIT_SECONDS, self._late_seconds / TICKS), time.monotonic()
+        ready, _ = self._ray.wait(list(self._flying), num_returns=1, timeout=tick)
+        if ready:
+            self._patience = Patience(self._late_seconds)
+        elif self._patience.wait(time.monotonic() - started, tick):
+            index = next(iter(self._flying.values()))
+            detail = "`ray list tasks` says where it runs, or that it still waits for a node"
+            label = label_of(self._specs[index])
+            self._tell(late_event(self._patience.waited, pid=None, index=index, label=label, detail=detail))
+        return list(ready)
 
     def _room(self) -> int:
         """How many tasks may be in flight now."""

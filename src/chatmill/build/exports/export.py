@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from chatmill import __version__
 from chatmill.build.exports.targets import TARGETS, Export
 from chatmill.build.publish import publish_folder, sha256_file, storing, temporary_folder
 from chatmill.build.recipe import Recipe
-from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
-from chatmill.store.documents import EXPORT_MANIFEST, BlockDocuments, StoredDataset, open_dataset
+from chatmill.store.documents import BlockDocuments, StoredDataset, open_dataset
+from chatmill.store.names import is_split_name
+from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
 
-FORMAT = "chatmill-export"
-FORMAT_VERSION = 1
 ABOUT = ("fingerprint", "package_version", "git_sha", "recipe", "inputs", "tokenizer", "template", "policy")
 """What an export keeps of its source's manifest."""
 
@@ -66,6 +65,9 @@ def export_dataset(
     if to not in TARGETS:
         raise UnknownNameError("export target", to, list(TARGETS))
     source = open_dataset(directory, None if split is None else [split])
+    for name in source.splits:
+        if not is_split_name(name):
+            raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
     final = _out(source.directory, to, out)
     if shard_tokens is not None and shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
@@ -88,7 +90,7 @@ def export_dataset(
         with storing(final, "write the export"):
             TARGETS[to](export)
             manifest = _manifest(export, to)
-            (temporary / EXPORT_MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+            (temporary / EXPORT_MANIFEST).write_bytes(receipt_bytes(manifest))
         publish_folder(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -125,9 +127,9 @@ def _manifest(export: Export, to: str) -> dict[str, Any]:
     source, folder = export.source, export.folder
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     options = ("max_length", "packing_strategy", "overflow", "pad_id", "shard_tokens", "kinds", "eod_id")
-    return {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
+    content = {
+        "format": EXPORT_FORMAT,
+        "format_version": EXPORT_VERSION,
         "package_version": __version__,
         "to": to,
         "options": {name: getattr(export, name) for name in options},
@@ -144,3 +146,4 @@ def _manifest(export: Export, to: str) -> dict[str, Any]:
             for path in files
         },
     }
+    return sealed(content)

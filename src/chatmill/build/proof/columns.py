@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from chatmill.build.ledger import role_name
 from chatmill.build.proof.report import Finding
 from chatmill.build.proof.stored import StoredSlice, StoredSplit
-from chatmill.core.kinds import KINDS, Part, RoleCode, parts_of, roles_of
+from chatmill.core.kinds import KINDS, PLAIN, Part, RoleCode, parts_of, roles_of
 
 
 @dataclass(slots=True)
@@ -102,7 +102,8 @@ class _Values:
         if vocab_size is not None:
             yield from self.where(part.ids >= vocab_size, "ids", f"no id of the vocabulary, which has {vocab_size:,}")
         if part.kinds is not None:
-            yield from self.where(part.kinds >= KINDS, "kinds", f"no kind; their codes are below {KINDS}")
+            plain = part.kinds & PLAIN
+            yield from self.where(plain >= KINDS, "kinds", f"no kind; their codes are below {KINDS}, without flags")
         weights = part.weights
         if weights is not None and weights.dtype.kind == "f":
             wrong = ~(np.isfinite(weights) & (weights >= 0))

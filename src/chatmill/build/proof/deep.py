@@ -22,16 +22,20 @@ from chatmill.build.proof.report import Finding, Notebook
 from chatmill.build.proof.spans import SpanCheck
 from chatmill.build.proof.stored import BlockSplit, StoredEpisode, StoredSplit
 from chatmill.build.recipe import Recipe
-from chatmill.core.batch import record_key
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import record_key
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.pack.plan import plan
-from chatmill.store.documents import MANIFEST
+from chatmill.store.receipts import MANIFEST
 from chatmill.tokenizer.protocol import Tokenizer
 
 CONTEXT = 8
 """Tokens that are shown on both sides of the first difference."""
-NOTES = ("stripped_characters", "episodes", "untrained_terminators", "records_without_trained_tokens")
+NOTES = (
+    *("stripped_characters", "episodes", "untrained_terminators", "records_without_trained_tokens"),
+    *("turns_that_later_messages_change", "turns_without_proof", "stops_appended", "rows_added"),
+    "tokens_in_added_rows",
+)
 """Notes of the ledger that are derived again; `records_beyond_max_records` is counted from the inputs."""
 
 
@@ -116,10 +120,11 @@ class DeepCheck:
             account(self._ledger, conversation, derived, str(self._recipe.packing.overflow))
             numbers = [
                 self.compare(conversation, Expected(one.ids, one.weights, one.kinds, one.turns))
-                for one in derived.episodes
+                for row in derived.rows
+                for one in row.episodes
             ]
             for mismatch in self._spans.mismatches(conversation, derived):
-                around = derived.ids[max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT]
+                around = derived.rows[mismatch.row].ids[max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT]
                 self._book.found(
                     Finding(
                         file=self._split_of(conversation),
@@ -261,18 +266,23 @@ class DeepCheck:
         fast = f", {counts['records_by_fast_path']:,} more by the fast path" if counts["records_by_fast_path"] else ""
         say(f"{counts['records_derived']:,} records derived from their source by the slow path ({engine}){fast}")
         say(f"{counts['episodes_compared']:,} episodes in ids, weights, kinds and columns; the ledger as a whole")
-        say(
-            f"the context of {counts['contexts_equal']:,} answers with their whole generation prompt"
-            + (f", of {counts['openings_equal']:,} with its opening alone" if counts["openings_equal"] else "")
-            + (f"; {counts['contexts_cut']:,} are in windows or cut" if counts["contexts_cut"] else "")
-            + (f"; {counts['answers_that_go_on']:,} go on in a turn" if counts["answers_that_go_on"] else "")
-        )
-        say(f"the text and labels of {counts['texts_compared']:,} trained messages with what {template} declares")
-        if counts["texts_not_compared"]:
-            self._book.unchecked.append(
-                f"the text of {counts['texts_not_compared']:,} trained messages: {template} declares no view of them, "
-                "or the tokenizer does not spell its text"
+        if counts["answers_proved"]:
+            say(
+                f"{counts['answers_proved']:,} of {counts['trained_messages']:,} trained answers by plain Jinja: the "
+                "context is the prompt a model would get, the span is the answer and its one stop"
             )
+        if counts["contexts_equal"]:
+            say(f"the context of {counts['contexts_equal']:,} answers with their whole generation prompt")
+        for name, sentence in (
+            (
+                "contexts_that_change",
+                f"the context of {{:,}} answers: {template} writes it otherwise once messages follow",
+            ),
+            ("contexts_cut", "the context of {:,} answers that are in windows or cut"),
+            ("answers_that_go_on", "the context of {:,} messages that go on in a turn"),
+        ):
+            if counts[name]:
+                self._book.unchecked.append(sentence.format(counts[name]))
 
 
 class _Bulk:

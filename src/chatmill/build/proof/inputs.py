@@ -13,8 +13,8 @@ from chatmill.build.proof.reference import uses_of
 from chatmill.build.proof.report import Notebook
 from chatmill.build.publish import sha256_file
 from chatmill.build.recipe import Recipe, Source
-from chatmill.core.batch import record_key
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import record_key
 from chatmill.errors import DataError, RecordError
 from chatmill.read.files import read_records
 from chatmill.read.shapes import conversation_of, find_shape

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.build.ledger import Ledger, role_name
+from chatmill.build.pipeline import template_options
 from chatmill.build.recipe import Recipe
-from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.kinds import PARTS, Part, RoleCode, kind
+from chatmill.core.conversation import Conversation, Message
+from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_of
 from chatmill.core.tokens import Tokens
 from chatmill.errors import DataError, TokenizerError
 from chatmill.label.policy import Policy, Scope
@@ -28,27 +29,34 @@ from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import Piece, newest_turns, windows
-from chatmill.render.emitter import Emitter
-from chatmill.render.frames import KIND_BITS, KIND_MASK, Frame, FrameTable
-from chatmill.render.registry import find_template
+from chatmill.render.jinja.expressions import Path, root
+from chatmill.render.jinja.rows import Counts, Row
+from chatmill.render.jinja.traced import Notes
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import bind, find_template
+from chatmill.render.row_items import Ids, TextPart, items_of
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
 
 
-def reference_tokenizer(recipe: Recipe) -> tuple[Tokenizer, str]:
+def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = None) -> tuple[Tokenizer, str]:
     """The tokenizer of a recipe on its reference engine, and the engine's name.
 
-    Where no reference engine can encode the vocabulary it is the fast engine, and the name says so.
+    Where no reference engine can encode the vocabulary it is the fast engine, and the name says so. `control_tokens`
+    are added where the recipe adds some; by default those of its template, which is then loaded.
     """
     try:
-        tokenizer = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, engine=Engine.REFERENCE)
+        tokenizer = load_tokenizer(
+            recipe.tokenizer, pattern=recipe.pattern, engine=Engine.REFERENCE, strict_text=recipe.strict_text
+        )
     except TokenizerError as error:
         if "no reference engine" not in str(error):
             raise
-        tokenizer = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern)
+        tokenizer = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, strict_text=recipe.strict_text)
     if recipe.add_control_tokens:
-        tokenizer = with_control_tokens(tokenizer, find_template(recipe.template).control_tokens)
+        names = find_template(recipe.template).control_tokens if control_tokens is None else control_tokens
+        tokenizer = with_control_tokens(tokenizer, names)
     backend = getattr(tokenizer, "backend", None)
     return tokenizer, "UTF-8" if backend is None else str(backend.name)
 
@@ -69,64 +77,37 @@ def uses_of(key: str, weight: float) -> int:
     return int(whole) + (hash_share(f"weight\0{key}") < rest)
 
 
-class PlainEmitter(Emitter):
-    """Takes what a template writes for one conversation, and makes tokens of it at once."""
+class PlainRow:
+    """The tokens of one row, made one item after the other."""
 
-    def __init__(self, table: FrameTable, tokenizer: Tokenizer, known: dict[str, list[int]]) -> None:
+    def __init__(self, items: Sequence[Ids | TextPart], tokenizer: Tokenizer, known: dict[str, list[int]]) -> None:
         """`known` keeps the ids of texts, so that the beginnings of one conversation are encoded once."""
-        super().__init__(table)
         self.ids: list[int] = []
         self.kinds: list[int] = []
         self.messages: list[int] = []
         """Index of the message each token belongs to; -1 for none."""
-        self._message = -1
         self._tokenizer, self._known = tokenizer, known
+        piece: list[TextPart] = []
+        for item in items:
+            if piece and (isinstance(item, Ids) or item.opens):
+                self._encode(piece)
+                piece = []
+            if isinstance(item, Ids):
+                self._add(item.ids, item.kind, item.message)
+            else:
+                piece.append(item)
+        if piece:
+            self._encode(piece)
 
-    def message(self, index: int) -> None:
-        """What follows belongs to this message."""
-        self._message = index
-
-    def put(self, literal: int, kind: int) -> None:
-        """The ids of a literal."""
-        self._add(self._table.literals[literal], kind)
-
-    def text(self, text: str, kind: int) -> None:
-        """The ids of a text."""
-        self.joined([(text, kind)])
-
-    def fixed(self, frame: Frame) -> None:
-        """Literals alone."""
-        for run in self._table.frames[frame.number]:
-            self.put(~(run >> KIND_BITS), run & KIND_MASK)
-
-    def framed(self, frame: Frame, text: str) -> None:
-        """Literals, the text with its head, literals."""
-        runs = self._table.frames[frame.number]
-        kinds = [run for run in runs if run >= 0]
-        texts = [*([frame.head] if frame.head else []), text, *([frame.tail] if frame.tail else [])]
-        written = False
-        for run in runs:
-            if run < 0:
-                self.put(~(run >> KIND_BITS), run & KIND_MASK)
-            elif not written:
-                self.joined(list(zip(texts, kinds, strict=True)))
-                written = True
-
-    def framed_messages(self, messages: Sequence[Message], frames: Mapping[Role, Frame]) -> None:
-        """One message after another."""
-        for index, message in enumerate(messages):
-            self.message(index)
-            self.framed(frames[message.role], message.content)
-
-    def joined(self, parts: Sequence[tuple[str, int]]) -> None:
+    def _encode(self, piece: Sequence[TextPart]) -> None:
         """The parts as one text; a token has the kind of the part its first byte lies in."""
-        text = "".join(part for part, _ in parts)
+        text = "".join(part.text for part in piece)
         if text not in self._known:
             self._known[text] = self._tokenizer.encode(text)
         ids = self._known[text]
-        ends = [self._tokens_before(prefix, text, ids) for prefix in accumulate(part for part, _ in parts[:-1])]
-        for start, end, part in zip([0, *ends], [*ends, len(ids)], parts, strict=True):
-            self._add(ids[start:end], part[1])
+        ends = [self._tokens_before(prefix, text, ids) for prefix in accumulate(part.text for part in piece[:-1])]
+        for start, end, part in zip([0, *ends], [*ends, len(ids)], piece, strict=True):
+            self._add(ids[start:end], part.kind, part.message)
 
     def _tokens_before(self, prefix: str, text: str, ids: list[int]) -> int:
         """How many tokens of a text begin inside its prefix."""
@@ -141,15 +122,10 @@ class PlainEmitter(Emitter):
             at += len(self._tokenizer.token_bytes(token))
         return len(ids)
 
-    def _add(self, ids: Sequence[int], kind: int) -> None:
+    def _add(self, ids: Sequence[int], kind: int, message: int) -> None:
         self.ids += ids
         self.kinds += [kind] * len(ids)
-        self.messages += [self._message] * len(ids)
-
-    def reopen(self) -> None:
-        """Take the end of the document back: a conversation that goes on has none yet."""
-        while self.kinds and self.messages[-1] < 0 and self.kinds[-1] % PARTS == Part.DOCUMENT:
-            del self.ids[-1], self.kinds[-1], self.messages[-1]
+        self.messages += [message] * len(ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,13 +148,12 @@ class DerivedEpisode:
 
 @dataclass(slots=True, kw_only=True)
 class Derived:
-    """One conversation, rendered and labelled, and the episodes that overflow makes of it."""
+    """One row of a conversation, rendered and labelled, and the episodes that overflow makes of it."""
 
     ids: list[int]
     kinds: list[int]
     messages: list[int]
     weights: list[float]
-    stripped: int
     spans: list[list[Piece]] = field(default_factory=list)
     """The spans of tokens of each episode."""
     episodes: list[DerivedEpisode] = field(default_factory=list)
@@ -189,28 +164,56 @@ class Derived:
         return self.spans == [[Piece(0, len(self.ids))]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedRecord:
+    """All rows of a conversation."""
+
+    rows: list[Derived]
+    stripped: int
+    """Characters of contents and reasoning that no row shows."""
+    counts: Counts
+    spans: tuple[Row, ...] = ()
+    """The rows as text with its origins, for a model's template."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Options that the template was given for this record."""
+
+
 class Reference:
     """A recipe bound to its reference tokenizer."""
 
     def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
         """`tokenizer` comes from `reference_tokenizer`."""
-        self.recipe, self.tokenizer = recipe, tokenizer
-        self.template = find_template(recipe.template)(tokenizer)
-        self.policy = find_policy(recipe.policy or self.template.default_policy)
+        self.recipe = recipe
+        self.policy = find_policy(recipe.policy or find_template(recipe.template).default_policy)
+        self.template = bind(recipe.template, tokenizer, template_options(recipe, self.policy))
+        self.tokenizer = self.template.tokenizer
         self._known: dict[str, list[int]] = {}
 
-    def derive(self, conversation: Conversation) -> Derived:
+    def derive(self, conversation: Conversation) -> DerivedRecord:
         """The tokens and episodes of a record; a `RecordError` where the template refuses it."""
         self._known.clear()
-        self.template.check(conversation)
-        out = self._emitter()
-        self.template.emit(conversation, out)
+        spans: tuple[Row, ...] = ()
+        if isinstance(self.template, ModelTemplate):
+            self.template.check(conversation)
+            notes = Notes()
+            written = self.template.chat.write(conversation, notes)
+            spans, counts, options = written.rows, written.counts, dict(written.options)
+            items = [items_of(row, self.template.rules, notes) for row in spans]
+        else:
+            one = self.template.write(conversation)
+            items, counts, options = list(one.rows), one.counts, {}
+        rows = [self._row(conversation, row) for row in items]
+        return DerivedRecord(
+            rows=rows, stripped=_stripped(conversation, items), counts=counts, spans=spans, options=options
+        )
+
+    def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> Derived:
+        out = PlainRow(items, self.tokenizer, self._known)
         derived = Derived(
             ids=out.ids,
             kinds=out.kinds,
             messages=out.messages,
             weights=token_weights(self.policy, out.kinds, out.messages, conversation.messages),
-            stripped=out.stripped,
         )
         derived.spans = self._spans(derived)
         derived.episodes = [_episode(derived, pieces) for pieces in derived.spans]
@@ -218,22 +221,8 @@ class Reference:
 
     def prompt(self, conversation: Conversation, index: int) -> list[int]:
         """The generation prompt of a message that is not the first: all before it, and what opens an answer."""
-        out = self._emitter()
         before = conversation._replace(messages=conversation.messages[:index])
-        self.template.emit(before, out)
-        out.reopen()
-        self.template.emit_generation_prompt(before, out)
-        return out.ids
-
-    def opening(self, conversation: Conversation, index: int) -> list[int]:
-        """The last part of the generation prompt: what opens an answer."""
-        out = self._emitter()
-        before = conversation._replace(messages=conversation.messages[:index])
-        self.template.emit_generation_prompt(before, out)
-        return out.ids
-
-    def _emitter(self) -> PlainEmitter:
-        return PlainEmitter(self.template.table, self.tokenizer, self._known)
+        return PlainRow(self.template.write_prompt(before), self.tokenizer, self._known).ids
 
     def _spans(self, derived: Derived) -> list[list[Piece]]:
         """What of the conversation stands in which episode, by the overflow policy."""
@@ -261,11 +250,11 @@ def token_weights(
 ) -> list[float]:
     """The weight of every token: the policy's table, its scope, and the weight of the token's own message."""
     table = {kind(role, part): weight for (role, part), weight in policy.weights.items()}
-    last_user = max((place for place, code in enumerate(kinds) if code // PARTS == RoleCode.USER), default=-1)
+    last_user = max((place for place, code in enumerate(kinds) if role_of(code) is RoleCode.USER), default=-1)
     default = 0.0 if policy.only_weighted_messages else 1.0
     weights: list[float] = []
     for place, (code, message) in enumerate(zip(kinds, messages, strict=True)):
-        weight = table.get(code, 0.0)
+        weight = 0.0 if code & REPEATED else table.get(code & ~MARK, 0.0)
         if weight == 0 or (policy.scope is Scope.LAST_TURN and place <= last_user):
             weights.append(0.0)
             continue
@@ -297,7 +286,7 @@ def _episode(derived: Derived, pieces: Sequence[Piece]) -> DerivedEpisode:
     turns: list[tuple[bool, bool]] = []  # of each assistant message: is it trained; is its end, or does it go on
     message = role_before = None
     for (place, _), weight, code in zip(places, weights, kinds, strict=True):
-        role, part = divmod(code, PARTS)
+        role, part = role_of(code), part_of(code)
         if role == RoleCode.ASSISTANT:
             if derived.messages[place] != message:
                 message = derived.messages[place]
@@ -316,9 +305,31 @@ def _episode(derived: Derived, pieces: Sequence[Piece]) -> DerivedEpisode:
     )
 
 
-def account(ledger: Ledger, conversation: Conversation, derived: Derived, overflow: str) -> None:
+def account(ledger: Ledger, conversation: Conversation, record: DerivedRecord, overflow: str) -> None:
     """Enter one built or dropped record, as the ledger of a build has it."""
-    source, dropped = conversation.source, not derived.episodes
+    source, dropped = conversation.source, not any(row.episodes for row in record.rows)
+    for row in record.rows:
+        _account_row(ledger, source, row)
+    outcome = ("skipped", f"overflow_{overflow}") if dropped else ("built", "")
+    ledger.records[source, *outcome] += 1
+    episodes = [episode for row in record.rows for episode in row.episodes]
+    notes = {
+        "stripped_characters": record.stripped,
+        "turns_that_later_messages_change": record.counts.unstable,
+        "turns_without_proof": record.counts.untrained,
+        "stops_appended": record.counts.appended,
+        "rows_added": len(record.rows) - 1,
+        "tokens_in_added_rows": sum(len(row.ids) for row in record.rows[:-1]),
+        "episodes": len(episodes),
+        "untrained_terminators": sum(episode.unended for episode in episodes),
+        "records_without_trained_tokens": int(not dropped and not any(episode.trained for episode in episodes)),
+    }
+    for name, count in notes.items():
+        ledger.notes[source, name] += count
+
+
+def _account_row(ledger: Ledger, source: str, derived: Derived) -> None:
+    dropped = not derived.episodes
     kept = [False] * len(derived.ids)
     injected: Counter[int] = Counter()
     for piece in (piece for pieces in derived.spans for piece in pieces):
@@ -330,14 +341,24 @@ def account(ledger: Ledger, conversation: Conversation, derived: Derived, overfl
     for (code, is_trained, is_kept), count in Counter(zip(derived.kinds, trained, kept, strict=True)).items():
         name = "trained" if is_trained else "context"
         fate = name if is_kept else f"{'dropped' if dropped else 'cut'}_{name}"
-        ledger.tokens[source, role_name(code // PARTS), "rendered"] += count
-        ledger.tokens[source, role_name(code // PARTS), fate] += count
+        ledger.tokens[source, role_name(role_of(code)), "rendered"] += count
+        ledger.tokens[source, role_name(role_of(code)), fate] += count
     for code, count in injected.items():
-        ledger.tokens[source, role_name(code // PARTS), "injected"] += count
-    outcome = ("skipped", f"overflow_{overflow}") if dropped else ("built", "")
-    ledger.records[source, *outcome] += 1
-    ledger.notes[source, "stripped_characters"] += derived.stripped
-    ledger.notes[source, "episodes"] += len(derived.episodes)
-    ledger.notes[source, "untrained_terminators"] += sum(episode.unended for episode in derived.episodes)
-    without = not dropped and not any(episode.trained for episode in derived.episodes)
-    ledger.notes[source, "records_without_trained_tokens"] += without
+        ledger.tokens[source, role_name(role_of(code)), "injected"] += count
+
+
+def _stripped(conversation: Conversation, rows: Sequence[Sequence[Ids | TextPart]]) -> int:
+    """Characters of contents and reasoning that no row shows: of each text, what its best showing lacks."""
+    best: dict[Path, int] = {}
+    for row in rows:
+        here: Counter[Path] = Counter()
+        for item in row:
+            path = root(item.expression) if isinstance(item, TextPart) and item.expression else None
+            if path is not None:
+                here[path] += len(item.text)  # type: ignore[union-attr]
+        best |= {path: max(size, best.get(path, 0)) for path, size in here.items()}
+    total = 0
+    for k, message in enumerate(conversation.messages):
+        for name, text in (("content", message.content), ("reasoning", message.reasoning or "")):
+            total += max(0, len(text) - best.get((k, name), 0))
+    return total

@@ -1,23 +1,32 @@
-"""What stands before and in each trained message: its generation prompt, the text it declares, and one end."""
+"""Proves the trained spans of a record: the context is what a model would get, the span is the answer and its stop.
+
+For a model's template the proof is made by plain Jinja, without traced strings: P(i) is the rendering of the messages
+before i with the generation prompt, A(i) that of the messages up to i.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from chatmill.build.proof.reference import Derived, Reference
+import jinja2
+
+from chatmill.build.proof.reference import Derived, DerivedRecord, Reference
 from chatmill.build.proof.report import Notebook
-from chatmill.build.proof.views import VIEWS, Shown, first_difference
 from chatmill.core.conversation import Conversation, Role
-from chatmill.core.kinds import PARTS, Part
-from chatmill.render.registry import TEMPLATES
+from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
+from chatmill.render.jinja.chat_template import ChatTemplate
+from chatmill.render.jinja.rows import Row
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.template import Template
 
 
 class Mismatch(NamedTuple):
-    """A token of a record that does not stand where it must."""
+    """A token of a record that is not where it must be."""
 
+    row: int
     token: int
-    """Its place in the whole rendering, before any overflow."""
+    """Its place in the whole row, before any overflow."""
     message: str
 
 
@@ -25,72 +34,90 @@ class SpanCheck:
     """Checks the trained messages of derived records, and counts what it could compare."""
 
     def __init__(self, reference: Reference, book: Notebook) -> None:
-        """The templates that come with the package have a declared view; others have none."""
+        """Nothing is counted yet."""
         self._reference, self._book = reference, book
-        name = reference.recipe.template
-        self._view = VIEWS.get(name) if name in TEMPLATES else None
-        self._spells = getattr(reference.tokenizer, "bytes_add_up", True)
 
-    def mismatches(self, conversation: Conversation, derived: Derived) -> Iterator[Mismatch]:
+    def mismatches(self, conversation: Conversation, record: DerivedRecord) -> Iterator[Mismatch]:
         """Everything that is wrong with the trained messages of a record."""
+        template = self._reference.template
+        if isinstance(template, ModelTemplate):
+            proof = AnswerProof(template.chat, conversation, record.options)
+            for number, row in enumerate(record.spans):
+                for index in row.trained:
+                    self._book.counts["trained_messages"] += 1
+                    said = proof.failure(row, index)
+                    if said:
+                        yield Mismatch(number, 0, f"message {index}: {said}")
+                    else:
+                        self._book.counts["answers_proved"] += 1
+        elif isinstance(template, Template):
+            for number, derived in enumerate(record.rows):
+                yield from self._contexts(conversation, derived, number, template.prefix_stable)
+
+    def _contexts(
+        self, conversation: Conversation, derived: Derived, row: int, prefix_stable: bool
+    ) -> Iterator[Mismatch]:
+        """For a template in Python: what comes before an answer is its generation prompt."""
         for index, (first, last) in sorted(_spans(derived).items()):
             if not any(weight > 0 for weight in derived.weights[first:last]):
                 continue
             self._book.counts["trained_messages"] += 1
-            found = self._text(conversation, derived, index, first, last)
-            if found is None and conversation.messages[index].role is Role.ASSISTANT:
-                found = self._context(conversation, derived, index, first, last)
-            if found is not None:
-                yield found
+            if conversation.messages[index].role is not Role.ASSISTANT:
+                continue
+            answer = first
+            while answer < last and part_of(derived.kinds[answer]) is Part.HEADER:
+                answer += 1
+            if answer == first:
+                self._book.counts["answers_that_go_on"] += 1  # the model itself opens this message
+            elif not derived.is_whole:
+                self._book.counts["contexts_cut"] += 1
+            elif not index or derived.ids[:answer] == self._reference.prompt(conversation, index):
+                self._book.counts["contexts_equal"] += 1
+            elif prefix_stable:
+                yield Mismatch(row, first, f"the context of message {index} is not its generation prompt")
+            else:
+                self._book.counts["contexts_that_change"] += 1
 
-    def _text(self, conversation: Conversation, derived: Derived, index: int, first: int, last: int) -> Mismatch | None:
-        """The tokens of a message spell what the template declares, each with the label of its part."""
-        shown = self._view(conversation, index) if self._view and self._spells else None
-        if shown is None:
-            self._book.counts["texts_not_compared"] += 1
-            return None
-        self._book.counts["texts_compared"] += 1
-        ids, kinds = derived.ids[first:last], derived.kinds[first:last]
-        found = first_difference(shown, ids, kinds, self._reference.tokenizer)
-        if found is not None:
-            return Mismatch(first + found[0], f"message {index}: {found[1]}")
-        return self._ends(shown, derived, index, first, last)
 
-    def _ends(self, shown: list[Shown], derived: Derived, index: int, first: int, last: int) -> Mismatch | None:
-        """As many terminators as the view has, which is one; Harmony ends every call, and no analysis."""
-        ends = [place for place in range(first, last) if derived.kinds[place] % PARTS == Part.TERMINATOR]
-        expected = sum(one.part is Part.TERMINATOR for one in shown)
-        self._book.counts["terminators"] += len(ends)
-        if expected != len(ends) or (expected != 1 and self._reference.recipe.template != "harmony"):
-            return Mismatch(first, f"message {index} has {len(ends)} terminators, not {expected}")
-        return None
+class AnswerProof:
+    """Renders the prompts and answers of one conversation by plain Jinja."""
 
-    def _context(
-        self, conversation: Conversation, derived: Derived, index: int, first: int, last: int
-    ) -> Mismatch | None:
-        """Everything before an answer is its generation prompt; where a template cannot keep that, its opening is."""
-        answer = first
-        while answer < last and derived.kinds[answer] % PARTS == Part.HEADER:
-            answer += 1
-        if answer == first:
-            self._book.counts["answers_that_go_on"] += 1  # the model itself opens this message
-            return None
-        if not derived.is_whole:
-            self._book.counts["contexts_cut"] += 1
-            return None
-        opening = self._reference.opening(conversation, index)
-        prompt = self._reference.prompt(conversation, index) if index else derived.ids[:first] + opening
-        if derived.ids[:answer] == prompt:
-            self._book.counts["contexts_equal"] += 1
-            return None
-        if self._reference.template.prefix_stable:
-            pairs = zip(derived.ids[:answer], prompt, strict=False)
-            place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(answer, len(prompt)))
-            return Mismatch(place, f"the context of message {index} is not its generation prompt")
-        if derived.ids[first : first + len(opening)] != opening:
-            return Mismatch(first, f"message {index} does not open like its generation prompt")
-        self._book.counts["openings_equal"] += 1
-        return None
+    def __init__(self, chat: ChatTemplate, conversation: Conversation, options: Mapping[str, object]) -> None:
+        """`options` are those that the template was given for this conversation."""
+        self._chat, self._conversation, self._options = chat, conversation, options
+
+    def failure(self, row: Row, index: int) -> str:
+        """Why an answer of a row is not proved; empty where it is."""
+        text = "".join(span.text for span in row.spans)
+        at, begin, end, stops = 0, -1, -1, 0
+        for span in row.spans:
+            if span.message == index and span.breaks:
+                begin = at
+            at += len(span.text)
+            if span.message == index and not span.kind & REPEATED and _is_stop(span.kind):
+                end, stops = at, stops + 1
+        if begin < 0 or stops != 1:
+            return f"it has {stops} stops, and must have one"
+        try:
+            prompt = self._chat.plain(self._conversation, self._options, index, prompt=True)
+            ended = self._chat.plain(self._conversation, self._options, index + 1, prompt=False)
+        except jinja2.TemplateError as error:
+            return f"plain Jinja refuses it: {error}"
+        if text[:begin] != prompt:
+            return "its context is not the prompt that plain Jinja gives"
+        stop_begin = end - len(next(s.text for s in reversed(row.spans) if _is_stop(s.kind) and s.message == index))
+        answer, stop = text[begin:stop_begin], text[stop_begin:end]
+        if not ended.startswith(prompt + answer):
+            return "its text is not the answer that plain Jinja gives"
+        rest = ended[len(prompt) + len(answer) :]
+        known = [name for name in self._chat.stops.names if rest.startswith(name)]
+        if rest and not any(self._chat.stops.are_same(name, stop) for name in known):
+            return f"its stop is {stop!r}, and plain Jinja goes on with {rest[:20]!r}"
+        return ""
+
+
+def _is_stop(code: int) -> bool:
+    return role_of(code) is RoleCode.ASSISTANT and part_of(code) is Part.TERMINATOR
 
 
 def _spans(derived: Derived) -> dict[int, tuple[int, int]]:

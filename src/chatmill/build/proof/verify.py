@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from chatmill import __version__
@@ -26,9 +26,9 @@ from chatmill.build.publish import canonical_json, sha256_file
 from chatmill.build.recipe import Recipe, recipe_of
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS
-from chatmill.render.registry import TEMPLATES
-from chatmill.render.templates.llama3 import BOS as LLAMA3_BOS
-from chatmill.store.documents import MANIFEST, read_manifest
+from chatmill.render.registry import JinjaSource, bundled_names, find_template
+from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
+from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
 from chatmill.tokenizer.protocol import Tokenizer
 
 __all__ = ["Finding", "VerifyReport", "verify"]
@@ -40,6 +40,10 @@ class Rules(NamedTuple):
     tokenizer: Tokenizer
     engine: str
     """Name of the library that encodes."""
+    recipe: Recipe
+    """With the template that may be run, which the user may have named."""
+    not_run: str = ""
+    """Why the template was not run; records cannot be derived then."""
 
 
 def verify(
@@ -47,6 +51,8 @@ def verify(
     deep: bool = False,
     sample: int | None = None,
     *,
+    template: str | os.PathLike[str] | None = None,
+    trust_template: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Check the dataset in a folder; what is wrong is in the report, with the file, and the record where it is known.
@@ -55,6 +61,9 @@ def verify(
     the ledger against the columns, the tokenizer against its fingerprint. `deep` reads the inputs again and derives
     every record by the slow reference path; with `sample` only so many of them, evenly spread, and the others by the
     fast path. A folder that is no dataset is a `FormatError`.
+
+    A Python file that the manifest names as template is not run, and what needs it is not checked, unless `template`
+    names the file again or `trust_template` is its sha256.
     """
     started = time.monotonic()
     folder = Path(directory)
@@ -66,59 +75,37 @@ def verify(
     _check_recipe(manifest, book)
     _check_files(folder, manifest["files"], book)
     _check_others(folder, manifest, book)
-    rules = _check_rules(recipe, manifest, book)
+    trust = TemplateTrust(template=template, sha256=trust_template)
+    rules = _check_rules(folder, recipe, manifest, trust, book)
     splits = _open_splits(folder, recipe, manifest, book)
-    counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(recipe, rules), book)
+    counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(rules), book)
     ledger = _check_ledger(manifest, splits, counts, book)
     _check_rejected(folder, ledger, book)
     if deep:
-        _check_records(folder, manifest, recipe, splits, rules, sample, book)
+        _check_records(folder, manifest, splits, rules, sample, book)
     return book.report(folder, deep=deep, seconds=time.monotonic() - started)
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise FormatError(f"{folder}: no such folder")
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, check_seal=False)
     if manifest is None:
         there = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise FormatError(
             f"{folder} holds no dataset that a build has finished: {MANIFEST}, which is written last, is not there "
             f"(found: {there})"
         )
-    needed = ("files", "inputs", "ledger", "recipe", "recipe_sha256", "splits", "tokenizer", "template", "policy")
-    missing = [key for key in needed if key not in manifest]
-    if missing:
-        raise FormatError(f"{folder / MANIFEST} lacks {', '.join(missing)}: it was edited, and cannot be checked")
-    try:
-        _look_over(manifest)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise FormatError(
-            f"{folder / MANIFEST} is not as a build writes it ({type(error).__name__}: {error}): it was edited, and "
-            "cannot be checked"
-        ) from None
     return manifest
 
 
-def _look_over(manifest: Mapping[str, Any]) -> None:
-    """Touch everything that is read later, so that a manifest of another form fails here."""
-    for record in (*manifest["files"].values(), *manifest["inputs"]):
-        int(record["bytes"]), str(record["sha256"])
-    for file in manifest["inputs"]:
-        int(file["records"] if file["lines"] is None else file["lines"])
-        str(file["path"]), str(file["source"]), str(file["shape"])
-    for split in manifest["splits"].values():
-        dict(split)
-    for what in ("tokenizer", "template", "policy"):
-        str(manifest[what]["fingerprint"]), str(manifest[what]["name"])
-    int(manifest["tokenizer"]["vocab_size"])
-
-
 def _check_recipe(manifest: Mapping[str, Any], book: Notebook) -> None:
+    if problem := seal_problem(manifest):
+        book.wrong(MANIFEST, problem)
     found = hashlib.sha256(canonical_json(manifest["recipe"])).hexdigest()
     if found != manifest["recipe_sha256"]:
         book.wrong(MANIFEST, f"the recipe in it was edited: its sha256 is {found}, not {manifest['recipe_sha256']}")
-    if manifest.get("package_version") != __version__:
+    if manifest["package_version"] != __version__:
         book.unchecked.append(f"built by chatmill {manifest.get('package_version')}, checked by {__version__}")
 
 
@@ -129,9 +116,7 @@ def _check_files(folder: Path, files: Mapping[str, Any], book: Notebook) -> None
     for name, record in files.items():
         book.progress("files", book.counts["bytes_hashed"], total)
         path = folder / name
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            book.wrong(MANIFEST, f"names the file {name!r}, which is outside of the dataset")
-        elif not path.is_file():
+        if not path.is_file():
             book.wrong(name, "missing; the manifest names it")
         else:
             size, found = path.stat().st_size, sha256_file(path)
@@ -160,11 +145,13 @@ def _check_others(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> 
                 book.wrong(name, "not in the manifest; the build did not write it")
 
 
-def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) -> Rules | None:
+def _check_rules(
+    folder: Path, recipe: Recipe, manifest: Mapping[str, Any], trust: TemplateTrust, book: Notebook
+) -> Rules | None:
     """Tokenizer, template and policy are what they were; None where they are missing or a file has changed."""
     files = {
         "tokenizer": _file_of(recipe.tokenizer, ("o200k", "bytes")),
-        "template": _file_of(recipe.template, TEMPLATES),
+        "template": _file_of(os.fspath(trust.template or recipe.template), bundled_names()),
         "policy": _file_of(recipe.policy or "", ("", *PRESETS)),
     }
     for what, file in files.items():
@@ -172,17 +159,25 @@ def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) ->
             book.unchecked.append(f"the {what} file {file} is not here, so its fingerprint was not compared")
             return None
     try:
-        tokenizer, engine = reference_tokenizer(recipe)
-        found = Pipeline(recipe, tokenizer).fingerprints
+        named = allowed_template(recipe.template, trust, str(folder))
+    except UntrustedTemplateError as error:
+        book.unchecked.append(f"the template was not run, so its fingerprint was not compared: {error}")
+        return _rules_without_template(recipe, manifest, str(error), book)
+    runnable = recipe.model_copy(update={"template": named})
+    try:
+        tokenizer, engine = reference_tokenizer(runnable)
+        found = Pipeline(runnable, tokenizer).fingerprints
     except ChatmillError as error:
-        named = next((str(file) for file in files.values() if file is not None), recipe.tokenizer)
-        book.wrong(named, f"what the recipe names cannot be loaded any more: {error}")
+        blamed = next((str(file) for file in files.values() if file is not None), recipe.tokenizer)
+        book.wrong(blamed, f"what the recipe names cannot be loaded any more: {error}")
         return None
     changed = [what for what in files if found[what] != manifest[what]["fingerprint"]]
     for what in changed:
         sentence = f"the {what} has changed since the build: its fingerprint is {found[what]}, the manifest says "
         if files[what] is not None or what == "tokenizer":
             book.wrong(str(files[what] or recipe.tokenizer), sentence + manifest[what]["fingerprint"])
+        elif manifest["package_version"] == __version__:
+            book.wrong(MANIFEST, sentence + manifest[what]["fingerprint"])
         else:
             book.unchecked.append(f"the {what} {manifest[what]['name']} is another version than the one of the build")
     same = [what for what in files if what not in changed]
@@ -190,7 +185,26 @@ def _check_rules(recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) ->
     if not changed:
         _check_fingerprint(recipe, manifest, found, book)
     is_changed = any(files[what] is not None or what == "tokenizer" for what in changed)
-    return None if is_changed else Rules(tokenizer, engine)
+    return None if is_changed else Rules(tokenizer, engine, runnable)
+
+
+def _rules_without_template(recipe: Recipe, manifest: Mapping[str, Any], not_run: str, book: Notebook) -> Rules | None:
+    """The tokenizer, which needs no code of the template where the manifest lists its control tokens."""
+    listed = manifest["tokenizer"].get("control_tokens")
+    if listed is None and recipe.add_control_tokens:
+        return None
+    try:
+        tokenizer, engine = reference_tokenizer(recipe, listed)
+    except ChatmillError as error:
+        book.wrong(recipe.tokenizer, f"what the recipe names cannot be loaded any more: {error}")
+        return None
+    said = manifest["tokenizer"]["fingerprint"]
+    if tokenizer.fingerprint != said:
+        sentence = f"the tokenizer has changed since the build: its fingerprint is {tokenizer.fingerprint}, "
+        book.wrong(recipe.tokenizer, f"{sentence}the manifest says {said}")
+        return None
+    book.compared.append("tokenizer with recorded fingerprint")
+    return Rules(tokenizer, engine, recipe, not_run)
 
 
 def _file_of(name: str, known: Sequence[str]) -> Path | None:
@@ -203,7 +217,7 @@ def _file_of(name: str, known: Sequence[str]) -> Path | None:
 
 def _check_fingerprint(recipe: Recipe, manifest: Mapping[str, Any], found: Mapping[str, str], book: Notebook) -> None:
     """The fingerprint of the build follows from what the manifest says went into it."""
-    if manifest.get("package_version") != __version__:
+    if manifest["package_version"] != __version__:
         return
     names = ("path", "source", "shape", "bytes", "sha256", "lines", "records")
     inputs = [InputFile(**{name: file[name] for name in names}, mtime_ns=0) for file in manifest["inputs"]]
@@ -227,11 +241,14 @@ def _open_splits(folder: Path, recipe: Recipe, manifest: Mapping[str, Any], book
     return splits
 
 
-def _bos_id(recipe: Recipe, rules: Rules | None) -> int | None:
+def _bos_id(rules: Rules | None) -> int | None:
     if rules is None:
         return None
-    bos = rules.tokenizer.bos_id
-    return rules.tokenizer.control_ids.get(LLAMA3_BOS, bos) if recipe.template == "llama3" else bos
+    if rules.not_run:
+        return rules.tokenizer.bos_id
+    source = find_template(rules.recipe.template)
+    own = source.named_tokens.get("bos_token", "") if isinstance(source, JinjaSource) else ""
+    return rules.tokenizer.control_ids.get(own, rules.tokenizer.bos_id)
 
 
 def _check_columns(
@@ -301,13 +318,15 @@ def _check_rejected(folder: Path, ledger: Ledger | None, book: Notebook) -> None
 
 
 def _check_records(
-    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, StoredSplit],
+    folder: Path, manifest: Mapping[str, Any], splits: Mapping[str, StoredSplit],
     rules: Rules | None, sample: int | None, book: Notebook,
 ) -> None:  # fmt: skip
     """The deep part, where what it needs is there."""
     not_derived = "the records were not derived again"
     if rules is None:
         book.blocked = f"{not_derived}: tokenizer, template or policy of the build are missing or have changed"
+    elif rules.not_run:
+        book.blocked = f"{not_derived}: {rules.not_run}"
     elif not splits:
         book.blocked = f"{not_derived}: no split can be read"
     else:
@@ -315,6 +334,6 @@ def _check_records(
     if book.blocked or rules is None:
         return
     try:
-        DeepCheck(folder, manifest, recipe, splits, book).run(rules.tokenizer, rules.engine, sample)
+        DeepCheck(folder, manifest, rules.recipe, splits, book).run(rules.tokenizer, rules.engine, sample)
     except ChatmillError as error:
         book.blocked = f"{not_derived}: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from chatmill.build.proof.report import Finding, Notebook, OnProgress, VerifyReport
 from chatmill.build.publish import sha256_file
-from chatmill.build.synth_kd.manifest import SCHEMA, read_kd_manifest
+from chatmill.core.canonical import canonical_json
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
-from chatmill.store.documents import MANIFEST
 from chatmill.store.kd import LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard
+from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
 from chatmill.systems.synth_kd import EOD, VOCAB_SIZE, Split
 
 SLICE_DOCUMENTS = 4096
@@ -26,10 +26,7 @@ SLICE_DOCUMENTS = 4096
 
 def is_synth_kd(folder: Path) -> bool:
     """Whether a folder has the manifest of a distillation dataset."""
-    try:
-        return bool(json.loads((folder / MANIFEST).read_bytes())["schema_version"] == SCHEMA)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return manifest_kind(folder) == KD_SCHEMA
 
 
 def verify_synth_kd(root: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> VerifyReport:
@@ -41,21 +38,20 @@ def verify_synth_kd(root: str | os.PathLike[str], *, on_progress: OnProgress | N
     """
     started = time.monotonic()
     folder = Path(root)
-    manifest = read_kd_manifest(folder)
+    manifest = read_kd_manifest(folder, check_seal=False)
     if manifest is None:
         raise FormatError(
             f"{folder} holds no finished distillation dataset: {MANIFEST}, which is written last, is not there"
         )
     book = Notebook(on_progress)
-    try:
-        files = _listed(manifest)
-        _check_files(folder, files, book)
-        for split in Split:
-            _check_split(folder, split, manifest["splits"][split], book)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(
-            f"{folder / MANIFEST} is not as a build writes it ({type(error).__name__}: {error}): it was edited"
-        ) from None
+    if problem := seal_problem(manifest):
+        book.wrong(MANIFEST, problem)
+    config = hashlib.sha256(canonical_json(manifest["config"])).hexdigest()
+    if config != manifest["config_hash"]:
+        book.wrong(MANIFEST, f"its config and config_hash do not belong together: the sha256 of the config is {config}")
+    _check_files(folder, _listed(manifest), book)
+    for split in Split:
+        _check_split(folder, split, manifest["splits"][split], book)
     book.compared.append("tokens, lossmask and span at every position, and all counts with the manifest")
     return book.report(folder, deep=False, seconds=time.monotonic() - started)
 

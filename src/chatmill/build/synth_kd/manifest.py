@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
 from chatmill.build.manifest import git_sha
 from chatmill.build.publish import canonical_json
 from chatmill.build.synth_kd.shards import GLOB, KDInput
-from chatmill.errors import FormatError, MissingExtraError
-from chatmill.store.documents import MANIFEST
+from chatmill.errors import MissingExtraError
 from chatmill.store.kd import SPAN_NAMES
+from chatmill.store.receipts import KD_SCHEMA, sealed
 from chatmill.systems.synth_kd import EOD, FLAGS, SPLIT_RULE, VOCAB_SIZE, Split
 from chatmill.tokenizer.assets import O200K_SHA256
 
-SCHEMA = "synth_kd_v1"
+SCHEMA = KD_SCHEMA
 LIBRARY = "openai-harmony"
 
 
@@ -83,7 +81,7 @@ def make_manifest(
     for receipt in receipts:
         for code, count in receipt["reasons"].items():
             reasons[code] = reasons.get(code, 0) + count
-    return {
+    content = {
         "schema_version": SCHEMA,
         "created_unix_s": int(time.time()),
         "git_sha": git_sha(),
@@ -117,6 +115,7 @@ def make_manifest(
             "file": dict(quarantine) if quarantine is not None else None,
         },
     }
+    return sealed(content)
 
 
 def _split(split: Split, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -137,18 +136,3 @@ def _split(split: Split, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any
             for name, counts in shards
         ],
     }
-
-
-def read_kd_manifest(root: Path) -> dict[str, Any] | None:
-    """The manifest of a finished dataset; None where there is none."""
-    path = root / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path} cannot be read: {error}") from None
-    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if version != SCHEMA:
-        raise FormatError(f"{path} has the schema_version {version!r}; this package reads {SCHEMA!r}")
-    return dict(manifest)

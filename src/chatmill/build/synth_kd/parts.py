@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from chatmill.errors import FormatError
 from chatmill.store.mapped import MappedFile
+from chatmill.store.names import is_inner_path
 from chatmill.systems.synth_kd import Split
 
 BUFFER = 1 << 16
@@ -91,6 +92,10 @@ def part_receipt(folder: Path) -> dict[str, Any]:
         receipt: dict[str, Any] = json.loads((folder / RECEIPT).read_bytes())
     except (OSError, ValueError) as error:
         raise FormatError(f"{folder / RECEIPT} cannot be read: {error}; delete {folder} and resume") from None
+    for split in receipt["splits"].values():
+        for path in split.get("files", ()):
+            if not is_inner_path(path):
+                raise FormatError(f"{folder / RECEIPT} names {path!r}, which is outside; delete {folder} and resume")
     return receipt
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.build.engines.executor import EventKind, Executor, ExecutorEvent
+from chatmill.build.engines.late import LateJobs
 from chatmill.build.engines.local import LocalExecutor
 from chatmill.build.faults import fault_point
 from chatmill.build.lock import folder_lock
@@ -31,12 +32,14 @@ from chatmill.build.run import STATE, BuildProgress, OnProgress, Outcome
 from chatmill.build.synth_kd.audit import AUDIT_RATE, check_rate
 from chatmill.build.synth_kd.chunk import KDChunk, render_chunk
 from chatmill.build.synth_kd.join import KDJoin, join_shard
-from chatmill.build.synth_kd.manifest import KDConfig, kd_fingerprint, make_manifest, read_kd_manifest
+from chatmill.build.synth_kd.manifest import KDConfig, kd_fingerprint, make_manifest
 from chatmill.build.synth_kd.parts import QUARANTINE, RECEIPT, part_receipt
 from chatmill.build.synth_kd.shards import CHUNK_BYTES, KDInput, Shard, read_input
+from chatmill.build.work import claim_work, move_path, remove_work, work_folder
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
-from chatmill.store.documents import MANIFEST, WORK
-from chatmill.store.durable import sync_folder
+from chatmill.store.documents import WORK
+from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
 from chatmill.systems.synth_kd import Renderer, Split, valid_threshold, vocabulary_file
 
 DEFAULT_INPUT = "data/synth_harmony"
@@ -151,7 +154,7 @@ def _refuse_existing(root: Path, *, resume: bool) -> None:
         names = [path.name for path in root.iterdir() if not TEMPORARY.fullmatch(path.name)]
     if not names:
         return
-    started = (root / WORK / STATE).exists() or names == [WORK]
+    started = (work_folder(root) / STATE).exists() or names == [WORK]
     if not started and not (root / MANIFEST).exists():
         some = ", ".join(sorted(names)[:5])
         raise ConfigError(f"{root} is not empty ({some}) and holds no build of this kind; choose another folder")
@@ -165,13 +168,14 @@ def _refuse_existing(root: Path, *, resume: bool) -> None:
 
 def _chunk_size(root: Path, chunk_bytes: int, chunk_rows: int | None) -> tuple[int, int | None]:
     """The chunk size of the unfinished build that is there, since its parts were cut by it; else the wanted one."""
+    path = work_folder(root) / STATE
     try:
-        state = json.loads((root / WORK / STATE).read_bytes())
+        state = json.loads(path.read_bytes())
         return state["chunk_bytes"], state["chunk_rows"]
     except FileNotFoundError:
         return chunk_bytes, chunk_rows
     except (OSError, ValueError, KeyError) as error:
-        raise FormatError(f"{root / WORK / STATE} cannot be read: {error}; delete {root} and build again") from None
+        raise FormatError(f"{path} cannot be read: {error}; delete {root} and build again") from None
 
 
 class _Build:
@@ -182,7 +186,7 @@ class _Build:
     ) -> None:
         self._root, self._options, self._source = root, options, source
         self._executor, self._on_progress = executor, on_progress
-        self._work = root / WORK
+        self._work = claim_work(root)
 
     def run(self, state: dict[str, Any]) -> tuple[Outcome, dict[str, Any], int]:
         """Outcome, manifest, and the number of audited rows (0 where nothing was done)."""
@@ -247,19 +251,24 @@ class _Build:
                 state = BuildProgress(
                     stage="render", chunks_done=counts["chunks"], chunks=len(chunks), bytes_done=counts["bytes"],
                     bytes=sum(sizes), tokens=counts["tokens"], records=counts["rows"], retries=retries,
+                    late=late.texts,
                 )  # fmt: skip
                 self._on_progress(state)
+
+        late = LateJobs(tell)
 
         def on_done(index: int, receipt: dict[str, Any]) -> None:
             counts["chunks"] += 1
             counts["bytes"] += left[index]
             counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
             counts["rows"] += todo[index].stop - todo[index].start
+            late.forget(index)
             tell()
 
         def on_event(event: ExecutorEvent) -> None:
             nonlocal retries
             retries += event.kind is EventKind.JOB_RETRIED
+            late.hear(event)
 
         tell()
         if todo:
@@ -274,10 +283,10 @@ class _Build:
 
         def on_done(index: int, receipt: dict[str, Any]) -> None:
             fault_point("before_parts_removal")
-            shutil.rmtree(self._work / PARTS / jobs[index].name, ignore_errors=True)
+            shutil.rmtree(self._work / PARTS / jobs[index].name, ignore_errors=True)  # links are not followed
 
         if jobs:
-            self._executor.run(join_shard, jobs, on_done)
+            self._executor.run(join_shard, jobs, on_done, LateJobs(lambda: None).hear)
 
     def _joined(self, shard: Shard) -> Path:
         return self._work / JOINED / shard.name
@@ -295,7 +304,7 @@ class _Build:
         for path, record in self._files(shard).items():
             places = [place for place in (folder / path, self._root / path) if place.exists()]
             if not places or places[0].stat().st_size != record["bytes"]:
-                shutil.rmtree(folder)
+                remove_path(folder)
                 return False
         return True
 
@@ -318,7 +327,7 @@ class _Build:
                 for path in self._files(shard):
                     (self._root / path).parent.mkdir(exist_ok=True)
                     if (self._joined(shard) / path).exists():
-                        os.replace(self._joined(shard) / path, self._root / path)
+                        move_path(self._joined(shard) / path, self._root / path)
                     fault_point("after_file_move")
             for split in Split:
                 if (self._root / split).exists():
@@ -328,8 +337,7 @@ class _Build:
                 self._options.config, self._source, self._options.vocabulary[1], receipts, quarantine
             )
             fault_point("before_manifest")
-            text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-            write_atomic(self._root / MANIFEST, text.encode(), step="manifest_file")
+            write_atomic(self._root / MANIFEST, receipt_bytes(manifest), step="manifest_file")
             fault_point("after_manifest")
             self._clean()
         return manifest, sum(receipt["audited"] for receipt in receipts)
@@ -349,7 +357,5 @@ class _Build:
 
     def _clean(self) -> None:
         """Remove what is no part of a finished dataset."""
-        with storing(self._work, "remove"):
-            if self._work.exists():
-                shutil.rmtree(self._work)
+        remove_work(self._root)
         sweep_orphans(self._root)

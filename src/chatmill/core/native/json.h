@@ -18,33 +18,63 @@ typedef struct {
     int64_t length; /* in bytes; ABSENT where there is no such text */
 } range;
 
+/* A text that few messages have: which field of which message it is. */
+typedef struct {
+    int64_t message, field, start, length;
+} rare_text;
+
+typedef struct {
+    int64_t message;
+    double value;
+} weight;
+
+/* A column of texts. */
+typedef struct {
+    int64_t *starts, *lengths;
+} texts;
+
+static inline void set_text(texts *column, int64_t at, range text)
+{
+    column->starts[at] = text.start;
+    column->lengths[at] = text.length;
+}
+
 /* What `scan.py` hands over; the pointers are arrays with room for the capacities below. */
 typedef struct {
-    int64_t line_capacity, message_capacity, call_capacity;
+    int64_t line_capacity, message_capacity, call_capacity, rare_capacity, weight_capacity, text_capacity, json_capacity;
     int64_t *line_starts, *line_stops;
     uint8_t *read;
     int64_t *message_offsets; /* one more than lines */
-    int64_t *id_starts, *id_lengths, *source_starts, *source_lengths;
-    int64_t *tools_starts, *tools_lengths; /* in the data, not in the text */
+    texts ids, sources;
+    texts tools;           /* in the data, not in the text */
+    texts listed, options; /* in the JSON that is written anew */
     uint8_t *roles;
-    int64_t *content_starts, *content_lengths, *reasoning_starts, *reasoning_lengths;
-    uint8_t *named;
+    texts contents, reasoning;
     int64_t *call_offsets; /* one more than messages */
-    int64_t *name_starts, *name_lengths, *argument_starts, *argument_lengths;
-    uint8_t *text; /* room for as many bytes as there are data */
-    int64_t *listed_starts, *listed_lengths;
-    uint8_t *listed;
-    int64_t listed_capacity;
-    int64_t lines, messages, calls, text_bytes, listed_bytes; /* how many there are in the end */
+    texts call_names, call_arguments, call_ids;
+    rare_text *rare;
+    weight *weights;
+    uint8_t *text; /* texts without their escapes */
+    uint8_t *json; /* JSON that is written anew */
+    int64_t lines, messages, calls, rares, weight_count, text_bytes, json_bytes; /* how many there are in the end */
 } columns;
 
 typedef struct {
+    int64_t messages, calls, rares, weights, text, json;
+} counts;
+
+typedef struct shape shape;
+typedef struct name name;
+
+typedef struct {
     columns *out;
+    shape *names;
     place data; /* places in `tools` count from here */
     place stop; /* no byte from here on is ever read */
-    int64_t messages, calls, used, listed; /* with those of the line that is being read */
-    range sources[KNOWN_SOURCES]; /* the last ones, which are most likely to be met again */
+    counts at;  /* with those of the line that is being read */
+    range known_sources[KNOWN_SOURCES]; /* the last ones, which are most likely to be met again */
     int64_t source_count;
+    name *last_role;
 } scanner;
 
 enum { SYSTEM = 1, DEVELOPER, USER, ASSISTANT, TOOL }; /* RoleCode in kinds.py */
@@ -147,13 +177,13 @@ static place unicode_escape(place p, place stop, uint8_t **to)
 }
 
 /* The text of a string, from behind its opening quote, written at the end of the text so far, where it stays only if
- * the caller moves that end (`keep`). No text is longer than its escaped form, so there is always room: what is
- * written lies no further from the beginning of the text than what is read from the beginning of the data. */
+ * the caller moves that end. No text is longer than its escaped form, so it is enough to look at the room once. */
 static place string(const scanner *s, place p, int64_t *length)
 {
     const place stop = s->stop;
-    uint8_t *const begin = s->out->text + s->used;
+    uint8_t *const begin = s->out->text + s->at.text;
     uint8_t *to = begin;
+    if (s->out->text_capacity - s->at.text < stop - p) return NULL;
     for (;;) {
         while (stop - p >= 16) {
             const uint64_t first = special_bytes(word_at(p)), second = special_bytes(word_at(p + 8));
@@ -242,9 +272,9 @@ static inline place text_or_null(scanner *s, place p, range *found)
 {
     if (p == s->stop) return NULL;
     if (*p == '"') {
-        found->start = s->used;
+        found->start = s->at.text;
         p = string(s, p + 1, &found->length);
-        if (p) s->used += found->length;
+        if (p) s->at.text += found->length;
         return p;
     }
     found->start = 0;

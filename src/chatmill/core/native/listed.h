@@ -1,7 +1,7 @@
-/* Tool definitions, written anew (the form of core/tools.py).
+/* JSON written anew: tool definitions (the form of core/tools.py), template options, arguments, Harmony contents.
  *
- * A list of objects as lines: before each a line feed, then the object as Python's json.dumps(..., ensure_ascii=False)
- * writes what it decodes to. What that may write in another way (a float, a key that stands twice) ends the attempt,
+ * All of it as Python's json.dumps(..., ensure_ascii=False) writes what it decodes to; a list of tool definitions as
+ * lines, before each a line feed. What that may write in another way (a float, a key that stands twice) ends the attempt,
  * and Python decodes the raw list.
  */
 
@@ -53,7 +53,7 @@ static place dumped_string(const scanner *s, place p, writer *w)
     const place begin = p - 1; /* the quote */
     if (!(p = string(s, p, &length))) return NULL;
     if (length == p - begin - 2) return put(w, begin, p - begin) ? p : NULL; /* no escape: it is written already */
-    return put_string(w, s->out->text + s->used, length) ? p : NULL;
+    return put_string(w, s->out->text + s->at.text, length) ? p : NULL;
 }
 
 /* A whole number; what begins with a minus and a zero, or is no whole number, may be written in another way. */

@@ -1,95 +1,248 @@
-"""Lines of JSONL chats as columns, read by compiled code: every line is read exactly, or declined."""
+"""Records of chats as columns, read by compiled code: every record is read exactly, or declined.
+
+The records are lines of JSONL or a column of JSON texts, and a shape says what their fields are called.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.kinds import RoleCode
+from chatmill.core.messages import MessageColumns, sparse_objects
 from chatmill.core.native.library import library
+from chatmill.core.texts import OptionalTexts, Texts
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
 
-SMALLEST_MESSAGE = len(b'{"role":"tool","content":""}')
 SMALLEST_CALL = len(b'{"function":{"name":"","arguments":""}}')
+RARE = 40
+"""Bytes of data for each text that few messages have: enough room unless nearly all of them have several."""
+SLACK = 64
+MAX_NAMES, MAX_TURNS = 32, 8
+"""Names of a record, a message or a role, and turns among those of a record, that names.h has room for."""
+
+
+class RecordField(IntEnum):
+    """What a field of a record means, as in names.h."""
+
+    LIST = 1
+    """A list of messages; a second one in the same record is declined."""
+    ID = 2
+    SOURCE = 3
+    TOOLS = 4
+    OPTIONS = 5
+    NESTED = 6
+    """A text that holds an object with `messages`."""
+    EMPTY_LIST = 7
+    """A list that must be empty; with anything in it the record is declined."""
+    TURN = 8
+    """A text that is a message; turns are in the order of their names, before a list."""
+    OPTIONAL_TURN = 9
+    """The same, and no message where it is missing or empty."""
+    JOINED_TURN = 10
+    """A text that is added to the turn before it, with a line feed between, unless it is missing or empty."""
+    TURN_OR_LIST = 11
+    """A text that is a message, or a list of messages: all turns of a record or none."""
+
+
+class MessageField(IntEnum):
+    """What a field of a message means, as in names.h."""
+
+    ROLE = 1
+    CONTENT = 2
+    REASONING = 3
+    TOOL_CALLS = 4
+    WEIGHT = 5
+    TRAIN = 6
+    NAME = 7
+    TOOL_CALL_ID = 8
+    RECIPIENT = 9
+    CHANNEL = 10
+    CONTENT_TYPE = 11
+
+
+_STRUCTURED = MessageField.CONTENT_TYPE + 1
+
+
+class ShapeNames:
+    """What a shape calls the fields of its records and messages, and the roles."""
+
+    def __init__(
+        self,
+        record: Mapping[str, RecordField | tuple[RecordField, RoleCode]],
+        message: Mapping[str, MessageField],
+        roles: Mapping[str, RoleCode],
+    ) -> None:
+        """A turn comes with the role that speaks. More names than there is room for are a `ValueError`."""
+        pairs = [meaning if isinstance(meaning, tuple) else (meaning, 0) for meaning in record.values()]
+        turns = sum(meaning >= RecordField.TURN for meaning, _ in pairs)
+        if max(len(record), len(message), len(roles)) > MAX_NAMES or turns > MAX_TURNS:
+            raise ValueError(f"more than {MAX_NAMES} names of a kind, or {MAX_TURNS} turns")
+        names = [f'{name}"'.encode() for name in (*record, *message, *roles)]
+        meanings = [*(meaning for meaning, _ in pairs), *message.values(), *roles.values()]
+        self.is_nested = any(meaning is RecordField.NESTED for meaning, _ in pairs)
+        turns_of = [len(name) for name, (meaning, _) in zip(record, pairs, strict=True) if meaning >= RecordField.TURN]
+        listed = len('{"":"","":""}') + sum(sorted(map(len, message))[:2]) + min(map(len, roles))
+        self.smallest_message = min([listed, *(length + len('"":"",') for length in turns_of)])
+        """Bytes that a message has at least. Room is made for as many as there can be: what is too large costs time."""
+        self._text = np.frombuffer(b"".join(names), dtype=np.uint8)
+        self._lengths = np.array([len(name) for name in names], dtype=np.int64)
+        self._meanings = np.array(meanings, dtype=np.uint8)
+        self._roles = np.zeros(len(names), dtype=np.uint8)
+        self._roles[: len(pairs)] = [role for _, role in pairs]
+        arrays = (self._text, self._lengths, self._meanings, self._roles)
+        self.struct = _Names(len(record), len(message), len(roles), *(array.ctypes.data for array in arrays))
+
+
+class _Names(ctypes.Structure):
+    """The struct `shape_names` of names.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("records", "messages", "role_names")),
+        *((name, ctypes.c_void_p) for name in ("text", "lengths", "meanings", "roles")),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scanned:
-    """L lines with M messages in all; a text is a start in `text` and a length in bytes, -1 where there is none.
+    """R records with their messages; one that was declined (`read` is false) has no messages and no texts."""
 
-    A line that was declined (`read` is false) has no messages and no texts.
-    """
-
-    text: Bytes
-    """All texts, as UTF-8 without escapes."""
     line_starts: Ints
-    """Where each line begins in the data that was scanned."""
+    """Where each record begins in the data that was scanned."""
     line_stops: Ints
     """Where it ends, behind its line feed."""
     read: Flags
-    message_offsets: Ints
-    """L + 1 offsets into the messages."""
-    id_starts: Ints
-    id_lengths: Ints
-    source_starts: Ints
+    offsets: Ints
+    """R + 1 offsets into the messages."""
+    messages: MessageColumns
+    ids: OptionalTexts
+    sources: OptionalTexts
     """Equal sources mostly have one start."""
-    source_lengths: Ints
-    tools_starts: Ints
-    """In the data, not in `text`: the tools as they are written there, a list."""
-    tools_lengths: Ints
-    listed: Bytes
-    """Tool definitions on lines of their own (see `core.tools.listed_tools`), of all records."""
-    listed_starts: Ints
-    listed_lengths: Ints
-    """-1 where a record has no tools, or has some that Python must decode."""
-    roles: Bytes
-    """`RoleCode` of each message."""
-    content_starts: Ints
-    content_lengths: Ints
-    reasoning_starts: Ints
-    reasoning_lengths: Ints
-    named: Flags
-    """Whether a message has a name or the id of a call, and neither null nor empty."""
-    call_offsets: Ints
-    """M + 1 offsets into the calls."""
-    name_starts: Ints
-    name_lengths: Ints
-    argument_starts: Ints
-    argument_lengths: Ints
+    tools: OptionalTexts
+    """The tools as they are written in the data, a list; none where they are a text."""
+    listed: OptionalTexts
+    """Tool definitions on lines of their own (see `core.tools.listed_tools`); none where Python must decode `tools`."""
+    options: OptionalTexts
+    """Template options, one JSON object."""
 
 
-_PER_LINE = ("id_starts", "id_lengths", "source_starts", "source_lengths", "tools_starts", "tools_lengths")
-_LISTED = ("listed_starts", "listed_lengths", "listed")
-_PER_MESSAGE = ("content_starts", "content_lengths", "reasoning_starts", "reasoning_lengths")
-_PER_CALL = ("name_starts", "name_lengths", "argument_starts", "argument_lengths")
-_ARRAYS = (
-    *("line_starts", "line_stops", "read", "message_offsets", *_PER_LINE),
-    *("roles", *_PER_MESSAGE, "named", "call_offsets", *_PER_CALL, "text", *_LISTED),
-)
-_CAPACITIES = ("line_capacity", "message_capacity", "call_capacity")
-_COUNTS = ("listed_capacity", "lines", "messages", "calls", "text_bytes", "listed_bytes")
+def _pairs(*names: str) -> tuple[str, ...]:
+    """The two arrays of each column of texts."""
+    return tuple(f"{name}_{part}" for name in names for part in ("starts", "lengths"))
+
+
+_CAPACITIES = ("line", "message", "call", "rare", "weight", "text", "json")
+_LINES = ("line_starts", "line_stops", "read", "message_offsets")
+_LINE_TEXTS = _pairs("ids", "sources", "tools", "listed", "options")
+_MESSAGE_TEXTS = _pairs("contents", "reasoning")
+_MESSAGES = ("roles", *_MESSAGE_TEXTS, "call_offsets")
+_CALLS = _pairs("call_names", "call_arguments", "call_ids")
+_ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "rare", "weights", "text", "json")
+_COUNTS = ("lines", "messages", "calls", "rares", "weight_count", "text_bytes", "json_bytes")
+_WEIGHT = np.dtype([("message", np.int64), ("value", np.float64)])
 
 
 class _Columns(ctypes.Structure):
-    """The struct `columns` of columns.c."""
+    """The struct `columns` of json.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in _CAPACITIES),
+        *((f"{name}_capacity", ctypes.c_int64) for name in _CAPACITIES),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
         *((name, ctypes.c_int64) for name in _COUNTS),
     )
 
 
-def scan_lines(data: bytes | memoryview, start: int, stop: int) -> Scanned | None:
+class _Room:
+    """Arrays for what is scanned; what is never written to takes no memory."""
+
+    def __init__(self, lines: int, size: int, names: ShapeNames) -> None:
+        """Room for so many lines of so many bytes in all."""
+        messages, calls = size // names.smallest_message + 1, size // SMALLEST_CALL + 1
+        rare = size // RARE + 16
+        text = (3 if names.is_nested else 2) * size + SLACK
+        self.arrays: dict[str, NDArray[Any]] = {name: np.empty(lines, np.int64) for name in _LINE_TEXTS}
+        self.arrays |= {name: np.empty(lines, np.int64) for name in ("line_starts", "line_stops")}
+        self.arrays |= {name: np.empty(messages, np.int64) for name in _MESSAGE_TEXTS}
+        self.arrays |= {name: np.empty(calls, np.int64) for name in _CALLS}
+        self.arrays |= {"read": np.empty(lines, np.bool_), "roles": np.empty(messages, np.uint8)}
+        self.arrays |= {"message_offsets": np.empty(lines + 1, np.int64)}
+        self.arrays |= {"call_offsets": np.empty(messages + 1, np.int64)}
+        self.arrays |= {"rare": np.empty((rare, 4), np.int64), "weights": np.empty(messages, _WEIGHT)}
+        self.arrays |= {"text": np.empty(text, np.uint8), "json": np.empty(2 * size, np.uint8)}
+        addresses = (self.arrays[name].ctypes.data for name in _ARRAYS)
+        self.struct = _Columns(lines, messages, calls, rare, messages, text, 2 * size, *addresses)
+
+    def scanned(self, data: Bytes) -> Scanned:
+        """The parts of the arrays that were written."""
+        arrays, counts = self.arrays, self.struct
+        lines, messages, calls = int(counts.lines), int(counts.messages), int(counts.calls)
+        text, json = arrays["text"][: counts.text_bytes], arrays["json"][: counts.json_bytes]
+
+        def texts(name: str, count: int, buffer: Bytes = text) -> OptionalTexts:
+            return OptionalTexts(buffer, arrays[f"{name}_starts"][:count], arrays[f"{name}_lengths"][:count])
+
+        contents, reasoning = texts("contents", messages), texts("reasoning", messages)
+        rare = arrays["rare"][: counts.rares]
+        return Scanned(
+            line_starts=arrays["line_starts"][:lines],
+            line_stops=arrays["line_stops"][:lines],
+            read=arrays["read"][:lines],
+            offsets=arrays["message_offsets"][: lines + 1],
+            ids=texts("ids", lines),
+            sources=texts("sources", lines),
+            tools=texts("tools", lines, data),
+            listed=texts("listed", lines, json),
+            options=texts("options", lines, json),
+            messages=MessageColumns(
+                roles=arrays["roles"][:messages],
+                contents=contents.texts,
+                has_content=contents.present,
+                reasoning=reasoning.texts,
+                has_reasoning=reasoning.present,
+                names=_rare_texts(rare, MessageField.NAME, messages, text),
+                tool_call_ids=_rare_texts(rare, MessageField.TOOL_CALL_ID, messages, text),
+                recipients=_rare_texts(rare, MessageField.RECIPIENT, messages, text),
+                channels=_rare_texts(rare, MessageField.CHANNEL, messages, text),
+                content_types=_rare_texts(rare, MessageField.CONTENT_TYPE, messages, text),
+                weights=_weights(arrays["weights"][: counts.weight_count], messages),
+                structured=_rare_texts(rare, _STRUCTURED, messages, json),
+                extra=sparse_objects(messages, {}),
+                call_offsets=arrays["call_offsets"][: messages + 1],
+                call_names=texts("call_names", calls).texts,
+                call_arguments=texts("call_arguments", calls).texts,
+                call_ids=texts("call_ids", calls),
+            ),
+        )
+
+
+def _rare_texts(rare: Ints, field: int, count: int, text: Bytes) -> OptionalTexts:
+    chosen = rare[rare[:, 1] == field] if len(rare) else rare
+    return OptionalTexts.sparse(count, chosen[:, 0], Texts(text, chosen[:, 2], chosen[:, 3]))
+
+
+def _weights(given: NDArray[Any], count: int) -> NDArray[np.float64]:
+    if not len(given):
+        return np.broadcast_to(np.float64(np.nan), count)
+    weights = np.full(count, np.nan)
+    weights[given["message"]] = given["value"]
+    return weights
+
+
+def scan_lines(
+    data: bytes | memoryview, start: int, stop: int, names: ShapeNames, lines: int | None = None
+) -> Scanned | None:
     """The lines in `data[start:stop]`, cut at line feeds alone; the last may lack its own. None without the library.
 
-    Nothing outside of the range is looked at.
+    Nothing outside of the range is looked at. `lines` is how many there are, for who has counted them.
     """
     compiled = library()
     if compiled is None:
@@ -98,24 +251,32 @@ def scan_lines(data: bytes | memoryview, start: int, stop: int) -> Scanned | Non
         raise IndexError(f"no range of {len(data)} bytes: {start} to {stop}")
     whole = np.frombuffer(data, dtype=np.uint8)
     address = whole.ctypes.data
-    lines = compiled.chatmill_count_lines(address, start, stop)
-    messages, calls = (stop - start) // SMALLEST_MESSAGE, (stop - start) // SMALLEST_CALL
-    arrays: dict[str, NDArray[Any]] = {name: np.empty(lines, dtype=np.int64) for name in _PER_LINE}
-    arrays |= {name: np.empty(messages, dtype=np.int64) for name in _PER_MESSAGE}
-    arrays |= {name: np.empty(calls, dtype=np.int64) for name in _PER_CALL}
-    arrays["line_starts"], arrays["line_stops"] = np.empty((2, lines), dtype=np.int64)
-    arrays["read"] = np.empty(lines, dtype=np.bool_)
-    arrays["message_offsets"] = np.empty(lines + 1, dtype=np.int64)
-    arrays["roles"], arrays["named"] = np.empty(messages, dtype=np.uint8), np.empty(messages, dtype=np.bool_)
-    arrays["call_offsets"] = np.empty(messages + 1, dtype=np.int64)
-    arrays["text"] = np.empty(stop - start, dtype=np.uint8)
-    arrays["listed_starts"], arrays["listed_lengths"] = np.empty((2, lines), dtype=np.int64)
-    arrays["listed"] = np.empty(2 * (stop - start), dtype=np.uint8)  # at most one space behind every byte
-    addresses = (arrays[name].ctypes.data for name in _ARRAYS)
-    columns = _Columns(lines, messages, calls, *addresses, len(arrays["listed"]))
-    if compiled.chatmill_scan(address, start, stop, ctypes.addressof(columns)) != lines:
-        raise RuntimeError(f"{lines} lines were counted and {columns.lines} or more scanned: the data changed")
-    return Scanned(**_trimmed(arrays, columns))
+    lines = compiled.chatmill_count_lines(address, start, stop) if lines is None else lines
+    room = _Room(lines, stop - start, names)
+    found = compiled.chatmill_scan(address, start, stop, ctypes.addressof(names.struct), ctypes.addressof(room.struct))
+    if found != lines:
+        raise RuntimeError(f"{lines} lines were counted and {room.struct.lines} or more scanned: the data changed")
+    return room.scanned(whole)
+
+
+def scan_texts(data: Bytes, offsets: Ints, names: ShapeNames) -> Scanned | None:
+    """One record from each text between two of the offsets into the data. None without the library."""
+    compiled = library()
+    if compiled is None:
+        return None
+    offsets = np.ascontiguousarray(offsets, dtype=np.int64)
+    room = _Room(len(offsets) - 1, int(offsets[-1] - offsets[0]), names)
+    found = compiled.chatmill_scan_texts(
+        data.ctypes.data,
+        len(data),
+        offsets.ctypes.data,
+        len(offsets) - 1,
+        ctypes.addressof(names.struct),
+        ctypes.addressof(room.struct),
+    )
+    if found != len(offsets) - 1:
+        raise IndexError(f"offsets that do not rise from 0 to {len(data)}")
+    return room.scanned(data)
 
 
 def count_lines(data: bytes, start: int, stop: int) -> int:
@@ -125,13 +286,3 @@ def count_lines(data: bytes, start: int, stop: int) -> int:
         feeds = int(np.count_nonzero(np.frombuffer(data, np.uint8)[start:stop] == ord("\n")))
         return feeds + (stop > start and data[stop - 1] != ord("\n"))
     return int(compiled.chatmill_count_lines(np.frombuffer(data, dtype=np.uint8).ctypes.data, start, stop))
-
-
-def _trimmed(arrays: dict[str, NDArray[Any]], columns: _Columns) -> dict[str, NDArray[Any]]:
-    """The parts of the arrays that were written; the rest was never touched, and so takes no memory."""
-    sizes = dict.fromkeys(arrays, int(columns.lines))
-    sizes |= dict.fromkeys((*_PER_MESSAGE, "roles", "named"), int(columns.messages))
-    sizes |= dict.fromkeys(_PER_CALL, int(columns.calls))
-    sizes |= {"message_offsets": columns.lines + 1, "call_offsets": columns.messages + 1, "text": columns.text_bytes}
-    sizes["listed"] = int(columns.listed_bytes)
-    return {name: array[: sizes[name]] for name, array in arrays.items()}

@@ -27,8 +27,8 @@ HEADERS = (
 class Guard:
     """An ASGI app around another one.
 
-    Without a token only requests to a loopback name are answered, so that no foreign page can reach the viewer
-    under a name of its own. With a token the address must bring it once; a cookie then carries it.
+    With a token the address must bring it once; a cookie then carries it. Without one only requests to a loopback name
+    are answered, so that no foreign page can reach the viewer under a name of its own.
     """
 
     def __init__(self, app: Any, *, token: str | None) -> None:

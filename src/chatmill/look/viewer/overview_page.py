@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import PARTS, Part, RoleCode
+from chatmill.core.kinds import KINDS, PARTS, Part, RoleCode
 from chatmill.label.policy import Policy, Scope
 from chatmill.look.items import LookSplit
 from chatmill.look.viewer.opened import OpenedSplit
@@ -167,5 +167,5 @@ def _policies(opened: OpenedSplit) -> list[dict[str, Any]]:
 def trained_under(opened: OpenedSplit, policy: Policy) -> int:
     """Tokens of the split that a policy would train, from the sums of the pass."""
     scan = opened.scan
-    counts = scan.kind_last_turn if policy.scope is Scope.LAST_TURN else scan.kind_tokens
-    return int(counts.sum(axis=0)[policy.table() > 0].sum())
+    counts = scan.kind_last_turn if policy.scope is Scope.LAST_TURN else scan.kind_trainable
+    return int(counts.sum(axis=0)[policy.table()[:KINDS] > 0].sum())

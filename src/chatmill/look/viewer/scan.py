@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import KINDS, RoleCode, roles_of
+from chatmill.core.kinds import KINDS, PLAIN, REPEATED, RoleCode, roles_of
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import PRESETS
 from chatmill.look.items import Ints, LookSplit, TokenBatch, segment_sums
@@ -42,6 +42,8 @@ class SplitScan:
         self.trained: NDArray[np.uint32] = np.zeros(len(split) if self.needs_trained else 0, dtype=np.uint32)
         self.kind_tokens: Ints = np.zeros((sources, KINDS), dtype=np.int64)
         """Tokens of each kind, per source; the last row is for items without a source."""
+        self.kind_trainable: Ints = np.zeros((sources, KINDS), dtype=np.int64)
+        """Those that a policy may train: not answers that are trained in another row."""
         self.kind_trained: Ints = np.zeros((sources, KINDS), dtype=np.int64)
         self.kind_last_turn: Ints = np.zeros((sources, KINDS), dtype=np.int64)
         """Those that come after the last user message of their document."""
@@ -98,6 +100,7 @@ class SplitScan:
             np.bitwise_or.at(self.roles, batch.items[full], found)
         codes = self._codes(batch, lengths)
         self._count(self.kind_tokens, codes)
+        self._count(self.kind_trainable, codes[(batch.kinds & REPEATED) == 0])
         self._count(self.kind_trained, codes[is_trained])
         after = _LAST_TURN.token_weights(batch.kinds, batch.offsets) > 0
         self._count(self.kind_last_turn, codes[after])
@@ -107,9 +110,9 @@ class SplitScan:
         assert batch.kinds is not None
         sources = self._split.sources
         if sources is None:
-            return batch.kinds.astype(np.int64) + (len(self.kind_tokens) - 1) * KINDS
+            return (batch.kinds & PLAIN).astype(np.int64) + (len(self.kind_tokens) - 1) * KINDS
         mine = sources[batch.items].astype(np.int64) * KINDS
-        return np.repeat(mine, lengths) + batch.kinds
+        return np.repeat(mine, lengths) + (batch.kinds & PLAIN)
 
     def _count(self, target: Ints, codes: Ints) -> None:
         target += np.bincount(codes, minlength=target.size).reshape(target.shape)

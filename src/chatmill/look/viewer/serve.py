@@ -61,13 +61,14 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
+    use_token: bool = True,
     on_ready: Callable[[str], None],
 ) -> None:
     """Serve the app that `make(token)` gives until interrupted; `on_ready` gets the address.
 
-    A host that is not loopback gets a random token, which every request must bring.
+    The address has a random token, which every request must bring. `use_token=False` does without, on loopback alone.
     """
-    with listening(make, host=host, port=port) as (server, sockets, url):
+    with listening(make, host=host, port=port, use_token=use_token) as (server, sockets, url):
         on_ready(url)
         with contextlib.suppress(KeyboardInterrupt):  # the way to stop it
             server.run(sockets=sockets)
@@ -75,18 +76,36 @@ def serve(
 
 @contextlib.contextmanager
 def listening(
-    make: Callable[[str | None], Any], *, host: str = "127.0.0.1", port: int | None = None
+    make: Callable[[str | None], Any],
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    use_token: bool = True,
+    slow_seconds: float | None = None,
 ) -> Iterator[tuple[Any, list[socket.socket], str]]:
-    """A uvicorn server that is ready to run, its sockets, and its address."""
+    """A uvicorn server that is ready to run, its sockets, and its address.
+
+    Clients that take longer than `slow_seconds` (None: 30) to send a request or to take an answer are cut off.
+    """
+    if not use_token and not is_loopback(host):
+        raise ConfigError(f"--no-token is for this machine alone: whoever can reach {host} could read the dataset")
     try:
         import uvicorn
+
+        from chatmill.look.viewer.slow_clients import SLOW_SECONDS, impatient
     except ImportError:
         raise MissingExtraError("uvicorn", "view", "the web viewer") from None
-    token = None if is_loopback(host) else secrets.token_urlsafe(18)
+    token = secrets.token_urlsafe(18) if use_token else None
     made = bind(host, port)
     try:
         config = uvicorn.Config(
-            make(token), log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
+            make(token),
+            http=impatient(SLOW_SECONDS if slow_seconds is None else slow_seconds),
+            ws="none",
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
         )
         yield uvicorn.Server(config), [made], address(host, made.getsockname()[1], token)
     finally:

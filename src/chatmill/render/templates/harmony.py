@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.render.emitter import Emitter
+from chatmill.render.jinja.traced import note_exact, plain_text
 from chatmill.render.official_harmony import render_message
 from chatmill.render.template import KINDS_OF, Template
 from chatmill.tokenizer.protocol import Tokenizer
@@ -63,6 +64,7 @@ class Harmony(Template):
 
     name = "harmony"
     control_tokens = (START, MESSAGE, END, RETURN, CALL, CHANNEL)
+    stop_tokens = (RETURN, CALL, END)
     has_channels = True
     writes_tool_calls = True
     prefix_stable = False
@@ -104,9 +106,6 @@ class Harmony(Template):
                 out.text(message.content, kinds.content)
                 out.put(header.end, kinds.terminator)
             before = message.role
-        for source in conversation.messages:
-            if source.reasoning and source.role is not Role.ASSISTANT:
-                out.stripped += len(source.reasoning)
 
     def emit_generation_prompt(self, conversation: Conversation, out: Emitter) -> None:
         """`<|start|>assistant`."""
@@ -233,7 +232,8 @@ def _tools_message(index: int, tools: tuple[Any, ...], instructions: str | None)
         "tools": {"functions": {"name": "functions", "description": None, "tools": described}},
     }
     if instructions is not None:
-        content["instructions"] = instructions
+        note_exact(instructions)  # the official renderer writes it, and what it does cannot be followed
+        content["instructions"] = plain_text(instructions)
     return HarmonyMessage(index, Role.DEVELOPER, "", structured=content)
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Role
 from chatmill.render.emitter import Emitter
-from chatmill.render.events import EventColumns
-from chatmill.render.template import DOCUMENT, KINDS_OF, Template, reasoning_length
+from chatmill.render.template import DOCUMENT, KINDS_OF, Template
 from chatmill.tokenizer.protocol import Tokenizer
 
 SYSTEM, USER, ASSISTANT, END, EOS = "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|END|>", "<|EOS|>"
@@ -19,9 +17,9 @@ class Markers(Template):
 
     name = "markers"
     control_tokens = (SYSTEM, USER, ASSISTANT, END, EOS)
+    stop_tokens = (END,)
     roles: ClassVar[frozenset[Role]] = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT})
     prefix_stable = True
-    writes_columns = True
     default_policy = "post_training"
     declares = "Contents as they are; reasoning is not shown."
 
@@ -44,16 +42,8 @@ class Markers(Template):
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write every message, then the end of the conversation."""
         out.framed_messages(conversation.messages, self._frames)
-        out.stripped += reasoning_length(conversation.messages)
         out.message(-1)
         out.fixed(self._eos)
-
-    def write_messages(self, batch: ConversationBatch) -> EventColumns:
-        """The same from columns."""
-        lasts = batch.offsets[1:] - 1
-        out = self.write_framed(batch, self._frames, closed=lasts)
-        out.put(out.first[lasts + 1] - 1, self._eos.number)
-        return out
 
     def emit_generation_prompt(self, conversation: Conversation, out: Emitter) -> None:
         """The assistant marker."""

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from chatmill.core.batch import ConversationBatch
 from chatmill.core.conversation import Conversation, Role
-from chatmill.core.kinds import RoleCode
-from chatmill.core.texts import Texts
 from chatmill.errors import RecordError
 from chatmill.render.emitter import Emitter
-from chatmill.render.events import EventColumns
-from chatmill.render.template import KINDS_OF, Template, reasoning_length
+from chatmill.render.template import KINDS_OF, Template
 from chatmill.tokenizer.protocol import Tokenizer
 
 DEFAULT_SYSTEM_TEXT = "you are a helpful assistant."
@@ -27,8 +20,8 @@ class TokenNative(Template):
 
     name = "token_native"
     control_tokens = (SYS, USR, ASST, EOT)
+    stop_tokens = (EOT,)
     roles: ClassVar[frozenset[Role]] = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT})
-    writes_columns = True
     declares = "Contents as they are; reasoning is not shown; a default system message is added where there is none."
 
     def __init__(self, tokenizer: Tokenizer, default_system_text: str = DEFAULT_SYSTEM_TEXT) -> None:
@@ -65,23 +58,6 @@ class TokenNative(Template):
             out.message(-1)
             out.framed(self._frames[Role.SYSTEM], self._default_system)
         out.framed_messages(conversation.messages, self._frames)
-        out.stripped += reasoning_length(conversation.messages)
-
-    def column_messages(self, batch: ConversationBatch) -> NDArray[np.bool_]:
-        """Not late system messages, which are refused."""
-        late = batch.messages.roles == RoleCode.SYSTEM
-        late[batch.offsets[:-1][np.diff(batch.offsets) > 0]] = False
-        writable: NDArray[np.bool_] = super().column_messages(batch) & ~late
-        return writable
-
-    def write_messages(self, batch: ConversationBatch) -> EventColumns:
-        """The same from columns."""
-        firsts = batch.offsets[:-1]
-        opened = firsts[batch.messages.roles[firsts] != RoleCode.SYSTEM]
-        out = self.write_framed(batch, self._frames, opened=opened)
-        system = Texts.of([self._default_system]).take(np.zeros(len(opened), dtype=np.int64))
-        out.put(out.first[opened], self._frames[Role.SYSTEM].number, system)
-        return out
 
     def emit_generation_prompt(self, conversation: Conversation, out: Emitter) -> None:
         """The assistant marker."""

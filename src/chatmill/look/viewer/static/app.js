@@ -27,6 +27,9 @@ const KEYS = [
   ], ["Esc", "close; cancel a search"],
 ];
 
+// The cookie carries the token from here on; an address that is copied does not give it away.
+if (new URLSearchParams(location.search).has("token")) history.replaceState(null, "", location.pathname + location.hash);
+
 let current = { controller: new AbortController(), page: null };
 let pending = "";
 

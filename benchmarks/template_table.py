@@ -1,0 +1,171 @@
+"""The table of published templates in docs/template-table.md: what is proved under each, and why the rest is not.
+
+    python -m benchmarks.template_table FOLDER [--each 2] [--only PATTERN] [--page docs/template-table.md]
+
+FOLDER holds `index.tsv` (columns `file`, `family`) and the templates. The conversations are the bundled ones, the same
+few of every source, spread over its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.inputs import CONVERSATION_FILES
+from benchmarks.template_survey import NOT_WRITTEN, Survey, bind_bytes, survey
+from chatmill.core.conversation import Conversation
+from chatmill.read.conversations import ConversationFile
+
+ENOUGH = 0.95
+SAID = re.compile(
+    r"^(?P<id>\S+): (?:field (?P<field>\S+): )?(?P<said>.*?)(?:\. Another template or option.*)?$", re.DOTALL
+)
+HEAD = """# Published templates
+
+136 chat templates as training and serving projects publish them, each on the same {records} real conversations
+({each} of every bundled source). `python -m benchmarks.template_table FOLDER` makes this page. A template file has no
+vocabulary: it is bound to bytes and the special tokens it writes, and its stops are those that models of its family
+name.
+
+- *written*: records that the template accepts and shows whole. A template without a place for tools or a system message
+  refuses such records or leaves the text out; both are in *refused*, by reason.
+- *proved*: of the written ones, those in which every answer is proved by plain Jinja: the context is the generation
+  prompt, the answer is what the template writes behind it, with one stop.
+- *history*: how many of the answers change once more messages follow. These get rows of their own.
+- *appended*: answers whose stop the template leaves to the next message, and Chatmill appends.
+- *switch*: the options for thinking that were chosen for some of the records.
+
+| reason | what it says |
+|---|---|
+| `template_refused` | the template raises an error, in its own words |
+| `not_shown` | the template leaves out a content, a call or the tool definitions |
+| `arguments_not_an_object` | the template takes arguments as an object, and these are none |
+| `prompt_not_in_history` | what a model is given to answer is not what the template writes before the answer |
+| `no_prompt` | the template raises an error where it is to write the generation prompt |
+| `no_stop` | no special token ends the answer |
+| `origin_lost` | the template changes a text so that its characters cannot be followed back |
+| `content_after_result` | the answer goes on behind a tool result that the template writes into it |
+
+"""
+
+
+class Line(NamedTuple):
+    """One template."""
+
+    file: str
+    family: str
+    stops: tuple[str, ...]
+    found: Survey
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether enough of what the template can write is proved."""
+        return self.found.share >= ENOUGH
+
+    def cells(self) -> list[str]:
+        """The cells of the table."""
+        found = self.found
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(found.reasons.items()))
+        switches = sorted({f"{key}={value}".lower() for chosen in found.options for key, value in chosen})
+        history = f"{found.changed} of {found.answers}" if found.changed else "kept" if found.answers else "-"
+        share = f"{found.proved} ({found.share:.0%})" if found.written else "-"
+        return [
+            *(self.file, self.family, f"{found.written} of {found.records}", share, reasons or "-", history),
+            *(
+                str(found.appended or "-"),
+                " ".join(f"`{stop}`" for stop in self.stops) or "-",
+                ", ".join(switches) or "-",
+            ),
+        ]
+
+
+def conversations(each: int) -> list[Conversation]:
+    """The same few conversations of every bundled source."""
+    found: list[Conversation] = []
+    for path in CONVERSATION_FILES:
+        read = list(ConversationFile(path))
+        found += read[:: max(1, len(read) // each)][:each]
+    return found
+
+
+def lines(folder: Path, records: Sequence[Conversation], only: str = "") -> Iterator[Line]:
+    """A line for every template of the index."""
+    with (folder / "index.tsv").open(encoding="utf-8") as file:
+        index = [row for row in csv.DictReader(file, delimiter="\t") if re.search(only, row["file"])]
+    for row in index:
+        template = bind_bytes(row["file"], (folder / row["file"]).read_text(encoding="utf-8"))
+        found = survey(template, records)
+        if found.failures:
+            raise SystemExit(f"{row['file']}: {found.failures[0]}")
+        stops = template.chat.stops.names
+        shown = tuple(stop for stop in stops if stop in template.chat.source.text) or stops[: bool(found.proved)]
+        yield Line(row["file"], row["family"], shown, found)
+
+
+def page(made: Sequence[Line], each: int) -> str:
+    """The page, in Markdown."""
+    heads = ["template", "family", "written", "proved", "refused", "history", "appended", "stops", "switch"]
+    table = [heads, ["---"] * len(heads), *(line.cells() for line in made)]
+    text = HEAD.format(records=made[0].found.records, each=each)
+    text += "".join(f"| {' | '.join(_escaped(cell) for cell in cells)} |\n" for cells in table)
+    good = sum(line.is_proved for line in made)
+    records, written, proved, answers = (
+        sum(getattr(line.found, name) for line in made) for name in ("records", "written", "proved", "answers")
+    )
+    text += (
+        f"\n{len(made)} templates, {records:,} records: {written:,} can be written, {proved:,} of them are proved, "
+        f"with {answers:,} answers. Under {good} templates at least {ENOUGH:.0%} of what can be written is proved.\n"
+        "\n## The others, and what is wrong with them\n\n"
+    )
+    for line in made:
+        if not line.is_proved:
+            said = "; ".join(_reason(line, code) for code in _codes(line))
+            text += f"- `{line.file}`: {said or 'writes none of them'}.\n"
+    return text
+
+
+def _codes(line: Line) -> list[str]:
+    return [code for code, _ in line.found.reasons.most_common() if code not in NOT_WRITTEN]
+
+
+def _reason(line: Line, code: str) -> str:
+    said = SAID.match(line.found.examples[code])
+    assert said is not None
+    return _escaped(f"{line.found.reasons[code]} x {code}, as in {said['id']}: {said['said']}")
+
+
+def _escaped(cell: str) -> str:
+    parts = re.split(r"(`[^`]*`)", cell.replace("\n", " "))
+    kept = [part if part.startswith("`") else part.replace("<", "&lt;").replace("*", "\\*") for part in parts]
+    return "".join(kept).replace("|", "&#124;") if "`" not in cell else _in_code("".join(kept))
+
+
+def _in_code(text: str) -> str:
+    """Code cannot hold an escaped bar inside a table."""
+    return re.sub(
+        r"`([^`]*)`", lambda code: f"<code>{code[1].replace('<', '&lt;').replace('|', '&#124;')}</code>", text
+    )
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--each", type=int, default=2)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--page", type=Path, default=Path("docs/template-table.md"))
+    given = parser.parse_args()
+    made: list[Line] = []
+    for line in lines(given.folder, conversations(given.each), given.only):
+        print(" ".join(line.cells()[:5]), file=sys.stderr, flush=True)
+        made.append(line)
+    given.page.write_text(page(made, given.each), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Look at a chat template: what it wants, what it does to conversations, what is trained and what is proved.
+
+Example: chatmill template ./Qwen3-0.6B
+
+Example: chatmill template chat_template.jinja --tokenizer ./my-model
+
+Example: chatmill template ./my-model#tool_use --data chats.jsonl
+
+Example: chatmill template qwen3 --template-option enable_thinking=false --json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from chatmill.cli import options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from chatmill.core.conversation import Conversation
+    from chatmill.errors import RecordError
+    from chatmill.look.template_look import DataShare, ProbeLook, TemplateLook
+
+LONGEST = 300
+"""Characters of a run that are shown, unless all are asked for."""
+
+
+def command(
+    template: Annotated[
+        str,
+        typer.Argument(
+            metavar="TEMPLATE", help="A model folder (FOLDER#NAME for one of several), a .jinja file, or a name."
+        ),
+    ],
+    tokenizer: Annotated[str | None, options.TOKENIZER] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FILE", help="Conversations: which share of them is proved, and why."),
+    ] = None,
+    shape: Annotated[str | None, options.SHAPE] = None,
+    template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
+    date: Annotated[str | None, options.DATE] = None,
+    full: Annotated[bool, options.FULL] = False,
+    as_json: Annotated[bool, options.JSON] = False,
+) -> None:
+    """Render probe conversations with a template, and say in plain words what there is to know."""
+    from chatmill.look.template_look import look_at_template
+    from chatmill.render.registry import given_options
+
+    given = given_options(options.template_options(template_option), date)
+    records = None if data is None else _records(data, shape)
+    look = look_at_template(template, tokenizer, given, records)
+    if as_json:
+        typer.echo(json.dumps(look.as_json()))
+        return
+    from chatmill.console import plain_console
+
+    console = plain_console()
+    _print_facts(console, look, date)
+    _print_findings(console, look)
+    if look.data is not None:
+        _print_share(console, look.data, str(data))
+    console.print("\n\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
+    for probe in look.probes:
+        if probe.probe.shown:
+            _print_probe(console, look, probe, full)
+
+
+def _records(path: Path, shape: str | None) -> Iterator[Conversation | RecordError]:
+    """Conversations of a file, and errors of those that cannot be read, in any order."""
+    from chatmill.read.conversations import ConversationFile
+
+    errors: list[RecordError] = []
+    yield from ConversationFile(path, shape=shape, on_error=errors.append)
+    yield from errors
+
+
+def _print_facts(console: Console, look: TemplateLook, date: str | None) -> None:
+    from chatmill.cli.labelled import print_labelled
+
+    made_up = "made up of bytes and the special tokens that the template spells; --tokenizer names a real one"
+    day = f"asked for; the probes below have {look.date}" + ("" if date else ", because none was given")
+    tools = [name for name, has in (("definitions", look.tool_definitions), ("calls", look.tool_calls)) if has]
+    arguments = "JSON objects" if look.arguments == "object" else "JSON text"
+    facts = [
+        ("template", look.name),
+        ("origin", look.origin + (f" ({look.licence})" if look.licence else "")),
+        ("sha256", look.sha256),
+        ("vocabulary", made_up if look.made_up_vocabulary else f"{look.tokenizer}, {look.vocab_size:,} ids"),
+        ("roles", ", ".join(look.roles)),
+        ("tools", " and ".join(tools) or "no place for tools"),
+        ("input", f"contents as {look.content}; arguments of calls as {arguments}"),
+        ("options", ", ".join(look.options) or "reads none"),
+        ("date", day if look.asks_for_date else "not asked for"),
+        ("tags", "has {% generation %} tags" if look.generation_tags else "has no {% generation %} tags"),
+        ("prompt", json.dumps(look.prompt, ensure_ascii=False) if look.prompt else "none: nothing follows a question"),
+        ("stops", "; ".join(f"{stop.token} ({', '.join(stop.sources)})" for stop in look.stops) or "none"),
+        ("policy", look.default_policy),
+    ]
+    if look.kind == "python":
+        left_out = ("input", "options", "date", "tags", "prompt")
+        facts = [fact for fact in facts if fact[0] not in left_out] + [("declares", look.declares)]
+    for label, value in facts:
+        print_labelled(console, label, value)
+
+
+def _print_findings(console: Console, look: TemplateLook) -> None:
+    from chatmill.cli.labelled import print_labelled
+
+    if look.findings:
+        console.print("\nFindings", style="bold")
+    for finding in look.findings:
+        print_labelled(console, "", finding.code, indent=2, gutter=0)
+        print_labelled(console, "", finding.text, indent=4, gutter=0)
+
+
+def _print_share(console: Console, share: DataShare, name: str) -> None:
+    from chatmill.cli.labelled import print_labelled
+    from chatmill.look.safe_text import visible
+
+    console.print(f"\nProved, of {visible(name)}", style="bold")
+    for label, whole, proved, reasons in (
+        ("records", share.records, share.proved, share.refused),
+        ("turns", share.turns, share.turns_proved, share.turns_unproved),
+    ):
+        print_labelled(console, label, f"{proved:,} of {whole:,} ({proved / max(1, whole):.1%})")
+        for reason, count in sorted(reasons.items(), key=lambda item: (-item[1], item[0])):
+            print_labelled(console, "", f"{count:,} {reason}")
+    print_labelled(
+        console,
+        "rows",
+        f"{share.rows:,} for {share.proved:,} records; later messages change {share.turns_changed:,} turns",
+    )
+
+
+def _print_probe(console: Console, look: TemplateLook, probe: ProbeLook, full: bool) -> None:
+    from rich.rule import Rule
+    from rich.text import Text
+
+    from chatmill.cli.labelled import print_labelled
+    from chatmill.look.preview import ConversationView
+    from chatmill.look.safe_text import visible
+    from chatmill.look.template_findings import named
+
+    title = f"{probe.probe.name} \u00b7 {len(probe.rows)} row{'' if len(probe.rows) == 1 else 's'}"
+    if probe.options:
+        title += f" \u00b7 {named(probe.options)}"
+    console.print()
+    console.print(Rule(Text(visible(title)), align="left"))
+    if probe.refused:
+        print_labelled(console, "refused", probe.refused, style="bold red")
+    for number, row in enumerate(probe.rows):
+        if number:
+            console.print("-- next row --", style="bright_black")
+        console.print(ConversationView(list(row), look.vocabulary, max_characters=None if full else LONGEST))

@@ -1,0 +1,40 @@
+"""The one way to rich: consoles and columns that print every string as it is.
+
+Names, ids, paths and reasons come from data and arguments. Rich would read `[red]` in them as markup and `:smile:` as
+an emoji: text vanishes, and `[/INST]` is an error. Everything that draws uses these functions.
+"""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.panel import Panel
+    from rich.progress import TextColumn
+
+
+def plain_console(
+    *, stderr: bool = False, soft_wrap: bool = False, file: IO[str] | None = None, width: int | None = None
+) -> Console:
+    """A console that reads no string as markup or emoji and colours nothing by itself."""
+    from rich.console import Console
+
+    return Console(
+        stderr=stderr, soft_wrap=soft_wrap, file=file, width=width, highlight=False, markup=False, emoji=False
+    )
+
+
+def plain_column(form: str) -> TextColumn:
+    """A column of a progress bar; `form` as `TextColumn` takes it."""
+    from rich.progress import TextColumn
+
+    return TextColumn(form, markup=False)
+
+
+def titled_panel(body: RenderableType, title: str, *, border_style: str) -> Panel:
+    """A box with a title in its border; rich reads a title that is a string as markup on every console."""
+    from rich.panel import Panel
+    from rich.text import Text
+
+    return Panel(body, title=Text(title), title_align="left", border_style=border_style)

@@ -1,0 +1,185 @@
+"""Many conversations as columns: every field of a record and of its messages, flat; objects on demand.
+
+It is a sequence of `Conversation`, so whatever takes conversations takes columns. What knows about columns hardly ever
+makes an object of one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversation import Conversation
+from chatmill.core.messages import NOTHING, MessageColumns, Objects, joined_columns, sparse_objects
+from chatmill.core.texts import TextJoiner, Texts
+from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.tools import listed_tools, tools_of
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Places(Sequence[str]):
+    """Places of records in one file, such as `chats.jsonl:17`."""
+
+    before: str
+    """What stands before the number: `chats.jsonl:`, or `chats.parquet:row `."""
+    numbers: Ints
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [f"{self.before}{number}" for number in self.numbers[index].tolist()]
+        return f"{self.before}{self.numbers[index]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Conversations(Sequence[Conversation]):
+    """C conversations; message `m` of conversation `c` is at `offsets[c] + m` in `messages`."""
+
+    messages: MessageColumns
+    offsets: Ints
+    """C + 1 offsets into `messages`."""
+    ids: Texts
+    """Empty where a record has none."""
+    sources: Sequence[str]
+    tools: Texts
+    """The tool definitions of each conversation as JSON, a line each with a newline before it; empty for none."""
+    options: Texts
+    """The template options of each conversation as one JSON object; empty for none."""
+    wheres: Sequence[str]
+    """The place of each record, for error messages."""
+    metadata: Objects
+    """Record fields that mean nothing to this library, a mapping each; the scanner does not keep them."""
+
+    @classmethod
+    def of(cls, conversations: Sequence[Conversation]) -> Conversations:
+        """Objects as columns; `UnicodeEncodeError` where a text has no UTF-8 form."""
+        metadata = {place: item.metadata for place, item in enumerate(conversations) if item.metadata}
+        return cls(
+            messages=MessageColumns.of([message for item in conversations for message in item.messages]),
+            offsets=offsets_of(np.array([len(item.messages) for item in conversations], dtype=np.int64)),
+            ids=Texts.of([item.id for item in conversations]),
+            sources=[item.source for item in conversations],
+            tools=Texts.of([listed_tools(item.tools) if item.tools else "" for item in conversations]),
+            options=Texts.of([options_json(item.options) if item.options else "" for item in conversations]),
+            wheres=[item.where for item in conversations],
+            metadata=sparse_objects(len(conversations), metadata),
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Conversation: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Conversation]: ...
+    def __getitem__(self, index: int | slice) -> Conversation | list[Conversation]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        first, last = self.offsets[index : index + 2].tolist()
+        return Conversation(
+            self.messages.objects(first, last),
+            self.ids[index],
+            self.sources[index],
+            tools_of(self.tools[index]),
+            self.wheres[index],
+            self.metadata[index],
+            self.options_of(index),
+        )
+
+    def options_of(self, index: int) -> Mapping[str, Any]:
+        """The template options of one conversation."""
+        text = self.options[index]
+        return json.loads(text) if text else NOTHING
+
+    @property
+    def keys(self) -> Texts:
+        """What each record is known by: its id, or its place where it has none."""
+        unnamed = np.flatnonzero(self.ids.lengths == 0)
+        if not len(unnamed):
+            return self.ids
+        return self.ids.replaced(unnamed, Texts.of([self.wheres[place] for place in unnamed.tolist()]))
+
+    def owners(self, places: Ints) -> Ints:
+        """The conversations that places in the columns belong to."""
+        return np.searchsorted(self.offsets, places, side="right") - 1
+
+    def take(self, chosen: Ints) -> Conversations:
+        """The chosen conversations, in that order; one may be chosen more than once."""
+        counts = np.diff(self.offsets)[chosen]
+        which, wheres = chosen.tolist(), self.wheres
+        return Conversations(
+            messages=self.messages.take(ranges(self.offsets[chosen], counts)),
+            offsets=offsets_of(counts),
+            ids=self.ids.take(chosen),
+            sources=[self.sources[i] for i in which],
+            tools=self.tools.take(chosen),
+            options=self.options.take(chosen),
+            wheres=Places(wheres.before, wheres.numbers[chosen])
+            if isinstance(wheres, Places)
+            else [wheres[i] for i in which],
+            metadata=self.metadata[chosen],
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Conversations]) -> Conversations:
+        """The conversations of several batches, one behind the other."""
+        columns = [part.messages.text_columns() for part in parts]
+        columns += [[part.ids, part.tools, part.options] for part in parts]
+        texts = TextJoiner(itertools.chain.from_iterable(columns))
+        return cls(
+            messages=MessageColumns.joined([part.messages for part in parts], texts),
+            offsets=offsets_of(np.concatenate([np.diff(part.offsets) for part in parts])),
+            ids=texts.join([part.ids for part in parts]),
+            sources=[source for part in parts for source in part.sources],
+            tools=texts.join([part.tools for part in parts]),
+            options=texts.join([part.options for part in parts]),
+            wheres=_joined_places([part.wheres for part in parts]),
+            metadata=joined_columns([part.metadata for part in parts], texts),
+        )
+
+
+def _joined_places(parts: Sequence[Sequence[str]]) -> Sequence[str]:
+    """Places of several batches; of one file they stay numbers."""
+    numbered = [part for part in parts if isinstance(part, Places)]
+    if len(numbered) == len(parts) and len({part.before for part in numbered}) == 1:
+        return Places(numbered[0].before, np.concatenate([part.numbers for part in numbered]))
+    return [where for part in parts for where in part]
+
+
+def options_json(options: Mapping[str, Any]) -> str:
+    """Template options as the column holds them."""
+    return json.dumps(options, ensure_ascii=False)
+
+
+def record_key(conversation: Conversation) -> str:
+    """What a record is known by in hashes and stored columns: its id, or its place where it has none."""
+    return conversation.id or conversation.where
+
+
+def sources_of(conversations: Sequence[Conversation]) -> Sequence[str]:
+    """The source of every conversation."""
+    if isinstance(conversations, Conversations):
+        return conversations.sources
+    return [conversation.source for conversation in conversations]
+
+
+def keys_of(conversations: Sequence[Conversation]) -> Sequence[str]:
+    """The key of every conversation (see `record_key`)."""
+    if isinstance(conversations, Conversations):
+        return conversations.keys
+    return [record_key(conversation) for conversation in conversations]

@@ -1,0 +1,48 @@
+"""Full disks and used-up memory: told apart from mistakes in data, in whatever form a library reports them."""
+
+from __future__ import annotations
+
+import errno
+
+from chatmill.errors import OutOfMemoryError
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+FREE_SPACE = "free some space there, or choose a folder on another disk"
+FREE_MEMORY = "use fewer workers or smaller batches, close other programs, or raise a limit that is set (ulimit -v)"
+_MEMORY_TEXTS = (
+    "failed to map segment from shared object",  # of a library that is being imported
+    "cannot allocate memory",
+    "can't allocate memory",
+    "out of memory",
+    "can't start new thread",
+)
+
+
+def disk_way_out(error: OSError, otherwise: str) -> str:
+    """What helps against an error in writing: free space where the disk is full."""
+    return FREE_SPACE if is_full_disk(error) else otherwise
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether a disk or quota is full; libraries in Rust give the number in the text alone."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in FULL
+    text = str(error).lower()
+    return "no space left on device" in text or "disk quota exceeded" in text
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory is used up; only few libraries raise `MemoryError` for it."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno == errno.ENOMEM
+    if not isinstance(error, OSError | ImportError | RuntimeError):
+        return False
+    return any(text in str(error).lower() for text in _MEMORY_TEXTS)
+
+
+def refuse_out_of_memory(error: BaseException, doing: str) -> None:
+    """Raise `OutOfMemoryError` where that is what an error means; `doing` is the file or the step."""
+    if is_out_of_memory(error):
+        raise OutOfMemoryError(f"{doing}: there is not enough memory: {FREE_MEMORY}") from error

@@ -1,0 +1,228 @@
+"""The messages of many conversations as columns: every field of a message has one, and objects are made on demand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversation import Message, Role, ToolCall
+from chatmill.core.kinds import RoleCode
+from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
+from chatmill.core.tokens import offsets_of, ranges
+
+Ints = NDArray[np.int64]
+Objects = NDArray[np.object_]
+
+CODES: Mapping[Role, int] = {role: int(RoleCode[role.name]) for role in Role}
+"""The `RoleCode` of each role."""
+ROLES: Mapping[int, Role] = {code: role for role, code in CODES.items()}
+"""The role of each of these."""
+NOTHING: Mapping[str, Any] = Message(Role.USER, "").extra
+_PLAIN = Message(Role.USER, "")[2:]
+_NO_OBJECT: Objects = np.array(NOTHING, dtype=np.object_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MessageColumns:
+    """M messages, those of one conversation next to each other; every column has one entry per message.
+
+    Columns of fields that no message has take no memory.
+    """
+
+    roles: NDArray[np.uint8]
+    """`RoleCode` of each message."""
+    contents: Texts
+    """Empty where a message has none."""
+    has_content: NDArray[np.bool_]
+    """Whether a message has a content, be it empty; not where it is null or missing."""
+    reasoning: Texts
+    """Empty where a message has none."""
+    has_reasoning: NDArray[np.bool_]
+    """Whether a message has reasoning of its own, be it empty."""
+    names: OptionalTexts
+    tool_call_ids: OptionalTexts
+    recipients: OptionalTexts
+    channels: OptionalTexts
+    content_types: OptionalTexts
+    weights: NDArray[np.float64]
+    """Weight of the tokens as targets; NaN where a message says nothing about it."""
+    structured: OptionalTexts
+    """Harmony system and developer contents, as JSON."""
+    extra: Objects
+    """Fields that mean nothing to this library, a mapping each."""
+    call_offsets: Ints
+    """M + 1 offsets into the calls, whose columns have one entry per call."""
+    call_names: Texts
+    call_arguments: Texts
+    """The arguments as they are written, JSON as a rule."""
+    call_ids: OptionalTexts
+
+    def __len__(self) -> int:
+        return len(self.roles)
+
+    @property
+    def call_counts(self) -> Ints:
+        """Calls of each message."""
+        return np.diff(self.call_offsets)
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> MessageColumns:
+        """Messages as columns; `UnicodeEncodeError` where a text has no UTF-8 form."""
+        count = len(messages)
+        special = [(place, message) for place, message in enumerate(messages) if message[2:] != _PLAIN]
+        calls = [call for _, message in special for call in message.tool_calls]
+        counts = np.zeros(count, dtype=np.int64)
+        counts[[place for place, _ in special]] = [len(message.tool_calls) for _, message in special]
+        has_content = np.ones(count, dtype=np.bool_)
+        has_content[[place for place, message in special if not message.has_content]] = False
+        rare = {
+            name: _sparse_texts(count, [(place, getattr(message, name)) for place, message in special])
+            for name in ("reasoning", "name", "tool_call_id", "recipient", "channel", "content_type")
+        }
+        harmony = [(place, _json(message.structured)) for place, message in special]
+        return cls(
+            roles=np.array([CODES[message.role] for message in messages], dtype=np.uint8),
+            contents=Texts.of([message.content for message in messages]),
+            has_content=has_content,
+            reasoning=rare["reasoning"].texts,
+            has_reasoning=rare["reasoning"].present,
+            names=rare["name"],
+            tool_call_ids=rare["tool_call_id"],
+            recipients=rare["recipient"],
+            channels=rare["channel"],
+            content_types=rare["content_type"],
+            weights=sparse_weights(count, {place: m.weight for place, m in special if m.weight is not None}),
+            structured=_sparse_texts(count, harmony),
+            extra=sparse_objects(count, {place: message.extra for place, message in special if message.extra}),
+            call_offsets=offsets_of(counts),
+            call_names=Texts.of([call.name for call in calls]),
+            call_arguments=Texts.of([call.arguments for call in calls]),
+            call_ids=OptionalTexts.of([call.id for call in calls]),
+        )
+
+    @classmethod
+    def plain(cls, roles: NDArray[np.uint8], contents: Texts) -> MessageColumns:
+        """Messages that are nothing but a role and a content."""
+        count, none = len(roles), OptionalTexts.none(len(roles))
+        return cls(
+            roles=roles,
+            contents=contents,
+            has_content=np.ones(count, dtype=np.bool_),
+            reasoning=none.texts,
+            has_reasoning=none.present,
+            names=none,
+            tool_call_ids=none,
+            recipients=none,
+            channels=none,
+            content_types=none,
+            weights=sparse_weights(count, {}),
+            structured=none,
+            extra=sparse_objects(count, {}),
+            call_offsets=np.zeros(count + 1, dtype=np.int64),
+            call_names=Texts.of([]),
+            call_arguments=Texts.of([]),
+            call_ids=OptionalTexts.none(0),
+        )
+
+    def text_columns(self) -> list[Texts | OptionalTexts]:
+        """All columns of texts."""
+        columns = (getattr(self, field.name) for field in fields(self))
+        return [column for column in columns if isinstance(column, Texts | OptionalTexts)]
+
+    def objects(self, first: int, last: int) -> tuple[Message, ...]:
+        """Messages `first` up to `last - 1` as objects."""
+        part = slice(first, last)
+        has_reasoning, weights = self.has_reasoning[part].tolist(), self.weights[part].tolist()
+        reasoning = self.reasoning[part] if any(has_reasoning) else [""] * (last - first)
+        rows = zip(
+            [ROLES[code] for code in self.roles[part].tolist()],
+            self.contents[part],
+            [text if there else None for text, there in zip(reasoning, has_reasoning, strict=True)],
+            self._calls(first, last),
+            self.tool_call_ids[part],
+            self.names[part],
+            self.recipients[part],
+            self.channels[part],
+            self.content_types[part],
+            [None if weight != weight else weight for weight in weights],
+            [None if text is None else json.loads(text) for text in self.structured[part]],
+            self.extra[part].tolist(),
+            self.has_content[part].tolist(),
+            strict=True,
+        )
+        return tuple([Message._make(row) for row in rows])
+
+    def _calls(self, first: int, last: int) -> list[tuple[ToolCall, ...]]:
+        """The calls of these messages."""
+        offsets = self.call_offsets[first : last + 1].tolist()
+        begin = offsets[0]
+        if begin == offsets[-1]:
+            return [()] * (last - first)
+        part = slice(begin, offsets[-1])
+        rows = zip(self.call_names[part], self.call_arguments[part], self.call_ids[part], strict=True)
+        calls = [ToolCall._make(row) for row in rows]
+        return [tuple(calls[a - begin : b - begin]) for a, b in itertools.pairwise(offsets)]
+
+    def take(self, places: Ints) -> MessageColumns:
+        """The messages at these places, in that order."""
+        counts = self.call_counts[places]
+        calls = ranges(self.call_offsets[places], counts)
+        columns: dict[str, Any] = {}
+        for field in fields(self):
+            column, chosen = getattr(self, field.name), calls if field.name in _OF_CALLS else places
+            columns[field.name] = column.take(chosen) if isinstance(column, Texts | OptionalTexts) else column[places]
+        columns["call_offsets"] = offsets_of(counts)
+        return MessageColumns(**columns)
+
+    @classmethod
+    def joined(cls, parts: Sequence[MessageColumns], texts: TextJoiner) -> MessageColumns:
+        """The messages of several batches, one behind the other."""
+        columns = {
+            field.name: joined_columns([getattr(part, field.name) for part in parts], texts) for field in fields(cls)
+        }
+        columns["call_offsets"] = offsets_of(np.concatenate([part.call_counts for part in parts]))
+        return cls(**columns)
+
+
+_OF_CALLS = ("call_names", "call_arguments", "call_ids")
+
+
+def joined_columns(parts: Sequence[Any], texts: TextJoiner) -> Any:
+    """Columns of one field, one behind the other."""
+    return texts.join(parts) if isinstance(parts[0], Texts | OptionalTexts) else np.concatenate(parts)
+
+
+def _sparse_texts(count: int, given: Sequence[tuple[int, str | None]]) -> OptionalTexts:
+    """A column of texts, all of them missing but for those that are given here with their places."""
+    there = [(place, text) for place, text in given if text is not None]
+    places = np.array([place for place, _ in there], dtype=np.int64)
+    return OptionalTexts.sparse(count, places, Texts.of([text for _, text in there]))
+
+
+def _json(value: object) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def sparse_weights(count: int, given: Mapping[int, float]) -> NDArray[np.float64]:
+    """A column of weights of which only these are given."""
+    if not given:
+        return np.broadcast_to(np.float64(np.nan), count)
+    weights = np.full(count, np.nan)
+    weights[list(given)] = list(given.values())
+    return weights
+
+
+def sparse_objects(count: int, given: Mapping[int, Mapping[str, Any]]) -> Objects:
+    """A column of mappings, all of them empty but for these."""
+    if not given:
+        return np.broadcast_to(_NO_OBJECT, count)
+    objects = np.broadcast_to(_NO_OBJECT, count).copy()
+    for place, value in given.items():
+        objects[place] = value
+    return objects

@@ -1,0 +1,307 @@
+/* Messages with all their fields, under the names of a shape. */
+
+/* Behind a key at `p` (behind its opening quote) of a level whose names never change; 0 where it is none of them. */
+#define KEY(literal, bit)                                                                                              \
+    if (IS(s, p, literal "\"")) {                                                                                      \
+        p += sizeof(literal);                                                                                          \
+        key = (bit);                                                                                                   \
+    }
+
+/* Behind the colon, with the key noted in `seen`; a second one, like an unknown one (0), is declined. */
+static inline place noted(const scanner *s, place p, unsigned key, unsigned *seen)
+{
+    if (!key || (*seen & key)) return NULL;
+    *seen |= key;
+    return after(s, p, ':');
+}
+
+/* A value as JSON written anew, at the end of what is written so far. */
+static place rewritten(scanner *s, place p, range *found)
+{
+    columns *out = s->out;
+    uint8_t *const begin = out->json + s->at.json;
+    writer w = {begin, out->json + out->json_capacity};
+    if (!(p = dumped(s, p, 3, &w))) return NULL;
+    found->start = s->at.json;
+    found->length = w.at - begin;
+    s->at.json += found->length;
+    return p;
+}
+
+/* A copy at the end of the texts. */
+static int keep(scanner *s, place text, int64_t length)
+{
+    if (s->out->text_capacity - s->at.text < length) return 0;
+    memmove(s->out->text + s->at.text, text, (size_t)length);
+    s->at.text += length;
+    return 1;
+}
+
+/* Arguments: a text as it is, an object or a list as JSON. */
+static place arguments(scanner *s, place p, range *found)
+{
+    if (p < s->stop && *p == '"') return text_or_null(s, p, found);
+    if (p == s->stop || (*p != '{' && *p != '[')) return NULL;
+    const int64_t written = s->at.json;
+    range json;
+    if (!(p = rewritten(s, p, &json))) return NULL;
+    found->start = s->at.text;
+    found->length = json.length;
+    s->at.json = written;
+    return keep(s, s->out->json + json.start, json.length) ? p : NULL;
+}
+
+enum { FUNCTION_NAME = 1, ARGUMENTS = 2 };
+
+static place function(scanner *s, place p, int64_t call)
+{
+    columns *out = s->out;
+    unsigned seen = 0;
+    for (int more = 1; more;) {
+        unsigned key = 0;
+        range text;
+        if (p == s->stop || *p++ != '"') return NULL;
+        KEY("name", FUNCTION_NAME)
+        else KEY("arguments", ARGUMENTS)
+        if (!(p = noted(s, p, key, &seen))) return NULL;
+        if (key == FUNCTION_NAME) {
+            if (!(p = text_or_null(s, p, &text)) || text.length < 0) return NULL;
+            set_text(&out->call_names, call, text);
+        } else {
+            if (!(p = arguments(s, p, &text))) return NULL;
+            set_text(&out->call_arguments, call, text);
+        }
+        if ( !(p = separator(s, p, '}', &more))) return NULL;
+    }
+    return seen == (FUNCTION_NAME | ARGUMENTS) ? p : NULL;
+}
+
+enum { FUNCTION = 1, CALL_ID = 2, CALL_TYPE = 4 };
+
+static place call(scanner *s, place p)
+{
+    columns *out = s->out;
+    if (s->at.calls >= out->call_capacity) return NULL;
+    unsigned seen = 0;
+    range id = {0, ABSENT};
+    for (int more = 1; more;) {
+        unsigned key = 0;
+        int64_t length;
+        if (p == s->stop || *p++ != '"') return NULL;
+        KEY("function", FUNCTION)
+        else KEY("id", CALL_ID)
+        else KEY("type", CALL_TYPE)
+        if (!(p = noted(s, p, key, &seen))) return NULL;
+        switch (key) {
+        case FUNCTION:
+            if (!(p = after(s, p, '{'))) return NULL;
+            p = function(s, p, s->at.calls);
+            break;
+        case CALL_ID: p = text_or_null(s, p, &id); break;
+        default: p = passed_text(s, p, &length);
+        }
+        if (!p || !(p = separator(s, p, '}', &more))) return NULL;
+    }
+    set_text(&out->call_ids, s->at.calls++, id);
+    return seen & FUNCTION ? p : NULL;
+}
+
+static place calls(scanner *s, place p)
+{
+    if (IS(s, p, "null")) return p + 4;
+    if (!(p = after(s, p, '['))) return NULL;
+    if (p < s->stop && *p == ']') return p + 1;
+    for (int more = 1; more;) {
+        if (!(p = after(s, p, '{')) || !(p = call(s, p)) || !(p = separator(s, p, ']', &more))) return NULL;
+    }
+    return p;
+}
+
+enum { TEXT_PART = 1, SYSTEM_PART, DEVELOPER_PART };
+enum { PART_TYPE = 1, PART_TEXT = 2 };
+
+static inline int part_type(const scanner *s, place p)
+{
+    if (IS(s, p, "\"text\"") || IS(s, p, "\"input_text\"") || IS(s, p, "\"output_text\"")) return TEXT_PART;
+    if (IS(s, p, "\"system_content\"")) return SYSTEM_PART;
+    if (IS(s, p, "\"developer_content\"")) return DEVELOPER_PART;
+    return 0;
+}
+
+/* A part of a content, its text at the end of the texts; `type` says what it is. A key that stands twice is declined
+ * only where it matters: of the others nothing is kept. */
+static place part(scanner *s, place p, int *type)
+{
+    unsigned seen = 0;
+    int64_t length;
+    *type = TEXT_PART;
+    if (!(p = after(s, p, '{'))) return NULL;
+    for (int more = 1; more;) {
+        unsigned key = 0;
+        range text = {0, ABSENT};
+        if (p == s->stop || *p++ != '"') return NULL;
+        KEY("type", PART_TYPE)
+        else KEY("text", PART_TEXT)
+        if (key) {
+            if (!(p = noted(s, p, key, &seen))) return NULL;
+        } else {
+            const place begin = p;
+            if (!(p = string(s, p, &length)) || length != p - 1 - begin || !(p = after(s, p, ':'))) return NULL;
+        }
+        switch (key) {
+        case PART_TYPE:
+            if (!(*type = part_type(s, p))) return NULL;
+            p = passed_text(s, p, &length);
+            break;
+        case PART_TEXT: p = text_or_null(s, p, &text); break;
+        default: p = passed_value(s, p, 4);
+        }
+        if (!p || !(p = separator(s, p, '}', &more)) || (key == PART_TEXT && text.length < 0)) return NULL;
+    }
+    return *type != TEXT_PART || (seen & PART_TEXT) ? p : NULL;
+}
+
+/* A content that is a list of parts, whose texts lie one behind the other as they are read. A Harmony content is
+ * written anew; `role` is then the one it must stand under. */
+static place content_parts(scanner *s, place p, range *text, range *structured, uint8_t *role)
+{
+    text->start = s->at.text;
+    p = space(s, p + 1);
+    if (p < s->stop && *p == ']') return text->length = 0, p + 1;
+    for (int more = 1, first = 1; more; first = 0) {
+        const place begin = p;
+        int type;
+        if (!(p = part(s, p, &type))) return NULL;
+        if (type != TEXT_PART) {
+            if (!first) return NULL;
+            s->at.text = text->start;
+            if (!(p = rewritten(s, begin, structured)) || !(p = separator(s, p, ']', &more)) || more) return NULL;
+            *role = type == SYSTEM_PART ? SYSTEM : DEVELOPER;
+        } else if (!(p = separator(s, p, ']', &more))) {
+            return NULL;
+        }
+    }
+    text->length = s->at.text - text->start;
+    return p;
+}
+
+/* A weight of a few digits, so that the division gives the nearest number, as Python reads it. */
+static place weight_of(const scanner *s, place p, double *value)
+{
+    static const double POWERS[] = {1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15};
+    int64_t digits_value = 0;
+    int behind = 0, is_behind = 0;
+    if (IS(s, p, "null")) return p + 4;
+    if (p == s->stop || *p < '0' || *p > '9') return NULL;
+    const place end = number(s, p);
+    if (!end || end - p > 15) return NULL;
+    for (; p < end; p++) {
+        if (*p == '.') {
+            is_behind = 1;
+        } else if (*p >= '0' && *p <= '9') {
+            digits_value = 10 * digits_value + (*p - '0');
+            behind += is_behind;
+        } else {
+            return NULL;
+        }
+    }
+    *value = (double)digits_value / POWERS[behind];
+    return p;
+}
+
+static inline place role(scanner *s, place p, uint8_t *code)
+{
+    if (p == s->stop || *p != '"') return NULL;
+    const name *known = name_at(s, p + 1, &s->names->of_role, &s->last_role);
+    return known ? *code = known->meaning, p + 1 + known->length : NULL;
+}
+
+/* A text that few messages have. */
+static place rare(scanner *s, place p, int64_t message, int64_t field)
+{
+    columns *out = s->out;
+    range text;
+    if (!(p = text_or_null(s, p, &text)) || text.length < 0) return p;
+    if (s->at.rares >= out->rare_capacity) return NULL;
+    out->rare[s->at.rares++] = (rare_text){message, field, text.start, text.length};
+    return p;
+}
+
+typedef struct {
+    range content, reasoning, structured;
+    double weight;      /* negative where there is none */
+    int train;          /* 1, 0, or -1 where it is not said */
+    uint8_t role, must; /* `must` is the role that a Harmony content asks for */
+} message_parts;
+
+static inline place message_field(scanner *s, place p, int64_t number, int meaning, message_parts *m)
+{
+    range text;
+    switch (meaning) {
+    case ROLE: return role(s, p, &m->role);
+    case CONTENT:
+        if (p == s->stop || *p != '[') return text_or_null(s, p, &m->content);
+        return content_parts(s, p, &m->content, &m->structured, &m->must);
+    case REASONING: /* has two names */
+        if (!(p = text_or_null(s, p, &text)) || text.length < 0) return p;
+        if (m->reasoning.length >= 0) return NULL;
+        m->reasoning = text;
+        return p;
+    case TOOL_CALLS: return calls(s, p);
+    case WEIGHT: return weight_of(s, p, &m->weight);
+    case TRAIN:
+        m->train = IS(s, p, "true") ? 1 : IS(s, p, "false") ? 0 : -1;
+        return m->train >= 0 ? p + 5 - m->train : IS(s, p, "null") ? p + 4 : NULL;
+    default: return rare(s, p, number, meaning);
+    }
+}
+
+/* What a message says beside its texts. */
+static int message_extras(scanner *s, int64_t number, const message_parts *m)
+{
+    columns *out = s->out;
+    if (m->structured.length >= 0) {
+        if (m->must != m->role || s->at.rares >= out->rare_capacity) return 0;
+        const range json = m->structured;
+        out->rare[s->at.rares++] = (rare_text){number, STRUCTURED, json.start, json.length};
+    }
+    if (m->weight >= 0 || m->train >= 0) {
+        if (s->at.weights >= out->weight_capacity) return 0;
+        const double value = m->train == 0 ? 0 : m->weight >= 0 ? m->weight : 1;
+        out->weights[s->at.weights++] = (weight){number, value};
+    }
+    return 1;
+}
+
+static place message(scanner *s, place p)
+{
+    columns *out = s->out;
+    if (s->at.messages >= out->message_capacity) return NULL;
+    const int64_t number = s->at.messages++, first_call = s->at.calls;
+    const range none = {0, ABSENT};
+    message_parts m = {none, none, none, -1, -1, 0, 0};
+    unsigned seen = 0;
+    name *key = &s->names->of_message.start;
+    for (int more = 1; more;) {
+        if (p == s->stop || *p++ != '"') return NULL;
+        if (!name_at(s, p, &s->names->of_message, &key)) return NULL;
+        if (!(p = noted(s, p + key->length, key->bit, &seen))) return NULL;
+        if (!(p = message_field(s, p, number, key->meaning, &m)) || !(p = separator(s, p, '}', &more))) return NULL;
+    }
+    if (!m.role || (m.content.length < 0 && s->at.calls == first_call)) return NULL;
+    if (!message_extras(s, number, &m)) return NULL;
+    out->roles[number] = m.role;
+    set_text(&out->contents, number, m.content);
+    set_text(&out->reasoning, number, m.reasoning);
+    out->call_offsets[number + 1] = s->at.calls;
+    return p;
+}
+
+static place messages(scanner *s, place p)
+{
+    if (!(p = after(s, p, '['))) return NULL;
+    for (int more = 1; more;) {
+        if (!(p = after(s, p, '{')) || !(p = message(s, p)) || !(p = separator(s, p, ']', &more))) return NULL;
+    }
+    return p;
+}

@@ -1,0 +1,254 @@
+/* Records: messages, in a list or as fields of their own, and what is said about them. */
+
+typedef struct {
+    place at;
+    int64_t length;
+} other_key;
+
+typedef struct {
+    range id, source, tools, listed, options;
+    range turns[MAX_TURNS];
+    int lists; /* of messages */
+    unsigned seen;
+    other_key others[MAX_OTHER_KEYS];
+    int other_count;
+} record_parts;
+
+/* A key that means nothing here, from behind its opening quote; one with an escape, or that was there, is declined. */
+static place unknown_key(const scanner *s, place p, record_parts *r)
+{
+    int64_t length;
+    const place begin = p;
+    if (!(p = string(s, p, &length)) || length != p - 1 - begin || r->other_count == MAX_OTHER_KEYS) return NULL;
+    for (int i = 0; i < r->other_count; i++) {
+        if (r->others[i].length == length && !memcmp(r->others[i].at, begin, (size_t)length)) return NULL;
+    }
+    r->others[r->other_count++] = (other_key){begin, length};
+    return after(s, p, ':');
+}
+
+/* The id of a record: a text, or a whole number as it is written. */
+static place record_id(scanner *s, place p, range *found)
+{
+    if (p == s->stop || (*p != '-' && (*p < '0' || *p > '9'))) return text_or_null(s, p, found);
+    const place begin = p;
+    if (!(p = number(s, p)) || IS(s, begin, "-0")) return NULL;
+    for (place c = begin; c < p; c++) {
+        if (*c != '-' && (*c < '0' || *c > '9')) return NULL;
+    }
+    found->start = s->at.text;
+    found->length = p - begin;
+    return keep(s, begin, found->length) ? p : NULL;
+}
+
+/* The source of a record; one that was met lately is not kept a second time. */
+static place source(scanner *s, place p, range *found)
+{
+    if (!(p = text_or_null(s, p, found)) || found->length == 0) return NULL;
+    for (int64_t i = 0; i < KNOWN_SOURCES && i < s->source_count; i++) {
+        const range known = s->known_sources[i];
+        const uint8_t *text = s->out->text;
+        if (known.length == found->length && !memcmp(text + known.start, text + found->start, (size_t)known.length)) {
+            s->at.text = found->start;
+            *found = known;
+            break;
+        }
+    }
+    return p;
+}
+
+/* Tool definitions as lines, at the end of the JSON that is written so far. */
+static place tool_lines(scanner *s, place p, range *lines)
+{
+    columns *out = s->out;
+    writer w = {out->json + s->at.json, out->json + out->json_capacity};
+    if (p == s->stop || *p != '[' || !(p = listed(s, p + 1, &w))) return NULL;
+    lines->start = s->at.json;
+    lines->length = w.at - (out->json + s->at.json);
+    s->at.json += lines->length;
+    return p;
+}
+
+/* The tools of a record: their range in the data, and where that can be done their lines. A text with such a list is
+ * read where that can be done, and else declined. */
+static place tools(scanner *s, place p, range *found, range *lines)
+{
+    const place begin = p, stop = s->stop;
+    if (IS(s, p, "null")) return p + 4;
+    if (p < stop && *p == '"') {
+        range text;
+        if (!(p = text_or_null(s, p, &text))) return NULL;
+        if (!text.length) return p;
+        s->stop = s->out->text + s->at.text;
+        const place inner = s->out->text + text.start, end = tool_lines(s, space(s, inner), lines);
+        const int is_all = end && space(s, end) == s->stop;
+        s->stop = stop;
+        s->at.text = text.start;
+        return is_all ? p : NULL;
+    }
+    if (p == stop || *p != '[') return NULL;
+    const place end = tool_lines(s, p, lines);
+    p = end ? end : passed_value(s, p, 2);
+    if (p) *found = (range){begin - s->data, p - begin};
+    return p;
+}
+
+/* The object with messages that a text holds. Its texts lie behind that text itself. */
+static place nested(scanner *s, place p)
+{
+    const place stop = s->stop;
+    range text;
+    record_parts inner = {.lists = 0};
+    if (!(p = text_or_null(s, p, &text)) || text.length < 0) return NULL;
+    s->stop = s->out->text + s->at.text;
+    place q = after(s, s->out->text + text.start, '{');
+    for (int more = 1; q && more;) {
+        if (q == s->stop || *q++ != '"') {
+            q = NULL;
+        } else if (IS(s, q, "messages\"")) {
+            q = inner.lists++ ? NULL : after(s, q + sizeof("messages"), ':');
+            if (q) q = messages(s, q);
+        } else {
+            q = unknown_key(s, q, &inner);
+            if (q) q = passed_value(s, q, 2);
+        }
+        if (q) q = separator(s, q, '}', &more);
+    }
+    const int is_all = q && inner.lists && space(s, q) == s->stop;
+    s->stop = stop;
+    return is_all ? p : NULL;
+}
+
+/* A turn that is a field of the record: a text, or for some shapes a list of messages; either all of them or none. */
+static place turn(scanner *s, place p, const name *key, record_parts *r)
+{
+    range *text = &r->turns[key->turn];
+    if (key->meaning == TURN_OR_LIST && p < s->stop && *p == '[') {
+        return r->lists++ == key->turn ? messages(s, p) : NULL;
+    }
+    if (!(p = text_or_null(s, p, text))) return NULL;
+    const int is_needed = key->meaning == TURN || key->meaning == TURN_OR_LIST;
+    if (is_needed && text->length < 0) return NULL;
+    return p;
+}
+
+static place record_field(scanner *s, place p, const name *key, record_parts *r)
+{
+    switch (key->meaning) {
+    case LIST: return r->lists++ ? NULL : messages(s, p);
+    case NESTED: return r->lists++ ? NULL : nested(s, p);
+    case ID: return record_id(s, p, &r->id);
+    case SOURCE: return source(s, p, &r->source);
+    case TOOLS: return tools(s, p, &r->tools, &r->listed);
+    case OPTIONS:
+        if (IS(s, p, "null")) return p + 4;
+        if (p == s->stop || *p != '{' || !(p = rewritten(s, p, &r->options))) return NULL;
+        if (r->options.length == 2) r->options.length = ABSENT; /* no options are none */
+        return p;
+    case EMPTY_LIST:
+        if (IS(s, p, "null")) return p + 4;
+        p = after(s, p, '[');
+        return p && p < s->stop && *p == ']' ? p + 1 : NULL;
+    default: return turn(s, p, key, r);
+    }
+}
+
+/* Adds a text to the turn before it, with a line feed between. */
+static int joined(scanner *s, range *to, range more)
+{
+    const uint8_t *text = s->out->text, feed = '\n';
+    const range first = *to;
+    to->start = s->at.text;
+    to->length = first.length + 1 + more.length;
+    return keep(s, text + first.start, first.length) && keep(s, &feed, 1) && keep(s, text + more.start, more.length);
+}
+
+/* Makes room for so many messages before those of the record, which begin at `first`. */
+static int shift_messages(scanner *s, int64_t first, int64_t by)
+{
+    columns *out = s->out;
+    const int64_t count = s->at.messages - first;
+    if (s->at.messages + by > out->message_capacity) return 0;
+    memmove(out->roles + first + by, out->roles + first, (size_t)count);
+    int64_t *const columns_of[] = {out->contents.starts, out->contents.lengths, out->reasoning.starts,
+                                   out->reasoning.lengths};
+    for (int i = 0; i < 4; i++) {
+        memmove(columns_of[i] + first + by, columns_of[i] + first, (size_t)count * sizeof(int64_t));
+    }
+    memmove(out->call_offsets + first + by, out->call_offsets + first, (size_t)(count + 1) * sizeof(int64_t));
+    for (int64_t i = out->rares; i < s->at.rares; i++) out->rare[i].message += by;
+    for (int64_t i = out->weight_count; i < s->at.weights; i++) out->weights[i].message += by;
+    s->at.messages += by;
+    return 1;
+}
+
+/* The turns of a record as messages, before those that are in its list; 0 where one is missing. */
+static int place_turns(scanner *s, record_parts *r, int64_t first)
+{
+    columns *out = s->out;
+    const name_table *table = &s->names->of_record;
+    const name *spoken[MAX_TURNS];
+    int64_t count = 0;
+    for (const name *key = table->names, *end = key + table->count; key < end; key++) {
+        if (key->meaning < TURN) continue;
+        const range text = r->turns[key->turn];
+        if (key->meaning == TURN_OR_LIST && r->lists) {
+            if (r->lists != table->turns || text.length >= 0) return 0;
+        } else if (key->meaning == OPTIONAL_TURN || key->meaning == JOINED_TURN) {
+            if (text.length <= 0) continue;
+            if (key->meaning == OPTIONAL_TURN) {
+                spoken[count++] = key;
+            } else if (!count || !joined(s, &r->turns[spoken[count - 1]->turn], text)) {
+                return 0;
+            }
+        } else {
+            if (text.length < 0) return 0;
+            spoken[count++] = key;
+        }
+    }
+    if (table->has_list && !r->lists) return 0;
+    if (!count) return r->lists > 0;
+    if (!shift_messages(s, first, count)) return 0;
+    for (int64_t i = 0; i < count; i++) {
+        out->roles[first + i] = spoken[i]->role;
+        set_text(&out->contents, first + i, r->turns[spoken[i]->turn]);
+        set_text(&out->reasoning, first + i, (range){0, ABSENT});
+        out->call_offsets[first + i + 1] = out->call_offsets[first];
+    }
+    return 1;
+}
+
+/* One record, up to a line feed or the end; what it adds counts only after `commit`. */
+static place record(scanner *s, place p, int64_t line)
+{
+    columns *out = s->out;
+    name_table *table = &s->names->of_record;
+    const range none = {0, ABSENT};
+    name *last = &table->start;
+    record_parts r;
+    r.id = r.source = r.tools = r.listed = r.options = none;
+    for (int i = 0; i < table->turns; i++) r.turns[i] = none;
+    r.lists = r.other_count = 0;
+    r.seen = 0;
+    if (!(p = after(s, p, '{'))) return NULL;
+    for (int more = 1; more;) {
+        if (p == s->stop || *p++ != '"') return NULL;
+        const name *key = name_at(s, p, table, &last);
+        if (key) {
+            if (!(p = noted(s, p + key->length, key->bit, &r.seen))) return NULL;
+            p = record_field(s, p, key, &r);
+        } else if ((p = unknown_key(s, p, &r))) {
+            p = passed_value(s, p, 2);
+        }
+        if (!p || !(p = separator(s, p, '}', &more))) return NULL;
+    }
+    p = space(s, p);
+    if (p < s->stop && *p != '\n') return NULL;
+    if (!place_turns(s, &r, out->messages)) return NULL;
+    set_text(&out->ids, line, r.id);
+    set_text(&out->sources, line, r.source);
+    set_text(&out->tools, line, r.tools);
+    set_text(&out->listed, line, r.listed);
+    set_text(&out->options, line, r.options);
+    return p;
+}

@@ -1,0 +1,125 @@
+"""What `{% generation %}` tags of a template would train, compared with what is proved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+import jinja2
+
+from chatmill.core.conversation import Conversation
+from chatmill.render.jinja.chat_template import ChatTemplate
+from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.renderings import Renderer, Rendering
+from chatmill.render.jinja.sandbox import PlainSandbox, TracingSandbox
+from chatmill.render.jinja.turns import Answer, Turns
+
+OPENS, CLOSES = "\ue000", "\ue001"
+"""Characters of the private use area, which no probe and no template writes."""
+
+
+class TagFault(StrEnum):
+    """How tags differ from the proof."""
+
+    TRAIN_PROMPT = "tags_train_prompt"
+    """They train text that the generation prompt gives."""
+    TRAIN_BEHIND = "tags_train_behind_stop"
+    """They train text behind the stop."""
+    MISS_STOP = "tags_miss_stop"
+    """They leave out the stop."""
+    MISS_TEXT = "tags_miss_answer"
+    """They leave out a part of the answer."""
+    TRAIN_CHANGED = "tags_train_changed_turns"
+    """They train earlier answers as later messages have changed them."""
+
+
+class Difference(NamedTuple):
+    """One stretch of text that tags and proof do not agree on."""
+
+    fault: TagFault
+    text: str
+
+
+class _Marking(PlainSandbox):
+    """Writes a character before and behind everything that is tagged."""
+
+    @staticmethod
+    def marked(text: str) -> str:
+        """As the tag's extension asks for it."""
+        return f"{OPENS}{text}{CLOSES}"
+
+
+def has_tags(text: str) -> bool:
+    """Whether a template tags what an assistant says."""
+    return "endgeneration" in text
+
+
+def tag_differences(chat: ChatTemplate, conversation: Conversation, options: dict[str, object]) -> list[Difference]:
+    """Where the tags and the proof differ, in all answers of a conversation that are proved."""
+    variables = {**chat.source.named_tokens, **options}
+    today = chat.given.today
+    renderer = Renderer(chat.source.text, TracingSandbox(today), _Marking(today), variables, chat.source.name)
+    turns = chat.turns(conversation, options)
+    found: list[Difference] = []
+    for answer in turns.answers():
+        if answer.reason:
+            continue
+        tagged = _tagged(renderer, turns, answer.message + 1)
+        if tagged is not None:
+            found += _compared(turns, answer, tagged)
+        if not turns.is_stable(answer):
+            found += _changed(turns, answer, _tagged(renderer, turns, len(turns.messages)) or [])
+    return found
+
+
+def _tagged(renderer: Renderer, turns: Turns, count: int) -> list[bool] | None:
+    """For every character of a rendering whether it is tagged; None where the tags change the text."""
+    view = RecordView(turns.view.conversation, turns.view.form)
+    try:
+        marked = renderer.plain(view, count, False)
+    except jinja2.TemplateError:
+        return None
+    tagged: list[bool] = []
+    depth = 0
+    for character in marked:
+        if character in (OPENS, CLOSES):
+            depth += 1 if character == OPENS else -1
+        else:
+            tagged.append(depth > 0)
+    plain = turns.until(count - 1)
+    return tagged if isinstance(plain, Rendering) and len(plain.text) == len(tagged) else None
+
+
+def _compared(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[Difference]:
+    ended = turns.until(answer.message)
+    assert isinstance(ended, Rendering)
+    others = [p.stop for p in ended.pieces if p.owner not in (None, answer.message) and p.stop <= answer.begin]
+    before = max(others, default=0)
+    earlier = turns.until(answer.message - 1) if answer.message else None
+    if isinstance(earlier, Rendering):  # what closes the message before is no part of the prompt
+        before = max(before, _common(earlier.text, ended.text[: answer.begin]))
+    end = len(ended.text) if answer.appended else answer.end
+    for fault, start, stop, wanted in (
+        (TagFault.TRAIN_PROMPT, before, answer.begin, False),
+        (TagFault.MISS_TEXT, answer.begin, answer.stop_begin, True),
+        (TagFault.MISS_STOP, answer.stop_begin, end, True),
+        (TagFault.TRAIN_BEHIND, end, len(ended.text), False),
+    ):
+        text = "".join(ended.text[at] for at in range(start, stop) if tagged[at] is not wanted)
+        if text:
+            yield Difference(fault, text)
+
+
+def _changed(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[Difference]:
+    """An answer that later messages change, where the tags train what F has of it."""
+    whole = turns.whole
+    own = [p for p in whole.pieces if p.owner == answer.message and p.start < p.stop]
+    if tagged and any(tagged[at] for piece in own for at in range(piece.start, piece.stop)):
+        yield Difference(TagFault.TRAIN_CHANGED, "".join(whole.text[p.start : p.stop] for p in own))
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    size = min(len(one), len(other))
+    return next((at for at in range(size) if one[at] != other[at]), size)

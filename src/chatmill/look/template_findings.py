@@ -1,0 +1,296 @@
+"""What to know about a template before training with it, in plain words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from chatmill.core.conversation import Conversation, Message
+from chatmill.look.generation_tags import TagFault, has_tags, tag_differences
+from chatmill.look.safe_text import visible
+from chatmill.look.template_look import Finding, ProbeLook, answers_of, chosen_options, generation_prompt
+from chatmill.look.template_probes import CALL, PADDED, PROBES, REASONING, SPECIAL_LOOK
+from chatmill.render.jinja.chat_template import ChatTemplate
+from chatmill.render.jinja.renderings import Rendering
+from chatmill.render.registry import JinjaSource, TemplateSource
+from chatmill.tokenizer.protocol import Tokenizer
+
+LONGEST = 60
+"""Characters of a quoted text."""
+MOST_NAMES = 4
+"""Probes that a finding names."""
+TAG_WORDS = {
+    TagFault.TRAIN_PROMPT: "train text that the generation prompt already gives, which a model never writes",
+    TagFault.TRAIN_BEHIND: "train text behind the stop, which a model never gets to write",
+    TagFault.MISS_STOP: "leave out the stop, so a model does not learn to end its answers",
+    TagFault.MISS_TEXT: "leave out a part of the answer",
+    TagFault.TRAIN_CHANGED: "train earlier answers as later messages have changed them",
+}
+
+
+def findings_of(
+    source: TemplateSource,
+    chat: ChatTemplate | None,
+    probes: Sequence[ProbeLook],
+    vocabulary: Tokenizer,
+    *,
+    made_up: bool,
+) -> Iterator[Finding]:
+    """All findings, the ones that matter most first."""
+    if chat is None or not isinstance(source, JinjaSource):
+        return
+    yield from _prompts(chat, probes)
+    yield from _unproved(probes)
+    yield from _stops(source, chat, probes, vocabulary, made_up)
+    yield from _history(chat, probes)
+    yield from _tags(chat, probes)
+    yield from _results_inside(chat)
+    yield from _trimmed(chat)
+    yield from _reasoning(chat)
+    if not made_up:
+        yield from _missing_tokens(chat, probes, vocabulary)
+    if chat.asks_for_date:
+        yield Finding(
+            code="asks_for_date",
+            text="The template writes today's date. A build needs one in its recipe (`date`, or --date), so that it "
+            "gives the same bytes on any day.",
+        )
+    yield from _refusals(probes)
+
+
+def quoted(text: str) -> str:
+    """A text on one line, cut in the middle where it is long."""
+    shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    return visible(json.dumps(shown, ensure_ascii=False), mark_newlines=False)
+
+
+def named(options: Mapping[str, Any]) -> str:
+    """Options as a command line has them."""
+    return ", ".join(f"{key}={json.dumps(value)}" for key, value in options.items()) or "its default options"
+
+
+def _listed(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    if len(unique) > MOST_NAMES:
+        return f"{len(unique)} of {len(PROBES)} probes ('{unique[0]}' and others)"
+    return ", ".join(f"'{name}'" for name in unique)
+
+
+def _prompts(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Finding]:
+    """Whether the served prompt and the trained context agree, and under which switch."""
+    given = next(chat.choices({}))
+    apart = [look for look in probes if _reasons(chat, look, given) & {"prompt_not_in_history"}]
+    if not apart:
+        if any(look.turns for look in probes):
+            yield Finding(
+                code="prompt_agrees",
+                text="The prompt that a served model is given is the context that is trained, in every probe that has "
+                "one.",
+            )
+        return
+    detail = next(
+        answer.detail
+        for answer in answers_of(chat.turns(apart[0].probe.conversation, given))
+        if answer.reason == "prompt_not_in_history"
+    )
+    names = _listed([look.probe.name for look in apart])
+    text = (
+        f"With {named(given)} the generation prompt is not what the template writes as history, in {names}: {detail}."
+    )
+    mended: dict[str, list[str]] = {}
+    left = []
+    for look in apart:
+        mends = (o for o in chat.choices({}) if "prompt_not_in_history" not in _reasons(chat, look, o))
+        options = next(mends, None)
+        if options is None:
+            left.append(look.probe.name)
+        else:
+            mended.setdefault(named(options), []).append(look.probe.name)
+    for switch, helped in mended.items():
+        text += f" With {switch} they agree in {_listed(helped)}; `thinking: auto` chooses that by itself."
+    if left:
+        text += f" No switch for thinking mends {_listed(left)}."
+    yield Finding(code="prompt_not_in_history", text=text)
+
+
+def _reasons(chat: ChatTemplate, look: ProbeLook, options: Mapping[str, Any]) -> set[str]:
+    return {answer.reason for answer in answers_of(chat.turns(look.probe.conversation, options))}
+
+
+def _unproved(probes: Sequence[ProbeLook]) -> Iterator[Finding]:
+    """Reasons why answers have no proof, but for the prompt, which has a finding of its own."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for look in probes:
+        unproved = {(turn.reason, turn.detail) for turn in look.turns if turn.reason}
+        if look.code == "not_shown" and not unproved:
+            unproved = {("not_shown", look.refused)}
+        for key in sorted(unproved):
+            found.setdefault(key, []).append(look.probe.name)
+    words = {
+        "no_prompt": "An answer has no prompt, because the template refuses to write one",
+        "not_shown": "The template drops",
+        "no_stop": "No stop token ends an answer",
+        "origin_lost": "The template changes a text beyond recognition",
+        "template_refused": "The template refuses a conversation that ends here",
+    }
+    for (reason, detail), names in found.items():
+        if reason != "prompt_not_in_history":
+            yield Finding(code=reason, text=f"{words.get(reason, reason)} ({detail}): {_listed(names)}.")
+
+
+def _stops(
+    source: JinjaSource, chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer, made_up: bool
+) -> Iterator[Finding]:
+    used = list(dict.fromkeys(turn.stop for look in probes for turn in look.turns if turn.stop))
+    names = {token: name for name, token in vocabulary.control_ids.items()}
+    configured = [names[token] for token in source.stop_ids if token in names]
+    eos = chat.source.named_tokens.get("eos_token")
+    known = [*configured, *([eos] if eos else []), *source.stop_tokens]
+    strange = [stop for stop in used if stop not in known]
+    says_nothing = made_up and not configured and "eos_token" not in source.named_tokens
+    if strange and not says_nothing:
+        said = f"its generation config names {', '.join(configured)}" if configured else f"its eos is {eos or 'unset'}"
+        yield Finding(
+            code="stop_not_in_config",
+            text=f"Answers end with {', '.join(strange)}, and the model's generation config would not stop there: "
+            f"{said}. Add {', '.join(strange)} to `eos_token_id` where the model is served.",
+        )
+    appended = [
+        look.probe.name
+        for look in probes
+        if any(a.appended for a in answers_of(chat.turns(look.probe.conversation, look.options)))
+    ]
+    if appended:
+        yield Finding(
+            code="stop_appended",
+            text="The template leaves the stop of a last answer to the header of the next message. It is appended to "
+            f"the row and counted: {_listed(appended)}.",
+        )
+
+
+def _history(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Finding]:
+    changed = [(look, turn) for look in probes for turn in look.turns if not turn.stable]
+    if not changed:
+        if any(len(look.turns) > 1 for look in probes):
+            yield Finding(
+                code="history_stable",
+                text="History is never rewritten in the probes: one row holds all turns of a conversation.",
+            )
+        return
+    for look, turn in _one_each(changed):
+        turns = chat.turns(look.probe.conversation, look.options)
+        own, whole, begin = turns.until(turn.message), turns.whole, turns.answer(turn.message).begin
+        assert isinstance(own, Rendering)
+        same = own.text[:begin] == whole.text[:begin]
+        at = begin if same else _first_difference(own.text, whole.text)
+        what = f"the answer of message {turn.message}" if same else f"the context of message {turn.message}"
+        yield Finding(
+            code="history_rewritten",
+            text=f"Later messages change {what}, in '{look.probe.name}'. It was "
+            f"{quoted(own.text[at : at + LONGEST])}; the whole conversation has {quoted(whole.text[at : at + LONGEST])}"
+            ". `expand: turns` gives such an answer a row of its own.",
+        )
+
+
+def _first_difference(one: str, other: str) -> int:
+    """Where two texts part ways; from the special token on that is cut in two there."""
+    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    opened = max(one.rfind("<", max(0, at - 20), at), one.rfind("[", max(0, at - 20), at))
+    return at if opened < 0 else opened
+
+
+def _one_each(changed: Sequence[tuple[ProbeLook, Any]]) -> Iterator[tuple[ProbeLook, Any]]:
+    """The first changed turn of each probe, at most three probes."""
+    seen: set[str] = set()
+    for look, turn in changed:
+        if look.probe.name not in seen and len(seen) < 3:
+            seen.add(look.probe.name)
+            yield look, turn
+
+
+def _tags(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Finding]:
+    if not has_tags(chat.source.text):
+        return
+    found: dict[TagFault, list[tuple[str, str]]] = {}
+    for look in probes:
+        if look.turns:
+            for difference in tag_differences(chat, look.probe.conversation, dict(look.options)):
+                found.setdefault(difference.fault, []).append((look.probe.name, difference.text))
+    if not found:
+        yield Finding(code="tags_agree", text="The {% generation %} tags train exactly what is proved, in every probe.")
+    for fault in TagFault:
+        if fault in found:
+            names, example = [name for name, _ in found[fault]], quoted(found[fault][0][1])
+            text = f"The {{% generation %}} tags {TAG_WORDS[fault]}: {example}, in {_listed(names)}."
+            yield Finding(code=str(fault), text=text)
+
+
+def _results_inside(chat: ChatTemplate) -> Iterator[Finding]:
+    turns = chat.turns(CALL.conversation, chosen_options(chat, CALL.conversation))
+    result, prompt = turns.until(2), turns.prompt(3)
+    if not isinstance(result, Rendering) or not isinstance(prompt, Rendering):
+        return
+    if result.text == prompt.text and generation_prompt(chat):
+        yield Finding(
+            code="results_inside_answers",
+            text="Tool results are written inside the assistant's turn: no generation prompt follows them. What the "
+            "assistant says before and behind a result are two answers, each with its own context.",
+        )
+
+
+def _trimmed(chat: ChatTemplate) -> Iterator[Finding]:
+    conversation = Conversation(tuple(Message(role, text) for role, text in PADDED.items()))
+    turns = chat.turns(conversation, chosen_options(chat, conversation))
+    whole = turns.until(2)
+    if not isinstance(whole, Rendering):  # some templates have no system role
+        conversation = conversation._replace(messages=conversation.messages[1:])
+        whole = chat.turns(conversation, chosen_options(chat, conversation)).until(1)
+    if not isinstance(whole, Rendering):
+        return
+    trimmed = []
+    for message in conversation.messages:
+        word = message.content.strip()
+        if message.content in whole.text or word not in whole.text:
+            continue
+        before, after = message.content.partition(word)[0] + word in whole.text, word + " \n " in whole.text
+        where = "around" if not (before or after) else "behind" if before else "before"
+        trimmed.append(f"{where} {message.role} contents")
+    if trimmed:
+        yield Finding(code="white_space_trimmed", text=f"White space is trimmed {', '.join(trimmed)}. It is counted.")
+
+
+def _reasoning(chat: ChatTemplate) -> Iterator[Finding]:
+    last = len(REASONING.conversation.messages) - 1
+    ended = chat.turns(REASONING.conversation, chosen_options(chat, REASONING.conversation)).until(last)
+    if isinstance(ended, Rendering) and "R-two." not in ended.text:
+        yield Finding(
+            code="reasoning_dropped",
+            text="Reasoning is not shown at all, not even that of the last answer. It is counted in the ledger.",
+        )
+
+
+def _missing_tokens(chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer) -> Iterator[Finding]:
+    written: dict[str, None] = {}
+    for look in probes:
+        turns = chat.turns(look.probe.conversation, look.options)
+        for rendering in (turns.until(len(turns.messages) - 1), turns.prompt(1)):
+            if isinstance(rendering, Rendering):
+                own = [rendering.text[p.start : p.stop] for p in rendering.pieces if p.expression is None]
+                written |= {found.group(): None for text in own for found in SPECIAL_LOOK.finditer(text)}
+    missing = [name for name in written if name not in vocabulary.control_ids]
+    if missing:
+        yield Finding(
+            code="tokens_not_in_vocabulary",
+            text=f"The template writes {', '.join(missing)}, which {vocabulary.name!r} does not have as "
+            f"{'a token' if len(missing) == 1 else 'tokens'}: a model reads them letter by letter.",
+        )
+
+
+def _refusals(probes: Sequence[ProbeLook]) -> Iterator[Finding]:
+    found: dict[str, list[str]] = {}
+    for look in probes:
+        if look.code and look.code not in ("prompt_not_in_history", "not_shown") and not look.turns:
+            found.setdefault(look.refused, []).append(look.probe.name)
+    for refused, names in found.items():
+        yield Finding(code="template_refuses", text=f"Refused, in {_listed(names)}: {refused}.")

@@ -1,0 +1,74 @@
+"""The bundled templates, with what their files say about them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from chatmill.look.template_probes import BRACKETS, SPECIAL_LOOK
+from chatmill.render.jinja.stops import FAMILIES
+from chatmill.render.registry import HEADER, JinjaSource, bundled_names, find_template
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundledTemplate:
+    """A line of the list."""
+
+    name: str
+    kind: str
+    """`jinja` or `python`."""
+    origin: str
+    licence: str
+    control_tokens: tuple[str, ...]
+    """Tokens that it writes; a build with `add_control_tokens` adds those that the header of the file names."""
+    stop_tokens: tuple[str, ...]
+    default_policy: str
+    declares: str
+
+    def as_json(self) -> dict[str, Any]:
+        """For a script."""
+        found = dataclasses.asdict(self)
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Labels and values for people."""
+        yield "origin", f"{self.origin} ({self.licence})"
+        yield "tokens", " ".join(self.control_tokens) or "none"
+        yield "stops", " ".join(self.stop_tokens)
+        yield "policy", self.default_policy
+
+
+def bundled_templates() -> list[BundledTemplate]:
+    """All of them, in the order of `bundled_names`."""
+    return [_described(name) for name in bundled_names()]
+
+
+def _described(name: str) -> BundledTemplate:
+    source = find_template(name)
+    if isinstance(source, JinjaSource):
+        text = HEADER.sub("", source.text, count=1)
+        spelled = [found.group() for look in (SPECIAL_LOOK, BRACKETS) for found in look.finditer(text)]
+        families = [family for family in FAMILIES if all(mark in text for mark in family.marks)]
+        stops = [*source.stop_tokens, *(stop for family in families for stop in family.stops)]
+        return BundledTemplate(
+            name=name,
+            kind="jinja",
+            origin=source.origin,
+            licence=source.licence,
+            control_tokens=tuple(dict.fromkeys(source.control_tokens or spelled)),
+            stop_tokens=tuple(dict.fromkeys(stops)),
+            default_policy=source.default_policy,
+            declares=source.declares,
+        )
+    return BundledTemplate(
+        name=name,
+        kind="python",
+        origin="written for Chatmill",
+        licence="Apache-2.0",
+        control_tokens=tuple(source.control_tokens),
+        stop_tokens=tuple(source.stop_tokens),
+        default_policy=source.default_policy,
+        declares=source.declares,
+    )

@@ -1,0 +1,396 @@
+"""A close look at one template: what it is, what it wants, and what it does to a small set of conversations."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.kinds import Part, part_of
+from chatmill.errors import RecordError, TokenizerError
+from chatmill.label.policy import Policy
+from chatmill.label.presets import find_policy
+from chatmill.look.generation_tags import has_tags
+from chatmill.look.preview import Run, runs_as_json, runs_of
+from chatmill.look.template_probes import EXAMPLE_DAY, PAIR, PROBES, Probe, byte_vocabulary
+from chatmill.render.bound import BoundTemplate
+from chatmill.render.jinja.chat_template import ChatTemplate
+from chatmill.render.jinja.options import TemplateOptions, Unproved
+from chatmill.render.jinja.renderings import Rendering
+from chatmill.render.jinja.stops import FAMILIES
+from chatmill.render.jinja.turns import Answer, Turns
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import JinjaSource, TemplateSource, bind, find_template
+from chatmill.render.render import render
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.protocol import Tokenizer
+
+BATCH = 1_000
+"""Conversations of a data file that are rendered at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something worth knowing before training with a template."""
+
+    code: str
+    """Stable, for scripts."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopSource:
+    """A stop token, and who says that it is one."""
+
+    token: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnLook:
+    """One answer of a probe."""
+
+    message: int
+    reason: str
+    """Empty where the mask is proved."""
+    detail: str
+    stop: str
+    stable: bool
+    """Whether later messages leave it as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeLook:
+    """What a template makes of a probe."""
+
+    probe: Probe
+    refused: str
+    """The error of a record like this in a build; empty where it is written."""
+    code: str
+    options: Mapping[str, Any]
+    """Template options that were chosen for it."""
+    turns: tuple[TurnLook, ...]
+    rows: tuple[tuple[Run, ...], ...]
+    """Runs of each row; answers without a proof are context here."""
+    stripped: int
+    """Characters that no row shows."""
+
+    def as_json(self) -> dict[str, Any]:
+        """For a script."""
+        return {
+            "name": self.probe.name,
+            "refused": self.refused or None,
+            "code": self.code or None,
+            "options": dict(self.options),
+            "stripped": self.stripped,
+            "turns": [dataclasses.asdict(turn) | {"proved": not turn.reason} for turn in self.turns],
+            "rows": [runs_as_json(list(row)) for row in self.rows],
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class DataShare:
+    """How much of a file is proved."""
+
+    records: int = 0
+    proved: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    """Records by reason."""
+    turns: int = 0
+    turns_proved: int = 0
+    turns_unproved: dict[str, int] = field(default_factory=dict)
+    turns_changed: int = 0
+    """Proved answers that later messages change."""
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateLook:
+    """All that is known about a template."""
+
+    name: str
+    origin: str
+    licence: str
+    kind: str
+    """`jinja` or `python`."""
+    sha256: str
+    """Of the template's text; of a Python template, of its source."""
+    tokenizer: str
+    vocab_size: int
+    made_up_vocabulary: bool
+    """There is no vocabulary beside the template: bytes and the tokens that it spells take its place."""
+    options: tuple[str, ...]
+    roles: tuple[str, ...]
+    tool_definitions: bool
+    tool_calls: bool
+    asks_for_date: bool
+    date: str
+    """The day that the probes were rendered on."""
+    arguments: str
+    content: str
+    default_policy: str
+    declares: str
+    prompt: str
+    stops: tuple[StopSource, ...]
+    generation_tags: bool
+    findings: tuple[Finding, ...]
+    probes: tuple[ProbeLook, ...]
+    vocabulary: Tokenizer
+    data: DataShare | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """For a script."""
+        skipped = {"probes", "data", "stops", "findings", "vocabulary"}
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
+        return {
+            **{key: list(value) if isinstance(value, tuple) else value for key, value in found.items()},
+            "stops": [{"token": stop.token, "sources": list(stop.sources)} for stop in self.stops],
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "probes": [probe.as_json() for probe in self.probes],
+            "data": None if self.data is None else dataclasses.asdict(self.data),
+        }
+
+
+def look_at_template(
+    template: str | os.PathLike[str],
+    tokenizer: Tokenizer | str | None = None,
+    given: TemplateOptions | None = None,
+    data: Iterable[Conversation | RecordError] | None = None,
+) -> TemplateLook:
+    """Look at a template.
+
+    Without a tokenizer that of the template's folder is used; where there is none, bytes and the special tokens that
+    the template spells. `data` are conversations, and the errors of records that could not be read.
+    """
+    source = find_template(template)
+    given = given or TemplateOptions()
+    day = given.today or EXAMPLE_DAY
+    given = dataclasses.replace(given, today=day, unproved=Unproved.REFUSE)
+    vocabulary, made_up = _vocabulary(source, tokenizer)
+    vocabulary = with_control_tokens(vocabulary, source.control_tokens) if made_up else vocabulary
+    bound = _bound(source, vocabulary, given)
+    lenient = _bound(source, vocabulary, dataclasses.replace(given, unproved=Unproved.UNTRAINED))
+    policy = find_policy(source.default_policy)
+    probes = tuple(_look_at(probe, bound, lenient, policy) for probe in PROBES)
+    chat = bound.chat if isinstance(bound, ModelTemplate) else None
+    from chatmill.look.template_findings import findings_of  # it describes what is defined here
+
+    return TemplateLook(
+        name=source.name,
+        origin=source.origin if isinstance(source, JinjaSource) else "a Python template",
+        licence=source.licence if isinstance(source, JinjaSource) else "",
+        kind="python" if chat is None else "jinja",
+        sha256=bound.fingerprint if chat is None else hashlib.sha256(chat.source.text.encode()).hexdigest(),
+        tokenizer=vocabulary.name,
+        vocab_size=vocabulary.vocab_size,
+        made_up_vocabulary=made_up,
+        options=tuple(chat.option_names) if chat else (),
+        roles=roles_accepted(bound),
+        tool_definitions=_shows(probes, "Current weather", calls=False),
+        tool_calls=_shows(probes, "Oslo", calls=True),
+        asks_for_date=bool(chat and chat.asks_for_date),
+        date=str(day),
+        arguments=str(bound.form.arguments),
+        content=str(bound.form.content),
+        default_policy=source.default_policy,
+        declares=source.declares,
+        prompt=generation_prompt(chat) if chat else "",
+        stops=stop_sources(source, chat, vocabulary),
+        generation_tags=bool(chat and has_tags(chat.source.text)),
+        findings=tuple(findings_of(source, chat, probes, vocabulary, made_up=made_up)),
+        probes=probes,
+        vocabulary=vocabulary,
+        data=None if data is None else data_share(bound, data),
+    )
+
+
+def _bound(source: TemplateSource, vocabulary: Tokenizer, given: TemplateOptions) -> BoundTemplate:
+    return bind(source, vocabulary, given if isinstance(source, JinjaSource) or given.options else None)
+
+
+def _vocabulary(source: TemplateSource, tokenizer: Tokenizer | str | None) -> tuple[Any, bool]:
+    """The vocabulary to look through, and whether it is made up."""
+    if tokenizer is not None:
+        return with_control_tokens(load_tokenizer(tokenizer), source.control_tokens), False
+    if not isinstance(source, JinjaSource):
+        return load_tokenizer("o200k"), True
+    path = Path(source.path)
+    folder = path if path.is_dir() else path.parent
+    if not source.licence:  # a bundled template has no vocabulary beside it
+        try:
+            return load_tokenizer(folder), False
+        except TokenizerError:
+            if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.json.xz")):
+                raise
+    return byte_vocabulary(source.text, *source.named_tokens.values(), *source.stop_tokens), True
+
+
+def _look_at(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, policy: Policy) -> ProbeLook:
+    refused, code = "", ""
+    rendered = render([probe.conversation], bound, collect_failures=True)
+    if rendered.failed:
+        refused, code = str(rendered.failed[0][1]), rendered.failed[0][1].code
+        rendered = render([probe.conversation], lenient, collect_failures=True)
+    weights = policy.run_weights(rendered.tokens)
+    rows = []
+    for row in range(len(rendered.tokens)):
+        first, last = rendered.tokens.conversation_runs[row : row + 2]
+        rows.append(tuple(runs_of(rendered.tokens.conversation(row), weights[first:last], bound.tokenizer)))
+    options, turns = _turns(bound, probe.conversation)
+    return ProbeLook(
+        probe=probe,
+        refused=refused,
+        code=code,
+        options=options,
+        turns=turns,
+        rows=tuple(rows),
+        stripped=int(rendered.stripped.sum()),
+    )
+
+
+def chosen_options(chat: ChatTemplate, conversation: Conversation) -> dict[str, Any]:
+    """The options under which a conversation is written; where it is not, those that come closest."""
+    try:
+        return dict(chat.write(conversation).options)
+    except RecordError:
+        choices = list(chat.choices(conversation.options))
+    return next((one for one in choices if not _is_apart(chat, conversation, one)), choices[0])
+
+
+def _is_apart(chat: ChatTemplate, conversation: Conversation, options: Mapping[str, Any]) -> bool:
+    """Whether an answer's prompt is not what the template writes as history."""
+    return any(answer.reason == "prompt_not_in_history" for answer in answers_of(chat.turns(conversation, options)))
+
+
+def answers_of(turns: Turns) -> list[Answer]:
+    """The answers of a conversation; none where the template refuses the whole of it."""
+    try:
+        turns.whole  # noqa: B018 (rendered here, so that a refusal of the whole conversation is noticed)
+        return turns.answers()
+    except RecordError:
+        return []
+
+
+def _turns(bound: BoundTemplate, conversation: Conversation) -> tuple[dict[str, Any], tuple[TurnLook, ...]]:
+    if not isinstance(bound, ModelTemplate):
+        return {}, ()
+    options = chosen_options(bound.chat, conversation)
+    turns = bound.chat.turns(conversation, options)
+    return options, tuple(
+        TurnLook(
+            message=answer.message,
+            reason=answer.reason,
+            detail=answer.detail,
+            stop=answer.stop,
+            stable=bool(answer.reason) or turns.is_stable(answer),
+        )
+        for answer in answers_of(turns)
+    )
+
+
+def _shows(probes: Sequence[ProbeLook], word: str, *, calls: bool) -> bool:
+    """Whether the rendering of a probe has a word in its tool calls, or in tool definitions."""
+    return any(
+        word in run.text and (part_of(run.kind) is Part.TOOL_CALL) == calls
+        for look in probes
+        for row in (look.rows if calls or look.probe.conversation.tools else ())
+        for run in row
+    )
+
+
+def roles_accepted(bound: BoundTemplate) -> tuple[str, ...]:
+    """The roles that a template writes; for each it is asked with a small conversation."""
+    user, answer = PAIR.conversation.messages
+    call = next(probe for probe in PROBES if probe.conversation.tools).conversation
+    asked = {
+        Role.SYSTEM: Conversation((Message(Role.SYSTEM, "S-zero."), user, answer)),
+        Role.DEVELOPER: Conversation((Message(Role.DEVELOPER, "D-zero."), user, answer)),
+        Role.USER: PAIR.conversation,
+        Role.ASSISTANT: PAIR.conversation,
+        Role.TOOL: call._replace(messages=call.messages[:3]),
+    }
+    return tuple(str(role) for role, conversation in asked.items() if _accepts(bound, conversation, role))
+
+
+def _accepts(bound: BoundTemplate, conversation: Conversation, role: Role) -> bool:
+    wanted = next(message.content for message in conversation.messages if message.role is role)
+    if isinstance(bound, ModelTemplate):  # a conversation without an answer has nothing to prove, and still shows it
+        turns, last = bound.chat.turns(conversation), len(conversation.messages) - 1
+        found = (turns.until(last), turns.prompt(last))  # Mistral's show the system text in a last question only
+        return any(isinstance(one, Rendering) and wanted in one.text for one in found)
+    return not render([conversation], bound, collect_failures=True).failed
+
+
+def generation_prompt(chat: ChatTemplate, options: Mapping[str, Any] | None = None) -> str:
+    """What the template writes behind a question where an answer is to follow."""
+    turns = chat.turns(PAIR.conversation, options)
+    prompt, ended = turns.prompt(1), turns.until(0)
+    if not isinstance(prompt, Rendering) or not isinstance(ended, Rendering):
+        return ""
+    if prompt.text.startswith(ended.text):
+        return prompt.text[len(ended.text) :]
+    return prompt.text[max((piece.stop for piece in prompt.pieces if piece.owner == 0), default=0) :]
+
+
+def stop_sources(source: TemplateSource, chat: ChatTemplate | None, vocabulary: Tokenizer) -> tuple[StopSource, ...]:
+    """The stop tokens, each with everyone who names it."""
+    if chat is None or not isinstance(source, JinjaSource):
+        return tuple(StopSource(token=token, sources=("the Python template",)) for token in source.stop_tokens)
+    configured = {name for name, token in vocabulary.control_ids.items() if token in source.stop_ids}
+    found = []
+    for token in chat.stops.names:
+        sources = ["generation config"] * (token in configured)
+        sources += ["the tokenizer's eos"] * (chat.source.named_tokens.get("eos_token") == token)
+        sources += ["the header of the bundled template"] * (token in source.stop_tokens)
+        sources += [
+            f"the table of families ({family.name})"
+            for family in FAMILIES
+            if token in family.stops and all(mark in chat.source.text for mark in family.marks)
+        ]
+        found.append(StopSource(token=token, sources=tuple(sources or ["habit: the template writes it everywhere"])))
+    return tuple(found)
+
+
+def data_share(bound: BoundTemplate, data: Iterable[Conversation | RecordError]) -> DataShare:
+    """The records and turns of a file that are proved, and the reasons of the others."""
+    share = DataShare()
+    for batch in _batches(data):
+        unread = [one for one in batch if isinstance(one, RecordError)]
+        conversations = [one for one in batch if not isinstance(one, RecordError)]
+        rendered = render(conversations, bound, collect_failures=True)
+        share.records += len(batch)
+        share.proved += len(conversations) - len(rendered.failed)
+        share.rows += len(rendered.kept)
+        share.turns_proved += int(rendered.turns.sum())
+        share.turns += int(rendered.turns.sum())
+        share.turns_changed += int(rendered.unstable.sum())
+        for error in (*unread, *(error for _, error in rendered.failed)):
+            share.refused[error.code] = share.refused.get(error.code, 0) + 1
+        for index, error in rendered.failed:
+            _count_turns(share, bound, conversations[index], error)
+    return share
+
+
+def _count_turns(share: DataShare, bound: BoundTemplate, conversation: Conversation, error: RecordError) -> None:
+    """The turns of a refused record: some of them may be proved all the same."""
+    reasons = [error.code] * sum(message.role is Role.ASSISTANT for message in conversation.messages)
+    if isinstance(bound, ModelTemplate):
+        reasons = [answer.reason for answer in answers_of(bound.chat.turns(conversation))] or reasons
+    share.turns += len(reasons)
+    for reason in reasons:
+        if reason:
+            share.turns_unproved[reason] = share.turns_unproved.get(reason, 0) + 1
+        else:
+            share.turns_proved += 1
+
+
+def _batches(data: Iterable[Conversation | RecordError]) -> Iterator[list[Conversation | RecordError]]:
+    source = iter(data)
+    while batch := list(islice(source, BATCH)):
+        yield batch

@@ -1,0 +1,252 @@
+"""Reads records straight into columns: by the compiled scanner, and what it declines one by one.
+
+The scanner reads a record only where it is sure what it says. Anything else (another spelling of a role, an unknown
+field in a message, any mistake) is for `read.files` and `read.shapes`, with their checks and their errors. Where the
+scanner does not decline, both give the same conversation, but for the metadata, which the scanner does not keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversation import Conversation, Role
+from chatmill.core.conversations import Conversations, Places
+from chatmill.core.kinds import RoleCode
+from chatmill.core.messages import CODES, sparse_objects
+from chatmill.core.native.scan import (
+    MAX_NAMES,
+    MessageField,
+    RecordField,
+    Scanned,
+    ShapeNames,
+    count_lines,
+    scan_lines,
+    scan_texts,
+)
+from chatmill.core.texts import OptionalTexts, Texts
+from chatmill.core.tokens import offsets_of
+from chatmill.core.tools import listed_tools
+from chatmill.errors import RecordError
+from chatmill.read.files import Raw, decode_line
+from chatmill.read.shapes import Shape, Turn, conversation_of, decoded_tools, find_shape
+
+Ints = NDArray[np.int64]
+Read = tuple[Conversations, list[RecordError]]
+"""The conversations of some records, and the errors of those that hold none."""
+
+_MESSAGE_FIELDS = {
+    "reasoning_content": MessageField.REASONING,
+    "thinking": MessageField.REASONING,
+    "tool_calls": MessageField.TOOL_CALLS,
+    "weight": MessageField.WEIGHT,
+    "train": MessageField.TRAIN,
+    "name": MessageField.NAME,
+    "tool_call_id": MessageField.TOOL_CALL_ID,
+    "recipient": MessageField.RECIPIENT,
+    "channel": MessageField.CHANNEL,
+    "content_type": MessageField.CONTENT_TYPE,
+}
+
+
+class Lines(NamedTuple):
+    """A range of whole lines."""
+
+    start: int
+    stop: int
+    number: int
+    """Of the first line."""
+    total: int
+    """How many lines."""
+
+
+def line_groups(data: bytes, max_bytes: int, first: int = 1, max_lines: int | None = None) -> Iterator[Lines]:
+    """Ranges of whole lines with at most `max_bytes` each, but for a longer line, which is a range of its own.
+
+    `first` is the number of the first line; `max_lines` ends the last range after so many lines.
+    """
+    end = len(data)
+    if max_lines is not None:
+        feeds = np.flatnonzero(np.frombuffer(data, dtype=np.uint8) == ord("\n"))
+        end = 0 if max_lines == 0 else int(feeds[max_lines - 1]) + 1 if max_lines <= len(feeds) else end
+    start = 0
+    while start < end:
+        stop = end
+        if end - start > max_bytes:
+            stop = data.rfind(b"\n", start, start + max_bytes) + 1 or data.find(b"\n", start, end) + 1 or end
+        count = count_lines(data, start, stop)
+        yield Lines(start, stop, first, count)
+        start, first = stop, first + count
+
+
+def read_lines(data: bytes, lines: Lines, *, path: str, source: str, shape: Shape) -> Read:
+    """The conversations of some lines of the file `path`.
+
+    Blank lines are passed over; `source` names the records that do not name theirs.
+    """
+    names, first = scanner_names(shape), lines.number
+    scanned = None if names is None else scan_lines(data, lines.start, lines.stop, names, lines.total)
+    if scanned is None:
+        split = enumerate(data[lines.start : lines.stop].split(b"\n"), first)
+        raws = [decode_line(line, f"{path}:{n}") for n, line in split if line and not line.isspace()]
+        return read_one_by_one(raws, shape, source)
+    return _read_scanned(scanned, data, f"{path}:", first, source, shape)
+
+
+def read_entries(entries: Sequence[bytes], *, first: int, path: str, source: str, shape: Shape) -> Read:
+    """The same for the entries of a JSON list, each of which is a record."""
+    names, before = scanner_names(shape), f"{path}:row "
+    offsets = offsets_of(np.array([len(entry) for entry in entries], dtype=np.int64))
+    data = b"".join(entries)
+    scanned = None if names is None else scan_texts(np.frombuffer(data, dtype=np.uint8), offsets, names)
+    if scanned is None:
+        raws = [decode_line(entry, f"{before}{number}") for number, entry in enumerate(entries, first)]
+        return read_one_by_one(raws, shape, source)
+    return _read_scanned(scanned, data, before, first, source, shape)
+
+
+def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source: str, shape: Shape) -> Read:
+    """What was scanned, and what was declined read one by one; `before` is what places have before their numbers."""
+    sure = scanned.read & ~_undecodable_tools(scanned)
+    lines = (
+        (number, data[scanned.line_starts[number] : scanned.line_stops[number]])
+        for number in np.flatnonzero(~sure).tolist()
+    )
+    raws = ((n, decode_line(line, f"{before}{first + n}")) for n, line in lines if line and not line.isspace())
+    slow, errors = read_declined(raws, shape, source)
+    return merged(_batch(scanned, before, first, source), sure, slow), errors
+
+
+def read_declined(
+    raws: Iterable[tuple[int, Raw]], shape: Shape, source: str
+) -> tuple[dict[int, Conversation], list[RecordError]]:
+    """Records by the way that knows all forms and all errors, each with its number."""
+    slow: dict[int, Conversation] = {}
+    errors: list[RecordError] = []
+    for number, raw in raws:
+        found = _conversation(raw, shape, source)
+        if isinstance(found, RecordError):
+            errors.append(found)
+        else:
+            slow[number] = found
+    return slow, errors
+
+
+def read_one_by_one(raws: Sequence[Raw], shape: Shape, source: str) -> Read:
+    """The same for decoded records, by the way that knows all forms and all errors."""
+    found = [_conversation(raw, shape, source) for raw in raws]
+    errors = [item for item in found if isinstance(item, RecordError)]
+    return Conversations.of([item for item in found if isinstance(item, Conversation)]), errors
+
+
+def _conversation(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
+    try:
+        if raw.error is not None:
+            raise raw.error
+        return conversation_of(raw.value, shape, where=raw.where, source=source)
+    except RecordError as error:
+        return error
+
+
+def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conversation]) -> Conversations:
+    """The conversations of a batch that were read, and in their places those that were read one by one."""
+    if not slow:
+        return batch if read.all() else batch.take(np.flatnonzero(read))
+    others = Conversations.of(list(slow.values()))
+    if isinstance(batch.wheres, Places):
+        numbers = batch.wheres.numbers[list(slow)]
+        others = replace(others, wheres=Places(batch.wheres.before, numbers))
+    order = np.where(read, np.arange(len(read)), -1)
+    order[list(slow)] = len(batch) + np.arange(len(slow))
+    return Conversations.joined([batch, others]).take(order[order >= 0])
+
+
+def _batch(scanned: Scanned, before: str, first: int, source: str) -> Conversations:
+    """All that was scanned; a record that was declined has no messages."""
+    count = len(scanned.read)
+    return Conversations(
+        messages=scanned.messages,
+        offsets=scanned.offsets,
+        ids=scanned.ids.texts,
+        sources=_sources(scanned.sources, source),
+        tools=_listed(scanned),
+        options=scanned.options.texts,
+        wheres=Places(before, np.arange(first, first + count)),
+        metadata=sparse_objects(count, {}),
+    )
+
+
+def _undecodable_tools(scanned: Scanned) -> NDArray[np.bool_]:
+    """Records whose tools the scanner has found, and which are no list of objects."""
+    declined = np.zeros(len(scanned.read), dtype=np.bool_)
+    for number in _unlisted(scanned).tolist():
+        declined[number] = decoded_tools(scanned.tools[number] or "") is None
+    return declined
+
+
+def _unlisted(scanned: Scanned) -> Ints:
+    """Records whose tools Python must decode."""
+    return np.flatnonzero(scanned.tools.present & ~scanned.listed.present)
+
+
+def _listed(scanned: Scanned) -> Texts:
+    """The tool definitions of all records as lines."""
+    places = _unlisted(scanned)
+    if not len(places):
+        return scanned.listed.texts
+    tools = [decoded_tools(scanned.tools[number] or "") or () for number in places.tolist()]
+    return scanned.listed.texts.replaced(places, Texts.of([listed_tools(defined) for defined in tools]))
+
+
+def _sources(given: OptionalTexts, source: str) -> list[str]:
+    """The source of every record; each one that the scanner has kept is decoded once."""
+    at = np.where(given.present, given.starts, -1)
+    _, firsts, which = np.unique(at, return_index=True, return_inverse=True)
+    names = [given[first] or source for first in firsts.tolist()]
+    return [names[i] for i in which.tolist()]
+
+
+@cache
+def scanner_names(shape: Shape) -> ShapeNames | None:
+    """What the scanner has to know of a shape; None where it cannot read it."""
+    record: dict[str, RecordField | tuple[RecordField, RoleCode]] = dict.fromkeys(shape.lists, RecordField.LIST)
+    record |= {shape.id: RecordField.ID, shape.source: RecordField.SOURCE}
+    record |= {shape.tools: RecordField.TOOLS, shape.options: RecordField.OPTIONS}
+    if shape.nested:
+        record[shape.nested] = RecordField.NESTED
+    if shape.history:
+        record[shape.history] = RecordField.EMPTY_LIST
+    record |= {turn.key: (_meaning(turn), RoleCode(CODES[turn.role])) for turn in shape.turns}
+    return _names(record, shape)
+
+
+@cache
+def nested_names() -> ShapeNames:
+    """What the scanner has to know of an object with `messages` that is a text of its own."""
+    found = _names({"messages": RecordField.LIST}, find_shape("openai"))
+    assert found is not None
+    return found
+
+
+def _names(record: Mapping[str, RecordField | tuple[RecordField, RoleCode]], shape: Shape) -> ShapeNames | None:
+    message = {shape.role: MessageField.ROLE, shape.content: MessageField.CONTENT, **_MESSAGE_FIELDS}
+    spelled = [(name, role) for name, role in shape.roles.items() if name != shape.calls_role]
+    spelled.sort(key=lambda pair: pair[1] not in (Role.USER, Role.ASSISTANT))  # these are looked for most often
+    roles = {name: RoleCode(CODES[role]) for name, role in spelled[:MAX_NAMES]}
+    try:
+        return ShapeNames(record, message, roles)
+    except ValueError:
+        return None
+
+
+def _meaning(turn: Turn) -> RecordField:
+    if turn.or_list:
+        return RecordField.TURN_OR_LIST
+    if turn.joined:
+        return RecordField.JOINED_TURN
+    return RecordField.OPTIONAL_TURN if turn.optional else RecordField.TURN

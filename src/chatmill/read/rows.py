@@ -1,0 +1,366 @@
+"""Rows of Parquet straight into columns, by the columns that Arrow has; what is not sure is read row by row.
+
+A text column of Arrow is a buffer of UTF-8 with offsets, which is what `Texts` is: no text is copied, and no object is
+made. Rows that this way is not sure about go the way of `read.shapes`, with its checks and its errors. Where it is
+sure, both give the same conversation, but for the metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from chatmill.core.conversation import MAX_WEIGHT, Role
+from chatmill.core.conversations import Conversations, Places
+from chatmill.core.messages import CODES, MessageColumns, sparse_objects
+from chatmill.core.native.scan import scan_texts
+from chatmill.core.texts import Chosen, OptionalTexts, TextJoiner, Texts, joined
+from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.tools import listed_tools
+from chatmill.read.columns import Read, merged, nested_names, read_declined, read_one_by_one
+from chatmill.read.files import batch_records, without_nulls
+from chatmill.read.shapes import Shape, decoded_tools, options_text
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+_TEXT_FIELDS = {
+    "names": "name",
+    "tool_call_ids": "tool_call_id",
+    "recipients": "recipient",
+    "channels": "channel",
+    "content_types": "content_type",
+}
+_KNOWN = frozenset({*_TEXT_FIELDS.values(), "reasoning_content", "thinking", "tool_calls", "weight", "train"})
+
+
+class _NotSureError(Exception):
+    """A column is of a type that only the way row by row knows."""
+
+
+def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shape: Shape) -> Read:
+    """The conversations of the rows of an Arrow batch; `first` is the number of the first one in its file."""
+    count = batch.num_rows
+    try:
+        found, sure = _Rows(batch, shape, source).conversations()
+    except (_NotSureError, pa.ArrowInvalid):  # the latter where a text is not UTF-8
+        return read_one_by_one(list(batch_records([batch], path, range(first, first + count))), shape, source)
+    found = replace(found, wheres=Places(f"{path}:row ", np.arange(first, first + count)))
+    rows = np.flatnonzero(~sure)
+    raws = batch_records([batch.take(pa.array(rows))], path, (first + rows).tolist()) if len(rows) else ()
+    slow, errors = read_declined(zip(rows.tolist(), raws, strict=True), shape, source)
+    return merged(found, sure, slow), errors
+
+
+class _Rows:
+    """The columns of one Arrow batch under the names of a shape; notes which rows are sure."""
+
+    def __init__(self, batch: pa.RecordBatch, shape: Shape, source: str) -> None:
+        self._batch, self._shape, self._source = batch, shape, source
+        self._sure = np.ones(batch.num_rows, dtype=np.bool_)
+
+    def conversations(self) -> tuple[Conversations, Flags]:
+        """All rows, and which of them may be taken."""
+        messages, offsets = self._messages()
+        count = self._batch.num_rows
+        found = Conversations(
+            messages=messages,
+            offsets=offsets,
+            ids=self._ids(),
+            sources=self._sources(),
+            tools=self._json(self._shape.tools, _listed, decoded_tools),
+            options=self._json(self._shape.options, options_text, None),
+            wheres=(),
+            metadata=sparse_objects(count, {}),
+        )
+        return found, self._sure
+
+    def _column(self, name: str) -> pa.Array | None:
+        """A column with something in it; None where there is none."""
+        places = self._batch.schema.get_all_field_indices(name) if name else []
+        if len(places) > 1:
+            raise _NotSureError
+        column = _decoded(self._batch.column(places[0])) if places else None
+        return None if column is None or column.null_count == len(column) else column
+
+    def _messages(self) -> tuple[MessageColumns, Ints]:
+        shape = self._shape
+        nested = self._column(shape.nested)
+        if nested is not None:
+            return self._nested(nested)
+        turns, counts = self._turns() if shape.turns else (None, np.zeros(self._batch.num_rows, dtype=np.int64))
+        if turns is not None and not shape.lists:
+            return turns, offsets_of(counts)
+        lists = [column for key in shape.lists if (column := self._column(key)) is not None]
+        if len(lists) != 1:
+            raise _NotSureError
+        listed, offsets = self._list(lists[0])
+        if turns is None:
+            return listed, offsets
+        both = TextJoiner(column for part in (turns, listed) for column in part.text_columns())
+        more = np.diff(offsets)
+        first = np.stack([offsets_of(counts)[:-1], len(turns) + offsets[:-1]], axis=1).reshape(-1)
+        order = ranges(first, np.stack([counts, more], axis=1).reshape(-1))
+        return MessageColumns.joined([turns, listed], both).take(order), offsets_of(counts + more)
+
+    def _nested(self, column: pa.Array) -> tuple[MessageColumns, Ints]:
+        """Messages in texts of JSON."""
+        texts = _texts(column, check=False)  # the scanner looks at every byte
+        offsets = np.append(texts.starts, texts.starts[-1:] + np.maximum(texts.lengths[-1:], 0))
+        if (np.diff(offsets) != np.maximum(texts.lengths, 0)).any():
+            raise _NotSureError
+        scanned = scan_texts(texts.data, offsets, nested_names())
+        if scanned is None:
+            raise _NotSureError
+        self._sure &= scanned.read & texts.present
+        return scanned.messages, scanned.offsets
+
+    def _turns(self) -> tuple[MessageColumns | None, Ints]:
+        """Messages that are columns of their own, if there are any, and how many of them each row has."""
+        shape, count = self._shape, self._batch.num_rows
+        history = self._column(shape.history)
+        if history is not None:
+            self._sure &= ~_flags(pc.fill_null(pc.greater(pc.list_value_length(_list_array(history)), 0), False))
+        spoken: list[tuple[Role, Texts, Flags]] = []
+        for turn in shape.turns:
+            column = self._column(turn.key)
+            texts = OptionalTexts.none(count) if column is None else _texts(column)
+            if turn.joined:
+                role, before, there = spoken[-1]
+                spoken[-1] = (role, _with_line(before, texts.texts), there)
+            elif turn.optional:
+                spoken.append((turn.role, texts.texts, texts.lengths > 0))
+            else:
+                self._sure &= texts.present
+                spoken.append((turn.role, texts.texts, np.ones(count, dtype=np.bool_)))
+        if not any(there.any() for _, _, there in spoken):
+            return None, np.zeros(count, dtype=np.int64)
+        present = np.stack([there for _, _, there in spoken], axis=1)
+        pooled = TextJoiner(texts for _, texts, _ in spoken).join([texts for _, texts, _ in spoken])
+        places = np.arange(len(spoken) * count).reshape(len(spoken), count).T[present]
+        codes = np.broadcast_to(np.array([CODES[role] for role, _, _ in spoken], dtype=np.uint8), present.shape)
+        return MessageColumns.plain(codes[present], pooled.take(places)), present.sum(axis=1)
+
+    def _list(self, column: pa.Array) -> tuple[MessageColumns, Ints]:
+        """A list of structs for each row."""
+        self._sure &= _flags(column.is_valid())
+        column = _list_array(column)
+        column.validate(full=True)
+        offsets = column.offsets.to_numpy().astype(np.int64)
+        items = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+        offsets -= offsets[0]
+        self._sure &= np.diff(offsets) > 0
+        if not pa.types.is_struct(items.type):
+            raise _NotSureError
+        messages, doubtful = _struct_messages(items, self._shape)
+        owners = np.searchsorted(offsets, np.flatnonzero(doubtful), side="right") - 1
+        self._sure[owners] = False
+        return messages, offsets
+
+    def _ids(self) -> Texts:
+        column = self._column(self._shape.id)
+        if column is None:
+            return OptionalTexts.none(self._batch.num_rows).texts
+        if pa.types.is_integer(column.type):
+            return Texts.of(["" if number is None else str(number) for number in column.to_pylist()])
+        return _texts(column).texts
+
+    def _sources(self) -> list[str]:
+        column = self._column(self._shape.source)
+        if column is None:
+            return [self._source] * self._batch.num_rows
+        names, which = _distinct(column)
+        named = np.array([*(name or self._source for name in names), self._source], dtype=np.object_)
+        found: list[str] = named[which].tolist()  # -1, a null, is the last one
+        return found
+
+    def _json(self, key: str, written: Callable[[Any], str | None], decoded: Callable[[str], Any] | None) -> Texts:
+        """A column of values as JSON texts; rows whose value is refused are not sure."""
+        column, count = self._column(key), self._batch.num_rows
+        if column is None:
+            return OptionalTexts.none(count).texts
+        if _is_text(column.type) and decoded is not None:
+            names, which = _distinct(column)
+            texts = [written(decoded(name)) if name else "" for name in names]
+        else:
+            rows = np.flatnonzero(_flags(column.is_valid()))
+            texts = [written(without_nulls(value)) for value in column.take(pa.array(rows)).to_pylist()]
+            which = np.full(count, -1, dtype=np.int64)
+            which[rows] = np.arange(len(rows))
+        refused = np.array([text is None for text in [*texts, ""]])
+        self._sure &= ~refused[which]  # -1 is the last one, which is empty
+        return Chosen([*(text or "" for text in texts), ""], which % (len(texts) + 1)).columns()
+
+
+def _listed(tools: Any) -> str | None:
+    """Tool definitions as lines; None where they must be looked at with the whole record."""
+    if isinstance(tools, list):
+        tools = tuple(tools)
+    try:
+        return None if tools is None or not all(isinstance(tool, dict) for tool in tools) else listed_tools(tools)
+    except TypeError:
+        return None
+
+
+def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumns, Flags]:
+    """Structs as messages, and which of them the slow way must look at."""
+    fields = {field.name: items.field(place) for place, field in enumerate(items.type)}
+    if len(fields) != items.type.num_fields or shape.role not in fields:
+        raise _NotSureError
+    count = len(items)
+    doubtful = ~_flags(items.is_valid())
+    for name, column in fields.items():
+        if name not in _KNOWN and name not in (shape.role, shape.content):
+            doubtful |= _flags(column.is_valid())
+    texts = {name: _field_texts(fields.get(name), count) for name in (*_TEXT_FIELDS.values(), *_REASONING)}
+    contents = _field_texts(fields.get(shape.content), count)
+    reasoning, thinking = (texts[name] for name in _REASONING)
+    doubtful |= reasoning.present & thinking.present
+    roles = _roles(fields[shape.role], shape)
+    call_offsets, call_names, call_arguments, call_ids, bad_calls = _calls(fields.get("tool_calls"), count)
+    weights, bad_weights = _weights(fields.get("weight"), fields.get("train"), count)
+    doubtful |= (roles == 0) | bad_calls | bad_weights | (~contents.present & (np.diff(call_offsets) == 0))
+    if thinking.present.any():
+        reasoning = TextJoiner([reasoning, thinking]).join([reasoning, thinking])
+        reasoning = reasoning.take(np.arange(count) + np.where(thinking.present, count, 0))
+    columns = MessageColumns(
+        roles=roles,
+        contents=contents.texts,
+        has_content=contents.present,
+        reasoning=reasoning.texts,
+        has_reasoning=reasoning.present,
+        **{column: texts[name] for column, name in _TEXT_FIELDS.items()},
+        weights=weights,
+        structured=OptionalTexts.none(count),
+        extra=sparse_objects(count, {}),
+        call_offsets=call_offsets,
+        call_names=call_names,
+        call_arguments=call_arguments,
+        call_ids=call_ids,
+    )
+    return columns, doubtful
+
+
+_REASONING = ("reasoning_content", "thinking")
+
+
+def _roles(column: pa.Array, shape: Shape) -> NDArray[np.uint8]:
+    """The code of each role; 0 where it is missing, unknown, or one that holds calls."""
+    names, which = _distinct(column, check=False)  # with the whole list
+    known: list[Role | None] = [shape.roles.get(name) or shape.roles.get(name.strip().lower()) for name in names]
+    codes = [
+        0 if role is None or (shape.calls_role and name.strip().lower() == shape.calls_role) else CODES[role]
+        for name, role in zip(names, known, strict=True)
+    ]
+    return np.array([*codes, 0], dtype=np.uint8)[which]  # -1, a null, is the last one
+
+
+def _calls(column: pa.Array | None, count: int) -> tuple[Ints, Texts, Texts, OptionalTexts, Flags]:
+    """The calls of each message: offsets, names, arguments and ids; and which messages are doubtful."""
+    doubtful = np.zeros(count, dtype=np.bool_)
+    if column is None or column.null_count == count:
+        return np.zeros(count + 1, dtype=np.int64), Texts.of([]), Texts.of([]), OptionalTexts.none(0), doubtful
+    column = _list_array(column)
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    calls = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+    offsets -= offsets[0]
+    if not pa.types.is_struct(calls.type):
+        raise _NotSureError
+    parts = {field.name: calls.field(place) for place, field in enumerate(calls.type)}
+    function = parts.get("function")
+    if function is None or not pa.types.is_struct(function.type) or len(parts) != calls.type.num_fields:
+        raise _NotSureError
+    inner = {field.name: function.field(place) for place, field in enumerate(function.type)}
+    names, arguments = (_field_texts(inner.get(name), len(calls)) for name in ("name", "arguments"))
+    bad = ~(_flags(calls.is_valid()) & _flags(function.is_valid()) & names.present & arguments.present)
+    # A null list may lie over calls of its own, which then belong to nobody.
+    hidden = ~_flags(column.is_valid()) & (np.diff(offsets) > 0)
+    doubtful[np.searchsorted(offsets, np.flatnonzero(bad), side="right") - 1] = True
+    return offsets, names.texts, arguments.texts, _field_texts(parts.get("id"), len(calls)), doubtful | hidden
+
+
+def _weights(weight: pa.Array | None, train: pa.Array | None, count: int) -> tuple[NDArray[np.float64], Flags]:
+    """Weights by the rule of `weight` and `train`, and which of them the slow way must look at."""
+    doubtful = np.zeros(count, dtype=np.bool_)
+    weights = np.broadcast_to(np.float64(np.nan), count)
+    if weight is not None and weight.null_count < count:
+        if not (pa.types.is_integer(weight.type) or weight.type in (pa.float32(), pa.float64())):
+            raise _NotSureError
+        weights = weight.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        doubtful = _flags(weight.is_valid()) & ~((weights >= 0) & (weights <= MAX_WEIGHT))
+    if train is not None and train.null_count < count:
+        if not pa.types.is_boolean(train.type):
+            raise _NotSureError
+        trained, untrained = _flags(pc.fill_null(train, False)), _flags(pc.fill_null(pc.invert(train), False))
+        weights = np.where(untrained, 0.0, np.where(trained & np.isnan(weights), 1.0, weights))
+    return weights, doubtful
+
+
+def _with_line(texts: Texts, more: Texts) -> Texts:
+    """Texts with others behind them, a newline between; those that get nothing stay as they are."""
+    places = np.flatnonzero(more.lengths > 0)
+    if not len(places):
+        return texts
+    newlines = Chosen(["\n"], np.zeros(len(places), dtype=np.int64)).columns()
+    return texts.replaced(places, joined(texts.take(places), newlines, more.take(places)))
+
+
+def _field_texts(column: pa.Array | None, count: int) -> OptionalTexts:
+    """The texts of a field of a struct, which is checked with the whole column."""
+    if column is None or column.null_count == count:
+        return OptionalTexts.none(count)
+    return _texts(column, check=False)
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _texts(column: pa.Array, *, check: bool = True) -> OptionalTexts:
+    """A column of texts, in the buffer that Arrow has; `ArrowInvalid` where one is not UTF-8."""
+    column = _decoded(column)
+    if not _is_text(column.type):
+        raise _NotSureError
+    if check:
+        column.validate(full=True)
+    _, offsets, data = column.buffers()
+    width = np.dtype(np.int64 if pa.types.is_large_string(column.type) else np.int32)
+    count, first = len(column), column.offset
+    at = np.frombuffer(offsets, dtype=width)[first : first + count + 1].astype(np.int64) if count else np.zeros(1, int)
+    lengths = np.diff(at)
+    if column.null_count:
+        lengths[~_flags(column.is_valid())] = -1
+    buffer = np.frombuffer(data, dtype=np.uint8) if data is not None and data.size else np.empty(0, dtype=np.uint8)
+    return OptionalTexts(buffer, at[:-1], lengths)
+
+
+def _distinct(column: pa.Array, *, check: bool = True) -> tuple[list[str], Ints]:
+    """The different texts of a column, and for each row which it is; -1 for a null."""
+    column = _decoded(column)
+    if not _is_text(column.type):
+        raise _NotSureError
+    if check:
+        column.validate(full=True)
+    encoded = column.dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _list_array(column: pa.Array) -> pa.Array:
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        raise _NotSureError
+    return column
+
+
+def _flags(array: pa.Array) -> Flags:
+    flags: Flags = array.to_numpy(zero_copy_only=False)
+    return flags

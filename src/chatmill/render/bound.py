@@ -1,0 +1,72 @@
+"""What all templates are once they are bound to a tokenizer: a program that writes one conversation as items.
+
+The bulk way is derived from it: see `render.plan_book`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from chatmill.core.conversation import Conversation
+from chatmill.render.jinja.record import InputForm
+from chatmill.render.jinja.rows import Counts
+from chatmill.render.jinja.traced import Notes
+from chatmill.render.row_items import Ids, TextPart
+from chatmill.tokenizer.protocol import Tokenizer
+
+if TYPE_CHECKING:
+    from chatmill.render.plan_book import PlanBook
+
+Items = list[Ids | TextPart]
+
+
+class WrittenRecord(NamedTuple):
+    """A conversation as items."""
+
+    rows: tuple[Items, ...]
+    """One list of items per row."""
+    counts: Counts
+    options: tuple[tuple[str, object], ...] = ()
+    """Options of the template that were chosen for this record."""
+
+
+class BoundTemplate(ABC):
+    """A template with its tokenizer."""
+
+    name: str
+    tokenizer: Tokenizer
+    control_tokens: tuple[str, ...] = ()
+    """Tokens that it writes and a vocabulary may lack."""
+    default_policy: str
+    """The policy that fits this format when none is chosen."""
+    declares: str
+    """What it trims, strips or adds, in words."""
+    form: InputForm = InputForm()
+    """How it takes its input."""
+    knows_by_value: bool = True
+    """Whether it sees names, channels and the like as plain values, so that these are part of a record's shape."""
+
+    @abstractmethod
+    def write(self, conversation: Conversation, notes: Notes | None = None) -> WrittenRecord:
+        """Write one conversation; a `RecordError` where the template cannot.
+
+        `notes` take what the outcome depends on beside the record's shape, also that of an error.
+        """
+
+    @abstractmethod
+    def write_prompt(self, conversation: Conversation) -> Items:
+        """Write a conversation up to where an assistant's answer begins."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """sha256 of everything about the template that decides its output."""
+
+    @cached_property
+    def book(self) -> PlanBook:
+        """The plans that were made of this template so far."""
+        from chatmill.render.plan_book import PlanBook
+
+        return PlanBook(self)

@@ -1,0 +1,122 @@
+"""Expressions: what a template made of a record's fields, as values that can be evaluated for another record.
+
+An expression is a nested tuple, so that it is hashable and cheap. Its first entry says what it is:
+
+    ("field", path)                    a text of the record; the path says which
+    ("const", text, path)              a text that is fixed in every record of the shape, but belongs to a field
+    ("apply", name, arguments, inner)  a string operation on another expression
+    ("json", options, path)            a JSON value of the record, written as JSON
+    ("text", path)                     a number of the record, written as Python writes it
+    ("lost", paths)                    text whose way from these fields cannot be followed
+
+A *question* is what a template asked about an expression, again a tuple: ("contains", expression, "</think>").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Path = tuple[Any, ...]
+Expression = tuple[Any, ...]
+Question = tuple[Any, ...]
+Fields = Callable[[Path], Any]
+"""Gives the value of a record at a path."""
+
+APPLIED: Mapping[str, Callable[..., str]] = {
+    **{
+        name: getattr(str, name)
+        for name in (
+            *("strip", "lstrip", "rstrip", "upper", "lower", "title", "capitalize", "casefold", "swapcase"),
+            *("removeprefix", "removesuffix", "replace", "expandtabs", "zfill", "center", "ljust", "rjust"),
+        )
+    },
+    "part": lambda text, method, separator, limit, index: _split(text, method, separator, limit)[index],
+    "cut": lambda text, start, stop, step: text[start:stop:step],
+    "at": lambda text, index: text[index],
+    "json_string": lambda text, ascii_only: json.dumps(text, ensure_ascii=ascii_only)[1:-1],
+}
+"""String operations that give one text for one text, whatever it holds."""
+
+
+def _split(text: str, method: str, separator: str | None, limit: int | None) -> list[str]:
+    if method in ("partition", "rpartition"):
+        return list(getattr(str, method)(text, separator))
+    if method == "splitlines":
+        return str.splitlines(text, bool(limit))
+    split: list[str] = getattr(str, method)(text, separator, -1 if limit is None else limit)
+    return split
+
+
+def root(expression: Expression) -> Path | None:
+    """The path of the field an expression is made of; None where it is lost."""
+    while expression[0] == "apply":
+        expression = expression[3]
+    if expression[0] == "lost":
+        return None
+    path: Path = expression[-1]
+    return path
+
+
+def evaluate(expression: Expression, fields: Fields) -> str:
+    """The text of an expression for a record."""
+    what = expression[0]
+    if what == "field":
+        text: str = fields(expression[1])
+        return text
+    if what == "apply":
+        return APPLIED[expression[1]](evaluate(expression[3], fields), *expression[2])
+    if what == "const":
+        constant: str = expression[1]
+        return constant
+    if what == "json":
+        return json.dumps(fields(expression[2]), **dict(expression[1]))
+    if what == "text":
+        return str(fields(expression[1]))
+    raise LookupError(f"the origin of a text is lost: {expression}")
+
+
+def ask(question: Question, fields: Fields) -> Any:
+    """The answer to a question for a record; `...` where the record has nothing at that path."""
+    try:
+        return _ASKED[question[0]](fields, *question[1:])
+    except (LookupError, TypeError, AttributeError):
+        return ...
+
+
+def kind_of_value(value: object) -> str:
+    """The JSON type of a value; true, false and null are types of their own."""
+    if value is None or value is True or value is False:
+        return str(value)
+    return type(value).__name__
+
+
+def _compared(fields: Fields, expression: Expression, symbol: str, bound: int) -> bool:
+    return COMPARISONS[symbol](len(evaluate(expression, fields)), bound)
+
+
+COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
+    "==": lambda a, b: a == b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+
+_ASKED: Mapping[str, Callable[..., Any]] = {
+    "exact": lambda fields, e: evaluate(e, fields),
+    "filled": lambda fields, e: bool(evaluate(e, fields)),
+    "contains": lambda fields, e, part: part in evaluate(e, fields),
+    "equals": lambda fields, e, other: evaluate(e, fields) == other,
+    "same": lambda fields, e, other: evaluate(e, fields) == evaluate(other, fields),
+    "method": lambda fields, e, name, arguments: getattr(str, name)(evaluate(e, fields), *arguments),
+    "parts": lambda fields, e, *how: len(_split(evaluate(e, fields), *how)),
+    "length": _compared,
+    "characters": lambda fields, e: len(evaluate(e, fields)),
+    "type": lambda fields, path: kind_of_value(fields(path)),
+    "has": lambda fields, path, key: key in fields(path),
+    "keys": lambda fields, path: tuple(fields(path)),
+    "size": lambda fields, path: len(fields(path)),
+    "value": lambda fields, path: (kind_of_value(fields(path)), fields(path)),
+}

@@ -1,0 +1,59 @@
+"""What a recipe says about a chat template: options, date, and what happens to turns that are hard to train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from enum import StrEnum
+from typing import Any
+
+
+class Expand(StrEnum):
+    """What happens to turns that later messages change."""
+
+    TURNS = "turns"
+    """Each answer is trained once, behind its real prompt, in as many rows as that takes."""
+    LAST = "last"
+    """Only the last answer is trained."""
+    NONE = "none"
+    """All answers are trained in the rendering of the whole conversation, changed or not."""
+
+
+class Unproved(StrEnum):
+    """What happens to a record with an answer whose mask cannot be proved."""
+
+    REFUSE = "refuse"
+    UNTRAINED = "untrained"
+    """That answer is context; the others are trained."""
+
+
+class Traces(StrEnum):
+    """What a new shape of conversation is made of."""
+
+    SHARED = "shared"
+    """What the template wrote for single messages elsewhere, compared with plain Jinja."""
+    WHOLE = "whole"
+    """Runs of the template on the whole conversation."""
+
+
+class Thinking(StrEnum):
+    """Whether the switch for thinking is chosen per record."""
+
+    AUTO = "auto"
+    """The first of: as given, on, off, under which the prompt of every answer agrees with the history."""
+    AS_GIVEN = "as_given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateOptions:
+    """What a recipe says about a template."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    today: date | None = None
+    expand: Expand = Expand.TURNS
+    unproved: Unproved = Unproved.REFUSE
+    thinking: Thinking = Thinking.AUTO
+    traces: Traces = Traces.SHARED
+    last_turn_only: bool = False
+    """Train only answers behind the last user message: for policies that speak of the last turn alone."""

@@ -1,0 +1,199 @@
+"""One conversation as a chat template sees it: plain values, traced values, and its fields by path.
+
+The paths of a conversation's texts, used by expressions:
+
+    (k, "content"), (k, "reasoning"), (k, "name"), (k, "tool_call_id")      message k
+    (k, "call", j, "name"), (k, "call", j, "id")                            call j of message k
+    (k, "call", j, "arguments", ...)                                        its arguments, and what is inside them
+    ("tools", ...)                                                          tool definitions
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from chatmill.core.conversation import Conversation, Message
+from chatmill.errors import RecordError
+from chatmill.render.jinja.expressions import Path
+from chatmill.render.jinja.sandbox import MessageDict
+from chatmill.render.jinja.traced import Notes, field, wrapped
+
+
+class Arguments(StrEnum):
+    """How the arguments of a tool call are given to a template."""
+
+    STRING = "string"
+    """The text as the record has it."""
+    OBJECT = "object"
+    """Decoded JSON."""
+
+
+class Content(StrEnum):
+    """How the content of a message is given to a template."""
+
+    TEXT = "text"
+    PARTS = "parts"
+    """A list with one part: `[{"type": "text", "text": ...}]`."""
+
+
+class InputForm(NamedTuple):
+    """How a template wants its input where there is more than one way; found out by probing it."""
+
+    arguments: Arguments = Arguments.STRING
+    content: Content = Content.TEXT
+    empty_content: str | None = None
+    """The content of a message that has tool calls and nothing else."""
+    reasoning_names: tuple[str, ...] = ("reasoning_content", "thinking")
+
+
+class RecordView:
+    """A conversation for one template: what its tracing and its columns both start from."""
+
+    __slots__ = ("_decoded", "conversation", "form")
+
+    def __init__(self, conversation: Conversation, form: InputForm) -> None:
+        """Nothing is decoded until it is asked for."""
+        self.conversation, self.form = conversation, form
+        self._decoded: dict[tuple[int, int], Any] = {}
+
+    def values(self, count: int, notes: Notes | None) -> tuple[list[MessageDict], Any]:
+        """The first messages and the tools; traced where there are notes to be taken."""
+        messages = [self._message(k, m, notes) for k, m in enumerate(self.conversation.messages[:count])]
+        tools: Any = list(self.conversation.tools) or None
+        if tools is not None and notes is not None:
+            tools = wrapped(tools, ("tools",), notes)
+        return messages, tools
+
+    def _message(self, k: int, message: Message, notes: Notes | None) -> MessageDict:
+        given = MessageDict(role=message.role.value)
+        given._index = k
+        content: Any = self._text(message.content, (k, "content"), notes)
+        if message.tool_calls and not message.content:
+            content = self.form.empty_content
+        if self.form.content is Content.PARTS and content is not None:
+            content = [{"type": "text", "text": content}]
+        given["content"] = content
+        if message.reasoning is not None:
+            reasoning = self._text(message.reasoning, (k, "reasoning"), notes)
+            given |= dict.fromkeys(self.form.reasoning_names, reasoning)
+        if message.name is not None:
+            given["name"] = self._text(message.name, (k, "name"), notes)
+        if message.tool_call_id is not None:
+            given["tool_call_id"] = self._text(message.tool_call_id, (k, "tool_call_id"), notes)
+        if message.tool_calls:
+            given["tool_calls"] = [self._call(k, j, notes) for j in range(len(message.tool_calls))]
+        return given
+
+    def _call(self, k: int, j: int, notes: Notes | None) -> dict[str, Any]:
+        call = self.conversation.messages[k].tool_calls[j]
+        path = (k, "call", j, "arguments")
+        if self.form.arguments is Arguments.STRING:
+            arguments: Any = self._text(call.arguments, path, notes)
+        else:
+            arguments = self._arguments(k, j)
+            if notes is not None:
+                arguments = wrapped(arguments, path, notes)
+        given: dict[str, Any] = {"type": "function"}
+        if call.id is not None:
+            given["id"] = self._text(call.id, (k, "call", j, "id"), notes)
+        given["function"] = {"name": self._text(call.name, (k, "call", j, "name"), notes), "arguments": arguments}
+        return given
+
+    @staticmethod
+    def _text(text: str, path: Path, notes: Notes | None) -> str:
+        return text if notes is None else field(text, path, notes)
+
+    def _arguments(self, k: int, j: int) -> Any:
+        found = self._decoded.get((k, j))
+        if found is None:
+            text = self.conversation.messages[k].tool_calls[j].arguments
+            try:
+                found = json.loads(text)
+            except (ValueError, RecursionError):
+                found = None
+            if not isinstance(found, dict):
+                error = RecordError(
+                    f"the template takes the arguments of a call as a JSON object, and these are none: {text[:60]!r}",
+                    code="arguments_not_an_object",
+                    path=f"messages[{k}].tool_calls[{j}].arguments",
+                )
+                error.is_general = False
+                raise error
+            self._decoded[k, j] = found
+        return found
+
+    def field(self, path: Path) -> Any:
+        """The value at a path."""
+        if path[0] == "tools":
+            return _inside(list(self.conversation.tools), path[1:])
+        message = self.conversation.messages[path[0]]
+        if path[1] != "call":
+            return getattr(message, path[1])
+        if path[3] != "arguments":
+            return getattr(message.tool_calls[path[2]], path[3])
+        if self.form.arguments is Arguments.STRING:
+            return message.tool_calls[path[2]].arguments
+        return _inside(self._arguments(path[0], path[2]), path[4:])
+
+    def shape(self) -> tuple[Any, ...]:
+        """What the template may see without asking, message by message: roles, and which fields there are."""
+        return tuple(map(_shape_of, self.conversation.messages))
+
+
+def _shape_of(message: Message) -> tuple[Any, ...]:
+    calls = message.tool_calls
+    return (
+        message.role.value,
+        message.reasoning is not None,
+        message.name is not None,
+        message.tool_call_id is not None,
+        tuple(call.id is not None for call in calls),
+        bool(calls) and not message.content,
+        message.weight == 0,
+        *(message.channel, message.recipient, message.content_type, message.structured is not None),  # refused
+    )
+
+
+def _inside(value: Any, path: Sequence[Any]) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def traced_conversation(conversation: Conversation, notes: Notes) -> Conversation:
+    """A conversation whose contents, reasoning and arguments are traced; the rest of it is part of its shape."""
+    messages = []
+    for k, message in enumerate(conversation.messages):
+        calls = tuple(
+            call._replace(arguments=field(call.arguments, (k, "call", j, "arguments"), notes))
+            for j, call in enumerate(message.tool_calls)
+        )
+        reasoning = message.reasoning
+        messages.append(
+            message._replace(
+                content=field(message.content, (k, "content"), notes),
+                reasoning=None if reasoning is None else field(reasoning, (k, "reasoning"), notes),
+                tool_calls=calls,
+            )
+        )
+    return conversation._replace(messages=tuple(messages))
+
+
+def shape_by_value(conversation: Conversation) -> tuple[Any, ...]:
+    """The shape of a conversation for a template that sees everything but long texts as plain values."""
+    return tuple(
+        (
+            *(message.role.value, message.reasoning is not None, message.name, message.tool_call_id, message.recipient),
+            *(
+                message.channel,
+                message.content_type,
+                message.weight == 0,
+                message.structured and json.dumps(message.structured),
+            ),
+            tuple((call.name, call.id) for call in message.tool_calls),
+        )
+        for message in conversation.messages
+    )

@@ -1,0 +1,508 @@
+"""The environment chat templates run in: it renders as transformers does, in a sandbox, with limits.
+
+Templates are untrusted code. They see plain data only, change nothing, and stop at a number of steps and characters
+that no honest template reaches. The limits count steps, not seconds, so that a template ends the same way everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sized
+from datetime import date
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from chatmill.errors import ChatmillError, ConfigError
+from chatmill.render.jinja.markup import SafeText, escaped, made_of_safe, method_of, safe, unmarked
+from chatmill.render.jinja.traced import (
+    Traced,
+    TracedDict,
+    TracedFloat,
+    TracedInt,
+    TracedList,
+    joined,
+    length_of,
+    lost,
+    note_exact,
+    plain_text,
+    written_as_json,
+)
+
+MAX_STEPS = 2_000_000
+"""Turns of loops and calls in one rendering. The longest real conversations need a few thousand."""
+CALL_STEPS = 10
+"""Steps that a call counts for; it takes about as long as that many turns of a loop."""
+MAX_CHARACTERS = 64 << 20
+"""Characters of any text that a template makes."""
+MAX_WIDTH = 100_000
+"""The largest number a template may hand to an operation that pads or repeats."""
+TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize", "string", "format", "safe"})
+PASSING_FILTERS = frozenset(
+    {"default", "d", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "items", "attr"}
+    | {"batch", "slice", "dictsort", "sort", "unique", "groupby", "reverse", "min", "max", "random", "sum", "join"}
+)
+"""Filters that hand values on, or compare them by their own operators; texts keep their origin in them."""
+HEAVY_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
+MAX_BITS = 4096
+"""The largest number that a template may multiply to."""
+WIDTH_IN_FORMAT = re.compile(r"\{[^{}]*:[^{}]*\{")
+"""A format whose width is an argument."""
+NUMBER_IN_FORMAT = re.compile(r"\d{6,}|\*")
+
+
+class MessageDict(dict[str, Any]):
+    """A message as a template gets it, which knows its place in the conversation."""
+
+    __slots__ = ("_index",)
+    _index: int
+
+
+class LimitError(jinja2.TemplateError):
+    """A template runs for too long, or writes too much."""
+
+
+class MissingDateError(ConfigError):
+    """A template asks for the date, and the recipe has none."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}`: accepted, and without effect on the text."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class has a plain set)
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
+
+    def _written(self, caller: Callable[[], str]) -> str:
+        marked = getattr(self.environment, "marked", None)
+        text = caller()
+        return text if marked is None else marked(text)
+
+
+class _CountingGenerator(CodeGenerator):
+    """Writes loops that count their turns, and operators that keep origins."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 (names of the base class)
+        counted = nodes.Call(nodes.EnvironmentAttribute("counted"), [node.iter], [], None, None)
+        node.iter = counted.set_lineno(node.lineno).set_environment(self.environment)
+        if isinstance(node.target, nodes.Name):
+            value = nodes.Name(node.target.name, "load")
+            entered = nodes.ExprStmt(nodes.Call(nodes.EnvironmentAttribute("entered"), [value], [], None, None))
+            node.body.insert(0, entered.set_lineno(node.lineno).set_environment(self.environment))
+        self.writeline("environment.open_loop()")
+        super().visit_For(node, frame)
+        self.writeline("environment.close_loop()")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.concat((")
+        for part in node.nodes:
+            self.write("str(")
+            self.visit(part, frame)
+            self.write("), ")
+        self.write("))")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+        if len(node.ops) == 1 and node.ops[0].op in ("in", "notin"):
+            self.write("(not " if node.ops[0].op == "notin" else "(")
+            self.write("environment.is_in(")
+            self.visit(node.expr, frame)
+            self.write(", ")
+            self.visit(node.ops[0].expr, frame)
+            self.write("))")
+            return
+        super().visit_Compare(node, frame)
+
+
+class _Dict:
+    """`dict(...)` without the attributes of the type."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*arguments, **named)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        """As `dict.fromkeys`."""
+        return dict.fromkeys(*arguments)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace that refuses names which begin with an underscore."""
+
+    def __init__(*arguments: Any, **named: Any) -> None:
+        self, rest = arguments[0], arguments[1:]
+        attributes = dict(*rest, **named)
+        for name in attributes:
+            _refuse_underscore(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_underscore(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no names with an underscore in front: {name!r}")
+
+
+def _raise_exception(message: object = "") -> str:
+    raise jinja2.TemplateError(str(message))
+
+
+class PlainSandbox(ImmutableSandboxedEnvironment):
+    """Renders templates on plain values, as transformers does, within limits: the reference of all proofs."""
+
+    code_generator_class = _CountingGenerator
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, today: date | None = None) -> None:
+        """`today` is the date a template gets; asking without one is an error."""
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], cache_size=0
+        )
+        self._today, self.steps = today, 0
+        self.message: int | None = None
+        """The message that the template is at in its loops."""
+        self._outer: list[int | None] = []
+        self.asked_for_date = False
+        self.globals.pop("lipsum")
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": self._strftime_now,
+            "dict": _Dict(),
+            "namespace": _Namespace,
+        }
+        self.filters["tojson"] = self._tojson
+        self.filters = {name: self._limited(filter_) for name, filter_ in self.filters.items()}
+        self.tests["in"] = self.is_in
+
+    def render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
+        """The text of a template; every failure of it is a `jinja2.TemplateError`."""
+        return self.concat(self.chunks(template, values))
+
+    def chunks(self, template: jinja2.Template, values: dict[str, Any]) -> Iterator[str]:
+        """The same, text by text as the template writes it."""
+        self.steps, self.message, self._outer = 0, None, []
+        try:
+            yield from template.root_render_func(template.new_context(values))
+        except jinja2.TemplateError as error:
+            if getattr(error, "lineno", None) is None:
+                error.lineno = _line_in(template, error)  # type: ignore[attr-defined]
+            raise
+        except RecursionError:
+            raise LimitError("its macros call each other without end") from None
+        except ChatmillError:  # the recipe lacks a date: no fault of this conversation
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            failure = jinja2.TemplateError(f"{type(error).__name__}: {error}")
+            failure.lineno = _line_in(template, error)  # type: ignore[attr-defined]
+            raise failure from error
+
+    def concat(self, texts: Iterable[str]) -> str:
+        """Texts one behind the other."""
+        return self.checked("".join(texts))
+
+    def is_in(self, value: Any, container: Any) -> bool:
+        """The operator `in`."""
+        return value in container
+
+    def counted(self, values: Iterable[Any]) -> Any:
+        """What a loop goes over; its turns are counted."""
+        self._step(1 + (len(values) if isinstance(values, Sized) else 0))
+        return values
+
+    def open_loop(self) -> None:
+        """A loop begins."""
+        self._outer.append(self.message)
+
+    def close_loop(self) -> None:
+        """A loop has ended: what follows is written for the message of the loop around it, if any."""
+        self.message = self._outer.pop()
+
+    def entered(self, value: Any) -> None:
+        """A loop has come to a value; if it is a message, what follows is written for it."""
+        if type(value) is MessageDict:
+            self.message = value._index
+
+    def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
+        self._step(CALL_STEPS)
+        owner = getattr(callable_, "__self__", None)
+        if isinstance(owner, str):
+            if callable_.__name__ in HEAVY_METHODS:
+                _refuse_wide(arguments)
+            elif callable_.__name__ in ("format", "format_map") and NUMBER_IN_FORMAT.search(owner):
+                raise LimitError("a format string with a width of that size")
+            _refuse_growth(callable_.__name__, [owner, *arguments, *named.values()])
+        result = super().call(context, callable_, *arguments, **named)
+        return self.checked(result) if isinstance(result, str) else result
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
+        if operator == "*":
+            _refuse_product(left, right)
+        elif operator == "**":
+            if abs(right) > 64 or abs(left) > 1e6:
+                raise LimitError("a power of that size")
+        elif operator == "%" and isinstance(left, str) and NUMBER_IN_FORMAT.search(left):
+            raise LimitError("a format string with a width of that size")
+        if operator == "%" and isinstance(left, str):
+            _refuse_growth("format", [left, right])
+        result = super().call_binop(context, operator, left, right)
+        return self.checked(result) if isinstance(result, str) else result
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """The method `format` of a text, within limits; Jinja hands out its own function for it."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        form = plain_text(value.__self__)
+
+        def limited(*arguments: Any, **named: Any) -> str:
+            if NUMBER_IN_FORMAT.search(form):
+                raise LimitError("a format string with a width of that size")
+            if WIDTH_IN_FORMAT.search(form):
+                _refuse_wide([*arguments, *named.values()])
+            _refuse_growth("format", [form, *arguments, *named.values()])
+            return self.checked(wrapped(*arguments, **named))
+
+        return limited
+
+    def _step(self, count: int) -> None:
+        self.steps += count
+        if self.steps > MAX_STEPS:
+            raise LimitError(f"it takes more than {MAX_STEPS:,} steps for one conversation")
+
+    def checked(self, text: str) -> str:
+        """The text itself, if it is not too long."""
+        if str.__len__(text) > MAX_CHARACTERS:
+            raise LimitError(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
+        return text
+
+    def _strftime_now(self, form: str) -> str:
+        self.asked_for_date = True
+        if self._today is None:
+            raise MissingDateError(
+                "the template asks for today's date; set `date` in the recipe (--date YYYY-MM-DD), so that the build "
+                "gives the same bytes on any day"
+            )
+        return self._today.strftime(form)
+
+    @staticmethod
+    def _tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        _refuse_wide([indent] if isinstance(indent, int) else ())
+        given = {"indent": indent, "separators": separators and tuple(separators), "sort_keys": sort_keys}
+        return json.dumps(value, ensure_ascii=ensure_ascii, **given)
+
+    @staticmethod
+    def _limited(filter_: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that refuses huge numbers."""
+
+        def limited(*arguments: Any, **named: Any) -> Any:
+            _refuse_wide([one for one in (*arguments[1:], *named.values()) if type(one) is int])
+            _refuse_growth(getattr(filter_, "__name__", ""), [*arguments, *named.values()])
+            return filter_(*arguments, **named)
+
+        if hasattr(filter_, "jinja_pass_arg"):
+            limited.jinja_pass_arg = filter_.jinja_pass_arg  # type: ignore[attr-defined]
+        return limited
+
+
+class TracingSandbox(PlainSandbox):
+    """Renders templates on traced values: the text is the same, and knows where it came from."""
+
+    def __init__(self, today: date | None = None) -> None:
+        """`today` as for `PlainSandbox`."""
+        super().__init__(today)
+        self.filters |= {name: _tracing(filter_, name) for name, filter_ in self.filters.items()}
+        self.filters |= {
+            "tojson": self._tojson,
+            "join": _join_filter,
+            "length": length_of,
+            "count": length_of,
+            "string": lambda value: value if isinstance(value, SafeText) else str(value),
+            "safe": safe,
+            "e": escaped,
+            "escape": escaped,
+            "items": lambda value: list(value.items()) if hasattr(value, "items") else [],
+        }
+        self.finalize = _final
+
+    def concat(self, texts: Iterable[str]) -> str:
+        """Texts one behind the other, with their origins."""
+        return self.checked(joined(texts))
+
+    def is_in(self, value: Any, container: Any) -> bool:
+        """The operator `in`, also for a traced text in a plain one."""
+        if isinstance(value, Traced) and type(container) is str:
+            note_exact(value)
+        if isinstance(value, Traced) and isinstance(container, dict):
+            note_exact(value)
+        return value in container
+
+    def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
+        owner = getattr(callable_, "__self__", None)
+        if type(owner) is str and any(map(_may_be_traced, arguments)):
+            if callable_.__name__ == "join":
+                return self.checked(joined(arguments[0], owner))
+            return self._checked_value(lost_result(super().call(context, callable_, *arguments, **named), arguments))
+        if isinstance(owner, SafeText):
+            plain = method_of(owner, callable_.__name__)
+            return made_of_safe(super().call(context, plain, *arguments, **named), [owner, *arguments, named])
+        if isinstance(owner, Traced) and callable_.__name__ in ("format", "format_map"):
+            plain = getattr(plain_text(owner), callable_.__name__)
+            return lost_result(super().call(context, plain, *arguments, **named), [owner, *arguments, named])
+        return super().call(context, callable_, *arguments, **named)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
+        if isinstance(left, SafeText) or isinstance(right, SafeText):
+            if operator == "+" and isinstance(left, str) and isinstance(right, str):
+                return self.checked(SafeText.added(left, right))
+            return made_of_safe(super().call_binop(context, operator, unmarked(left), unmarked(right)), [left, right])
+        return super().call_binop(context, operator, left, right)
+
+    def _checked_value(self, value: Any) -> Any:
+        return self.checked(value) if isinstance(value, str) else value
+
+    def _strftime_now(self, form: str) -> str:
+        return super()._strftime_now(plain_text(form))
+
+    @staticmethod
+    def _tojson(
+        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    ) -> str:
+        _refuse_wide([indent] if isinstance(indent, int) else ())
+        options: dict[str, Any] = {"ensure_ascii": ensure_ascii}
+        if indent is not None:
+            options["indent"] = indent
+        if separators is not None:
+            options["separators"] = tuple(separators)
+        if sort_keys:
+            options["sort_keys"] = True
+        return written_as_json(value, options)
+
+
+def lost_result(result: Any, sources: Iterable[Any]) -> Any:
+    """What an operation that cannot be followed made of traced values."""
+    sources = list(sources)
+    if isinstance(result, str):
+        return lost(result, *sources)
+    note_exact(sources)
+    return result
+
+
+def _may_be_traced(value: Any) -> bool:
+    return isinstance(value, Traced | list | tuple | dict) or hasattr(value, "__next__")
+
+
+def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A filter that keeps origins by itself, or one whose result has lost them."""
+    if name in PASSING_FILTERS:
+        return filter_
+
+    def traced(*arguments: Any, **named: Any) -> Any:
+        if any(isinstance(one, SafeText) for one in arguments):
+            result = filter_(*map(unmarked, arguments), **{key: unmarked(one) for key, one in named.items()})
+            return made_of_safe(result, [one for one in (*arguments, *named.values()) if isinstance(one, str)])
+        if name in TEXT_FILTERS:
+            return filter_(*arguments, **named)
+        values = [one for one in arguments if not isinstance(one, jinja2.Environment | Context | nodes.EvalContext)]
+        if not note_exact([values, named]):
+            return filter_(*arguments, **named)
+        return lost_result(filter_(*arguments, **named), [values, named])
+
+    if hasattr(filter_, "jinja_pass_arg"):
+        traced.jinja_pass_arg = filter_.jinja_pass_arg  # type: ignore[attr-defined]
+    return traced
+
+
+def _join_filter(values: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    if attribute is not None:
+        values = [one[attribute] if isinstance(one, dict) else getattr(one, str(attribute)) for one in values]
+    return joined(map(str, values), d)
+
+
+def _final(value: Any) -> Any:
+    """What a template prints: texts as they are, containers and safe texts with their origins lost."""
+    if isinstance(value, SafeText):
+        return str(value)
+    if isinstance(value, str | TracedInt | TracedFloat):
+        return value
+    if isinstance(value, dict | list | tuple | TracedDict | TracedList):
+        return lost(str(value), value)
+    return value
+
+
+def _has_text(*values: Any) -> bool:
+    return any(isinstance(one, str | list | tuple) for one in values)
+
+
+def _refuse_wide(numbers: Iterable[Any]) -> None:
+    for number in numbers:
+        if isinstance(number, int) and abs(number) > MAX_WIDTH:
+            raise LimitError(f"an operation with the number {number}, above {MAX_WIDTH:,}")
+
+
+def _refuse_product(left: Any, right: Any) -> None:
+    """Refuse a product beyond the limits of numbers and texts."""
+    if isinstance(left, int) and isinstance(right, int):
+        if left.bit_length() + right.bit_length() > MAX_BITS:
+            raise LimitError("a number of that size")
+    elif _has_text(left, right):
+        numbers = [one for one in (left, right) if isinstance(one, int)]
+        _refuse_wide(numbers)
+        if any(one * _characters([left, right]) > MAX_CHARACTERS for one in numbers):
+            raise LimitError(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
+
+
+def _refuse_growth(name: str, values: list[Any]) -> None:
+    """Refuse an operation that would make a text beyond the limit of texts that are within it."""
+    name = name.removeprefix("do_").removeprefix("_")
+    if name in ("join", "tojson", "list", "string"):
+        size = _characters(values)
+    elif name in ("format", "format_map") and isinstance(values[0], str):
+        fields = str.count(values[0], "%") + str.count(values[0], "{")
+        size = fields * _characters(values[1:])
+    elif name == "replace":
+        texts = [one for one in values if isinstance(one, str)][:3]
+        if len(texts) < 3:
+            return
+        size = (str.count(plain_text(texts[0]), plain_text(texts[1]))) * str.__len__(texts[2])
+    else:
+        return
+    if size > MAX_CHARACTERS:
+        raise LimitError(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
+
+
+def _characters(value: Any) -> int:
+    """Characters of all texts in a value, counted as often as they are in it; no further than the limit."""
+    total, left = 0, [value]
+    while left and total <= MAX_CHARACTERS:
+        one = left.pop()
+        if isinstance(one, str):
+            total += str.__len__(one)
+        elif isinstance(one, dict):
+            left += [*dict.keys(one), *dict.values(one)]
+        elif isinstance(one, list | tuple):
+            total += list.__len__(one) if isinstance(one, list) else len(one)
+            left += list.__iter__(one) if isinstance(one, list) else one
+    return total
+
+
+def _line_in(template: jinja2.Template, error: BaseException) -> int | None:
+    """The line of the template that an error comes from."""
+    line, step = None, error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_globals.get("environment") is template.environment:
+            line = template.get_corresponding_lineno(step.tb_lineno)
+        step = step.tb_next
+    return line

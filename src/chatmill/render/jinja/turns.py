@@ -1,0 +1,479 @@
+"""The answers of a conversation, found by rule: for each assistant message its prompt, its answer and its stop.
+
+P(i) is the rendering of the messages before i with the generation prompt, A(i) that of the messages up to i without
+one. The answer of i is what A(i) has behind P(i), up to and including its stop. See docs/masks.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.render.jinja.expressions import Expression, Path, Question, root
+from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.renderings import ComposedRendering, Piece, Refusal, Renderer, Rendering
+from chatmill.render.jinja.traced import Notes
+
+PROBE_TEXT = "Next."
+CHECKED_TURNS = 4
+"""Of one in so many shapes, the prompt and the answer of a turn are compared with plain Jinja, beside the whole."""
+HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "removeprefix", "removesuffix"})
+"""Operations on a text that show all of it but white space, or show it in another spelling."""
+
+REASONING_MARK = re.compile("think|channel", re.IGNORECASE)
+"""What the marks around reasoning inside a content have in common: `</think>`, `[/THINK]`, `<channel|>`."""
+
+
+class Answer(NamedTuple):
+    """The answer of one assistant message, or the reason why there is none."""
+
+    message: int
+    reason: str = ""
+    """Empty for an answer that is proved; else a code of docs/masks.md."""
+    detail: str = ""
+    begin: int = 0
+    """Where the answer begins in A(i), behind the whole of P(i)."""
+    end: int = 0
+    """Where it ends in A(i), behind its stop; the end of A(i) where the stop is appended."""
+    stop: str = ""
+    stop_begin: int = 0
+    """Where the stop begins in A(i)."""
+    appended: bool = False
+    """The stop is not in A(i): the next message's header would write it."""
+    is_general: bool = True
+    """Whether the detail quotes nothing of the record."""
+
+
+class StopTokens(NamedTuple):
+    """The tokens that end an answer."""
+
+    names: tuple[str, ...]
+    same: Mapping[str, tuple[str, ...]] = {}
+    """Stops that count as the same one: what F may have in the place of A(i)'s stop."""
+
+    def pattern(self) -> re.Pattern[str] | None:
+        """Finds a stop token; the longest one first."""
+        if not self.names:
+            return None
+        return re.compile("|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True)))
+
+    def are_same(self, one: str, other: str) -> bool:
+        """Whether two stops end an answer in the same way."""
+        return one == other or other in self.same.get(one, ())
+
+
+class Turns:
+    """All renderings of one conversation that the rules speak of, made when they are asked for."""
+
+    def __init__(self, renderer: Renderer, view: RecordView, stops: StopTokens, bos: str | None) -> None:
+        """`view` is the conversation as the template sees it; `bos` is the token that begins a document."""
+        self._renderer, self.view, self.stops, self.bos = renderer, view, stops, bos
+        self._shape = view.shape()
+        self._composition = renderer.composition(view, self._shape)
+        self._noted: set[int] = set()
+        self._prompts: dict[int, Rendering | Refusal] = {}
+        self._ends: dict[int, Rendering | Refusal] = {}
+        self.notes = Notes()
+        """What the analysis depends on, beside the shape."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation's messages."""
+        return self.view.conversation.messages
+
+    @cached_property
+    def whole(self) -> Rendering:
+        """F, or the template's own refusal as a `RecordError`."""
+        found = self.until(len(self.messages) - 1)
+        if isinstance(found, Refusal):
+            raise self._renderer.refused(found)
+        return found
+
+    def prompt(self, index: int) -> Rendering | Refusal:
+        """P(index)."""
+        if index not in self._prompts:
+            self._prompts[index] = self._render(index, True)
+        return self._prompts[index]
+
+    def until(self, index: int) -> Rendering | Refusal:
+        """A(index): the rendering of all messages up to this one, whatever its role."""
+        if index not in self._ends:
+            self._ends[index] = self._render(index + 1, False)
+        return self._ends[index]
+
+    def _render(self, count: int, prompt: bool) -> Rendering | Refusal:
+        found = self._renderer.render(self.view, self._shape, count, prompt, self._composition)
+        if isinstance(found, ComposedRendering):
+            for segment in found.segments:
+                if id(segment) not in self._noted:
+                    self._noted.add(id(segment))
+                    for question, answer in segment.questions:
+                        self.notes.note(question, answer)
+        else:
+            for question, answer in found.questions.items():
+                self.notes.note(question, answer)
+        return found
+
+    def answers(self) -> list[Answer]:
+        """The answers of all assistant messages."""
+        return [self.answer(i) for i, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
+
+    def answer(self, index: int) -> Answer:
+        """The answer of one assistant message."""
+        prompt, ended = self.prompt(index), self.until(index)
+        if isinstance(prompt, Refusal):
+            return Answer(index, "no_prompt", prompt.message, is_general=prompt.is_general)
+        if isinstance(ended, Refusal):
+            return Answer(index, "template_refused", ended.message, is_general=ended.is_general)
+        if not begins_with(ended, prompt, self.notes):
+            return Answer(index, "prompt_not_in_history", _difference(prompt, ended))
+        near, base = ended.near(index)
+        hidden = self._hidden(ended, near, index)
+        if hidden:
+            return Answer(index, *hidden, is_general=hidden[0] != "origin_lost")
+        begin = prompt.size - base
+        late = next((p for p in near.pieces if p.owner == index and p.start < begin < p.stop), None)
+        if late is not None or begin < 0:
+            return Answer(index, "prompt_not_in_history", "the generation prompt ends inside the message's own text")
+        first = min((piece.start for piece in near.pieces if piece.owner == index), default=begin)
+        pattern = self.stops.pattern()
+        if pattern is not None and pattern.search(near.text, begin, max(begin, first)):
+            return Answer(index, "prompt_not_in_history", "the template ends another answer behind the prompt")
+        behind = max([begin, *(piece.stop for piece in near.pieces if piece.owner == index)])
+        foreign = self._foreign_text(near, index, begin, behind)
+        if foreign is not None:
+            return Answer(index, "content_after_result", f"{foreign[:40]!r} is inside the answer", is_general=False)
+        stop = self._stop_behind(near, behind)
+        if stop is not None:
+            place = base + stop.start()
+            return Answer(index, begin=base + begin, end=base + stop.end(), stop=stop.group(), stop_begin=place)
+        appended = self._appended_stop(index, ended)
+        if appended is None:
+            return Answer(
+                index, "no_stop", f"the template writes {literal_from(near, behind)[:40]!r} behind the answer"
+            )
+        size = ended.size
+        return Answer(index, begin=base + begin, end=size, stop=appended, stop_begin=size, appended=True)
+
+    def _hidden(self, ended: Rendering, near: Rendering, index: int) -> tuple[str, str] | None:
+        """What A(index) leaves out; messages that it writes as F does are looked at in F."""
+        differing = ended.differing(self.whole)
+        conversation = self.view.conversation
+        if differing is None:
+            return not_shown(ended, conversation, range(index + 1), self.notes)
+        changed = [one for one in differing if one != index]
+        return not_shown(near, conversation, [index], self.notes, tools=False) or (
+            not_shown(ended, conversation, changed, self.notes, tools=False) if changed else None
+        )
+
+    def _foreign_text(self, ended: Rendering, index: int, begin: int, behind: int) -> str | None:
+        """Text of another message, or of the tools, that an answer goes on behind; later records must agree."""
+        for piece in ended.pieces:
+            if piece.expression is None or piece.owner == index or not begin <= piece.start < behind:
+                continue
+            self.notes.note(("filled", piece.expression), piece.start < piece.stop)
+            if piece.start < piece.stop:
+                return ended.text[piece.start : piece.stop]
+        return None
+
+    def _stop_behind(self, rendering: Rendering, at: int) -> re.Match[str] | None:
+        """The first stop token in template text behind a place, before any other message's text."""
+        pattern = self.stops.pattern()
+        if pattern is None:
+            return None
+        for piece in rendering.pieces:
+            if piece.stop <= at and piece.start < piece.stop:
+                continue
+            if piece.expression is not None:
+                if piece.start >= at and piece.start < piece.stop:
+                    return None
+                continue
+            found = pattern.search(rendering.text, max(at, piece.start), piece.stop)
+            if found is not None:
+                return found
+        return None
+
+    def _appended_stop(self, index: int, ended: Rendering) -> str | None:
+        """The stop that the header of a next message writes; None where it is none, or other text comes first."""
+        message = self.messages[index]
+        following: list[Message] = [Message(Role.USER, PROBE_TEXT)]
+        if message.tool_calls:
+            call = message.tool_calls[-1]
+            following.insert(0, Message(Role.TOOL, PROBE_TEXT, tool_call_id=call.id, name=call.name))
+        for probe in following:
+            longer = Conversation((*self.messages[: index + 1], probe), tools=self.view.conversation.tools)
+            view = RecordView(longer, self.view.form)
+            found = self._renderer.render(view, view.shape(), index + 2, False)
+            if isinstance(found, Refusal):
+                continue
+            for question, answer in found.questions.items():
+                if not _is_about(question, index + 1):
+                    self.notes.note(question, answer)
+            own = [piece.stop for piece in found.pieces if piece.owner == index]
+            if own:  # the next message may change this one (GLM drops its reasoning), but not where it ends
+                behind = max(own)
+            elif begins_with(found, ended, self.notes):
+                behind = len(ended.text)
+            else:
+                continue
+            stop = self._stop_behind(found, behind)
+            if stop is not None:
+                return stop.group()
+        return None
+
+    def is_stable(self, answer: Answer) -> bool:
+        """Whether F has this answer behind its own prompt, character by character."""
+        full = ended = self.until(answer.message)
+        assert isinstance(full, Rendering)
+        assert isinstance(ended, Rendering)
+        if answer.message == len(self.messages) - 1:
+            return True
+        if not answer.appended and self.whole.surely_begins_with(ended):
+            return True
+        whole, ended = self.whole.from_difference(ended)
+        stop_begin = answer.stop_begin - (full.size - ended.size)
+        if stop_begin < 0:  # both have the whole answer in common
+            return True
+        kept = ended if answer.appended else until_character(ended, stop_begin)
+        if not begins_with(whole, kept, self.notes):
+            return False
+        stop = self.stops.pattern()
+        found = stop.match(whole.text, len(kept.text)) if stop else None
+        return found is not None and self.stops.are_same(answer.stop, found.group())
+
+    def closing(self, message: int) -> str:
+        """Template text that A(message) has behind the message's own text."""
+        ended = self.until(message)
+        if isinstance(ended, Refusal):
+            return ""
+        near, _ = ended.near(message)
+        last = max((piece.stop for piece in near.pieces if piece.owner == message), default=None)
+        return "" if last is None else literal_from(near, last)
+
+    def closing_behind_stop(self, message: int) -> str:
+        """The rest of that, behind the first stop token."""
+        ended, prompt = self.until(message), self.prompt(message)
+        pattern = self.stops.pattern()
+        if isinstance(ended, Refusal) or pattern is None:
+            return ""
+        near, base = ended.near(message)
+        behind = prompt.size - base if isinstance(prompt, Rendering) else near.size
+        last = max((piece.stop for piece in near.pieces if piece.owner == message), default=max(0, behind))
+        found = pattern.search(near.text, last)
+        return literal_from(near, found.end()) if found else ""
+
+    def opening(self, message: int) -> str | None:
+        """Template text at the end of P(message), from the last text of the record on; None without a prompt."""
+        prompt = self.prompt(message)
+        if isinstance(prompt, Refusal):
+            return None
+        near, _ = prompt.near(message)
+        last = max((piece.stop for piece in near.pieces if piece.expression is not None), default=0)
+        return near.text[last:]
+
+    def check(self) -> None:
+        """Compare with plain Jinja: F, and of some shapes one prompt and answer."""
+        speaking = [k for k, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
+        crc = crc32(repr(self._shape).encode())
+        chosen = speaking[crc // CHECKED_TURNS % len(speaking)] if speaking else 0
+        looked_at: list[tuple[Rendering | Refusal | None, int, bool]] = [(self.whole, len(self.messages), False)]
+        if crc % CHECKED_TURNS == 0:
+            looked_at += [(self._prompts.get(chosen), chosen, True), (self._ends.get(chosen), chosen + 1, False)]
+        for rendering, count, prompt in looked_at:
+            if isinstance(rendering, Rendering):
+                self._renderer.check(self.view, count, prompt, rendering.text)
+
+
+def literal_from(rendering: Rendering, at: int) -> str:
+    """Template text from a place on, up to the next text of the record."""
+    piece = next((p for p in rendering.pieces if p.expression is None and p.start <= at < p.stop), None)
+    return "" if piece is None else rendering.text[at : piece.stop]
+
+
+def until_character(rendering: Rendering, stop: int) -> Rendering:
+    """The beginning of a rendering, cut in template text."""
+    pieces = tuple(p._replace(stop=min(p.stop, stop)) for p in rendering.pieces if p.start < stop or p.stop <= stop)
+    return Rendering(rendering.text[:stop], pieces, rendering.questions)
+
+
+def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
+    """Whether one rendering begins with another; what the answer depends on beside the shape is noted."""
+    if longer.surely_begins_with(shorter):
+        return True
+    part, rest = longer.from_difference(shorter, all_of_it=False)
+    found = _begins_with(part, rest, notes)
+    if found is None:
+        found = _begins_with(*longer.from_difference(shorter), notes)
+    return bool(found)
+
+
+def _begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool | None:
+    """The same for two texts; None where the longer one ends first."""
+    ours, theirs = _Walk(longer), _Walk(shorter)
+    while theirs.piece is not None:
+        if ours.piece is not None and ours.is_same_field(theirs):
+            ours.step()
+            theirs.step()
+        elif theirs.passes_nothing(notes) or ours.passes_nothing(notes):
+            pass
+        elif ours.piece is None:
+            return None
+        elif ours.differs_at_once(theirs, notes) or theirs.differs_at_once(ours, notes):
+            return False
+        else:
+            if ours.piece.expression is not None or theirs.piece.expression is not None:
+                ours.note_exact(notes)
+                theirs.note_exact(notes)
+            size = min(ours.left, theirs.left)
+            if longer.text[ours.at : ours.at + size] != shorter.text[theirs.at : theirs.at + size]:
+                return False
+            ours.move(size)
+            theirs.move(size)
+    return True
+
+
+class _Walk:
+    """A place in a rendering, moved piece by piece."""
+
+    def __init__(self, rendering: Rendering) -> None:
+        self._text = rendering.text
+        self._pieces: Iterator[Piece] = iter(rendering.pieces)
+        self.piece: Piece | None = None
+        self.at = 0
+        self.step()
+
+    @property
+    def left(self) -> int:
+        """Characters of the piece that are still ahead."""
+        return 0 if self.piece is None else self.piece.stop - self.at
+
+    def is_same_field(self, other: _Walk) -> bool:
+        """Whether both are at the beginning of the same text of the record."""
+        mine, theirs = self.piece, other.piece
+        if mine is None or theirs is None or mine.expression is None or mine.expression != theirs.expression:
+            return False
+        return self.at == mine.start and other.at == theirs.start
+
+    def passes_nothing(self, notes: Notes) -> bool:
+        """Step over a text of the record that is empty; later records must agree that it is."""
+        if self.piece is None or self.left:
+            return False
+        notes.note(("filled", self.piece.expression), False)
+        self.step()
+        return True
+
+    def differs_at_once(self, other: _Walk, notes: Notes) -> bool:
+        """Whether a text of the record begins with another character than the template writes in its place."""
+        mine, theirs = self.piece, other.piece
+        if mine is None or theirs is None or mine.expression is None or theirs.expression is not None:
+            return False
+        if self.at != mine.start or self._text[self.at] == other._text[other.at]:
+            return False
+        notes.note(("filled", mine.expression), True)
+        notes.note(("method", mine.expression, "startswith", (other._text[other.at],)), False)
+        return True
+
+    def note_exact(self, notes: Notes) -> None:
+        """The value of this piece matters, not only where it is from."""
+        piece = self.piece
+        if piece is not None and piece.expression is not None and piece.expression[0] not in ("lost", "const"):
+            notes.note(("exact", piece.expression), self._text[piece.start : piece.stop])
+
+    def step(self) -> None:
+        """To the next piece."""
+        self.piece = next(self._pieces, None)
+        if self.piece is not None:
+            self.at = self.piece.start
+
+    def move(self, size: int) -> None:
+        """Forward by characters of this piece."""
+        self.at += size
+        if self.piece is not None and self.at >= self.piece.stop:
+            self.step()
+
+
+def not_shown(
+    rendering: Rendering, conversation: Conversation, which: Iterable[int], notes: Notes, *, tools: bool = True
+) -> tuple[str, str] | None:
+    """What a rendering leaves out of some messages and the tools, as a reason and a detail."""
+    shown: dict[Path, list[Expression]] = {}
+    for piece in rendering.pieces:
+        if piece.expression is None:
+            continue
+        path = root(piece.expression)
+        if path is None:
+            return "origin_lost", f"text {rendering.text[piece.start : piece.stop][:40]!r} cannot be followed back"
+        shown.setdefault(path, []).append(piece.expression)
+    if tools and conversation.tools and not any(path[0] == "tools" for path in shown):
+        return "not_shown", "tools"
+    for k in which:
+        message = conversation.messages[k]
+        if _hidden_text(message.content, (k, "content"), shown, notes.answers, notes):
+            return "not_shown", f"messages[{k}].content"
+        for j, call in enumerate(message.tool_calls):
+            if _hidden_text(call.name, (k, "call", j, "name"), shown, notes.answers, notes):
+                return "not_shown", f"messages[{k}].tool_calls[{j}].name"
+            arguments = (k, "call", j, "arguments")
+            if not any(path[:4] == arguments for path in shown) and call.arguments.strip() not in ("", "{}"):
+                return "not_shown", f"messages[{k}].tool_calls[{j}].arguments"
+    return None
+
+
+def _hidden_text(
+    text: str, path: Path, shown: Mapping[Path, list[Expression]], answers: Mapping[Question, Any], notes: Notes
+) -> bool:
+    """Whether a text is not shown whole; white space, and reasoning inside a content, may be missing."""
+    expressions = shown.get(path, [])
+    if any(_is_harmless(expression, answers) for expression in expressions):
+        return False
+    stripped: Expression = ("apply", "strip", (None,), ("field", path))
+    if not text.strip():
+        notes.note(("filled", stripped), False)
+        return False
+    notes.note(("filled", stripped), True)
+    return not any(_drops_reasoning(expression) for expression in expressions)
+
+
+def _is_harmless(expression: Expression, answers: Mapping[Question, Any]) -> bool:
+    """Whether an expression shows all of its text; so does the only part of a text that is split."""
+    while expression[0] == "apply":
+        _, name, arguments, inner = expression
+        if name not in HARMLESS and not (name == "part" and answers.get(("parts", inner, *arguments[:3])) == 1):
+            return False
+        expression = inner
+    return True
+
+
+def _drops_reasoning(expression: Expression) -> bool:
+    """Whether a text is what is left of a content behind the mark that ends its reasoning."""
+    while expression[0] == "apply":
+        if expression[1] == "part" and REASONING_MARK.search(str(expression[2][1])):
+            return True
+        expression = expression[3]
+    return False
+
+
+def _is_about(question: Question, index: int) -> bool:
+    """Whether a question is about one of the messages from this index on."""
+    for part in question[1:]:
+        inner: Any = part
+        while isinstance(inner, tuple) and inner and inner[0] == "apply":
+            inner = inner[3]
+        path = root(inner) if isinstance(inner, tuple) and inner and inner[0] in ("field", "const", "json") else inner
+        if isinstance(path, tuple) and path and isinstance(path[0], int) and path[0] >= index:
+            return True
+    return False
+
+
+def _difference(prompt: Rendering, history: Rendering) -> str:
+    """Where the prompt and the history part ways, in the template's own text."""
+    prompt, history = history.from_difference(prompt)[::-1]
+    pairs = enumerate(zip(prompt.text, history.text, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(prompt.size, history.size))
+    sides = [literal_from(one, at)[:24] for one in (prompt, history)]
+    said = [repr(side) if side else "a text of the record, or nothing" for side in sides]
+    return f"the prompt goes on with {said[0]}, the history with {said[1]}"

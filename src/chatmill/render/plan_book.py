@@ -1,0 +1,374 @@
+"""Finds the plan of every record of a batch: by its shape and its answers, or by running the template.
+
+What a template may ask about texts is known after a few records (`'</think>' in content`). Those questions are answered
+for all messages of a batch at once. Shape and answers of a record are then a few bytes, which lead to its plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import Conversations
+from chatmill.core.native.find import positions_of
+from chatmill.core.texts import Texts
+from chatmill.errors import RecordError
+from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
+from chatmill.render.fill import applied, fill
+from chatmill.render.jinja.expressions import Expression, Question, ask, evaluate, root
+from chatmill.render.jinja.record import Arguments, RecordView, shape_by_value
+from chatmill.render.jinja.renderings import TraceError, Variants
+from chatmill.render.jinja.traced import Notes
+from chatmill.render.plan_table import HiddenField, Origin, PlanTable, RecordPlan, place_of
+from chatmill.render.row_items import TextPart
+
+MAX_ITEMS = 400_000
+"""Items of plans that are kept; beyond, everything is learned again."""
+MAX_COLUMNS = 48
+KEPT_TOOLS = 4096
+CHECKED_USES = frozenset({32, 1024, 32768})
+"""The uses of a plan at which the record is also written by itself, and compared."""
+CHECKED_AT_ONCE = 8
+"""One in so many plans is compared at its second use already."""
+
+ColumnQuestion = tuple[str, Origin, Any, Any]
+"""What is asked, of which column, after which operations, with which argument."""
+Key = bytes | tuple[bytes, str | int, str]
+"""A few bytes per message; with tools or options, these too."""
+
+
+class KnownRefusal(NamedTuple):
+    """Why the records of one shape that give the same answers are refused."""
+
+    questions: tuple[Question, ...]
+    message: str
+    code: str
+    path: str
+
+    def error(self, record_id: str, where: str) -> RecordError:
+        """The error of one of them."""
+        return RecordError(self.message, code=self.code, path=self.path, record_id=record_id, where=where)
+
+
+class PlanBook:
+    """All plans of one template with one tokenizer."""
+
+    def __init__(self, template: BoundTemplate) -> None:
+        """An empty book."""
+        self._template, self._form = template, template.form
+        self._arguments_are_text = template.form.arguments is Arguments.STRING
+        self.traced = 0
+        """Records for which the template ran."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self.table = PlanTable(arguments_are_text=self._arguments_are_text)
+        self._shapes: dict[Any, Variants] = {}
+        self._by_key: dict[Key, RecordPlan | KnownRefusal | None] = {}
+        self._columns: list[ColumnQuestion] = []
+        self._tool_questions: list[Question] = []
+        self._tool_answers: dict[str, int] = {}
+        self._signatures: dict[Any, int] = {}
+        self._uses: dict[int, int] = {}
+
+    def find(self, batch: Conversations) -> tuple[list[RecordPlan | None], list[tuple[int, RecordError]]]:
+        """The plan of every conversation, None for those that the template refuses; and why."""
+        if self.table.size > MAX_ITEMS:
+            self._forget()
+        plans: list[RecordPlan | None] = [None] * len(batch)
+        failed: list[tuple[int, RecordError]] = []
+        pending = list(range(len(batch)))
+        while pending:
+            keys = self._keys(batch, pending)
+            known = len(self._columns) + len(self._tool_questions)
+            for place, (index, key) in enumerate(zip(pending, keys, strict=True)):
+                found = self._by_key.get(key)
+                if found is None:
+                    try:
+                        found = self._slowly(batch[index], key)
+                    except RecordError as error:
+                        error.record_id = error.record_id or batch.ids[index]
+                        error.where = error.where or batch.wheres[index]
+                        failed.append((index, error))
+                        continue
+                if isinstance(found, KnownRefusal):
+                    failed.append((index, found.error(batch.ids[index], batch.wheres[index])))
+                else:
+                    plans[index] = found
+                    uses = self._uses[id(found)] = self._uses.get(id(found), 0) + 1
+                    if uses in CHECKED_USES or (uses == 2 and found.rows[0] % CHECKED_AT_ONCE == 0):
+                        self._spot_check(batch, index, found)
+                if len(self._columns) + len(self._tool_questions) > known:
+                    self._by_key = {}
+                    pending = pending[place + 1 :]
+                    break
+            else:
+                pending = []
+        return plans, sorted(failed, key=lambda pair: pair[0])
+
+    def _spot_check(self, batch: Conversations, index: int, plan: RecordPlan) -> None:
+        """Compare what a plan gives for a record with what the template writes for that record alone."""
+        one, nothing = batch.take(np.array([index])), np.zeros(len(plan.rows), dtype=np.int64)
+        table = PlanTable(arguments_are_text=self._arguments_are_text)
+        rows = [table.add(items) for items in self._template.write(batch[index]).rows]
+        tokenizer, compute = self._template.tokenizer, self.computer(one)
+        mine = fill(self.table, np.array(plan.rows), nothing, one, tokenizer, compute)
+        alone = fill(table, np.array(rows), np.zeros(len(rows), dtype=np.int64), one, tokenizer, compute)
+        if not all(
+            np.array_equal(getattr(mine, name), getattr(alone, name))
+            for name in ("ids", "offsets", "kinds", "messages")
+        ):
+            raise TraceError(
+                f"the template {self._template.name!r} writes record {batch.ids[index] or batch.wheres[index]!r} "
+                "otherwise than other records of its shape: a fault of Chatmill, or of a template that reads texts in "
+                "ways that cannot be followed"
+            )
+
+    def _slowly(self, conversation: Conversation, key: Key) -> RecordPlan | KnownRefusal:
+        """The plan of one conversation: by asking its questions one by one, else by running the template."""
+        view = RecordView(conversation, self._form)
+        if self._template.knows_by_value:
+            shape: Any = (shape_by_value(conversation), json.dumps(conversation.tools))
+        else:
+            shape = (view.shape(), bool(conversation.tools), json.dumps(conversation.options, sort_keys=True))
+        known = self._shapes.get(shape)
+        if known is None:
+            known = self._shapes[shape] = Variants()
+        found: RecordPlan | KnownRefusal | None = known.find(view)
+        if found is None:
+            self.traced += 1
+            notes = Notes()
+            try:
+                written = self._template.write(conversation, notes)
+            except RecordError as error:
+                error.record_id = error.record_id or conversation.id
+                error.where = error.where or conversation.where
+                if not error.is_general:
+                    raise
+                found = KnownRefusal(tuple(notes.answers), str(error.message), error.code, error.path)
+            else:
+                found = self._planned(conversation, written, notes)
+            known.put(notes.answers, found)
+        if self._learn(found.questions):
+            self._by_key[key] = found
+        return found
+
+    def _planned(self, conversation: Conversation, written: WrittenRecord, notes: Notes) -> RecordPlan:
+        rows = tuple(map(self.table.add, written.rows))
+        return RecordPlan(
+            questions=tuple(notes.answers),
+            rows=rows,
+            counts=written.counts,
+            hidden=tuple(_hidden(conversation, written.rows)),
+            trimmed=tuple(self.table.trimmed(written.rows)),
+            options=written.options,
+        )
+
+    def _learn(self, questions: tuple[Question, ...]) -> bool:
+        """Whether all questions of a plan are answered by its key; those that could be will be from now on."""
+        complete = True
+        for question in questions:
+            if _is_about_tools(question):
+                if question not in self._tool_questions:
+                    self._tool_questions.append(question)
+                    self._tool_answers = {}
+                continue
+            column = self._column_of(question)
+            if column is None or (column not in self._columns and len(self._columns) >= MAX_COLUMNS):
+                complete = False
+            elif column not in self._columns:
+                self._columns.append(column)
+        return complete
+
+    def _column_of(self, question: Question) -> ColumnQuestion | None:
+        """A question that can be answered for all messages at once."""
+        what = question[0]
+        if what not in ("filled", "contains", "equals", "method"):
+            return None
+        place = place_of(question[1], self._arguments_are_text)
+        if place is None or place.origin not in (Origin.CONTENT, Origin.REASONING):
+            return None
+        if any(name not in ("strip", "lstrip", "rstrip") for name, _ in place.operations):
+            return None
+        argument = question[2:]
+        if what == "method" and (argument[0] not in ("startswith", "endswith") or len(argument[1]) != 1):
+            return None
+        if what == "method" and not isinstance(argument[1][0], str):
+            return None
+        return (what, place.origin, place.operations, argument)
+
+    # ---- keys
+
+    def _keys(self, batch: Conversations, pending: list[int]) -> list[Key]:
+        codes = self._codes(batch)
+        width = codes.shape[1]
+        flat, offsets = codes.tobytes(), (batch.offsets * width).tolist()
+        tools, options = batch.tools.lengths.tolist(), batch.options.lengths.tolist()
+        keys: list[Key] = []
+        for index in pending:
+            codes_of = flat[offsets[index] : offsets[index + 1]]
+            key: Key = codes_of
+            if tools[index] or options[index]:
+                text = batch.tools[index]
+                shown = text if self._template.knows_by_value or not text else self._tools_key(text, batch, index)
+                key = (codes_of, shown, batch.options[index])
+            keys.append(key)
+        return keys
+
+    def _tools_key(self, text: str, batch: Conversations, index: int) -> int:
+        found = self._tool_answers.get(text)
+        if found is None:
+            if len(self._tool_answers) >= KEPT_TOOLS:
+                self._tool_answers = {}
+            view = RecordView(batch[index], self._form)
+            answers = tuple(repr(ask(question, view.field)) for question in self._tool_questions)
+            found = self._tool_answers[text] = self._signatures.setdefault(answers, len(self._signatures) + 1)
+        return found
+
+    def _codes(self, batch: Conversations) -> NDArray[np.uint8]:
+        """A few bytes per message: what the template sees without asking, and its answers."""
+        messages = batch.messages
+        calls = messages.call_counts
+        flags = messages.roles.astype(np.uint8)
+        silent = (calls > 0) & (messages.contents.lengths == 0)
+        for bit, column in enumerate(
+            (
+                messages.has_reasoning,
+                messages.names.present,
+                messages.tool_call_ids.present,
+                silent,
+                messages.weights == 0,
+            ),
+            start=3,
+        ):
+            flags |= column.astype(np.uint8) << np.uint8(bit)
+        with_id = (
+            np.add.reduceat(np.append(messages.call_ids.present, False), messages.call_offsets[:-1])
+            if len(calls)
+            else calls
+        )
+        with_id = np.where(calls > 0, with_id, 0)
+        mixed = (with_id > 0) & (with_id < calls)
+        columns = [flags, np.minimum(calls, 255).astype(np.uint8), ((with_id > 0) + 2 * mixed).astype(np.uint8)]
+        columns += self._values(batch) if self._template.knows_by_value else self._rarities(batch, mixed)
+        answers = [self._answers(batch, column) for column in self._columns]
+        if answers:
+            columns += list(np.packbits(np.stack(answers), axis=0))
+        return np.stack(columns, axis=1)
+
+    def _rarities(self, batch: Conversations, mixed: NDArray[np.bool_]) -> list[NDArray[np.uint8]]:
+        """Four bytes for messages that the other bytes do not tell apart, and for those with fields of Harmony."""
+        messages = batch.messages
+        numbers = np.zeros(len(messages), dtype=np.uint32)
+        special = mixed | (messages.call_counts > 254)
+        for column in (messages.recipients, messages.channels, messages.content_types, messages.structured):
+            special = special | column.present
+        for place in np.flatnonzero(special).tolist():
+            first, last = messages.call_offsets[place : place + 2].tolist()
+            fields = (messages.recipients[place], messages.channels[place], messages.content_types[place])
+            is_structured = bool(messages.structured.present[place])
+            value = (fields, is_structured, messages.call_ids.present[first:last].tobytes())
+            numbers[place] = self._signatures.setdefault(value, len(self._signatures) + 1)
+        return list(numbers.view(np.uint8).reshape(-1, 4).T)
+
+    def _values(self, batch: Conversations) -> list[NDArray[np.uint8]]:
+        """Four bytes that stand for the names, channels, calls and the like of a message."""
+        messages = batch.messages
+        rare = [messages.names, messages.tool_call_ids, messages.recipients, messages.channels]
+        rare += [messages.content_types, messages.structured]
+        numbers = np.zeros(len(messages), dtype=np.uint32)
+        special = messages.call_counts > 0
+        for column in rare:
+            special = special | column.present
+        for place in np.flatnonzero(special).tolist():
+            first, last = messages.call_offsets[place : place + 2].tolist()
+            calls = tuple((messages.call_names[i], messages.call_ids[i]) for i in range(first, last))
+            value = (*(column[place] for column in rare), calls)
+            numbers[place] = self._signatures.setdefault(value, len(self._signatures) + 1)
+        return list(numbers.view(np.uint8).reshape(-1, 4).T)
+
+    @staticmethod
+    def _answers(batch: Conversations, column: ColumnQuestion) -> NDArray[np.bool_]:
+        what, origin, operations, argument = column
+        texts = batch.messages.contents if origin is Origin.CONTENT else batch.messages.reasoning
+        texts = applied(texts, operations)
+        if what == "filled":
+            return texts.lengths > 0
+        if what == "contains":
+            return contains(texts, argument[0].encode())
+        if what == "equals":
+            wanted = argument[0].encode()
+            equal: NDArray[np.bool_] = begins(texts, wanted) & (texts.lengths == len(wanted))
+            return equal
+        name, (part,) = argument
+        wanted = part.encode()
+        if name == "startswith":
+            return begins(texts, wanted)
+        shifted = Texts(texts.data, texts.starts + texts.lengths - len(wanted), texts.lengths)
+        ends: NDArray[np.bool_] = (texts.lengths >= len(wanted)) & begins(shifted, wanted)
+        return ends
+
+    # ---- texts without a column
+
+    def computer(self, batch: Conversations) -> Callable[[int, Expression], str]:
+        """Evaluates expressions for the conversations of a batch."""
+        views: dict[int, RecordView] = {}
+        listed: dict[tuple[str, Expression], str] = {}
+
+        def compute(index: int, expression: Expression) -> str:
+            path = root(expression)
+            if path is not None and path[0] == "tools":
+                key = (batch.tools[index], expression)
+                found = listed.get(key)
+                if found is None:
+                    found = listed[key] = evaluate(expression, RecordView(batch[index], self._form).field)
+                return found
+            view = views.get(index)
+            if view is None:
+                view = views[index] = RecordView(batch[index], self._form)
+            return evaluate(expression, view.field)
+
+        return compute
+
+
+def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:
+    """Which texts contain a part."""
+    if not part:
+        return np.ones(len(texts), dtype=np.bool_)
+    found = positions_of(part, texts.data)
+    first = np.searchsorted(found, texts.starts)
+    after = np.searchsorted(found, texts.starts + texts.lengths - len(part), side="right")
+    return after > first
+
+
+def begins(texts: Texts, part: bytes) -> NDArray[np.bool_]:
+    """Which texts begin with a part."""
+    answer = texts.lengths >= len(part)
+    for offset, byte in enumerate(part):
+        going = np.flatnonzero(answer)
+        if not len(going):
+            break
+        answer[going] = texts.data[texts.starts[going] + offset] == byte
+    return answer
+
+
+def _is_about_tools(question: Question) -> bool:
+    path = question[1]
+    if path and path[0] in ("field", "apply", "json", "text", "const"):
+        path = root(path)
+    return bool(path) and path[0] == "tools"
+
+
+def _hidden(conversation: Conversation, rows: Sequence[Items]) -> Iterator[HiddenField]:
+    """Contents and reasoning that no row shows."""
+    shown = {root(item.expression) for row in rows for item in row if isinstance(item, TextPart) and item.expression}
+    for k, message in enumerate(conversation.messages):
+        if (k, "content") not in shown:
+            yield HiddenField(Origin.CONTENT, k)
+        if message.reasoning is not None and (k, "reasoning") not in shown:
+            yield HiddenField(Origin.REASONING, k)

@@ -1,0 +1,197 @@
+"""A row before its texts are known: control ids, and pieces of text whose parts are fixed or taken from a record.
+
+A *piece* is encoded as a whole: a token may cross the parts of a piece, and belongs to the part it starts in. Special
+tokens are found in template text alone. Everything that can be encoded once per shape is encoded here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from chatmill.core.texts import Texts
+from chatmill.render.jinja.expressions import Expression
+from chatmill.render.jinja.rows import Row, Span
+from chatmill.render.jinja.traced import Notes
+from chatmill.tokenizer.prefix import Prefix
+from chatmill.tokenizer.protocol import Tokenizer
+
+WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+"""White space as `tokenizers` sees it beside tokens that take it away."""
+
+
+class Ids(NamedTuple):
+    """Fixed ids of one kind."""
+
+    ids: tuple[int, ...]
+    kind: int
+    message: int
+
+
+class TextPart(NamedTuple):
+    """A part of a piece."""
+
+    text: str
+    """The text of the record that the row was made for."""
+    expression: Expression | None
+    """None for fixed text."""
+    kind: int
+    message: int
+    opens: bool
+    """Whether a new piece begins here."""
+
+
+class TokenRules:
+    """What a tokenizer says about template text: which tokens it may write, and which of them take white space away."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Template text may write every control token; record text those that the tokenizer finds by itself."""
+        self.tokenizer = tokenizer
+        found_in_text: Collection[str] = getattr(tokenizer, "ordinary", ())
+        names = [name for name in tokenizer.control_ids if name not in found_in_text]
+        ordered = sorted(names, key=lambda name: (-len(name), name))
+        self.pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+        self.stripping: Mapping[str, tuple[bool, bool]] = getattr(tokenizer, "stripping", {})
+        self.prefix: Prefix | None = getattr(tokenizer, "prefix", None)
+
+
+def items_of(row: Row, rules: TokenRules, notes: Notes) -> list[Ids | TextPart]:
+    """The items of a row, in order."""
+    writer = _Writer(rules, notes)
+    literals: list[Span] = []
+    for span in row.spans:
+        if literals and (span.expression is not None or span.breaks):
+            writer.literals(literals)
+            literals = []
+        if span.breaks:
+            writer.end_piece()
+        if span.expression is None:
+            literals.append(span)
+        else:
+            writer.part(span.text, span.expression, span.kind, span.message)
+    writer.literals(literals)
+    writer.end_piece()
+    return writer.items
+
+
+class _Writer:
+    """Collects items; a piece is closed by a control token or by a break."""
+
+    def __init__(self, rules: TokenRules, notes: Notes) -> None:
+        self._rules, self._notes = rules, notes
+        self.items: list[Ids | TextPart] = []
+        self._piece: list[TextPart] = []
+        self._strips_next = False
+        self._wants_prefix = rules.prefix is not None
+
+    def literals(self, spans: Sequence[Span]) -> None:
+        """Template text in one stretch; control tokens may lie across its spans."""
+        text = "".join(span.text for span in spans)
+        at = 0
+        for found in self._rules.pattern.finditer(text) if self._rules.pattern else ():
+            self._text(spans, text, at, found.start())
+            self._control(found.group(), *_span_at(spans, found.start()))
+            at = found.end()
+        self._text(spans, text, at, len(text))
+
+    def _text(self, spans: Sequence[Span], text: str, start: int, stop: int) -> None:
+        at = 0
+        for span in spans:
+            first, last = max(at, start), min(at + len(span.text), stop)
+            if first < last:
+                self.part(text[first:last], None, span.kind, span.message)
+            at += len(span.text)
+
+    def part(self, text: str, expression: Expression | None, kind: int, message: int) -> None:
+        """One part of the open piece."""
+        if self._strips_next:
+            text, expression = self._stripped("lstrip", text, expression)
+            if text:
+                self._strips_next = False
+            elif expression is None:
+                return
+        self._piece.append(TextPart(text, expression, kind, message, False))
+
+    def _stripped(self, method: str, text: str, expression: Expression | None) -> tuple[str, Expression | None]:
+        """A part beside a token that takes white space away; later records must agree on whether anything is left."""
+        left: str = getattr(text, method)(WHITE_SPACE)
+        if expression is None:
+            return left, None
+        applied = ("apply", method, (WHITE_SPACE,), expression)
+        self._notes.note(("filled", applied), bool(left))
+        return left, applied
+
+    def _control(self, name: str, kind: int, message: int) -> None:
+        before, behind = self._rules.stripping.get(name, (False, False))
+        if before:
+            while self._piece:
+                last = self._piece.pop()
+                text, expression = self._stripped("rstrip", last.text, last.expression)
+                if text or expression is not None:
+                    self._piece.append(last._replace(text=text, expression=expression))
+                if text:
+                    break
+                if expression is not None:
+                    self._piece.pop()
+        self.end_piece()
+        self._strips_next = behind
+        self._wants_prefix = self._rules.prefix is not None and self._rules.prefix.everywhere
+        self.items.append(Ids((self._rules.tokenizer.control(name),), kind, message))
+
+    def end_piece(self) -> None:
+        """Close the piece; one without a record's text is encoded at once."""
+        piece, self._piece = self._piece, []
+        if not piece:
+            return
+        if self._rules.prefix is not None and self._wants_prefix:
+            piece = self._prefixed(piece, self._rules.prefix)
+        if any(part.expression is not None for part in piece):
+            self.items += [part._replace(opens=number == 0) for number, part in enumerate(piece)]
+        else:
+            self.items += encoded_piece(piece, self._rules.tokenizer)
+
+    def _prefixed(self, piece: list[TextPart], prefix: Prefix) -> list[TextPart]:
+        """A piece with what its vocabulary puts in front of text; the prefix belongs to the first text there is."""
+        for part in piece:
+            if part.expression is not None:
+                self._notes.note(("filled", part.expression), bool(part.text))
+            if not part.text:
+                continue
+            self._wants_prefix = False
+            begins = part.text.startswith(prefix.unless)
+            if part.expression is not None and prefix.unless:
+                self._notes.note(("method", part.expression, "startswith", (prefix.unless,)), begins)
+            return piece if begins else [TextPart(prefix.text, None, part.kind, part.message, False), *piece]
+        return piece
+
+
+def encoded_piece(piece: Sequence[TextPart], tokenizer: Tokenizer) -> Iterator[Ids]:
+    """Fixed text as ids; a token belongs to the part it starts in."""
+    assert isinstance(tokenizer, Hashable)
+    ids, cuts = _encoded(tuple(part.text for part in piece), tokenizer)
+    for part, first, last in zip(piece, cuts[:-1], cuts[1:], strict=True):
+        if first < last:
+            yield Ids(ids[first:last], part.kind, part.message)
+
+
+@lru_cache(maxsize=8192)
+def _encoded(parts: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids of parts as one text, and where each part begins among them; templates write the same few texts."""
+    text = Texts.of(["".join(parts)])
+    encoded = tokenizer.encode_batch(text)
+    prefixes = np.cumsum([len(part.encode()) for part in parts[:-1]], dtype=np.int64)
+    inner = tokenizer.byte_points(encoded, np.zeros(len(prefixes), dtype=np.int64), prefixes, text)
+    return tuple(encoded[0].tolist()), (0, *inner.tolist(), len(encoded[0]))
+
+
+def _span_at(spans: Sequence[Span], at: int) -> tuple[int, int]:
+    """Kind and message of the span that a place in the joined text lies in."""
+    for span in spans:
+        if at < len(span.text):
+            return span.kind, span.message
+        at -= len(span.text)
+    raise AssertionError("a place behind all spans")

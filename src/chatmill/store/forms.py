@@ -1,0 +1,99 @@
+"""The form of JSON files: what each key must hold, checked once when a file is read, with one clear error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from chatmill.errors import FormatError
+from chatmill.store.names import is_inner_path, is_split_name
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A value that holds no further ones."""
+
+    words: str
+    """What is needed, for the error."""
+    fits: Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A list whose entries all have one form."""
+
+    entry: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An object with any keys that fit, whose values all have one form."""
+
+    value: Any
+    key: Leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """Null, or a value of this form."""
+
+    form: Any
+
+
+TEXT = Leaf("a text", lambda value: isinstance(value, str))
+COUNT = Leaf("a whole number, 0 or more", lambda value: type(value) is int and 0 <= value < 2**63)
+NUMBER = Leaf("a number", lambda value: type(value) in (int, float))
+FLAG = Leaf("true or false", lambda value: isinstance(value, bool))
+OBJECT = Leaf("an object", lambda value: isinstance(value, dict))
+TEXTS = Leaf("a list of texts", lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value))
+SHA256 = Leaf(
+    "a sha256 of 64 hex digits", lambda value: isinstance(value, str) and _SHA256.fullmatch(value) is not None
+)
+SPLIT = Leaf("the plain name of a split", is_split_name)
+PATH = Leaf("a path inside of the folder", is_inner_path)
+
+
+def check_form(value: Any, form: Any, where: str, place: str = "") -> None:
+    """Raise a `FormatError` about the first value of `where` that does not have its form.
+
+    A form is a `Leaf`, `Listed`, `Named`, `Maybe`, or an object of forms; a key with `?` behind it may be missing.
+    Keys that the form does not have are left alone.
+    """
+    if isinstance(form, Leaf):
+        if not form.fits(value):
+            raise _refused(where, place, value, form.words)
+    elif isinstance(form, Maybe):
+        if value is not None:
+            check_form(value, form.form, where, place)
+    elif isinstance(form, Listed):
+        if not isinstance(value, list):
+            raise _refused(where, place, value, "a list")
+        for number, entry in enumerate(value):
+            check_form(entry, form.entry, where, f"{place}[{number}]")
+    elif not isinstance(value, dict):
+        raise _refused(where, place, value, "an object")
+    elif isinstance(form, Named):
+        for key, inner in value.items():
+            if not form.key.fits(key):
+                raise _refused(where, f"a key of {place}", key, form.key.words)
+            check_form(inner, form.value, where, f"{place}[{key!r}]")
+    else:
+        for key, inner in form.items():
+            name = key.removesuffix("?")
+            inside = f"{place}.{name}" if place else name
+            if name in value:
+                check_form(value[name], inner, where, inside)
+            elif not key.endswith("?"):
+                raise FormatError(f"{where} lacks {inside}: the file was edited or damaged, or is of another kind")
+
+
+def _refused(where: str, place: str, value: Any, needed: str) -> FormatError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return FormatError(
+        f"{where}: {place or 'the whole'} is {shown}; {needed} is needed: the file was edited or damaged"
+    )

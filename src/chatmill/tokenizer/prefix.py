@@ -1,0 +1,72 @@
+"""The space that sentencepiece-style vocabularies put in front of a text, as a rule that rows of pieces can follow.
+
+A row is encoded in pieces, cut where a model starts to write. An engine that prefixes every text would put a space in
+front of each piece, also where the row goes on in the middle of a word's context. So rows are encoded by an engine
+without the rule, and the prefix is written where the whole row would have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+SPACE_MARK = "\u2581"
+
+
+class Prefix(NamedTuple):
+    """Where a vocabulary puts what in front of text."""
+
+    text: str
+    everywhere: bool
+    """Whether text behind every added token gets it, or only text at the very beginning."""
+    unless: tuple[str, ...]
+    """Text that begins with one of these gets none."""
+
+
+class WithoutPrefix(NamedTuple):
+    """A rule, and the parts of a tokenizer.json without it."""
+
+    prefix: Prefix
+    normalizer: Any
+    pre_tokenizer: Any
+
+
+def split_prefix(normalizer: Any, pre_tokenizer: Any) -> WithoutPrefix | None:
+    """The prefix rule of a vocabulary; None where it has none."""
+    steps = _steps(normalizer, "normalizers")
+    for number, step in enumerate(steps):
+        if step["type"] == "Prepend":
+            left = [*steps[:number], *steps[number + 1 :]]
+            return WithoutPrefix(Prefix(step["prepend"], True, ()), _joined(left, "normalizers"), pre_tokenizer)
+    steps = _steps(pre_tokenizer, "pretokenizers")
+    first = steps[0] if steps else {}
+    found = _of_pre_tokenizer(first)
+    if found is None:
+        return None
+    prefix, without = found
+    return WithoutPrefix(prefix, normalizer, _joined([without, *steps[1:]], "pretokenizers"))
+
+
+def _of_pre_tokenizer(step: Mapping[str, Any]) -> tuple[Prefix, dict[str, Any]] | None:
+    if step.get("type") == "ByteLevel" and step.get("add_prefix_space"):
+        return Prefix(" ", True, (" ",)), {**step, "add_prefix_space": False}
+    if step.get("type") != "Metaspace":
+        return None
+    scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space") else "never")
+    if scheme == "never":
+        return None
+    mark = step.get("replacement", SPACE_MARK)
+    without = {key: value for key, value in step.items() if key != "add_prefix_space"}
+    return Prefix(" ", scheme == "always", (" ", mark)), {**without, "prepend_scheme": "never"}
+
+
+def _steps(part: Any, key: str) -> list[dict[str, Any]]:
+    if part is None:
+        return []
+    return list(part[key]) if part.get("type") == "Sequence" else [part]
+
+
+def _joined(steps: list[dict[str, Any]], key: str) -> Any:
+    if len(steps) < 2:
+        return steps[0] if steps else None
+    return {"type": "Sequence", key: steps}

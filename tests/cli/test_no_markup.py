@@ -1,0 +1,174 @@
+"""No text from data or arguments is markup: hostile names come out of every command as they went in."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import chatmill as package
+from chatmill.cli import app
+from chatmill.cli.statuses import ended, show
+from chatmill.console import plain_column, plain_console, titled_panel
+from tests.build.builds import chats, write_jsonl
+
+HOSTILE = ["[/INST]", "[red]gone[/red]", "a[/]", ":smile:", "[link=file:///x]y[/link]", "\\[bold]"]
+"""Closing tags that close nothing, tags that would vanish, emoji codes, and what an escape would look like."""
+ROOT = Path(package.__file__).parent
+
+
+class Ran:
+    """The command line in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str | Path) -> tuple[int, str]:
+        group: Any = typer.main.get_command(app)
+        self._capsys.readouterr()
+        status = ended(lambda: group.main([str(one) for one in arguments], standalone_mode=False))
+        out, said = self._capsys.readouterr()
+        return status, out + said
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ran:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    return Ran(capsys)
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    return [{**record, "source": name, "id": f"{name} {number}"} for number, record in enumerate(chats(6))]
+
+
+def recipe(path: Path, out: Path) -> Path:
+    out.write_text(
+        json.dumps(
+            {
+                "sources": [{"path": str(path)}],
+                "tokenizer": "bytes",
+                "template": "chatml",
+                "add_control_tokens": True,
+                "on_error": "quarantine",
+            }
+        )
+    )
+    return out
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_commands_print_hostile_names_as_they_are(name: str, run: Ran, tmp_path: Path) -> None:
+    """The name is that of the source, of the records, of the input file and of every folder that is written."""
+    home = tmp_path / name.replace("/", "|")
+    home.mkdir()
+    folder = home.name
+    broken = {"id": f"bad {name}", "messages": [{"role": name, "content": "x"}]}
+    path = write_jsonl(home / f"{folder}.jsonl", [*records(name), broken])
+    built = home / f"q{folder}"
+    spec = recipe(path, home / "recipe.yaml")
+
+    status, text = run("build", spec, "--out", built, "--workers", "1", "--quiet")
+    assert status == 0, text
+    assert name in text, "the row of the source"
+    assert str(built) in text.replace("\n", "")
+    for arguments in (
+        ("build", spec, "--out", built, "--workers", "1", "--quiet"),
+        ("stats", built, "--no-pager"),
+        ("inspect", built, "--no-pager", "-n", "1"),
+        ("verify", built),
+        ("export", built, "--to", "parquet", "--out", home / "out"),
+        ("report", built, "--out", home / "page.html"),
+        ("preview", path, "-n", "1", "--tokenizer", "bytes", "--template", "chatml"),
+        ("init", path, "--out", home / "made.yaml", "--tokenizer", "bytes"),
+        ("transcripts", path, "--out", home / f"t{folder}", "--tokenizer", "bytes", "--context-length", "9999"),
+    ):
+        status, text = run(*arguments)
+        assert "Traceback" not in text, (arguments, text)
+        assert "MarkupError" not in text, (arguments, text)
+        assert status != 70, (arguments, text)
+        flat = text.replace("\n", "").replace(" ", "")
+        assert name.replace(" ", "") in flat or folder in flat, (arguments, text)
+
+    other = home / "changed.jsonl"
+    changed = records(name)
+    changed[0]["messages"][-1]["content"] += "!"
+    write_jsonl(other, changed)
+    assert run("build", recipe(other, home / "r2.yaml"), "--out", home / "b2", "--workers", "1", "--quiet")[0] == 0
+    status, text = run("diff", built, home / "b2")
+    assert status == 1, text
+    assert name in text, "the id of the record that differs"
+
+    status, text = run("verify", home / folder)
+    assert status == 2
+    assert folder in text.replace("\n", "")
+
+
+def test_an_error_on_a_terminal_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    shown.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    show("Bad [/INST]", "it is [red] and :smile:", before="usage [/x]\n")
+    for part in ("Bad [/INST]", "it is [red] and :smile:", "usage [/x]"):
+        assert part in shown.getvalue()
+
+
+def test_names_in_errors_and_findings_do_not_reach_the_terminal_as_codes(run: Ran, tmp_path: Path) -> None:
+    name = "a\x1b[2Jb\u202ec"
+    status, text = run("verify", tmp_path / name)
+    assert status == 2
+    assert "a\u241b[2Jb\\u202ec" in text
+    path = write_jsonl(tmp_path / "chats.jsonl", chats(3))
+    assert run("build", recipe(path, tmp_path / "r.yaml"), "--out", tmp_path / "d", "-w", "1", "-q")[0] == 0
+    (tmp_path / "d" / "train" / name).write_text("more")
+    status, text = run("verify", tmp_path / "d")
+    assert status == 1
+    assert "\x1b" not in text
+    assert "a\u241b[2Jb\\u202ec" in text
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_consoles_columns_and_panels_take_strings_as_text(name: str) -> None:
+    from rich.progress import Progress
+    from rich.table import Table
+    from rich.text import Text
+
+    out = io.StringIO()
+    console = plain_console(file=out, width=120)
+    table = Table(title=name)
+    table.add_column(name)
+    table.add_row(name)
+    console.print(name, table, titled_panel(Text(name), name, border_style="red"))
+    assert out.getvalue().count(name) == 6
+    bar = Progress(plain_column("{task.description}"), plain_column("{task.fields[text]}"), console=console)
+    bar.add_task(name, text=name)
+    console.print(bar.make_tasks_table(bar.tasks))
+    assert out.getvalue().count(name) == 8
+
+
+def test_nothing_else_makes_a_console_a_panel_or_a_text_column() -> None:
+    """`Console` reads markup unless told otherwise, `TextColumn` and the titles of `Panel` always."""
+    banned = {"Console", "TextColumn", "SpinnerColumn", "from_markup", "rprint"}
+    checked = 0
+    for path in sorted(ROOT.rglob("*.py")):
+        if path == ROOT / "console.py":
+            continue
+        tree = ast.parse(path.read_text())
+        own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        panels = any(isinstance(node, ast.ImportFrom) and node.module == "rich.panel" for node in ast.walk(tree))
+        assert not panels, f"{path}: use titled_panel of chatmill.console"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                checked += 1
+                called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+                assert called not in banned - own, f"{path}:{node.lineno}: use chatmill.console"
+                if called == "print" and any(word.arg in ("markup", "emoji") for word in node.keywords):
+                    raise AssertionError(f"{path}:{node.lineno}: markup is never turned on")
+    assert checked > 1000

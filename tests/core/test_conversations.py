@@ -1,0 +1,146 @@
+"""Conversations as columns: objects become columns and are the same objects again, with every field."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.conversations import Conversations, Places
+from chatmill.core.messages import MessageColumns
+from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
+from chatmill.read.shapes import conversation_of, find_shape
+from tests.conftest import CONVERSATION_FILES, DATA
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)
+MAYBE = st.none() | TEXT
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
+)
+OBJECTS = st.dictionaries(TEXT, JSON, max_size=2)
+MESSAGES = st.builds(
+    Message,
+    role=st.sampled_from(Role),
+    content=TEXT,
+    reasoning=MAYBE,
+    tool_calls=st.lists(st.builds(ToolCall, TEXT, TEXT, MAYBE), max_size=2).map(tuple),
+    tool_call_id=MAYBE,
+    name=MAYBE,
+    recipient=MAYBE,
+    channel=MAYBE,
+    content_type=MAYBE,
+    weight=st.none() | st.floats(0, 1e30),
+    structured=st.none() | OBJECTS,
+    extra=OBJECTS,
+    has_content=st.booleans(),
+)
+PLAIN = st.tuples(st.sampled_from(Role), TEXT).map(lambda pair: Message(*pair))
+CONVERSATIONS = st.builds(
+    Conversation,
+    st.lists(PLAIN | MESSAGES, max_size=3).map(tuple),
+    id=TEXT,
+    source=TEXT,
+    tools=st.lists(OBJECTS, max_size=2).map(tuple),
+    where=TEXT,
+    metadata=OBJECTS,
+    options=OBJECTS,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(CONVERSATIONS, max_size=4))
+def test_objects_are_the_same_again(conversations: list[Conversation]) -> None:
+    batch = Conversations.of(conversations)
+    assert list(batch) == conversations
+    assert batch[:] == conversations
+    assert list(batch.keys) == [item.id or item.where for item in conversations]
+    assert [batch.options_of(i) for i in range(len(batch))] == [item.options for item in conversations]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(CONVERSATIONS, max_size=3), min_size=1, max_size=3), st.data())
+def test_batches_are_joined_and_chosen_from(parts: list[list[Conversation]], data: st.DataObject) -> None:
+    together = [item for part in parts for item in part]
+    joined = Conversations.joined([Conversations.of(part) for part in parts])
+    assert list(joined) == together
+    chosen = data.draw(st.lists(st.integers(0, len(together) - 1), max_size=4)) if together else []
+    taken = joined.take(np.array(chosen, dtype=np.int64))
+    assert list(taken) == [together[i] for i in chosen]
+    assert list(Conversations.joined([taken, joined])) == [*(together[i] for i in chosen), *together]
+
+
+@pytest.mark.parametrize("path", CONVERSATION_FILES, ids=lambda path: path.name.split(".")[0])
+def test_every_bundled_source(path: Any) -> None:
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    conversations = [
+        conversation_of(json.loads(line), find_shape("openai"), where=f"f:{number}", source="s")
+        for number, line in enumerate(lines, 1)
+    ]
+    assert list(Conversations.of(conversations)) == conversations
+
+
+def test_every_bundled_harmony_row() -> None:
+    import pyarrow.parquet
+
+    for path in sorted((DATA / "synth_harmony").glob("*.parquet")):
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+        conversations = [conversation_of(row, find_shape("harmony"), where="f") for row in rows]
+        batch = Conversations.of(conversations)
+        assert list(batch) == conversations
+        assert batch.messages.structured.present.sum() >= 2 * len(rows)
+
+
+def test_columns_that_nobody_has_take_no_memory() -> None:
+    columns = MessageColumns.of([Message(Role.USER, "x")] * 1000)
+    for name in ("names", "tool_call_ids", "recipients", "channels", "content_types", "structured"):
+        column = getattr(columns, name)
+        assert (len(column), column.lengths.strides, column.starts.strides) == (1000, (0,), (0,)), name
+        assert not column.present.any()
+    assert columns.weights.strides == columns.extra.strides == (0,)
+    assert np.isnan(columns.weights).all()
+
+
+def test_texts_that_are_missing() -> None:
+    column = OptionalTexts.of(["é", None, "", "b"])
+    assert list(column) == ["é", None, "", "b"] == column[:]
+    assert column.present.tolist() == [True, False, True, True]
+    assert list(column.texts) == ["é", "", "", "b"]
+    assert list(column.take(np.array([3, 1, 0]))) == ["b", None, "é"]
+
+
+def test_a_buffer_that_columns_share_is_joined_once() -> None:
+    first, second = Texts.of(["ab", "c"]), Texts.of(["d", "é"])
+    shared = OptionalTexts(first.data, first.starts, first.lengths)
+    joiner = TextJoiner([first, shared, second])
+    texts, more = joiner.join([first, second]), joiner.join([OptionalTexts.none(1), shared])
+    assert list(texts) == ["ab", "c", "d", "é"]
+    assert list(more) == [None, "ab", "c"]
+    assert texts.data is more.data
+    assert len(texts.data) == 6
+    alone = TextJoiner([first, OptionalTexts.none(2)])
+    assert alone.join([first]).data is first.data, "nothing is copied where there is one buffer"
+
+
+def test_places() -> None:
+    places = Places("f.parquet:row ", np.array([3, 1]))
+    assert (len(places), places[0], places[-1], places[0:1]) == (
+        2,
+        "f.parquet:row 3",
+        "f.parquet:row 1",
+        ["f.parquet:row 3"],
+    )
+
+
+def test_an_index_outside_of_the_batch() -> None:
+    batch = Conversations.of([Conversation((Message(Role.USER, "a"),)), Conversation((Message(Role.USER, "b"),))])
+    assert batch[-1].messages[0].content == "b"
+    with pytest.raises(IndexError):
+        batch[2]

@@ -1,0 +1,150 @@
+"""Full disks and used-up memory are named as such, wherever they are met, with what helps."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import tokenizers
+
+from chatmill.core.machine_limits import is_full_disk, is_out_of_memory
+from chatmill.errors import ChatmillError, ConfigError, OutOfMemoryError
+from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.read.files import read_records
+from chatmill.store import block_writer, episode_writer
+from chatmill.store.block_writer import BlockWriter
+from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.mapped import MappedFile
+from chatmill.tokenizer.load import load_tokenizer
+from chatmill.train.checkpoint import checkpoints
+from tests.data.tokenizer_files import unpacked
+from tests.load.sets import items, write_set
+from tests.train.tiny import tiny_gpt
+
+
+def full(*args: Any, **more: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def no_memory(*args: Any, **more: Any) -> Any:
+    raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+def test_what_is_a_full_disk() -> None:
+    for error in (
+        OSError(errno.ENOSPC, "x"),
+        OSError(errno.EDQUOT, "x"),
+        Exception("Error while serializing: I/O error: No space left on device (os error 28)"),
+    ):
+        assert is_full_disk(error)
+    for error in (OSError(errno.EIO, "No space left on device"), ValueError("x")):
+        assert not is_full_disk(error)
+
+
+def test_what_is_used_up_memory() -> None:
+    for error in (
+        MemoryError(),
+        pyarrow.ArrowMemoryError("malloc of size 64 failed"),
+        OSError(errno.ENOMEM, "x"),
+        ImportError("libx.so: failed to map segment from shared object"),
+        RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
+        RuntimeError("can't start new thread"),
+    ):
+        assert is_out_of_memory(error), error
+    for other in (OSError(errno.EIO, "Cannot allocate memory"), ValueError("out of memory"), ImportError("no module")):
+        assert not is_out_of_memory(other), other
+
+
+@pytest.mark.parametrize("at", ["_begin", "_write", "_finish"])
+def test_an_episode_writer_on_a_full_disk_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    monkeypatch.setattr(episode_writer.EpisodeWriter, at, full)
+    with (
+        pytest.raises(ConfigError, match=r"No space left on device; .*free some space there"),
+        EpisodeWriter(tmp_path, "train") as writer,
+    ):
+        writer.append([1, 2, 3])
+
+
+@pytest.mark.parametrize("at", ["_begin", "GrowingFile"])
+def test_a_block_writer_on_a_full_disk_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    monkeypatch.setattr(block_writer if at == "GrowingFile" else BlockWriter, at, full)
+
+    def write() -> None:
+        with BlockWriter(tmp_path, "train", capacity=2, pad_id=0, rows_per_shard=2) as writer:
+            writer.append([[1, 2]], [2], [0], [0, 1], [0])
+
+    with pytest.raises(ConfigError, match=r"No space left on device; .*free some space there"):
+        write()
+
+
+@pytest.mark.parametrize("as_library", [False, True])
+def test_a_checkpoint_on_a_full_disk_leaves_the_last_one_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_library: bool
+) -> None:
+    def refuse(*args: Any, **more: Any) -> Any:
+        if as_library:  # as safetensors reports it
+            raise Exception("I/O error: No space left on device (os error 28)")
+        full()
+
+    write_set(tmp_path / "set", items(8))
+    config = {"batch_size": 2, "block_size": 8, "pad_token_id": 0, "use_loss_mask": True}
+
+    def fit(steps: int) -> Any:
+        loader = GPTEpisodeDataLoader(config, dataset_dir=tmp_path / "set", pack=True)
+        return tiny_gpt(vocab_size=8000).fit(loader, steps=steps, out=tmp_path / "run")
+
+    fit(1)
+    monkeypatch.setattr("chatmill.train.checkpoint._moments", refuse)
+    with pytest.raises(ConfigError, match=r"disk is full.*newest checkpoint is step_00000001\. Free some space"):
+        fit(2)
+    folder = tmp_path / "run" / "checkpoints"
+    assert [path.name for path in folder.iterdir()] == ["step_00000001"]
+    assert len(checkpoints(tmp_path / "run")) == 1
+
+
+def test_a_file_that_cannot_be_mapped_is_no_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.arange(4, dtype="<u4").tofile(tmp_path / "a.bin")
+    monkeypatch.setattr(mmap, "mmap", no_memory)
+    with pytest.raises(OutOfMemoryError, match=r"a\.bin cannot be mapped: there is not enough memory: use fewer"):
+        MappedFile(tmp_path / "a.bin", "<u4").array  # noqa: B018
+
+
+def test_parquet_that_does_not_fit_into_memory_is_no_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **more: Any) -> Any:
+        raise pyarrow.ArrowMemoryError("malloc of size 64 failed")
+
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "a.parquet")
+    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", refuse)
+    with pytest.raises(OutOfMemoryError, match=r"a\.parquet"):
+        list(read_records(tmp_path / "a.parquet"))
+
+
+def test_packed_files_that_cannot_be_unpacked_for_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(b"")
+    monkeypatch.setattr(pyarrow, "CompressedInputStream", no_memory)
+    with pytest.raises(OutOfMemoryError, match=r"a\.jsonl\.zst"):
+        list(read_records(tmp_path / "a.jsonl.zst"))
+
+
+def test_a_tokenizer_that_does_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(text: str) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(tokenizers.Tokenizer, "from_str", refuse)
+    with pytest.raises(OutOfMemoryError, match="gpt2") as caught:
+        load_tokenizer(unpacked("gpt2"))
+    assert isinstance(caught.value, ChatmillError)
+    assert isinstance(caught.value, MemoryError)

@@ -1,0 +1,267 @@
+"""The scanner declines, or gives what reading one by one gives: for every shape, compiled or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.core.conversation import Conversation
+from chatmill.core.native.scan import count_lines, scan_lines
+from chatmill.errors import RecordError
+from chatmill.read.columns import Lines, line_groups, read_lines, scanner_names
+from chatmill.read.files import decode_line
+from chatmill.read.shapes import SHAPES, Shape, conversation_of, find_shape
+from tests.core.native.mutations import mutated, real_lines, seeds
+from tests.read.converted import FROM_OPENAI, converted
+
+
+@pytest.fixture(scope="module", params=["compiled", "python"], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Both ways to make columns of lines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHATMILL_NATIVE", "1" if request.param == "compiled" else "0")
+        yield request.param
+
+
+def slowly(line: bytes, number: int, shape: Shape) -> Conversation | RecordError | None:
+    if not line or line.isspace():
+        return None
+    raw = decode_line(line, f"f:{number}")
+    try:
+        if raw.error is not None:
+            raise raw.error
+        return conversation_of(raw.value, shape, where=raw.where, source="s")
+    except RecordError as error:
+        return error
+
+
+def bare(conversation: Conversation) -> Conversation:
+    """Without what the scanner does not keep."""
+    return conversation._replace(metadata={})
+
+
+def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes = b"\n") -> np.ndarray:
+    """Which of these lines were scanned (none without the library), after a comparison of everything."""
+    named = shape if isinstance(shape, Shape) else find_shape(shape)
+    data = b"ahead\n" + b"".join(line + b"\n" for line in lines[:-1]) + b"".join(line + end for line in lines[-1:])
+    stop = len(data)
+    given = Lines(6, stop, 11, count_lines(data, 6, stop))
+    batch, errors = read_lines(data + b"behind", given, path="f", source="s", shape=named)
+    numbers = range(11, 11 + len(lines))
+    found = [slowly(line, number, named) for line, number in zip(lines, numbers, strict=True)]
+    wanted = [item for item in found if isinstance(item, Conversation)]
+    assert list(map(str, errors)) == [str(item) for item in found if isinstance(item, RecordError)]
+    assert len(batch) == len(wanted) == len(batch.offsets) - 1 == len(batch.wheres)
+    assert batch.offsets[-1] == len(batch.messages) == len(batch.messages.call_offsets) - 1
+    assert batch.messages.call_offsets[-1] == len(batch.messages.call_names) == len(batch.messages.call_ids)
+    assert list(batch.keys) == [item.id or item.where for item in wanted]
+    assert list(batch.sources) == [item.source for item in wanted]
+    assert list(map(bare, batch)) == list(map(bare, wanted))
+    names = scanner_names(named)
+    assert names is not None
+    scanned = scan_lines(data, 6, stop, names)
+    return np.zeros(len(lines), dtype=np.bool_) if scanned is None else scanned.read
+
+
+def test_all_bundled_and_nasty_records(way: str) -> None:
+    lines = real_lines()
+    for shape in ("openai", "harmony"):
+        scanned = same_as_slow(lines, shape)
+        assert way == "python" or scanned.sum() > 0.9 * len(lines) > 10_000
+        assert not scanned.all()
+
+
+@pytest.mark.parametrize("shape", sorted(FROM_OPENAI))
+def test_all_bundled_records_in_every_shape(shape: str, way: str) -> None:
+    lines = converted(shape)
+    scanned = same_as_slow(lines, shape)
+    assert len(lines) > 10_000 or shape in ("alpaca", "prompt_completion")
+    assert way == "python" or scanned.mean() > (0.8 if shape == "sharegpt" else 0.95)
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.parametrize("seed", [1, 2])
+def test_mutated_records(seed: int, shape: str, way: str) -> None:
+    lines = list(mutated(4000 if shape == "openai" else 2000, seed, shape))
+    scanned = same_as_slow(lines, shape, end=b"")
+    assert way == "python" or 50 < scanned.sum() < 3000
+    assert way == "python" or all(same_as_slow(lines[i : i + 1], shape).shape for i in range(0, len(lines), 17))
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_every_ending_of_short_lines(shape: str, way: str) -> None:
+    """Bytes are looked at in words: so every remainder of a word must come up at the end of the data."""
+    whole = [line for line in seeds(shape) if len(line) < 400][:6]
+    scanned = 0
+    for line in whole:
+        for end in range(len(line) + 1):
+            for last in (b"", b"\n"):
+                scanned += int(same_as_slow([line, line[:end]], shape, end=last)[0])
+    assert way == "python" or scanned > 500
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.text(max_size=3)
+    | st.sampled_from(["user", "assistant", "tool"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+CALLS = st.fixed_dictionaries(
+    {"function": st.fixed_dictionaries({"name": st.text(max_size=3), "arguments": st.text(max_size=3) | VALUES})},
+    optional={"id": st.text(max_size=2) | VALUES, "type": st.just("function")},
+)
+FIELDS = {
+    "reasoning_content": st.text(max_size=3) | VALUES,
+    "thinking": st.text(max_size=2) | st.none(),
+    "tool_calls": st.none() | st.lists(CALLS, max_size=2) | VALUES,
+    "tool_call_id": st.text(max_size=2) | VALUES,
+    "name": st.text(max_size=2) | VALUES,
+    "weight": VALUES | st.sampled_from([0, 1, 0.5, 0.1, 2.25, 1e-3, 123456789.125, 1e31, 0.30000000000000004]),
+    "train": st.booleans() | VALUES,
+    "channel": st.sampled_from(["final", ""]) | VALUES,
+    "recipient": st.text(max_size=2),
+    "content_type": st.text(max_size=2),
+}
+PARTS = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "input_text", "output_text", "system_content", "developer_content", "image"])},
+    optional={"text": st.text(max_size=3) | VALUES, "x": VALUES},
+)
+CONTENTS = st.text(max_size=5) | st.lists(PARTS | st.fixed_dictionaries({"text": st.text()}), max_size=2) | VALUES
+
+
+def messages(role: str, content: str, roles: list[str]) -> st.SearchStrategy[Any]:
+    given_roles = st.sampled_from([*roles, "User", "x", " user"])
+    return st.lists(st.fixed_dictionaries({role: given_roles}, optional={content: CONTENTS, **FIELDS}), max_size=3)
+
+
+OPENAI = messages("role", "content", ["user", "assistant", "tool", "system", "developer", "human"])
+SHAREGPT = messages("from", "value", ["human", "gpt", "observation", "function_call", "system", "user"])
+NESTED = st.fixed_dictionaries({"messages": OPENAI | VALUES}, optional={"id": VALUES, "x": VALUES})
+TEXTS = st.text(max_size=4) | VALUES
+COMMON = {
+    "id": st.text(max_size=3) | st.integers() | VALUES,
+    "source": st.text(max_size=3) | VALUES,
+    "tools": st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=2), max_size=2) | VALUES,
+    "chat_template_kwargs": st.dictionaries(st.text(max_size=2), VALUES, max_size=2) | VALUES,
+    "extra": VALUES,
+}
+RECORDS = {
+    "openai": st.fixed_dictionaries({"messages": OPENAI | VALUES}, optional=COMMON | {"messages_json": st.just("{}")}),
+    "harmony": st.fixed_dictionaries(
+        {},
+        optional=COMMON | {"messages": OPENAI, "messages_json": NESTED.map(json.dumps) | st.text(max_size=3) | VALUES},
+    ),
+    "sharegpt": st.fixed_dictionaries(
+        {}, optional=COMMON | {"conversations": SHAREGPT | VALUES, "messages": SHAREGPT, "system": TEXTS}
+    ),
+    "alpaca": st.fixed_dictionaries(
+        {"instruction": TEXTS, "output": TEXTS},
+        optional=COMMON | {"input": TEXTS, "system": TEXTS, "history": VALUES | st.just([["q", "a"]])},
+    ),
+    "prompt_completion": st.fixed_dictionaries(
+        {"prompt": TEXTS | OPENAI, "completion": TEXTS | OPENAI}, optional=COMMON
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), escape=st.booleans(), compact=st.booleans(), backwards=st.booleans())
+def test_random_records(shape: str, data: st.DataObject, escape: bool, compact: bool, backwards: bool) -> None:
+    records = data.draw(st.lists(RECORDS[shape], max_size=3))
+    if backwards:
+        records = [dict(reversed(record.items())) for record in records]
+    separators = (",", ":") if compact else None
+    lines = [json.dumps(r, ensure_ascii=escape, separators=separators) for r in records]
+    same_as_slow([line.encode("utf-8", errors="surrogatepass") for line in lines], shape)
+
+
+PLAIN = b'{"messages": [{"role": "user", "content": "hi"}]%s}'
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"messages": [{"role": "user", "content": "bad \\ud800 here"}]}',
+        PLAIN % b', "x": "\xff"',
+        PLAIN % b', "\xc3": 1',
+        PLAIN % (b', "x": ' + b"9" * 4301),
+        PLAIN % b', "messages": []',
+        PLAIN % b', "y": "messages", "x": 1, "x": 2',
+        PLAIN % b', "conversations": 1, "conversations": 2',
+        PLAIN % b', "x": "conversations", "conversations": 1, "y": 1, "y": 2',
+        PLAIN % b', "tools": [1]',
+        PLAIN % b', "tools": {"a": 1}',
+        PLAIN % b', "tools": "[1]"',
+        PLAIN % b', "source": ""',
+        PLAIN % b"" + b" x",
+        PLAIN % b', "x": [1,]',
+        b"\xef\xbb\xbf" + PLAIN % b"",
+        b'{"messages": []}',
+        b'{"messages": [{"role": "user"}]}',
+        b'{"messages": [{"role": "user", "content": null}]}',
+        b'{"id": "1"}',
+        b"[]",
+    ],
+)
+def test_what_is_declined(line: bytes, way: str) -> None:
+    scanned = same_as_slow([PLAIN % b', "id": "1"', line, PLAIN % b', "id": "2"'])
+    # Tools that are no objects are found by the scanner, and refused when they are decoded.
+    assert way == "python" or scanned.tolist() == [True, line == PLAIN % b', "tools": [1]', True]
+
+
+def test_a_harmony_row_with_messages_twice() -> None:
+    line = PLAIN % b', "messages_json": "{\\"messages\\": [{\\"role\\": \\"user\\", \\"content\\": \\"other\\"}]}"'
+    assert not same_as_slow([line], "harmony").any()
+
+
+def test_nesting(way: str) -> None:
+    for depth in (1, 90, 110, 2000):
+        line = PLAIN % (b', "x": ' + b"[" * depth + b"]" * depth)
+        assert depth > 100 or way == "python" or same_as_slow([line]).all()
+        same_as_slow([line])
+    for key in (b"tools", b"chat_template_kwargs"):
+        values = [b'{"a": ' + b"[" * depth + b"]" * depth + b"}" for depth in (1, 90, 110)]
+        same_as_slow([PLAIN % (b', "%s": %s' % (key, b"[%s]" % v if key == b"tools" else v)) for v in values])
+
+
+def test_no_lines_and_blank_lines() -> None:
+    assert len(same_as_slow([])) == 0
+    assert not same_as_slow([b"", b" ", b"\r", b"\x0c"]).any()
+    same_as_slow([b"", PLAIN % b"", b"", PLAIN % b', "id": "x"', b""], end=b"")
+
+
+def test_tools_that_are_refused_late_leave_the_other_columns_in_order() -> None:
+    lines = [PLAIN % (b', "id": "%d", "tools": [%s]' % (i, b"{}" if i % 3 else b"0")) for i in range(9)]
+    same_as_slow(lines)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([b"\n", b"a\n", b"abc\n", b"abcdefgh\n"]), max_size=8),
+    st.sampled_from([b"", b"x", b"xyzxyz"]),
+    st.integers(1, 12),
+    st.none() | st.integers(0, 10),
+)
+def test_groups_of_lines(lines: list[bytes], last: bytes, max_bytes: int, max_lines: int | None) -> None:
+    every = [*lines, *([last] if last else [])][:max_lines]
+    groups = list(line_groups(b"".join(lines) + last, max_bytes, 5, max_lines))
+    assert [group.stop for group in groups[:-1]] == [group.start for group in groups[1:]]
+    data = b"".join(every)
+    for start, stop, number, count in groups:
+        group, passed = data[start:stop].splitlines(keepends=True), number - 5
+        assert group
+        assert every[passed : passed + len(group)] == group
+        assert len(group) == count
+        assert stop - start <= max_bytes or len(group) == 1
+        assert stop == len(data) or stop - start + len(every[passed + len(group)]) > max_bytes
+    assert sum(group.stop - group.start for group in groups) == len(data)

@@ -1,0 +1,172 @@
+"""Lines have a limit: no file, packed or plain, can fill the memory or the disk with one line."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from chatmill.build.cuts import LineCutter
+from chatmill.build.inputs import InputScan, scan_input
+from chatmill.errors import ConfigError, FormatError
+from chatmill.read.files import read_records
+from chatmill.read.lines import LINE_LIMIT_VARIABLE, limited_lines, line_limit
+from chatmill.read.transcripts import read_transcripts
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".jsonl": bytes,
+    ".jsonl.gz": gzip.compress,
+    ".jsonl.zst": zstandard.ZstdCompressor().compress,
+}
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setenv(LINE_LIMIT_VARIABLE, "100")
+    return 100
+
+
+def line_of(size: int) -> bytes:
+    """One record in a line of so many bytes, without its end."""
+    line = json.dumps({"messages": [{"role": "user", "content": ""}]}).encode()
+    return line.replace(b'"content": "', b'"content": "' + b"x" * (size - len(line)))
+
+
+@pytest.mark.parametrize("ending", PACKERS)
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_a_line_over_the_limit_is_one_error_that_names_file_line_limit_and_way_out(
+    tmp_path: Path, limit: int, ending: str, end: bytes
+) -> None:
+    path = tmp_path / f"a{ending}"
+    fits, too_long = line_of(limit), line_of(limit + 1)
+    assert (len(fits), len(too_long)) == (100, 101)
+    path.write_bytes(PACKERS[ending](fits + b"\n\n" + fits + end))
+    assert len(list(read_records(path))) == 2
+    assert scan_input(InputScan(path=str(path), spool=str(tmp_path / "spool"))).file.lines == 3
+    path.write_bytes(PACKERS[ending](fits + b"\n\n" + too_long + end))
+    for read in (
+        lambda: list(read_records(path)),
+        lambda: scan_input(InputScan(path=str(path), spool=str(tmp_path / "spool"))),
+    ):
+        with pytest.raises(FormatError) as caught:
+            read()
+        message = str(caught.value)
+        assert message.startswith(f"{path}:3: "), message
+        assert "100 bytes" in message
+        assert LINE_LIMIT_VARIABLE in message
+
+
+def test_the_records_before_a_line_over_the_limit_are_read(tmp_path: Path, limit: int) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(line_of(90) + b"\n" + line_of(limit + 1))
+    records = read_records(path)
+    assert next(records).error is None
+    with pytest.raises(FormatError, match=r"a\.jsonl:2"):
+        next(records)
+
+
+def test_nothing_of_a_file_with_a_long_line_stays_in_the_spool(tmp_path: Path, limit: int) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(PACKERS[".jsonl.zst"](line_of(90) + b"\n" + line_of(5000)))
+    with pytest.raises(FormatError, match=r"a\.jsonl\.zst:2"):
+        scan_input(InputScan(path=str(path), spool=str(tmp_path / "spool"), chunk_bytes=50))
+    assert [p for p in (tmp_path / "spool").rglob("*") if p.is_file()] == []
+
+
+@pytest.mark.parametrize("block", [1, 3, 7, 10, 11, 50])
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+def test_the_cutter_finds_a_long_line_in_blocks_of_any_size(block: int, chunk: int) -> None:
+    def feed(data: bytes) -> None:
+        cutter = LineCutter(chunk, "f", 10)
+        for start in range(0, len(data), block):
+            cutter.feed(data[start : start + block])
+
+    feed(b"a" * 10 + b"\n\n" + b"b" * 10 + b"\n" + b"c" * 10)
+    for long, number in ((b"x" * 11 + b"\nyy\n", 1), (b"a\n\nb\n" + b"x" * 11 + b"\n", 4), (b"a\nb\n" + b"x" * 11, 3)):
+        with pytest.raises(FormatError, match=rf"^f:{number}: "):
+            feed(long)
+
+
+def test_transcripts_keep_the_limit_too(tmp_path: Path, limit: int) -> None:
+    short, long = "<|USER|>a<|END|>", "<|USER|>" + "a" * 100 + "<|END|>"
+    (tmp_path / "lines.txt").write_text(f"{short}\n{long}\n")
+    (tmp_path / "lines.jsonl").write_text(json.dumps({"text": short}) + "\n" + json.dumps({"text": long}) + "\n")
+    for name in ("lines.txt", "lines.jsonl"):
+        with pytest.raises(FormatError, match=rf"{name}:2: .*{LINE_LIMIT_VARIABLE}"):
+            list(read_transcripts(tmp_path / name))
+
+
+@pytest.mark.parametrize("piece", [16, 50, 1 << 20])
+@pytest.mark.parametrize("end", ["", "<|EOS|>"])
+def test_a_transcript_over_several_lines_keeps_the_limit_wherever_the_pieces_end(
+    tmp_path: Path, limit: int, monkeypatch: pytest.MonkeyPatch, piece: int, end: str
+) -> None:
+    monkeypatch.setattr("chatmill.read.transcripts._CHUNK", piece)
+    path = tmp_path / "a.txt"
+    for extra in (0, 1):
+        long = "<|USER|>" + "a\n" * 42 + "a" * (1 + extra) + "<|END|>"
+        path.write_text(f"<|USER|>\n<|END|><|EOS|>{long}{end}")
+        if extra:
+            with pytest.raises(FormatError, match=r"a\.txt:2: the transcript that begins here is longer than 100"):
+                list(read_transcripts(path))
+        else:
+            assert len(list(read_transcripts(path))) == 2
+
+
+@pytest.mark.parametrize("cut", range(1, 60))
+def test_an_end_marker_across_two_pieces_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
+    monkeypatch.setattr("chatmill.read.transcripts._CHUNK", cut)
+    (tmp_path / "a.txt").write_text("<|USER|>a<|END|><|EOS|>\n<|USER|>b\n<|END|><|EOS|>\n\n<|USER|>c<|END|>")
+    found = [(text.text.strip(), text.where.rpartition(":")[2]) for text in read_transcripts(tmp_path / "a.txt")]
+    assert found == [("<|USER|>a<|END|>", "1"), ("<|USER|>b\n<|END|>", "2"), ("<|USER|>c<|END|>", "5")]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", "٣"])
+def test_a_limit_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(LINE_LIMIT_VARIABLE, value)
+    with pytest.raises(ConfigError, match=LINE_LIMIT_VARIABLE):
+        line_limit()
+
+
+def test_lines_end_at_a_line_feed_alone() -> None:
+    data = "a\rb\x0bc\u2028d\x85\n\ne".encode()
+    assert list(limited_lines(io.BytesIO(data), "f")) == list(io.BytesIO(data))
+
+
+PEAK = """
+import resource, sys
+from pathlib import Path
+from chatmill.errors import FormatError
+from chatmill.read.files import read_records
+for record in read_records(Path(sys.argv[1])):  # imports what it needs, and takes the memory it always takes
+    pass
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    print(next(read_records(Path(sys.argv[2]))).value)
+except FormatError as error:
+    print("refused")
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize(("content", "says"), [(b'{"n": 1}\n', "{'n': 1}"), (b" ", "refused")])
+@pytest.mark.parametrize("ending", [".jsonl.gz", ".jsonl.zst"])
+def test_a_bomb_takes_no_more_memory_than_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, content: bytes, says: str
+) -> None:
+    monkeypatch.setenv(LINE_LIMIT_VARIABLE, str(1 << 20))
+    small, bomb = tmp_path / f"small{ending}", tmp_path / f"bomb{ending}"
+    small.write_bytes(PACKERS[ending](b'{"n": 0}\n'))
+    bomb.write_bytes(PACKERS[ending](content * ((256 << 20) // len(content))))
+    assert bomb.stat().st_size < 2 << 20
+    command = [sys.executable, "-c", PEAK, str(small), str(bomb)]
+    said, grown_kib = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said == says
+    assert int(grown_kib) < 48 << 10, "the bomb has 256 MiB"

@@ -1,0 +1,194 @@
+"""Rows of Arrow become columns, and are what reading them one by one gives: for every shape and type of column."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from datetime import date
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.core.conversation import Conversation
+from chatmill.errors import RecordError
+from chatmill.read import rows as reading
+from chatmill.read.files import batch_records
+from chatmill.read.rows import read_rows
+from chatmill.read.shapes import SHAPES, Shape, conversation_of, find_shape
+from tests.conftest import CONVERSATION_FILES, DATA
+from tests.read.converted import FROM_OPENAI, batch_of
+
+
+@pytest.fixture(scope="module", params=["compiled", "python"], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHATMILL_NATIVE", "1" if request.param == "compiled" else "0")
+        yield request.param
+
+
+def slowly(batch: Any, shape: Shape) -> list[Conversation | RecordError]:
+    found: list[Conversation | RecordError] = []
+    for raw in batch_records([batch], "f", range(5, 5 + batch.num_rows)):
+        try:
+            if raw.error is not None:
+                raise raw.error
+            found.append(conversation_of(raw.value, shape, where=raw.where, source="s"))
+        except RecordError as error:
+            found.append(error)
+    return found
+
+
+def same_as_slow(batch: Any, shape: str) -> float:
+    """The share of rows that are read by columns, after a comparison of everything."""
+    found, errors = read_rows(batch, first=5, path="f", source="s", shape=find_shape(shape))
+    wanted = slowly(batch, find_shape(shape))
+    assert list(map(str, errors)) == [str(item) for item in wanted if isinstance(item, RecordError)]
+    conversations = [item._replace(metadata={}) for item in wanted if isinstance(item, Conversation)]
+    assert [item._replace(metadata={}) for item in found] == conversations
+    assert list(found.keys) == [item.id or item.where for item in conversations]
+    try:
+        _, sure = reading._Rows(batch, find_shape(shape), "s").conversations()
+    except (reading._NotSureError, pa.ArrowInvalid):
+        return 0.0
+    return float(sure.mean()) if len(sure) else 1.0
+
+
+def for_arrow(record: dict[str, Any]) -> dict[str, Any]:
+    """Without what has no one type over many records: tools and arguments as texts."""
+    record = {key: value for key, value in record.items() if value is not None}
+    if "tools" in record and not isinstance(record["tools"], str):
+        record["tools"] = json.dumps(record["tools"], ensure_ascii=False)
+    return record
+
+
+@pytest.mark.parametrize("shape", sorted(FROM_OPENAI))
+def test_every_bundled_source(shape: str, way: str) -> None:
+    shares = []
+    for path in CONVERSATION_FILES:
+        records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[:100]]
+        rows = [for_arrow(row) for record in records if (row := FROM_OPENAI[shape](record)) is not None]
+        if shape == "prompt_completion":
+            rows = [row for row in rows if isinstance(row["prompt"], str)]
+        if rows:
+            batch = batch_of(rows)
+            shares.append(same_as_slow(batch, shape))
+            same_as_slow(batch.slice(3, 40), shape)
+    assert way == "python" or np.mean(shares) > (0.7 if shape == "sharegpt" else 0.95), shares
+
+
+def test_the_harmony_shards(way: str) -> None:
+    for path in sorted((DATA / "synth_harmony").glob("*.parquet")):
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(100):
+            assert same_as_slow(batch, "harmony") == (1 if way == "compiled" else 0)
+            same_as_slow(batch.slice(7, 5), "harmony")
+
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=3)
+MAYBE = st.none() | TEXT
+CALL = st.none() | st.fixed_dictionaries(
+    {"id": MAYBE, "function": st.none() | st.fixed_dictionaries({"name": MAYBE, "arguments": MAYBE})}
+)
+
+
+def message(role: str, content: str, roles: list[str | None]) -> st.SearchStrategy[Any]:
+    return st.none() | st.fixed_dictionaries(
+        {role: st.sampled_from(roles), content: MAYBE},
+        optional={
+            **dict.fromkeys(("name", "tool_call_id", "channel", "reasoning_content", "thinking", "note"), MAYBE),
+            "tool_calls": st.none() | st.lists(CALL, max_size=2),
+            "weight": st.sampled_from([None, 0.0, 0.5, -1.0, 1e31, float("nan")]),
+            "train": st.sampled_from([None, True, False]),
+        },
+    )
+
+
+OPENAI = st.lists(message("role", "content", ["user", "assistant", " Tool", "x", None]), max_size=3) | st.none()
+SHAREGPT = st.lists(message("from", "value", ["human", "gpt", "function_call", "GPT", None]), max_size=3) | st.none()
+TOOLS = st.sampled_from([None, "", "[]", '[{"name": "f"}]', '[{"n": 0.5}]', "[1]", "["])
+COMMON = {"id": MAYBE, "source": MAYBE, "tools": TOOLS, "note": MAYBE}
+NESTED = st.sampled_from([None, "", "{}", '{"messages": [{"role": "user", "content": "é"}]}', '{"messages": [1]}'])
+PAIRS = st.sampled_from([None, [], [["q", "a"]]])
+ROWS = {
+    "openai": {"messages": OPENAI},
+    "sharegpt": {"conversations": SHAREGPT, "system": MAYBE},
+    "alpaca": dict.fromkeys(("instruction", "input", "output", "system"), MAYBE) | {"history": PAIRS},
+    "prompt_completion": {"prompt": MAYBE, "completion": MAYBE},
+    "harmony": {"messages_json": NESTED, "messages": OPENAI},
+}
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_random_rows(shape: str, data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.fixed_dictionaries({}, optional=ROWS[shape] | COMMON), min_size=1, max_size=4))
+    batch = batch_of(rows)
+    same_as_slow(batch, shape)
+    same_as_slow(batch.slice(1), shape)
+
+
+Q, A = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("row", "sure"),
+    [
+        ({"messages": [Q, A]}, 1),
+        ({"messages": [Q, A], "id": 7, "chat_template_kwargs": {"enable_thinking": False, "x": None}}, 1),
+        ({"messages": [Q, A], "chat_template_kwargs": {"x": None}}, 1),
+        ({"messages": [Q, A], "chat_template_kwargs": "x"}, 0),
+        ({"messages": [Q, A], "tools": [{"name": "f", "at": None}]}, 1),
+        ({"messages": [Q, A], "tools": [{"at": date(2026, 1, 1)}]}, 0),
+        ({"messages": [Q, A], "tools": 5}, 0),
+        ({"messages": [Q, {**A, "weight": 2}]}, 1),
+        ({"messages": [Q, {**A, "weight": "x"}]}, 0),
+        ({"messages": [Q, {**A, "train": 1}]}, 0),
+        ({"messages": [Q, {**A, "name": 5}]}, 0),
+        ({"messages": [Q, {**A, "function_call": {"name": "f", "arguments": "{}"}}]}, 0),
+        ({"messages": [Q, {**A, "tool_calls": [{"name": "f", "arguments": "{}"}]}]}, 0),
+        ({"messages": [Q, {**A, "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}]}, 0),
+        ({"messages": [Q, {**A, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}, "type": "x"}]}]}, 1),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, {"role": "assistant"}]}, 0),
+        ({"messages": "[]"}, 0),
+        ({"messages": [1]}, 0),
+        ({"text": "x"}, 0),
+        ({"messages": [Q, A], "id": 0.5}, 0),
+        ({"messages": [Q, A], "source": 3}, 0),
+    ],
+)
+def test_types_of_columns(row: dict[str, Any], sure: float) -> None:
+    assert same_as_slow(batch_of([row]), "openai") == sure
+    assert same_as_slow(batch_of([row, row, row]).slice(1, 1), "openai") == sure
+
+
+@pytest.mark.parametrize("text", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_other_types_of_texts(text: Any) -> None:
+    item = pa.struct([("role", text), ("content", text)])
+    for list_type in (pa.list_(item), pa.large_list(item)):
+        schema = pa.schema([("id", text), ("messages", list_type), ("tools", text)])
+        rows = [{"id": f"é{i}", "messages": [Q, A], "tools": '[{"name": "f"}]'} for i in range(5)]
+        batch = batch_of([*rows, {"id": None, "messages": None, "tools": None}], schema)
+        assert same_as_slow(batch, "openai") == pytest.approx(5 / 6)
+
+
+def test_texts_that_are_not_utf8() -> None:
+    broken = pa.array([b"ok", b"\xff", None], type=pa.binary()).view(pa.string())
+    good = pa.array(["a", "b", "c"])
+    assert same_as_slow(pa.RecordBatch.from_arrays([good, broken], ["prompt", "completion"]), "prompt_completion") == 0
+    items = pa.ListArray.from_arrays(
+        [0, 1, 2, 3], pa.StructArray.from_arrays([pa.array(["user"] * 3), broken], ["role", "content"])
+    )
+    assert same_as_slow(pa.RecordBatch.from_arrays([items], ["messages"]), "openai") == 0
+    assert same_as_slow(pa.RecordBatch.from_arrays([items, broken], ["messages", "id"]), "openai") == 0
+
+
+def test_a_column_twice_and_no_rows() -> None:
+    texts = pa.array(["a"])
+    same_as_slow(batch_of([{"messages": [Q, A], "id": "1"}]).slice(0, 0), "openai")
+    assert same_as_slow(pa.RecordBatch.from_arrays([texts, texts], ["prompt", "completion"]), "prompt_completion") == 1

@@ -1,0 +1,90 @@
+"""The published templates that tests can read, conversations for them, and transformers' own rendering."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+
+from benchmarks.template_survey import TODAY, bind_bytes
+from chatmill.core.conversation import Conversation
+from chatmill.read.conversations import ConversationFile
+from chatmill.render.jinja.record import RecordView
+from chatmill.render.model_template import ModelTemplate
+
+DATA = Path(__file__).parents[2] / "data"
+FOLDER = DATA / "templates"
+CONVERSATIONS = sorted((DATA / "conversations").glob("*.jsonl.gz"))
+
+
+def bundled() -> list[str]:
+    """Names of the templates of this repository, as the index has them."""
+    with (FOLDER / "index.tsv").open(encoding="utf-8") as file:
+        return [row["file"] for row in csv.DictReader(file, delimiter="\t")]
+
+
+def of_trl() -> dict[str, Path]:
+    """Templates that the installed `trl` carries and this repository does not."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    found = sorted((Path(spec.submodule_search_locations[0]) / "chat_templates").glob("*.jinja"))
+    return {f"trl/{path.name}": path for path in found if f"trl/{path.name}" not in bundled()}
+
+
+@cache
+def text_of(name: str) -> str:
+    path = FOLDER / name
+    return (path if path.is_file() else of_trl()[name]).read_text(encoding="utf-8")
+
+
+@cache
+def bound(name: str) -> ModelTemplate:
+    return bind_bytes(name, text_of(name))
+
+
+@cache
+def samples(count: int) -> tuple[Conversation, ...]:
+    """The same few conversations of every bundled source, spread over its file."""
+    found: list[Conversation] = []
+    for path in CONVERSATIONS:
+        read = list(ConversationFile(path))
+        found += read[:: max(1, len(read) // count)][:count]
+    return tuple(found)
+
+
+class _Today(datetime.datetime):
+    @classmethod
+    def now(cls, tz: datetime.tzinfo | None = None) -> datetime.datetime:  # type: ignore[override]
+        return datetime.datetime(TODAY.year, TODAY.month, TODAY.day, tzinfo=tz)
+
+
+def by_transformers(
+    template: ModelTemplate, conversation: Conversation, options: dict[str, Any], *, prompt: bool
+) -> str | None:
+    """A conversation as `apply_chat_template` writes it; None where the template refuses it."""
+    from transformers.utils import chat_template_utils
+
+    messages, tools = RecordView(conversation, template.chat.form).values(len(conversation.messages), None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template_utils, "datetime", _Today)
+        try:
+            texts, _ = chat_template_utils.render_jinja_template(
+                [messages],
+                tools=tools,
+                chat_template=template.chat.source.text,
+                add_generation_prompt=prompt,
+                **template.chat.source.named_tokens,
+                **options,
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):
+            return None
+    text: str = texts[0]
+    return text

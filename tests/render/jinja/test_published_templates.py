@@ -1,0 +1,86 @@
+"""Published chat templates: the text is that of plain Jinja and of transformers; what is trained is proved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.template_survey import DOCUMENTED, NOT_WRITTEN, probes, survey, texts_of
+from chatmill.core.conversation import Conversation
+from chatmill.render.render import render
+from tests.pages import DOCS
+from tests.render.jinja.at_hand import bound, bundled, by_transformers, of_trl, samples
+
+EVERY = [*bundled(), *of_trl()]
+FEW = [
+    *("llamacpp/GLM-4.6.jinja", "llamacpp/openai-gpt-oss-120b.jinja", "llamacpp/Qwen3.5-4B.jinja"),
+    *("trl/deepseekv3.jinja", "trl/phi3.jinja", "trl/qwen3.jinja", "trl/smolvlm.jinja", "trl/gemma4_v5.jinja"),
+    *("trl/cohere2.jinja", "trl/llama3_1.jinja", "vllm/tool_chat_template_mistral3.jinja"),
+    *("vllm/tool_chat_template_granite.jinja", "trl/nemotron_3_super.jinja", "axolotl/alpaca.jinja"),
+]
+
+
+def test_there_are_many_of_them() -> None:
+    assert len(bundled()) >= 60
+    assert len(EVERY) >= 95
+    assert set(FEW) <= set(EVERY)
+
+
+def same_text_everywhere(name: str, conversations: Sequence[Conversation]) -> None:
+    template = bound(name)
+    written = 0
+    for conversation in conversations:
+        for options in template.chat.choices({}):
+            for prompt in (False, True):
+                traced, plain = texts_of(template, conversation, options, prompt=prompt)
+                assert traced == plain, f"{name}: {conversation.id}"
+                assert plain == by_transformers(template, conversation, options, prompt=prompt), conversation.id
+                written += plain is not None
+    assert written, f"{name} writes none of them"
+
+
+def proved_or_refused(name: str, conversations: Sequence[Conversation]) -> None:
+    template = bound(name)
+    found = survey(template, conversations)
+    assert found.failures == []
+    assert found.records == len(conversations) == found.proved + sum(found.reasons.values())
+    assert set(found.reasons) <= DOCUMENTED
+    rendered = render(conversations, template, collect_failures=True)
+    assert len(rendered.failed) == sum(found.reasons.values())
+    assert len(rendered.kept) == found.rows
+    assert int(rendered.turns.sum()) == found.answers
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_probes_have_the_text_of_transformers(name: str) -> None:
+    same_text_everywhere(name, probes())
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_real_conversations_have_the_text_of_transformers(name: str) -> None:
+    same_text_everywhere(name, samples(1)[::4])
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_every_record_is_proved_or_refused(name: str) -> None:
+    proved_or_refused(name, [*probes(), *samples(1)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_every_template_has_the_text_of_transformers(name: str) -> None:
+    same_text_everywhere(name, [*probes(), *samples(4)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_every_template_proves_or_refuses_every_record(name: str) -> None:
+    proved_or_refused(name, [*probes(), *samples(12)])
+
+
+def test_every_reason_is_documented() -> None:
+    page = (DOCS / "template-table.md").read_text()
+    for reason in DOCUMENTED:
+        assert f"`{reason}`" in page, reason
+    assert NOT_WRITTEN < DOCUMENTED

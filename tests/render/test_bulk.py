@@ -1,0 +1,310 @@
+"""The bulk way gives what a fresh template gives for each conversation alone, for every bundled template."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.conversations import Conversations
+from chatmill.core.texts import Texts
+from chatmill.errors import RecordError
+from chatmill.read.columns import Lines, read_lines
+from chatmill.read.shapes import find_shape
+from chatmill.render.bound import BoundTemplate, WrittenRecord
+from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
+from chatmill.render.render import Rendered, render
+from chatmill.render.row_items import Ids
+from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from tests.conftest import CONVERSATION_FILES
+from tests.data.tokenizer_files import unpacked
+
+DAY = datetime.date(2026, 1, 2)
+NAMES = bundled_names()
+BY_BYTES = [name for name in NAMES if name != "harmony"]  # which needs its own vocabulary
+
+
+@cache
+def tokenizer_of(name: str, vocabulary: str) -> Any:
+    controls = find_template(name).control_tokens
+    if name == "harmony":
+        return load_tokenizer("o200k")
+    if vocabulary == "bytes":
+        return ByteTokenizer(controls)
+    return with_control_tokens(load_tokenizer(str(unpacked(vocabulary))), controls)
+
+
+def fresh(name: str, vocabulary: str = "bytes", **options: Any) -> BoundTemplate:
+    given = None if name in PYTHON_TEMPLATES else TemplateOptions(today=DAY, **options)
+    return bind(name, tokenizer_of(name, vocabulary), given)
+
+
+def forget(template: BoundTemplate) -> None:
+    """Everything that earlier conversations taught a template; what it found out about itself stays."""
+    vars(template).pop("book", None)
+    if isinstance(template, ModelTemplate):
+        template.chat._renderers.clear()
+
+
+class OneRow(NamedTuple):
+    """A row of a conversation that was written alone."""
+
+    ids: list[int]
+    kinds: list[int]
+    messages: list[int]
+
+
+def row_of(items: Any, tokenizer: Any) -> OneRow:
+    """Items as tokens, piece by piece, in plain Python: a token belongs to the part in which it starts."""
+    row = OneRow([], [], [])
+    at = 0
+    while at < len(items):
+        item = items[at]
+        at += 1
+        if isinstance(item, Ids):
+            ids, cuts, parts = list(item.ids), [len(item.ids)], [item]
+        else:
+            parts = [item]
+            while at < len(items) and not isinstance(items[at], Ids) and not items[at].opens:
+                parts.append(items[at])
+                at += 1
+            whole = Texts.of(["".join(part.text for part in parts)])
+            encoded = tokenizer.encode_batch(whole)
+            ids = encoded[0].tolist()
+            ends = np.cumsum([len(part.text.encode()) for part in parts])[:-1]
+            inner = tokenizer.byte_points(encoded, np.zeros(len(ends), dtype=np.int64), ends, whole)
+            cuts = [*inner.tolist(), len(ids)]
+        begin = 0
+        for part, end in zip(parts, cuts, strict=True):
+            row.kinds.extend([part.kind] * (end - begin))
+            row.messages.extend([part.message] * (end - begin))
+            begin = end
+        row.ids.extend(ids)
+    return row
+
+
+def written_alone(conversation: Conversation, template: BoundTemplate) -> WrittenRecord | RecordError:
+    try:
+        return template.write(conversation)
+    except RecordError as error:
+        return error
+
+
+def assert_bulk_is_one_by_one(
+    rendered: Rendered, conversations: list[Conversation], name: str, vocabulary: str, **options: Any
+) -> int:
+    """Compare a rendering with every conversation written alone in a template of its own; the number of rows."""
+    failed = dict(rendered.failed)
+    place = 0
+    template = fresh(name, vocabulary, **options)
+    for index, conversation in enumerate(conversations):
+        forget(template)
+        written = written_alone(conversation, template)
+        if isinstance(written, RecordError):
+            assert (failed[index].code, failed[index].path) == (written.code, written.path), conversation.where
+            assert "values that are traced" not in str(written), "plain Jinja writes what the traced run could not"
+            continue
+        assert index not in failed, (conversation.where, failed[index])
+        for number, items in enumerate(written.rows):
+            wanted, found = row_of(items, template.tokenizer), rendered.tokens.conversation(place)
+            assert rendered.kept[place] == index
+            assert found.ids.tolist() == wanted.ids, (name, conversation)
+            assert found.kinds.tolist() == wanted.kinds, (name, conversation)
+            assert found.messages.tolist() == wanted.messages, (name, conversation)
+            noted = [column[place] for column in (rendered.turns, rendered.unstable, rendered.untrained)]
+            assert [*noted, rendered.appended[place]] == (list(written.counts) if number == 0 else [0] * 4)
+            weights = [np.nan if m.weight is None else m.weight for m in conversation.messages]
+            np.testing.assert_array_equal(found.message_weights, np.array(weights, dtype=np.float32))
+            place += 1
+        single = render([conversation], template)
+        first = place - len(written.rows)
+        assert rendered.stripped[first:place].tolist() == single.stripped.tolist()
+    assert place == len(rendered.kept) == len(rendered.tokens)
+    return place
+
+
+@cache
+def bundled(path: Any, count: int) -> tuple[bytes, ...]:
+    return tuple(gzip.decompress(path.read_bytes()).splitlines()[:count])
+
+
+def batch_of(lines: Any) -> Conversations:
+    data = b"".join(line + b"\n" for line in lines)
+    whole = Lines(0, len(data), 1, len(lines))
+    batch, errors = read_lines(data, whole, path="f", source="s", shape=find_shape("openai"))
+    assert not errors
+    return batch
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_bundled_source(name: str) -> None:
+    """One batch of all sources, so that shapes are learned from some of them and used by others."""
+    batch = batch_of([line for path in CONVERSATION_FILES for line in bundled(path, 5)])
+    template = fresh(name, "qwen3")
+    rendered = render(batch, template, collect_failures=True)
+    rows = assert_bulk_is_one_by_one(rendered, list(batch), name, "qwen3")
+    assert rows > 30
+    again = render(batch, template, collect_failures=True)  # now every plan is known
+    np.testing.assert_array_equal(again.tokens.ids, rendered.tokens.ids)
+    np.testing.assert_array_equal(again.tokens.run_kinds, rendered.tokens.run_kinds)
+    assert [(i, str(e)) for i, e in again.failed] == [(i, str(e)) for i, e in rendered.failed]
+
+
+# -- conversations that nobody has -----------------------------------------------------------------------------------
+
+SPELLINGS = [
+    *("<|im_end|>", "<think>", "</think>", "<tool_call>", "<tool_response>x</tool_response>", "<tool_response>"),
+    *("<|end|>", "<|user|>", "[INST]", "</s>", "<|eot_id|>", "<|EOS|>", "<|return|>"),
+]
+PIECES = [*SPELLINGS, "\n", "\n\n", " ", "é́", "a", "<th", "ink>", "\u2003", "\u00a0", "None", "{{ 1 }}", "\x00"]
+TEXT = st.sampled_from(["", "a", "\nx\n", "<think>r</think>\n\nok", "hello there\n\n"]) | st.lists(
+    st.sampled_from(PIECES), max_size=5
+).map("".join)
+WORDS = st.sampled_from(["f", "get_weather", "é", "<|im_end|>"])
+ARGUMENTS = st.dictionaries(WORDS, TEXT | st.integers() | st.none() | st.lists(TEXT, max_size=2), max_size=2)
+CALLS = st.builds(
+    ToolCall, WORDS, ARGUMENTS.map(lambda a: json.dumps(a, ensure_ascii=False)) | TEXT, st.none() | st.just("call00001")
+)
+TOOLS = st.builds(
+    lambda name, text: {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": text,
+            "parameters": {"type": "object", "properties": {"a": {"type": "string", "description": text}}},
+        },
+    },
+    WORDS,
+    TEXT,
+)
+WEIGHT = st.none() | st.sampled_from([0.0, 0.5, 1.0])
+
+
+def said(role: Role) -> st.SearchStrategy[Message]:
+    if role is Role.ASSISTANT:
+        calls = st.just(()) | st.lists(CALLS, max_size=3).map(tuple)
+        return st.tuples(TEXT, st.none() | TEXT, calls, WEIGHT).map(
+            lambda drawn: Message(role, drawn[0], reasoning=drawn[1], tool_calls=drawn[2], weight=drawn[3])
+        )
+    if role is Role.TOOL:
+        return st.tuples(TEXT, st.none() | WORDS).map(
+            lambda drawn: Message(role, drawn[0], name=drawn[1], tool_call_id="call00001")
+        )
+    return st.tuples(TEXT, st.none() | WORDS, WEIGHT).map(
+        lambda drawn: Message(role, drawn[0], name=drawn[1], weight=drawn[2])
+    )
+
+
+PLAIN_TALK = st.lists(st.tuples(said(Role.USER), said(Role.ASSISTANT)), min_size=1, max_size=3).map(
+    lambda pairs: tuple(message for pair in pairs for message in pair)
+)
+ANY_TALK = st.lists(st.sampled_from(list(Role)).flatmap(said), min_size=1, max_size=5).map(tuple)
+TALKS = st.tuples(
+    PLAIN_TALK | st.tuples(said(Role.SYSTEM), PLAIN_TALK).map(lambda pair: (pair[0], *pair[1])) | ANY_TALK,
+    st.just(()) | st.lists(TOOLS, max_size=2).map(tuple),
+).map(lambda drawn: Conversation(drawn[0], tools=drawn[1]))
+RULES = st.fixed_dictionaries({}, optional={"expand": st.sampled_from(Expand), "unproved": st.sampled_from(Unproved)})
+
+
+@settings(max_examples=60)
+@given(talks=st.lists(TALKS, max_size=5), name=st.sampled_from(BY_BYTES), rules=RULES)
+def test_random_batches(talks: list[Conversation], name: str, rules: dict[str, Any]) -> None:
+    twice = [*talks, *talks]  # the second half is written by plans alone
+    rendered = render(twice, fresh(name, **rules), collect_failures=True)
+    assert_bulk_is_one_by_one(rendered, twice, name, "bytes", **rules)
+
+
+_USED: dict[str, BoundTemplate] = {}
+
+
+@settings(max_examples=60)
+@given(talks=st.lists(TALKS, max_size=4), name=st.sampled_from(BY_BYTES))
+def test_a_template_that_has_seen_much_writes_as_a_fresh_one(talks: list[Conversation], name: str) -> None:
+    """Plans of all earlier examples are in the book: a key or a question that says too little shows here."""
+    if name not in _USED:
+        _USED[name] = fresh(name, unproved=Unproved.UNTRAINED)
+    rendered = render(talks, _USED[name], collect_failures=True)
+    assert_bulk_is_one_by_one(rendered, talks, name, "bytes", unproved=Unproved.UNTRAINED)
+
+
+@settings(max_examples=30)
+@given(talks=st.lists(TALKS, max_size=4), chosen=st.lists(st.integers(0, 3), max_size=5))
+def test_chosen_conversations(talks: list[Conversation], chosen: list[int]) -> None:
+    places = [number for number in chosen if number < len(talks)]
+    taken = Conversations.of(talks).take(np.array(places, dtype=np.int64))
+    for name in ("qwen3", "markers"):
+        rendered = render(taken, fresh(name), collect_failures=True)
+        assert_bulk_is_one_by_one(rendered, [talks[number] for number in places], name, "bytes")
+
+
+# -- what a plan's key must tell apart ---------------------------------------------------------------------------------
+
+
+def calling(*ids: str | None) -> Conversation:
+    calls = tuple(ToolCall("f", '{"a": 1}', one) for one in ids)
+    results = tuple(Message(Role.TOOL, "r", tool_call_id="call00001", name="f") for _ in ids)
+    answer = Message(Role.ASSISTANT, "done")
+    return Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "", tool_calls=calls), *results, answer))
+
+
+@pytest.mark.parametrize("name", ["mistral_nemo", "qwen3", "glm4_5"])
+def test_calls_of_which_some_have_ids(name: str) -> None:
+    """Batch after batch through one template: which calls have ids is part of a shape."""
+    template = fresh(name)
+    for ids in (("call00001", None), (None, "call00001"), (None, None), ("call00001", "call00002")):
+        talks = [calling(*ids)]
+        rendered = render(talks, template, collect_failures=True)
+        assert_bulk_is_one_by_one(rendered, talks, name, "bytes")
+
+
+def test_more_calls_than_a_byte_can_count() -> None:
+    template = fresh("qwen3")
+    for count in (300, 255, 256, 300):
+        talks = [calling(*(["call00001"] * count))]
+        assert_bulk_is_one_by_one(render(talks, template), talks, "qwen3", "bytes")
+
+
+@pytest.mark.parametrize("name", ["qwen3", "chatml"])
+def test_channels_are_refused_after_the_same_talk_without_them(name: str) -> None:
+    plain = Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")))
+    template = fresh(name)
+    assert len(render([plain, plain], template).kept) == 2
+    for fields in ({"channel": "final"}, {"recipient": "f"}, {"content_type": "json"}):
+        other = plain._replace(messages=(plain.messages[0], plain.messages[1]._replace(**fields)))
+        with pytest.raises(RecordError) as caught:
+            render([other], template)
+        assert (caught.value.code, caught.value.path) == ("channel_not_in_template", "messages[1]")
+
+
+# -- what is counted ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tools", [(), ({"type": "function", "function": {"name": "f"}},)], ids=["alone", "tools"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_training"])
+def test_reasoning_that_has_no_place_is_counted(name: str, tools: Any) -> None:
+    """A system message that tool definitions are written into loses its reasoning like one that is alone."""
+    system = Message(Role.SYSTEM, "be", reasoning="hé!")
+    talk = (Message(Role.USER, "q", reasoning="mmmm"), Message(Role.ASSISTANT, "a"))
+    rendered = render([Conversation((system, *talk), tools=tools), Conversation(talk, tools=tools)], fresh(name))
+    assert rendered.stripped.tolist() == [3 + 4, 4]
+
+
+def test_most_conversations_are_written_by_plans() -> None:
+    batch = batch_of([line for path in CONVERSATION_FILES for line in bundled(path, 100)])
+    template = fresh("qwen3")
+    render(batch, template, collect_failures=True)
+    assert template.book.traced < 0.25 * len(batch)
+    before = template.book.traced
+    rendered = render(batch, template, collect_failures=True)
+    assert template.book.traced - before <= len(rendered.failed), "the second time, only refusals run the template"

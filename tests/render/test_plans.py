@@ -1,0 +1,79 @@
+"""Plans hold for every record they are used for: empty texts, and templates that read texts behind the tracing."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.render.emitter import Emitter
+from chatmill.render.jinja.renderings import TraceError
+from chatmill.render.registry import bind, find_template
+from chatmill.render.render import render
+from chatmill.render.template import KINDS_OF, Template
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+
+NAMES = ("chatml", "llama3", "qwen3", "qwen3_training", "qwen2_5", "markers", "token_native")
+
+
+def turns(*texts: str) -> Conversation:
+    roles = itertools.cycle((Role.USER, Role.ASSISTANT))
+    return Conversation(tuple(Message(role, text) for role, text in zip(roles, texts, strict=False)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_of_empty_texts_is_for_empty_texts(name: str) -> None:
+    """Whichever record comes first: an empty text must not hide a later one, nor a full one invent one."""
+    source = find_template(name)
+    tokenizer = with_control_tokens(load_tokenizer("bytes"), source.control_tokens)
+    conversations = [turns(*texts) for texts in itertools.product(("", "a", " \n"), repeat=4)]
+    together = render(conversations, bind(source, tokenizer), collect_failures=True)
+    refused = {index for index, _ in together.failed}
+    assert len(refused) < len(conversations)
+    for index, conversation in enumerate(conversations):
+        alone = render([conversation], bind(source, tokenizer), collect_failures=True)
+        assert bool(alone.failed) == (index in refused)
+        rows = np.flatnonzero(together.kept == index)
+        assert len(rows) == len(alone.tokens)
+        for number, row in enumerate(rows.tolist()):
+            mine, theirs = together.tokens.conversation(row), alone.tokens.conversation(number)
+            assert mine.ids.tolist() == theirs.ids.tolist()
+            assert mine.kinds.tolist() == theirs.kinds.tolist()
+
+
+class Leaky(Template):
+    """Joins texts in C code, where no traced string can notice."""
+
+    name = "leaky"
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            out.text("".join(["> ", message.content]), KINDS_OF[message.role].content)
+
+
+def test_a_template_that_reads_texts_behind_the_tracing_is_found_out() -> None:
+    bound = Leaky(load_tokenizer("bytes"))
+    with pytest.raises(TraceError, match="leaky"):
+        render([turns("one", "two"), turns("three", "four")], bound)
+
+
+class Formatted(Template):
+    """Uses a format string, which the tracing notices: right, and no plan is shared."""
+
+    name = "formatted"
+
+    def emit(self, conversation: Conversation, out: Emitter) -> None:
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            out.text(f"> {message.content}", KINDS_OF[message.role].content)
+
+
+def test_a_format_string_is_right_for_every_record() -> None:
+    tokenizer = load_tokenizer("bytes")
+    conversations = [turns("one", "two"), turns("three", "four"), turns("one", "two")]
+    tokens = render(conversations, Formatted(tokenizer)).tokens
+    texts = [tokenizer.decode(tokens.conversation(index).ids) for index in range(3)]
+    assert texts == ["> one> two", "> three> four", "> one> two"]

@@ -1,0 +1,71 @@
+"""Real vocabularies with their own templates, and bundled templates: ids equal to transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.render.registry import PYTHON_TEMPLATES, bundled_names
+from chatmill.tokenizer.load import load_tokenizer
+from tests.data.npm_vocabularies import PACKAGES, npm_vocabulary
+from tests.data.tokenizer_files import unpacked
+from tests.render.against_transformers import compare, with_tokens_of
+
+VOCABULARY = {"mistral_nemo": "mistral_nemo"}
+"""Vocabularies of bundled templates whose own is at hand; the others get qwen3's with their tokens added."""
+BUNDLED = [name for name in bundled_names() if name not in PYTHON_TEMPLATES]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def way() -> str:
+    """Once is enough here: test_columns compares what is written with the compiled part and without it."""
+    return "compiled"
+
+
+def theirs(folder: Path) -> Any:
+    """The tokenizer as transformers loads it; a new one, since tokens may be added to it."""
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(("name", "at_least"), [("qwen3", 36), ("mistral_nemo", 22), ("deepseek_v3", 28)])
+def test_a_folders_own_template_gives_the_ids_of_transformers(
+    name: str, at_least: int, real_conversations: Callable[[int], list[Conversation]]
+) -> None:
+    folder = unpacked(name)
+    counts = compare(str(folder), load_tokenizer(folder), theirs(folder), real_conversations(2))
+    assert counts["compared"] >= at_least, counts
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_bundled_template_gives_the_ids_of_transformers(
+    name: str, real_conversations: Callable[[int], list[Conversation]]
+) -> None:
+    folder = unpacked(VOCABULARY.get(name, "qwen3"))
+    ours, reference = with_tokens_of(name, load_tokenizer(folder), theirs(folder))
+    counts = compare(name, ours, reference, real_conversations(2))
+    assert counts["compared"] >= 22, counts
+
+
+def test_a_difference_is_a_token_across_the_place_where_a_model_starts_to_write() -> None:
+    """`assistant\\n` and an answer that begins with line feeds share a token in the reference."""
+    folder = unpacked("qwen3")
+    asked, answered = Message(Role.USER, "q"), Message(Role.ASSISTANT, "\n\na")
+    counts = compare("chatml", load_tokenizer(folder), theirs(folder), [Conversation((asked, answered))] * 2)
+    assert counts == {"compared": 2, "broken": 2, "refused": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PACKAGES)
+def test_published_vocabularies_give_the_ids_of_transformers(
+    name: str, real_conversations: Callable[[int], list[Conversation]]
+) -> None:
+    folder = npm_vocabulary(name)
+    counts = compare(str(folder), load_tokenizer(folder), theirs(folder), real_conversations(40))
+    assert counts["compared"] >= 300, counts
+    assert counts["broken"] == 0, counts
