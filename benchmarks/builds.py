@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.build.chunk_job import ChunkJob, compile_chunk, pipeline_of
-from chatmill.build.inputs import CHUNK_BYTES
-from chatmill.build.pipeline import Pipeline
-from chatmill.build.recipe import Recipe
-from chatmill.build.run import run_build
-from chatmill.build.sources import plan_sources
+from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, pipeline_of
+from chatmill.compiler.inputs import CHUNK_BYTES
+from chatmill.compiler.pipeline import Pipeline
+from chatmill.compiler.recipe import Recipe
+from chatmill.compiler.run import run_build
+from chatmill.compiler.sources import plan_sources
 from chatmill.store.episodes import EpisodeDataset
 from tests.data.tokenizer_files import unpacked
 

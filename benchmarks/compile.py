@@ -47,7 +47,7 @@ from benchmarks.harness import (
 )
 from benchmarks.inputs import inputs_folder, records, without_control_text, write_shards, write_tiled
 from benchmarks.peers import Prepared, conversations_of, prepared, renderers_rows, trl_map, trl_table
-from chatmill.build.inputs import CHUNK_BYTES
+from chatmill.compiler.inputs import CHUNK_BYTES
 from chatmill.core.texts import Texts
 from chatmill.render.registry import bind
 from chatmill.render.render import render

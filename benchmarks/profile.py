@@ -41,9 +41,9 @@ from benchmarks.inputs import inputs_folder, records, write_tiled
 from benchmarks.loader import CONFIG, write_set
 from benchmarks.plan import CAPACITY, lengths_of, ours_pack
 from benchmarks.synth_kd import write_input
-from chatmill.build.chunk_job import compile_chunk
-from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.compiler.chunk_job import compile_chunk
 from chatmill.core.native.scan import scan_lines
+from chatmill.distill.run import build_synth_kd
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.pack.plan import plan
 from chatmill.read.columns import scanner_names
@@ -63,10 +63,10 @@ STAGES = (
     ("label", ("label/",)),
     ("overflow", ("pack/",)),
     ("write columns", ("store/",)),
-    ("hash and publish", ("build/publish.py",)),
-    ("ledger", ("build/ledger.py",)),
-    ("account", ("build/pipeline.py",)),
-    ("drive", ("build/",)),
+    ("hash and publish", ("compiler/publish.py",)),
+    ("ledger", ("compiler/ledger.py",)),
+    ("account", ("compiler/pipeline.py",)),
+    ("drive", ("compiler/",)),
 )
 """Stages of a build by the files that do them; the first that fits. `core` counts for whoever called it."""
 

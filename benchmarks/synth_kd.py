@@ -107,7 +107,7 @@ class Contest:
 
     def ours(self, rows: int | None = None, out: Path | None = None) -> Path:
         """A build in this process; `rows` caps each shard."""
-        from chatmill.build.synth_kd.run import build_synth_kd
+        from chatmill.distill.run import build_synth_kd
 
         root, start = out or self._new(), time.process_time()
         result = build_synth_kd(self.source, root, valid_fraction=VALID_FRACTION, max_rows_per_shard=rows, workers=0)
@@ -160,7 +160,7 @@ def _begins_with(path: Path, content: bytes) -> bool:
 def load(report: Report) -> None:
     """Import and load everything that both sides need, and say how long that took."""
     start = time.perf_counter()
-    from chatmill.build.synth_kd.chunk import renderer_of
+    from chatmill.distill.chunk import renderer_of
     from chatmill.systems.synth_kd import Renderer, vocabulary_file
 
     imported = time.perf_counter() - start

@@ -15,9 +15,9 @@ from typing import Any
 
 import jinja2
 
-from chatmill.build.proof.spans import AnswerProof
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
+from chatmill.prove.spans import AnswerProof
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.renderings import Refusal

@@ -46,7 +46,7 @@ CHUNKS = """
 import json, sys, time
 from pathlib import Path
 from benchmarks.builds import Bench
-from chatmill.build.recipe import Recipe
+from chatmill.compiler.recipe import Recipe
 from tests.data.tokenizer_files import unpacked
 path, template, work = sys.argv[1:]
 recipe = {"sources": [{"path": [path]}], "tokenizer": str(unpacked("qwen3")), "template": template,

@@ -19,10 +19,10 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 import chatmill
-from chatmill.build.compare.diff import diff_datasets
 from chatmill.look.viewer.app import Viewer, make_app
 from chatmill.look.viewer.opened import open_viewed
 from chatmill.look.viewer.serve import listening
+from chatmill.prove.compare.diff import diff_datasets
 
 DATA = Path(__file__).resolve().parent / "data" / "conversations.jsonl"
 EPISODE, TOKEN = 12, 118

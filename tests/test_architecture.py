@@ -28,9 +28,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "systems": {"core", "tokenizer", "render", "label", "pack", "load"},
     "train": {"console", "core", "load", "label", "pack", "tokenizer", "render"},
     "look": {"console", "core", "store", "tokenizer", "render", "label"},
-    "build": MIDDLE | {"__init__", "console"},
+    "compiler": MIDDLE | {"__init__", "console"},
+    "prove": MIDDLE | {"__init__", "compiler"},
+    "export": MIDDLE | {"__init__", "compiler", "prove"},
+    "distill": MIDDLE | {"__init__", "compiler", "prove"},
     "megatron": {"core", "store", "load", "train"},
-    "cli": MIDDLE | {"console", "train", "look", "build", "megatron", "__init__"},
+    "cli": MIDDLE | {"console", "train", "look", "compiler", "prove", "export", "distill", "megatron", "__init__"},
 }
 TORCH_ROOMS = {"train", "megatron"}
 TORCH_FILES = {"load/collate.py"}

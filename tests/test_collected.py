@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 def test_every_folder_of_tests_is_collected(pytestconfig: pytest.Config) -> None:
     patterns = pytestconfig.getini("norecursedirs")
     folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
-    assert Path("build") in folders
+    assert Path("compiler") in folders
     assert not [folder for folder in folders if any(fnmatch(part, p) for part in folder.parts for p in patterns)]
 
 

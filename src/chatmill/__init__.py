@@ -16,12 +16,10 @@ from typing import Any
 from chatmill._facade import PUBLIC
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "build", *PUBLIC]  # noqa: PLE0604 - the names are strings in a table
+__all__ = ["__version__", *PUBLIC]  # noqa: PLE0604 - the names are strings in a table
 
 
 def __getattr__(name: str) -> Any:
-    if name == "build":  # a package that can be called: `chatmill.build(recipe, out)`
-        return importlib.import_module("chatmill.build")
     module = PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module 'chatmill' has no attribute {name!r}")

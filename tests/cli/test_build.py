@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from chatmill.build.engines.ray_engine import RayExecutor
-from chatmill.build.run import BuildProgress
 from chatmill.cli import build as module
 from chatmill.cli import main
-from tests.build.builds import chats, digest, files_of, leftovers, plain_recipe, write_jsonl
+from chatmill.compiler.engines.ray_engine import RayExecutor
+from chatmill.compiler.run import BuildProgress
 from tests.cli.run import chatmill
+from tests.compiler.builds import chats, digest, files_of, leftovers, plain_recipe, write_jsonl
 
 BYTES = ["-t", "bytes", "--add-control-tokens"]
 
@@ -249,7 +249,7 @@ def test_engines_by_name() -> None:
 
 
 def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from chatmill.build.progress import shown_progress
+    from chatmill.compiler.progress import shown_progress
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "160")

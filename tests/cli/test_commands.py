@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 import pytest
 import typer
 
-from chatmill.build.faults import faults_hit
 from chatmill.cli import COMMANDS, app, layout
 from chatmill.cli.layout import Panel, help_of
 from chatmill.cli.statuses import Status, ended
+from chatmill.compiler.faults import faults_hit
 from chatmill.core.native.library import library
-from tests.build.builds import chats, write_jsonl
 from tests.cli.run import chatmill
+from tests.compiler.builds import chats, write_jsonl
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "commands"

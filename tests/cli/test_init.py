@@ -11,13 +11,13 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from chatmill.build.init import LONGEST_ROW, look_at, recipe_text
-from chatmill.build.recipe import OnError, Recipe, recipe_of
-from chatmill.build.run import run_build
 from chatmill.cli import init as module
+from chatmill.compiler.init import LONGEST_ROW, look_at, recipe_text
+from chatmill.compiler.recipe import OnError, Recipe, recipe_of
+from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.render.registry import find_template
-from tests.build.builds import chats, write_jsonl
+from tests.compiler.builds import chats, write_jsonl
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import unpacked
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chatmill.build.recipe import recipe_of
 from chatmill.cli.train_recipe import read_recipe
+from chatmill.compiler.recipe import recipe_of
 from chatmill.errors import ConfigError
 from chatmill.load.config import load_training_config
 from chatmill.load.yaml_files import ALIAS_BUDGET, read_yaml

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 import chatmill
-from chatmill.build.exports.export import export_dataset
+from chatmill.export.export import export_dataset
 from chatmill.store.megatron import MegatronWriter
-from tests.build.builds import chats
+from tests.compiler.builds import chats
 from tests.kd_manifest import write_kd_manifest
 
 HOSTILE = {

@@ -20,7 +20,7 @@ NAMES = {
     "span_counts": "train.span_loss",
     "sum_counts": "train.span_loss",
     "sum_losses": "train.span_loss",
-    "write_synth_harmony": "build.synth_harmony",
+    "write_synth_harmony": "distill.synth_harmony",
 }
 
 

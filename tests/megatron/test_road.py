@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from chatmill.build.exports.export import export_dataset
-from chatmill.build.run import run_build
-from chatmill.build.synth_harmony import write_synth_harmony
-from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.compiler.run import run_build
+from chatmill.distill.run import build_synth_kd
+from chatmill.distill.synth_harmony import write_synth_harmony
 from chatmill.errors import FormatError
+from chatmill.export.export import export_dataset
 from chatmill.look.kd import kd_runs, open_kd
 from chatmill.render.official_harmony import encoding, render_training
 from chatmill.store.kd import synth_kd_blend

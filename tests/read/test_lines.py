@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from chatmill.build.cuts import LineCutter
-from chatmill.build.inputs import InputScan, scan_input
+from chatmill.compiler.cuts import LineCutter
+from chatmill.compiler.inputs import InputScan, scan_input
 from chatmill.errors import ConfigError, FormatError
 from chatmill.read.files import read_records
 from chatmill.read.lines import LINE_LIMIT_VARIABLE, limited_lines, line_limit

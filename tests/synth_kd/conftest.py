@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from chatmill.build.synth_kd.bulk import BulkRows
-from chatmill.build.synth_kd.chunk import renderer_of
+from chatmill.distill.bulk import BulkRows
+from chatmill.distill.chunk import renderer_of
 from chatmill.systems.synth_kd import Renderer, vocabulary_file
-from tests.build.conftest import fast, fast_module
+from tests.compiler.conftest import fast, fast_module
 
 __all__ = ["fast", "fast_module"]
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chatmill.build.faults import FAULTS, FAULTS_LOG, faults_hit
-from chatmill.build.synth_kd.chunk import renderer_of
-from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
+from chatmill.distill.chunk import renderer_of
+from chatmill.distill.run import build_synth_kd
 from chatmill.systems.synth_kd import Renderer, vocabulary_file
-from tests.build.killing import in_child, watch_files
+from tests.compiler.killing import in_child, watch_files
 from tests.synth_kd.inputs import digest, leftovers
 
 

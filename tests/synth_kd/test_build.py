@@ -14,15 +14,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from chatmill.build.run import Outcome
-from chatmill.build.synth_kd.audit import FIRST_ROWS, AuditError, audited
-from chatmill.build.synth_kd.bulk import BulkRows
-from chatmill.build.synth_kd.check import verify_synth_kd
-from chatmill.build.synth_kd.draft import KDBatch
-from chatmill.build.synth_kd.join import KDJoin, join_shard
-from chatmill.build.synth_kd.manifest import KDConfig
-from chatmill.build.synth_kd.run import build_synth_kd
-from chatmill.build.synth_kd.shards import chunk_starts
+from chatmill.compiler.run import Outcome
+from chatmill.distill.audit import FIRST_ROWS, AuditError, audited
+from chatmill.distill.bulk import BulkRows
+from chatmill.distill.check import verify_synth_kd
+from chatmill.distill.draft import KDBatch
+from chatmill.distill.join import KDJoin, join_shard
+from chatmill.distill.manifest import KDConfig
+from chatmill.distill.run import build_synth_kd
+from chatmill.distill.shards import chunk_starts
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError, TokenizerError, UnknownNameError
 from chatmill.store.kd import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
@@ -420,7 +420,7 @@ def test_rows_that_were_put_aside_do_not_pass_unseen(
     """A build with quarantine, stopped at its end and resumed without."""
     source = write_input(fast / "in", [[row("a", chat()), row("b", [])]])
     with monkeypatch.context() as stopped:
-        stopped.setattr("chatmill.build.synth_kd.run._Build._publish", lambda self: 1 / 0)
+        stopped.setattr("chatmill.distill.run._Build._publish", lambda self: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build_synth_kd(source, fast / "out", workers=0, on_error="quarantine")
     with pytest.raises(ConfigError, match="1 rows were put aside by an earlier run"):
@@ -548,7 +548,7 @@ def test_megatron_is_not_imported_by_a_build(fast: Path) -> None:
 
     small(fast / "in")
     script = (
-        "import sys; from chatmill.build.synth_kd.run import build_synth_kd; "
+        "import sys; from chatmill.distill.run import build_synth_kd; "
         "build_synth_kd('in', 'out', workers=0); assert not {'megatron', 'torch', 'ray'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=fast, capture_output=True, text=True, check=False)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from chatmill.build.synth_kd.run import build_synth_kd
 from chatmill.cli import app
+from chatmill.distill.run import build_synth_kd
 from tests.cli.run import chatmill
 from tests.conftest import DATA
 

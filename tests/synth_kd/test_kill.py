@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.distill.run import build_synth_kd
 from tests.synth_kd.inputs import chat, digest, leftovers, real_rows, row, write_input
 
 POINTS = [
@@ -94,7 +94,7 @@ def test_killed_before_every_operation_on_a_file(fast: Path) -> None:
 
 DRIVER = """
 import sys
-from chatmill.build.synth_kd.run import build_synth_kd
+from chatmill.distill.run import build_synth_kd
 build_synth_kd(sys.argv[1], sys.argv[2], workers=2, chunk_rows=20, valid_fraction=0.05, resume=True)
 """
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatmill.build.synth_kd.bulk import BulkRows
-from chatmill.build.synth_kd.draft import KDBatch
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
+from chatmill.distill.bulk import BulkRows
+from chatmill.distill.draft import KDBatch
 from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.systems.synth_kd import EOD, Split, synth_kd_split, valid_threshold, vocabulary_file
 from tests.synth_kd.inputs import chat, real_rows, text
@@ -237,8 +237,8 @@ def test_any_rows_equal_the_official_renderer(bulk: BulkRows, drawn: list[tuple[
 
 
 def test_bounded_caches_change_no_ids(bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.build.synth_kd.bulk.MAX_FORMS", 4)
-    monkeypatch.setattr("chatmill.build.synth_kd.bulk.MAX_PREFIXES", 4)
+    monkeypatch.setattr("chatmill.distill.bulk.MAX_FORMS", 4)
+    monkeypatch.setattr("chatmill.distill.bulk.MAX_PREFIXES", 4)
     rows = [encoded([text("system", f"s{n}"), text("user", "a", name=f"n{n}"), *chat()[1:]]) for n in range(30)]
     for first in range(0, 30, 3):
         batch = bulk.render(rows[first : first + 3])

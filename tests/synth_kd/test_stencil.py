@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from chatmill.build.synth_kd.bulk import PAUSE, BulkRows
-from chatmill.build.synth_kd.columns import RowTexts
-from chatmill.build.synth_kd.stencil import Filled, Stencil
 from chatmill.core.native.library import SWITCH, library
 from chatmill.core.tokens import offsets_of
+from chatmill.distill.bulk import PAUSE, BulkRows
+from chatmill.distill.columns import RowTexts
+from chatmill.distill.stencil import Filled, Stencil
 from chatmill.errors import RecordError
 from tests.synth_kd.inputs import chat, real_rows, text
 from tests.synth_kd.test_render import SYSTEM, documents, encoded

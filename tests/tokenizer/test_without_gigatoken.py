@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from chatmill import load_tokenizer
-from chatmill.build.run import run_build
+from chatmill.compiler.run import run_build
 from chatmill.errors import SlowEngineWarning, TokenizerError
 from chatmill.tokenizer import backends, tiktoken_file
-from tests.build.builds import chats, digest, plain_recipe, write_jsonl
 from tests.cli.run import chatmill
+from tests.compiler.builds import chats, digest, plain_recipe, write_jsonl
 from tests.data.tokenizer_files import unpacked
 
 BLOCKER = """

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from chatmill.build.run import run_build
 from chatmill.cli import app
 from chatmill.cli.sample import bound_template
 from chatmill.cli.train_data import make_model, open_data
 from chatmill.cli.train_recipe import read_recipe
+from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError
 from chatmill.load.token_stream import GPTDataLoader
 from chatmill.render.registry import bind

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 import chatmill
-from chatmill.build.compare.diff import diff_datasets
 from chatmill.core.kinds import Part, RoleCode, kind
 from chatmill.look.viewer.app import Viewer, make_app
 from chatmill.look.viewer.opened import open_viewed
 from chatmill.look.viewer.serve import listening
+from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.tokenizer.byte_level import ByteTokenizer
-from tests.build.builds import write_jsonl
+from tests.compiler.builds import write_jsonl
 from tests.data.tokenizer_files import unpacked
 
 WORDS = ["mill", "wheel", "grain", "flour", "stone", "river", "Löwe", "水車", "🙂", "naïve", "x = 1", "quern"]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chatmill.build.compare.diff import diff_datasets
 from chatmill.core.kinds import RoleCode, kind_name, roles_of
 from chatmill.label.presets import PRESETS
+from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.blocks import BlockDataset
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.view.sets import RARE, WORDS, Running, Sets

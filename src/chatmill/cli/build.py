@@ -23,7 +23,7 @@ import typer
 from chatmill.cli import options
 
 if TYPE_CHECKING:
-    from chatmill.build.run import BuildResult
+    from chatmill.compiler.run import BuildResult
 
 
 def _formats() -> list[str]:
@@ -90,8 +90,8 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Build a dataset."""
-    from chatmill.build.progress import shown_progress
-    from chatmill.build.run import run_build
+    from chatmill.compiler.progress import shown_progress
+    from chatmill.compiler.run import run_build
 
     keys: dict[str, Any] = {
         "tokenizer": tokenizer, "template": template, "policy": policy, "format": format_, "on_error": on_error,
@@ -158,7 +158,7 @@ def _executor(engine: str, address: str | None, workers: int | None) -> Any:
     if engine == "local":
         return None
     if engine == "ray":
-        from chatmill.build.engines.ray_engine import RayExecutor
+        from chatmill.compiler.engines.ray_engine import RayExecutor
 
         return RayExecutor(address, workers=workers)
     raise UnknownNameError("engine", engine, ["local", "ray"])
@@ -177,7 +177,7 @@ def _share(text: str | None) -> tuple[int, int] | None:
 
 def show_result(result: BuildResult, *, as_json: bool) -> None:
     """The manifest as JSON, or one summary table."""
-    from chatmill.build.run import Outcome
+    from chatmill.compiler.run import Outcome
     from chatmill.console import plain_console
     from chatmill.look.ledger import ledger_table
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from chatmill.build.compare.changes import Line
-    from chatmill.build.compare.diff import ChangedRecord, DatasetDiff
+    from chatmill.prove.compare.changes import Line
+    from chatmill.prove.compare.diff import ChangedRecord, DatasetDiff
 
 LONGEST = 600
 """Characters of a run that are shown without --full."""
@@ -39,8 +39,8 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Compare two datasets."""
-    from chatmill.build.compare.diff import diff_datasets
     from chatmill.console import plain_console
+    from chatmill.prove.compare.diff import diff_datasets
 
     found = diff_datasets(a, b, show=show)
     if as_json:
@@ -80,7 +80,7 @@ def _value(value: Any) -> str:
 def _print_counts(console: Console, found: DatasetDiff) -> None:
     from rich.table import Table
 
-    from chatmill.build.compare.diff import Change
+    from chatmill.prove.compare.diff import Change
 
     table = Table(box=None, pad_edge=False)
     table.add_column("")
@@ -113,8 +113,8 @@ def _print_record(console: Console, found: DatasetDiff, record: ChangedRecord, l
     from rich.rule import Rule
     from rich.text import Text
 
-    from chatmill.build.compare.diff import Change
     from chatmill.look.preview import visible
+    from chatmill.prove.compare.diff import Change
 
     words = {
         Change.EQUAL: "in another split",

@@ -19,7 +19,7 @@ from chatmill.cli import options
 
 
 def _targets() -> list[str]:
-    from chatmill.build.exports.targets import TARGETS
+    from chatmill.export.targets import TARGETS
 
     return list(TARGETS)
 
@@ -60,8 +60,8 @@ def command(
     from rich.table import Table
     from rich.text import Text
 
-    from chatmill.build.exports.export import export_dataset
     from chatmill.console import plain_console
+    from chatmill.export.export import export_dataset
 
     result = export_dataset(
         directory,

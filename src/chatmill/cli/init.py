@@ -15,7 +15,7 @@ import typer
 from chatmill.cli import options
 
 if TYPE_CHECKING:
-    from chatmill.build.init import Look
+    from chatmill.compiler.init import Look
 
 
 def command(
@@ -31,7 +31,7 @@ def command(
     ] = 2000,
 ) -> None:
     """Look at the files and write a recipe."""
-    from chatmill.build.init import look_at, recipe_text, refuse_to_overwrite, write_recipe
+    from chatmill.compiler.init import look_at, recipe_text, refuse_to_overwrite, write_recipe
 
     path = Path(out)
     if out != "-" and path.exists():

@@ -26,7 +26,7 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Join all chunks into the dataset."""
-    from chatmill.build.run import merge_build
     from chatmill.cli.build import show_result
+    from chatmill.compiler.run import merge_build
 
     show_result(merge_build(out, template=template, trust_template=trust_template), as_json=as_json)

@@ -131,7 +131,7 @@ def _out_of_memory() -> Status:
 
 
 def _status_of(error: ChatmillError) -> int:
-    from chatmill.build.gates import GateError
+    from chatmill.compiler.gates import GateError
 
     return Status.GATE if isinstance(error, GateError) else Status.MISTAKE
 

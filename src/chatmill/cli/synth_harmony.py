@@ -70,8 +70,8 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, write, report."""
-    from chatmill.build.synth_harmony import REJECTED, write_synth_harmony
-    from chatmill.build.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM
+    from chatmill.distill.synth_harmony import REJECTED, write_synth_harmony
+    from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM
 
     changed = {
         "model_identity": model_identity,

@@ -23,7 +23,7 @@ import typer
 from chatmill.cli import options
 
 if TYPE_CHECKING:
-    from chatmill.build.synth_kd.run import SynthKDResult
+    from chatmill.distill.run import SynthKDResult
 
 
 def _engines() -> list[str]:
@@ -81,8 +81,8 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Build a distillation dataset."""
-    from chatmill.build.progress import shown_progress
-    from chatmill.build.synth_kd.run import build_synth_kd, executor_of
+    from chatmill.compiler.progress import shown_progress
+    from chatmill.distill.run import build_synth_kd, executor_of
 
     with nullcontext() if quiet else shown_progress() as on_progress:
         result = build_synth_kd(
@@ -107,7 +107,7 @@ def command(
 
 def _show(result: SynthKDResult) -> None:
     """What the dataset holds, a line a split."""
-    from chatmill.build.run import Outcome
+    from chatmill.compiler.run import Outcome
 
     if result.outcome is Outcome.ALREADY_BUILT:
         typer.echo(f"{result.root} already holds exactly this build; nothing to do.")

@@ -52,7 +52,7 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, transcribe, write, report."""
-    from chatmill.build.publish import AtomicFile
+    from chatmill.compiler.publish import AtomicFile
     from chatmill.read.conversations import read_conversations
     from chatmill.tokenizer.load import load_tokenizer
 

@@ -26,7 +26,7 @@ from chatmill.cli import options
 from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
-    from chatmill.build.proof.report import OnProgress, VerifyReport
+    from chatmill.prove.report import OnProgress, VerifyReport
 
 SHOWN = 10
 """Findings that are printed; --json has more."""
@@ -56,9 +56,9 @@ def command(
     """Check a dataset."""
     import json
 
-    from chatmill.build.exports.check import is_export, verify_export
-    from chatmill.build.proof.verify import verify
-    from chatmill.build.synth_kd.check import is_synth_kd, verify_synth_kd
+    from chatmill.distill.check import is_synth_kd, verify_synth_kd
+    from chatmill.export.check import is_export, verify_export
+    from chatmill.prove.verify import verify
 
     with _shown_progress(quiet) as on_progress:
         if is_synth_kd(directory):

@@ -78,6 +78,6 @@ def command(
 
 
 def _compare(a: Path, b: Path) -> dict[str, Any]:
-    from chatmill.build.compare.diff import diff_datasets
+    from chatmill.prove.compare.diff import diff_datasets
 
     return diff_datasets(a, b, show=MOST_CHANGED).as_json()

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.template_survey import TODAY
-from chatmill.build.proof.spans import AnswerProof
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ConfigError, RecordError
+from chatmill.prove.spans import AnswerProof
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.renderings import Refusal

@@ -1,0 +1,1 @@
+"""Builds: recipes, chunks, workers, and the finished dataset with its manifest."""

@@ -1,0 +1,430 @@
+"""A first recipe for given files: looks at a sample of their records and writes what it saw into the comments."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.compiler.gates import Gate, gates_of
+from chatmill.compiler.paths import resolve_paths
+from chatmill.compiler.pipeline import Compiled, Pipeline
+from chatmill.compiler.publish import storing
+from chatmill.compiler.recipe import Gates, OnError, Packing, Recipe, recipe_of
+from chatmill.core.conversation import Conversation
+from chatmill.errors import ConfigError, DataError, RecordError
+from chatmill.pack.overflow import Overflow
+from chatmill.read.conversations import ConversationFile
+from chatmill.render.jinja.chat_template import MissingDateError
+from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import bind, bundled_names, find_template, has_template
+from chatmill.render.render import render
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.protocol import Tokenizer
+
+SAMPLE_RECORDS = 2000
+"""Records that are looked at in each file."""
+SAMPLE_CHARACTERS = 64 << 20
+"""Text that is looked at in all files together; at least one record of each file is."""
+SEED_FORMATS = ("token_native", "markers")
+"""Templates of formats that no published model speaks; they are never suggested."""
+TRIED_RECORDS = 200
+"""Records that templates are tried on where the model has none of its own."""
+TRIED_OPTIONS = TemplateOptions(today=datetime.date(2026, 1, 1))
+LOOKED_FOR = ("stripped_characters", "turns_that_later_messages_change", "rows_added", "tokens_in_added_rows")
+"""Notes of the ledger that the recipe mentions."""
+SHORTEST_ROW, LONGEST_ROW = 512, 32_768
+"""Lengths of rows that are suggested; one record of a whole book does not decide it."""
+MAY_LOSE = 0.001
+"""Share of the trained tokens that overflow may lose, as a first gate."""
+WIDTH = 110
+"""Columns of the written recipe."""
+PLAIN = re.compile(r"[\w./-]+")
+FEW_FILES = 8
+"""Up to so many files, each is a source of its own in the recipe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileLook:
+    """What the sample of one file showed."""
+
+    path: str
+    shape: str
+    conversations: tuple[Conversation, ...]
+    bad: Counter[str]
+    """Reason codes of the records that cannot be read."""
+    whole: bool
+    """Whether the sample is the whole file."""
+
+    @property
+    def records(self) -> int:
+        """Records looked at, bad ones included."""
+        return len(self.conversations) + self.bad.total()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What the samples of all files showed, and the recipe that follows from it."""
+
+    files: tuple[FileLook, ...]
+    recipe: Recipe
+    roles: Counter[str]
+    """Messages of each role."""
+    features: Counter[str]
+    """Conversations with tools, tool calls, reasoning, channels, message weights."""
+    refused: Counter[str]
+    """Reason codes of the conversations that the template cannot write."""
+    lengths: NDArray[np.int64]
+    """Tokens of each conversation that was rendered, sorted."""
+    notes: Mapping[str, int]
+    """What the ledger of the sample notes: characters that the template does not show, turns that it changes, rows."""
+    option_names: tuple[str, ...]
+    """Options that the template reads."""
+    longest: tuple[int, ...]
+    """Tokens of the longest conversation of each file; 0 where none could be rendered."""
+    gates: tuple[Gate, ...]
+    """Every gate at its strictest, with what the sample has."""
+
+    @property
+    def unusable(self) -> int:
+        """Records that cannot be read, or that the template refuses."""
+        return sum(file.bad.total() for file in self.files) + self.refused.total()
+
+
+def look_at(
+    files: Sequence[str],
+    *,
+    tokenizer: str = "o200k",
+    pattern: str | None = None,
+    shape: str | None = None,
+    sample: int = SAMPLE_RECORDS,
+) -> Look:
+    """Look at the first records of files (names or globs) and find a recipe that fits them."""
+    looked: list[FileLook] = []
+    left = SAMPLE_CHARACTERS
+    for path in resolve_paths(files):
+        looked.append(_look_at_file(path, shape, sample, left))
+        left -= sum(map(_characters, looked[-1].conversations))
+    conversations = [conversation for file in looked for conversation in file.conversations]
+    if not conversations:
+        bad = sum((file.bad for file in looked), Counter[str]())
+        raise DataError(f"there is no record that can be read ({_counts(bad) or 'the files are empty'})")
+    loaded = load_tokenizer(tokenizer, pattern=pattern)
+    features = _features(conversations)
+    template, added = _suggest_template(conversations, tokenizer, loaded, features)
+    options = {"tokenizer": tokenizer, "pattern": pattern, "template": template, "add_control_tokens": added}
+    recipe, pipeline = _with_date(_recipe(looked, options), loaded)
+    whole = pipeline.compile(conversations)
+    if not len(whole.tokens):
+        raise DataError(
+            f"the template {template} can write none of these conversations; the first: {whole.failed[0][1]}"
+        )
+    row = _row_length(int(whole.tokens.lengths.max()))
+    recipe = recipe.model_copy(update={"packing": Packing(max_length=row, overflow=Overflow.WINDOWS)})
+    ledger = Pipeline(recipe, loaded).compile(conversations).ledger
+    gates = tuple(gates_of(Gates(trained_tokens_lost=MAY_LOSE, untrained_terminators=0, records_quarantined=0), ledger))
+    look = Look(
+        files=tuple(looked),
+        recipe=recipe,
+        roles=Counter(message.role.value for c in conversations for message in c.messages),
+        features=features,
+        refused=Counter(error.code for _, error in whole.failed),
+        lengths=np.sort(whole.tokens.lengths),
+        notes={name: ledger.total_notes(name) for name in LOOKED_FOR},
+        option_names=tuple(pipeline.template.chat.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
+        longest=_longest(looked, whole),
+        gates=gates,
+    )
+    return replace(look, recipe=_with_limits(look))
+
+
+def _with_date(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Pipeline]:
+    """The recipe and its pipeline; with today's date where the template asks for one."""
+    try:
+        return recipe, Pipeline(recipe, tokenizer)
+    except MissingDateError:
+        dated = recipe.model_copy(update={"date": datetime.date.today()})
+        return dated, Pipeline(dated, tokenizer)
+
+
+def _longest(looked: Sequence[FileLook], compiled: Compiled) -> tuple[int, ...]:
+    owner = np.repeat(np.arange(len(looked)), [len(file.conversations) for file in looked])[compiled.source_index]
+    longest = np.zeros(len(looked), dtype=np.int64)
+    np.maximum.at(longest, owner, compiled.tokens.lengths)
+    return tuple(longest.tolist())
+
+
+def write_recipe(look: Look, path: Path) -> None:
+    """Write the recipe with its comments to a new file; one that is there is never overwritten."""
+    text = recipe_text(look)
+    with storing(path):
+        try:
+            file = path.open("x", encoding="utf-8")
+        except FileExistsError:
+            refuse_to_overwrite(path)
+        with file:
+            file.write(text)
+
+
+def refuse_to_overwrite(path: Path) -> NoReturn:
+    """The error about a recipe that is there."""
+    raise ConfigError(f"{path} is there already and is not overwritten: remove it, or choose another --out") from None
+
+
+def _look_at_file(path: Path, shape: str | None, sample: int, characters: int) -> FileLook:
+    bad: list[RecordError] = []
+    source = ConversationFile(path, shape=shape, on_error=bad.append)
+    taken: list[Conversation] = []
+    whole = True
+    for conversation in source:
+        if taken and (len(taken) + len(bad) >= sample or characters < 0):
+            whole = False
+            break
+        taken.append(conversation)
+        characters -= _characters(conversation)
+    if not taken and not bad:
+        raise DataError(f"{path} holds no record; leave it out")
+    codes = Counter(error.code for error in bad)
+    return FileLook(
+        path=str(path), shape=shape or source.shape.name, conversations=tuple(taken), bad=codes, whole=whole
+    )
+
+
+def _characters(conversation: Conversation) -> int:
+    return sum(len(message.content) for message in conversation.messages)
+
+
+def _features(conversations: Sequence[Conversation]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for conversation in conversations:
+        messages = conversation.messages
+        found["tool definitions"] += bool(conversation.tools)
+        found["tool calls"] += any(message.tool_calls for message in messages)
+        found["reasoning"] += any(message.reasoning for message in messages)
+        found["channels"] += any(message.channel or message.structured for message in messages)
+        found["message weights"] += any(message.weight is not None for message in messages)
+        found["no assistant message"] += not any(message.role == "assistant" for message in messages)
+    return +found
+
+
+def _suggest_template(
+    conversations: Sequence[Conversation], given_as: str, tokenizer: Tokenizer, features: Counter[str]
+) -> tuple[str, bool]:
+    """The template that fits tokenizer and conversations best, and whether it needs added control tokens.
+
+    A model folder's own template is never passed over. Without one, templates whose tokens the vocabulary has go
+    before others; among them the one that refuses, hides, repeats and adds least.
+    """
+    if has_template(given_as):
+        return given_as, False
+    known = [name for name in bundled_names() if name != "harmony" or find_spec("openai_harmony")]
+    chats = [name for name in known if name not in SEED_FORMATS and find_template(name).control_tokens]
+    own = [name for name in chats if set(find_template(name).control_tokens) <= set(tokenizer.control_ids)]
+    candidates = own or [name for name in chats if name != "harmony"]
+
+    def cost(name: str) -> tuple[int, int, int, bool, int, int]:
+        refused, hidden, rows = _cost(conversations[:TRIED_RECORDS], name, tokenizer)
+        added = sum(token not in tokenizer.control_ids for token in find_template(name).control_tokens)
+        dated = "strftime_now" in getattr(find_template(name), "text", "")
+        return refused, hidden if features["reasoning"] else 0, rows, dated, added, candidates.index(name)
+
+    return min(candidates, key=cost), not own
+
+
+def _cost(conversations: Sequence[Conversation], name: str, tokenizer: Tokenizer) -> tuple[int, int, int]:
+    """How many conversations a template refuses, the characters of the others that it hides, and the rows it adds."""
+    source = find_template(name)
+    bound = bind(source, with_control_tokens(tokenizer, source.control_tokens), TRIED_OPTIONS)
+    rendered = render(conversations, bound, collect_failures=True)
+    return len(rendered.failed), int(rendered.stripped.sum()), len(rendered.kept) - len(np.unique(rendered.kept))
+
+
+def _recipe(looked: Sequence[FileLook], options: Mapping[str, Any]) -> Recipe:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for file in looked:
+        groups.setdefault((file.shape, file.path if len(looked) <= FEW_FILES else ""), []).append(file.path)
+    sources = [{"path": paths[0] if len(paths) == 1 else paths, "shape": shape} for (shape, _), paths in groups.items()]
+    return recipe_of({"sources": sources, **options})
+
+
+def _with_limits(look: Look) -> Recipe:
+    """The recipe with the gates that the sample passes, and quarantine where some records cannot be used."""
+    limits: dict[str, Any] = {gate.name: gate.limit if gate.passed else None for gate in look.gates}
+    limits["records_quarantined"] = None  # the rest of the files may hold more of them
+    on_error = OnError.QUARANTINE if look.unusable else OnError.FAIL
+    return recipe_of({**look.recipe.as_json(), "on_error": on_error, "gates": limits})
+
+
+def _row_length(longest: int) -> int:
+    """The power of two that holds the longest conversation of the sample, within limits."""
+    return min(max(SHORTEST_ROW, 1 << (longest - 1).bit_length()), LONGEST_ROW)
+
+
+def recipe_text(look: Look) -> str:
+    """The recipe as YAML with comments; reading it gives `look.recipe`."""
+    import yaml
+
+    parts = [_head(look), _sources(look), _words(look), _rows(look), _rest(look)]
+    text = "\n\n".join("\n".join(part) for part in parts) + "\n"
+    assert recipe_of(yaml.safe_load(text)) == look.recipe, "the written recipe is another one"
+    return text
+
+
+def _comment(text: str, indent: str = "") -> list[str]:
+    mark = f"{indent}# "
+    return textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False)
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counter.most_common())
+
+
+def _seen(files: Sequence[FileLook]) -> str:
+    first = "all" if all(file.whole for file in files) else "the first"
+    return f"{first} {sum(file.records for file in files):,} records"
+
+
+def _head(look: Look) -> list[str]:
+    return [
+        *_comment(f"Made by `chatmill init` after looking at {_seen(look.files)} of {len(look.files)} files."),
+        *_comment(f"Messages: {_counts(look.roles)}."),
+        *(_comment(f"Conversations with {_counts(look.features)}.") if look.features else ()),
+        *_comment("Look at the tokens with `chatmill preview FILE`; build with `chatmill build RECIPE --out DIR`."),
+        "version: 1",
+    ]
+
+
+def _sources(look: Look) -> list[str]:
+    lines = ["# Files (names or globs, from the folder in which the build runs) that belong together.", "sources:"]
+    by_path = {file.path: file for file in look.files}
+    for number, source in enumerate(look.recipe.sources):
+        files = [by_path[path] for path in source.patterns]
+        bad = sum((file.bad for file in files), Counter[str]())
+        cannot = f"; {bad.total():,} cannot be read: {_counts(bad)}" if bad else ""
+        lines += _comment(f"Looked at: {_seen(files)}{cannot}.", "  ")
+        if isinstance(source.path, str):
+            lines.append(f"  - path: {_scalar(source.path)}")
+        else:
+            lines += ["  - path:", *(f"      - {_scalar(path)}" for path in source.path)]
+        lines.append(f"    shape: {source.shape}")
+        lines += SOURCE_OPTIONS if not number else []
+    return lines
+
+
+SOURCE_OPTIONS = [
+    "    # name: ...          # source name of records that name none; default: the file's name",
+    "    # weight: 1.0        # 2 takes every record twice, 0.5 half of them, by a hash of the record id",
+    "    # max_records: ...   # take only the first lines or rows",
+]
+
+
+def _words(look: Look) -> list[str]:
+    recipe, template = look.recipe, find_template(look.recipe.template)
+    lines = _comment("o200k, bytes, a tokenizer.json, a folder with one, or a .tiktoken file: that of your model.")
+    lines.append(f"tokenizer: {_scalar(recipe.tokenizer)}")
+    if recipe.pattern is not None:
+        lines.append(f"pattern: {_scalar(recipe.pattern)}")
+    if recipe.add_control_tokens:
+        lines += _comment(
+            "The tokenizer lacks control tokens of the template; they are added above its vocabulary, and the model's "
+            "embedding must grow with it."
+        )
+    lines.append(f"add_control_tokens: {_scalar(recipe.add_control_tokens)}")
+    lines += _comment(f"How conversations are written. {template.declares}")
+    if look.notes["stripped_characters"]:
+        lines += _comment(f"In the sample it leaves out {look.notes['stripped_characters']:,} characters.")
+    if look.refused:
+        lines += _comment(f"In the sample it refuses {look.refused.total():,} conversations: {_counts(look.refused)}.")
+    lines += _comment(f"Others: a model folder, a .jinja or .py file, or {', '.join(bundled_names())}.")
+    lines.append(f"template: {_scalar(recipe.template)}")
+    lines += _template_options(look)
+    own = template.default_policy
+    lines += _comment(f"What is trained: a policy by name or .json file; absent: the template's own, {own}.")
+    lines.append(f"# policy: {own}")
+    return lines
+
+
+def _template_options(look: Look) -> list[str]:
+    """What else a recipe says about its template; a date where the template asks for one, the rest as comments."""
+    notes, names = look.notes, look.option_names
+    changed, rows = notes["turns_that_later_messages_change"], notes["rows_added"]
+    lines = _comment(f"Options that it reads: {', '.join(names)}.") if names else []
+    lines.append(f"# template_options: {{{f'{names[0]}: ...' if names else ''}}}")
+    if look.recipe.date is not None:
+        lines += _comment("The template writes today's date; the build takes this one.")
+    lines.append(
+        f"date: {look.recipe.date}"
+        if look.recipe.date
+        else "# date: 2026-01-31      # today, for a template that asks for it"
+    )
+    if changed:
+        lines += _comment(
+            f"Later messages change {changed:,} answers of the sample; each is trained behind its real prompt, with "
+            f"{rows:,} rows and {notes['tokens_in_added_rows']:,} tokens more."
+        )
+    return [
+        *lines,
+        "# expand: turns         # also: last trains the last answer only, none trains every answer in place",
+        "# thinking: auto        # as_given: never choose the template's switch for thinking per record",
+        "# unproved: refuse      # untrained: an answer whose mask cannot be proved is context",
+        "# strict_text: false    # true: text that spells <think> and the like stays text",
+        "# traces: shared        # whole: run the template on every shape as a whole; slower, the same output",
+    ]
+
+
+def _rows(look: Look) -> list[str]:
+    packing, lengths = look.recipe.packing, look.lengths
+    over = int((lengths > (packing.max_length or 0)).sum())
+    longer = f"; {over:,} are longer than the row" if over else ""
+    shares = ", ".join(f"{share}% have {int(np.percentile(lengths, share)):,} or fewer" for share in (50, 90, 99))
+    return [
+        *_comment("episodes: one conversation each. blocks: rows of max_length tokens, packed by one global plan."),
+        f"format: {look.recipe.format}",
+        "packing:",
+        *_comment(f"Tokens in the sample: {shares}; the longest has {int(lengths[-1]):,}{longer}.", "  "),
+        f"  max_length: {packing.max_length}",
+        *_comment("Longer ones: error, drop, drop_oldest_turns, cut, or windows (several episodes).", "  "),
+        f"  overflow: {packing.overflow}",
+        "  # packing_strategy: best_fit   # blocks only: also first_fit, greedy, in_order",
+    ]
+
+
+def _rest(look: Look) -> list[str]:
+    found = {gate.name: f"in the sample: {gate.sentence}" for gate in look.gates}
+    found["records_quarantined"] = f"in the sample: {look.unusable:,} records cannot be used"
+    limits = look.recipe.gates.model_dump()
+    return [
+        "# Share of the records, by a hash of their id, that goes to val.",
+        "split:",
+        "  val_fraction: 0.0",
+        "",
+        "# Records that cannot be used: fail ends the build, quarantine writes them to rejected.jsonl.",
+        f"on_error: {look.recipe.on_error}",
+        "",
+        "# Limits that fail the build with exit status 3; null turns one off.",
+        "gates:",
+        *(f"  {name}: {_scalar(limit)}   # {found[name]}" for name, limit in limits.items()),
+        "",
+        "# keep_kinds: true           # store what each token is, so that the policy can change at load time",
+        "# shard_tokens: 250000000    # tokens of an output shard, at most",
+    ]
+
+
+def _scalar(value: Any) -> str:
+    """A value as YAML: JSON is YAML, and plain words need no quotes."""
+    import yaml
+
+    if isinstance(value, str) and PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)

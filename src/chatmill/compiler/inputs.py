@@ -1,0 +1,296 @@
+"""Input files become fingerprints and tables of chunks: one pass over each file, in memory that does not grow.
+
+A JSON list is the exception: it can only be taken apart as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from chatmill.compiler.cuts import Cut, LineCutter, entry_cuts, row_cuts, skips_too_much
+from chatmill.compiler.paths import resolve_paths
+from chatmill.compiler.spool import BLOCK, Spool, SpoolPart, spool_entries, spool_lines, spool_rows
+from chatmill.errors import ConfigError, DataError
+from chatmill.read.conversations import DETECT_RECORDS
+from chatmill.read.files import FileFormat, list_entries, parquet_groups
+from chatmill.read.lines import line_limit
+from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_bytes, chunk_records
+from chatmill.read.shapes import detect_shape, find_shape
+
+__all__ = [
+    "CHUNK_BYTES",
+    "Chunk",
+    "ChunkKind",
+    "InputFile",
+    "InputScan",
+    "ScannedInput",
+    "check_inputs",
+    "check_inputs_unchanged",
+    "chunk_bytes",
+    "chunk_records",
+    "resolve_paths",
+    "scan_input",
+]
+
+CHUNK_BYTES = 32 << 20
+"""Wanted bytes of a chunk, unpacked."""
+ANY_SHAPE = "openai"
+"""Stands for the shape of a file in which no record can be decoded, so that none needs one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """What was read: enough to tell later whether it is still the same."""
+
+    path: str
+    """As it was named."""
+    source: str
+    shape: str
+    bytes: int
+    sha256: str
+    """Of the file as it lies on disk; for a packed file, of the packed bytes."""
+    lines: int | None
+    """Of JSONL, blank ones and a last one without line end included; None for the other formats."""
+    records: int | None
+    """Rows of Parquet, entries of a JSON list; None for JSONL, whose blank lines are not records."""
+    mtime_ns: int
+
+    def as_json(self) -> dict[str, Any]:
+        """What a manifest says about the file; the time of its last change is no part of it."""
+        names = ("path", "source", "shape", "bytes", "sha256", "lines", "records")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputScan:
+    """The order to scan one file; small and picklable, a job for any executor."""
+
+    path: str
+    """As it was named; records and messages say it like this."""
+    spool: str
+    """Folder for files that cannot be read from the middle; made when it is needed."""
+    base: str = field(default_factory=os.getcwd)
+    """The folder that relative paths start from: the current one, for a worker that runs in another."""
+    source: str | None = None
+    """None: the file's name without its endings."""
+    shape: str | None = None
+    """None: told from the first records."""
+    chunk_bytes: int = CHUNK_BYTES
+    chunk_rows: int | None = None
+    """Rows of each chunk of a Parquet file; None: as many as make about `chunk_bytes`."""
+
+    @property
+    def data(self) -> str:
+        """The file as an absolute path."""
+        return os.path.join(self.base, self.path)
+
+    @property
+    def label(self) -> str:
+        """The job in words."""
+        return f"reading {self.path}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScannedInput:
+    """A file and its chunks, which are numbered from 0 within the file."""
+
+    file: InputFile
+    chunks: tuple[Chunk, ...]
+
+
+def check_inputs(scans: Sequence[InputScan]) -> None:
+    """Quick checks of all files: each is there, is a file, has a known ending, and its options make sense."""
+    for scan in scans:
+        _status(scan)
+        FileFormat.of(Path(scan.path))
+        if scan.shape is not None:
+            find_shape(scan.shape)
+        for name, value in (("chunk_bytes", scan.chunk_bytes), ("chunk_rows", scan.chunk_rows)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, found {value}")
+
+
+def check_inputs_unchanged(files: Iterable[InputFile]) -> None:
+    """A `DataError` for the first file that has another size or time of change than when it was scanned."""
+    for file in files:
+        check_unchanged(file.path, file.bytes, file.mtime_ns)
+
+
+def scan_input(scan: InputScan) -> ScannedInput:
+    """Hash one file and cut it into chunks; the same bytes and sizes give the same chunks, always."""
+    check_inputs([scan])
+    status, path = _status(scan), Path(scan.path)
+    source = scan.source if scan.source is not None else path.name.split(".")[0]
+    table = _SCANNERS[FileFormat.of(path)](scan, status)
+    check_unchanged(scan.data, status.st_size, status.st_mtime_ns)
+    chunks = [
+        Chunk(
+            ordinal=ordinal,
+            path=str(path),
+            source=source,
+            shape=scan.shape or ANY_SHAPE,
+            kind=table.kind,
+            data=piece.data,
+            bytes=piece.bytes,
+            file_bytes=piece.file_bytes,
+            file_mtime_ns=piece.file_mtime_ns,
+            **asdict(piece.cut),
+        )
+        for ordinal, piece in enumerate(table.pieces)
+    ]
+    shape = scan.shape or _shape_of(chunks, path)
+    total = sum(chunk.count for chunk in chunks)
+    is_lines = table.kind is ChunkKind.LINES
+    file = InputFile(
+        path=str(path),
+        source=source,
+        shape=shape,
+        bytes=status.st_size,
+        sha256=table.sha256,
+        lines=total if is_lines else None,
+        records=None if is_lines else total,
+        mtime_ns=status.st_mtime_ns,
+    )
+    return ScannedInput(file=file, chunks=tuple(replace(chunk, shape=shape) for chunk in chunks))
+
+
+class _Piece(NamedTuple):
+    """A cut, and the file to read it from."""
+
+    data: str
+    file_bytes: int
+    file_mtime_ns: int
+    cut: Cut
+    bytes: int
+
+
+class _Table(NamedTuple):
+    kind: ChunkKind
+    sha256: str
+    pieces: list[_Piece]
+
+
+def _scan_jsonl(scan: InputScan, status: os.stat_result) -> _Table:
+    digest, cutter = hashlib.sha256(), LineCutter(scan.chunk_bytes, scan.path, line_limit())
+    cuts: list[Cut] = []
+    seen = start = 0
+    first = 1
+    for block in _hashed_blocks(scan, digest):
+        for end, count in cutter.feed(block):
+            cuts.append(Cut(start=start, stop=seen + end, first=first, count=count))
+            start, first = seen + end, first + count
+        seen += len(block)
+    if cutter.last():
+        cuts.append(Cut(start=start, stop=seen, first=first, count=cutter.last()))
+    return _Table(ChunkKind.LINES, digest.hexdigest(), _own_pieces(scan, status, cuts))
+
+
+def _scan_packed(scan: InputScan, status: os.stat_result) -> _Table:
+    sha256 = _sha256(scan)
+    spool = _spool(scan, status, sha256, f"lines-{scan.chunk_bytes}")
+    parts = spool.parts(".jsonl", partial(spool_lines, Path(scan.data), scan.chunk_bytes, name=scan.path))
+    return _Table(ChunkKind.LINES, sha256, [_spooled_piece(spool, part, part.bytes) for part in parts])
+
+
+def _scan_json(scan: InputScan, status: os.stat_result) -> _Table:
+    digest = hashlib.sha256()
+    data = b"".join(_hashed_blocks(scan, digest))
+    sha256 = digest.hexdigest()
+    entries, verbatim = list_entries(data, Path(scan.path))
+    if verbatim:
+        pieces = _own_pieces(scan, status, entry_cuts(data, entries, scan.chunk_bytes))
+    else:
+        spool = _spool(scan, status, sha256, f"entries-{scan.chunk_bytes}")
+        parts = spool.parts(".part", partial(spool_entries, entries, scan.chunk_bytes))
+        pieces = [_spooled_piece(spool, part, part.bytes) for part in parts]
+    return _Table(ChunkKind.ENTRIES, sha256, pieces)
+
+
+def _scan_parquet(scan: InputScan, status: os.stat_result) -> _Table:
+    sha256 = _sha256(scan)
+    groups = parquet_groups(Path(scan.data))
+    cuts = row_cuts(groups, scan.chunk_bytes, scan.chunk_rows)
+    if skips_too_much(groups, cuts):
+        how = f"{scan.chunk_rows}-rows" if scan.chunk_rows is not None else f"rows-{scan.chunk_bytes}"
+        spool = _spool(scan, status, sha256, how)
+        parts = spool.parts(".arrow", partial(spool_rows, Path(scan.data), cuts))
+        pieces = [_spooled_piece(spool, part, part.count) for part in parts]
+    else:
+        row_bytes = sum(size for _, size in groups) / max(sum(rows for rows, _ in groups), 1)
+        pieces = [p._replace(bytes=round(row_bytes * p.cut.count)) for p in _own_pieces(scan, status, cuts)]
+    return _Table(ChunkKind.ROWS, sha256, pieces)
+
+
+_SCANNERS = {
+    FileFormat.JSONL: _scan_jsonl,
+    FileFormat.PACKED: _scan_packed,
+    FileFormat.JSON: _scan_json,
+    FileFormat.PARQUET: _scan_parquet,
+}
+
+
+def _own_pieces(scan: InputScan, status: os.stat_result, cuts: Iterable[Cut]) -> list[_Piece]:
+    return [_Piece(scan.data, status.st_size, status.st_mtime_ns, cut, cut.stop - cut.start) for cut in cuts]
+
+
+def _spool(scan: InputScan, status: os.stat_result, sha256: str, cut: str) -> Spool:
+    folder = Path(scan.base, scan.spool)
+    return Spool(folder=folder, sha256=sha256, mtime_ns=status.st_mtime_ns, cut=cut)
+
+
+def _spooled_piece(spool: Spool, part: SpoolPart, stop: int) -> _Piece:
+    data = str(spool.home / part.name)
+    cut = Cut(start=0, stop=stop, first=part.first, count=part.count)
+    return _Piece(data, part.bytes, os.stat(data).st_mtime_ns, cut, part.bytes)
+
+
+def _shape_of(chunks: Sequence[Chunk], path: Path) -> str:
+    """The shape that the first records that can be decoded have, as `ConversationFile` tells it."""
+    records = itertools.chain.from_iterable(map(chunk_records, chunks))
+    values = [raw.value for raw in itertools.islice((raw for raw in records if raw.error is None), DETECT_RECORDS)]
+    return detect_shape(values, str(path)).name if values else ANY_SHAPE
+
+
+def _status(scan: InputScan) -> os.stat_result:
+    path = Path(scan.path)
+    try:
+        status = os.stat(scan.data)
+    except FileNotFoundError:
+        raise DataError(f"no such file: {path}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise DataError(f"{path} is a folder; name its files, such as {path / '*.jsonl'}")
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path} is no regular file and cannot be read twice; copy what it gives into one first")
+    return status
+
+
+def _hashed_blocks(scan: InputScan, digest: Any) -> Iterator[bytes]:
+    """The bytes of a file in blocks; each is hashed in another thread while this one looks at it."""
+    hashed: Future[None] | None = None
+    try:
+        with ThreadPoolExecutor(1) as thread, open(scan.data, "rb", buffering=0) as file:
+            while block := file.read(BLOCK):
+                if hashed is not None:
+                    hashed.result()
+                hashed = thread.submit(digest.update, block)
+                yield block
+    except OSError as error:
+        raise DataError(f"cannot read {scan.path}: {error.strerror or error}") from None
+
+
+def _sha256(scan: InputScan) -> str:
+    digest = hashlib.sha256()
+    for _ in _hashed_blocks(scan, digest):
+        pass
+    return digest.hexdigest()

@@ -1,0 +1,296 @@
+"""The road of one batch: conversations to rendered, labelled and fitted episodes, with every token accounted for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.compiler.ledger import ROLES, Ledger
+from chatmill.compiler.plain_recipe import PlainRecipe
+from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import sources_of
+from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.core.tokens import Tokens, offsets_of, ranges
+from chatmill.errors import RecordError
+from chatmill.label.policy import Policy, Scope
+from chatmill.label.presets import find_policy
+from chatmill.pack.overflow import OverflowResult, apply_overflow
+from chatmill.render.bound import BoundTemplate
+from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.registry import bind, find_template
+from chatmill.render.render import render
+from chatmill.tokenizer.backends import Engine
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.probe import ProbeAnswers, answers_of
+from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.vocabulary import VocabularyTokenizer
+
+if TYPE_CHECKING:
+    from chatmill.compiler.recipe import Recipe
+
+NO_LIMIT = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """Episodes of one batch, as columns."""
+
+    tokens: Tokens
+    weights: NDArray[np.generic]
+    """Token-aligned; uint8 where every weight is 0 or 1."""
+    source_index: NDArray[np.int64]
+    """Which conversation of the batch each episode comes from."""
+    source_names: list[str]
+    source_codes: NDArray[np.int64]
+    """The source of each episode, as a number among `source_names`."""
+    turns: NDArray[np.int64]
+    """Assistant messages of each episode."""
+    trained: NDArray[np.int64]
+    """Trained tokens of each episode."""
+    failed: tuple[tuple[int, RecordError], ...]
+    """Conversations that the template refused."""
+    ledger: Ledger
+
+    def columns(
+        self, episodes: Sequence[int] | NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.generic], NDArray[np.uint8]]:
+        """Flat ids, offsets, weights and kinds of some episodes; of all of them without a copy."""
+        tokens, kinds = self.tokens, self.tokens.kinds
+        if len(episodes) == len(tokens):
+            return tokens.ids, tokens.offsets, self.weights, kinds
+        lengths = tokens.lengths[episodes]
+        at = ranges(tokens.offsets[episodes], lengths)
+        return tokens.ids[at], offsets_of(lengths), self.weights[at], kinds[at]
+
+
+class Pipeline:
+    """A recipe bound to its tokenizer, template and policy; made once per process."""
+
+    def __init__(
+        self, recipe: Recipe | PlainRecipe, tokenizer: Tokenizer | None = None, engine: Engine = Engine.FAST
+    ) -> None:
+        """Load what the recipe names; `tokenizer` replaces the loaded one (for the slow reference of `verify`)."""
+        self.recipe = recipe
+        template = find_template(recipe.template)
+        loaded = tokenizer or load_tokenizer(
+            recipe.tokenizer, pattern=recipe.pattern, engine=engine, strict_text=recipe.strict_text
+        )
+        if recipe.add_control_tokens:
+            loaded = with_control_tokens(loaded, template.control_tokens)
+        self.policy: Policy = find_policy(recipe.policy or template.default_policy)
+        self.template: BoundTemplate = bind(template, loaded, template_options(recipe, self.policy))
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """What decides the tokens beside the input: sha256 of tokenizer, template source and policy table."""
+        policy = self.policy
+        table = policy.table().tobytes() + f"{policy.scope}{policy.only_weighted_messages}".encode()
+        return {
+            "tokenizer": self.template.tokenizer.fingerprint,
+            "template": self.template.fingerprint,
+            "policy": hashlib.sha256(table).hexdigest(),
+        }
+
+    @cached_property
+    def answers(self) -> ProbeAnswers | None:
+        """What the engine, which was checked here, makes of the probe; None for a tokenizer that needs no check."""
+        tokenizer = self.template.tokenizer
+        return answers_of(tokenizer) if isinstance(tokenizer, VocabularyTokenizer) else None
+
+    def gives(self, answers: ProbeAnswers) -> bool:
+        """Whether the engine, which nobody has checked yet, makes the same of the probe."""
+        tokenizer = self.template.tokenizer
+        return isinstance(tokenizer, VocabularyTokenizer) and answers.given_by(tokenizer)
+
+    def compile(self, conversations: Sequence[Conversation]) -> Compiled:
+        """Render, label and fit a batch."""
+        rendered = render(conversations, self.template, collect_failures=True)
+        tokens = rendered.tokens
+        run_weights = self.policy.run_weights(tokens)
+        packing = self.recipe.packing
+        fitted = apply_overflow(tokens, run_weights, packing.max_length or NO_LIMIT, packing.overflow)
+        names, codes = _source_codes(sources_of(conversations), rendered.kept)
+        ledger = Ledger()
+        records = _Records(rendered.kept, fitted)
+        _account(ledger, names, codes, tokens, run_weights, fitted)
+        _account_records(ledger, names, codes, records, f"overflow_{packing.overflow}")
+        zero_or_one = bool(((fitted.run_weights == 0) | (fitted.run_weights == 1)).all())
+        stored_weights = fitted.run_weights.astype(np.uint8) if zero_or_one else fitted.run_weights
+        turns, unended = _assistant_turns(fitted.tokens, fitted.run_weights)
+        trained = _per_episode(fitted.tokens, np.where(fitted.run_weights > 0, fitted.tokens.run_lengths, 0))
+        compiled = Compiled(
+            tokens=fitted.tokens,
+            weights=fitted.tokens.per_token(stored_weights),
+            source_index=rendered.kept[fitted.source_index],
+            source_names=names,
+            source_codes=codes[fitted.source_index],
+            turns=turns,
+            trained=trained,
+            failed=rendered.failed,
+            ledger=ledger,
+        )
+        for what, counts in (
+            ("stripped_characters", rendered.stripped),
+            ("turns_that_later_messages_change", rendered.unstable),
+            ("turns_without_proof", rendered.untrained),
+            ("stops_appended", rendered.appended),
+            ("rows_added", records.is_added.astype(np.int64)),
+            ("tokens_in_added_rows", np.where(records.is_added, tokens.lengths, 0)),
+        ):
+            _note(ledger, names, codes, what, counts)
+        _note(ledger, names, codes[fitted.source_index], "untrained_terminators", unended)
+        _note(ledger, names, codes[fitted.source_index], "episodes", np.ones(len(fitted.tokens), dtype=np.int64))
+        built = np.bincount(records.of_row[fitted.source_index], weights=trained, minlength=len(records.firsts))
+        untrained = (built == 0) & ~records.is_dropped
+        _note(ledger, names, codes[records.firsts], "records_without_trained_tokens", untrained.astype(np.int64))
+        return compiled
+
+
+class _Records:
+    """Which rows are of the same record, and what became of the records."""
+
+    def __init__(self, kept: NDArray[np.int64], fitted: OverflowResult) -> None:
+        opens = np.append(True, kept[1:] != kept[:-1])[: len(kept)]
+        self.firsts: NDArray[np.int64] = np.flatnonzero(opens)
+        """First row of each record."""
+        self.of_row: NDArray[np.int64] = np.cumsum(opens) - 1
+        self.is_added: NDArray[np.bool_] = np.append(~opens[1:], False)[: len(kept)]
+        """Rows beside the last one of their record, which is the rendering of the whole conversation as a rule."""
+        lost = np.zeros(len(kept), dtype=np.bool_)
+        lost[fitted.dropped] = True
+        self.is_dropped: NDArray[np.bool_] = np.ones(len(self.firsts), dtype=np.bool_)
+        """Records of which overflow left no row."""
+        self.is_dropped[self.of_row[~lost]] = False
+
+
+def template_options(recipe: Recipe | PlainRecipe, policy: Policy) -> TemplateOptions:
+    """What a recipe says about its template; a policy for the last turn needs no rows for the others."""
+    return TemplateOptions(
+        options=recipe.template_options,
+        today=recipe.date,
+        expand=recipe.expand,
+        unproved=recipe.unproved,
+        thinking=recipe.thinking,
+        traces=recipe.traces,
+        last_turn_only=policy.scope is Scope.LAST_TURN,
+    )
+
+
+def hashes_below(key: str, fraction: float) -> bool:
+    """Whether a key's hash falls into the first `fraction` of all hashes (blake2b, 8 bytes, big-endian)."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < int(Decimal(str(fraction)) * 2**64)
+
+
+def copies_of(key: str, weight: float) -> int:
+    """How often a record is used at a weight: the whole part, and once more by the hash of the key."""
+    whole = int(weight)
+    rest = weight - whole
+    return whole + int(rest > 0 and hashes_below(f"weight\0{key}", rest))
+
+
+def _source_codes(sources: Sequence[str], kept: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
+    """The source names of a batch, and the number of each kept conversation's source among them."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(sources))}
+    codes = np.array([numbers[name] for name in sources], dtype=np.int64)
+    return list(numbers), codes[kept]
+
+
+def _account(
+    ledger: Ledger,
+    names: list[str],
+    codes: NDArray[np.int64],
+    tokens: Tokens,
+    run_weights: NDArray[np.float32],
+    fitted: OverflowResult,
+) -> None:
+    """Enter every rendered token and every injected one under its fate."""
+    per_conversation = np.diff(tokens.conversation_runs)
+    places = np.repeat(codes * ROLES, per_conversation) + roles_of(tokens.run_kinds)
+    ledger.count_tokens(names, places, ("rendered",), 0, tokens.run_lengths)
+    is_dropped = np.zeros(len(tokens), dtype=np.bool_)
+    is_dropped[fitted.dropped] = True
+    trained = run_weights > 0
+    kept = fitted.kept_of_run
+    ledger.count_tokens(names, places, ("context", "trained"), trained, kept)
+    lost = tokens.run_lengths - kept
+    if lost.any():
+        fates = np.repeat(is_dropped, per_conversation) * np.uint8(2) + trained
+        cut = ("cut_context", "cut_trained", "dropped_context", "dropped_trained")
+        ledger.count_tokens(names, places, cut, fates, lost)
+    if fitted.injected_runs.any():
+        _account_injected(ledger, names, codes, fitted)
+
+
+def _account_records(
+    ledger: Ledger, names: list[str], codes: NDArray[np.int64], records: _Records, reason: str
+) -> None:
+    """Enter every record that was rendered."""
+    own, dropped = codes[records.firsts], records.is_dropped
+    for fate, why, found in (("skipped", reason, own[dropped]), ("built", "", own[~dropped])):
+        for code, count in enumerate(np.bincount(found, minlength=len(names)).tolist()):
+            if count:
+                ledger.records[names[code], fate, why] += count
+
+
+def _account_injected(ledger: Ledger, names: list[str], codes: NDArray[np.int64], fitted: OverflowResult) -> None:
+    """Enter the tokens that overflow has added."""
+    made = fitted.tokens
+    episode = np.repeat(np.arange(len(made)), np.diff(made.conversation_runs))[fitted.injected_runs]
+    ledger.count_tokens(
+        names,
+        codes[fitted.source_index[episode]] * ROLES + roles_of(made.run_kinds[fitted.injected_runs]),
+        ("injected",),
+        0,
+        made.run_lengths[fitted.injected_runs],
+    )
+
+
+def _note(ledger: Ledger, names: list[str], codes: NDArray[np.int64], what: str, counts: NDArray[np.int64]) -> None:
+    sums = np.bincount(codes, weights=counts, minlength=len(names)) if len(codes) else np.zeros(len(names))
+    for code, count in enumerate(sums.tolist()):
+        if count:
+            ledger.notes[names[code], what] += int(count)
+
+
+def _per_episode(tokens: Tokens, per_run: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Sums of run values per episode."""
+    sums = offsets_of(per_run)
+    totals: NDArray[np.int64] = sums[tokens.conversation_runs[1:]] - sums[tokens.conversation_runs[:-1]]
+    return totals
+
+
+def _assistant_turns(tokens: Tokens, run_weights: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Assistant messages per episode, and those that are trained although their terminator is not (or is gone).
+
+    A message that the assistant goes on from with another one (Harmony's analysis before the final answer) needs none.
+    """
+    filled = np.flatnonzero(tokens.run_lengths)
+    kinds = tokens.run_kinds[filled]
+    place = np.flatnonzero(roles_of(kinds) == RoleCode.ASSISTANT)  # among the runs that are not empty
+    if not len(place):
+        nothing = np.zeros(len(tokens), dtype=np.int64)
+        return nothing, nothing
+    run = filled[place]
+    message = tokens.run_messages[run].astype(np.int64)
+    message += np.repeat(tokens.message_offsets[:-1], np.diff(tokens.conversation_runs))[run]  # in the batch
+    opens = np.ones(len(run), dtype=np.bool_)
+    np.not_equal(message[1:], message[:-1], out=opens[1:])
+    first = np.flatnonzero(opens)
+    trained = run_weights[run] > 0
+    ended = trained & (parts_of(kinds[place]) == Part.TERMINATOR)
+    unended = np.logical_or.reduceat(trained, first) & ~np.logical_or.reduceat(ended, first)
+    owner = np.searchsorted(tokens.conversation_runs, run[first], side="right") - 1
+    goes_on = (place[first[1:]] == place[first[1:] - 1] + 1) & (np.diff(owner) == 0)
+    unended[:-1] &= ~goes_on
+    return (
+        np.bincount(owner, minlength=len(tokens)),
+        np.bincount(owner, weights=unended, minlength=len(tokens)).astype(np.int64),
+    )

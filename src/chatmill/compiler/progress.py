@@ -1,0 +1,45 @@
+"""A progress bar for builds: chunks, records, tokens and megabytes a second, and the time left; quiet elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from chatmill.compiler.run import BuildProgress, OnProgress
+
+
+@contextmanager
+def shown_progress() -> Iterator[OnProgress | None]:
+    """A callback for `run_build` that draws on standard error; None when that is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    from chatmill.console import plain_column, plain_console
+
+    progress = Progress(
+        plain_column("{task.description}"),
+        BarColumn(),
+        plain_column("{task.completed}/{task.total} chunks"),
+        TimeRemainingColumn(),
+        plain_column("{task.fields[rate]}"),
+        console=plain_console(stderr=True),
+    )
+    started = time.monotonic()
+    with progress:
+        task = progress.add_task("compile", total=None, rate="")
+
+        def on_progress(state: BuildProgress) -> None:
+            seconds = max(time.monotonic() - started, 1e-9)
+            retried = f", {state.retries} retried" if state.retries else ""
+            late = f", waiting for {state.late[0]}" if state.late else ""
+            rate = (
+                f"{state.records:,} records, {state.tokens / seconds / 1e6:.1f} M tokens/s, "
+                f"{state.bytes_done / seconds / 1e6:.0f} MB/s{retried}{late}"
+            )
+            progress.update(task, total=state.chunks, completed=state.chunks_done, rate=rate)
+
+        yield on_progress

@@ -1,0 +1,203 @@
+"""Recipes: what a build reads, how it renders and labels, and what it writes; checked, and hashed as canonical JSON."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from chatmill.compiler.plain_recipe import OnError as OnError
+from chatmill.errors import ConfigError
+from chatmill.load.yaml_files import read_yaml
+from chatmill.pack.overflow import Overflow
+from chatmill.pack.plan import Strategy
+from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
+from chatmill.render.registry import bundled_names, has_template
+
+RECIPE_VERSION = 1
+NO_TEMPLATE = "no_template"
+
+
+class OutputFormat(StrEnum):
+    """How a dataset is laid out on disk."""
+
+    EPISODES = "episodes"
+    """One conversation (or window of one) per episode, spec 4."""
+    BLOCKS = "blocks"
+    """Rows of a fixed size that hold several, packed by one global plan."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Source(_Strict):
+    """Files of conversations that belong together."""
+
+    path: str | list[str]
+    """File names or globs, relative to the folder the build runs in."""
+    shape: str | None = None
+    """Shape of the records, by name or the path of a shape file; told from the first ones when absent."""
+    name: str | None = None
+    """Source name of records that do not name their own; default: the file's name."""
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """How often each record is used: 2 takes every record twice, 0.5 half of them (by a hash of the record id)."""
+    max_records: Annotated[int, Field(ge=1)] | None = None
+    """Take only the first lines or rows of the source, over all its files."""
+
+    @property
+    def patterns(self) -> list[str]:
+        """The file names and globs as a list."""
+        return [self.path] if isinstance(self.path, str) else list(self.path)
+
+
+class Packing(_Strict):
+    """How conversations meet rows, under the names of spec 3."""
+
+    max_length: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of the longest episode, or of a row; absent: no limit (episodes only)."""
+    overflow: Overflow = Overflow.ERROR
+    """What happens to longer conversations."""
+    packing_strategy: Strategy = Strategy.BEST_FIT
+    """How rows are filled (blocks only)."""
+
+
+class Split(_Strict):
+    """How records are parted into train and val."""
+
+    val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the records whose id hashes into val."""
+
+
+class Gates(_Strict):
+    """Limits that fail a build with exit status 3; `null` turns one off."""
+
+    trained_tokens_lost: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Largest share of the trained tokens that overflow may cut or drop."""
+    records_without_trained_tokens: Annotated[int, Field(ge=0)] | None = 0
+    untrained_terminators: Annotated[int, Field(ge=0)] | None = None
+    """Assistant turns that are trained but whose end is not."""
+    records_quarantined: Annotated[int, Field(ge=0)] | None = None
+
+
+class Recipe(_Strict):
+    """Everything that decides the bytes of a dataset."""
+
+    version: int = RECIPE_VERSION
+    sources: Annotated[list[Source], Field(min_length=1)]
+    tokenizer: str
+    """As for `load_tokenizer`: a name, a file or a folder."""
+    pattern: str | None = None
+    """Split pattern of a .tiktoken file."""
+    add_control_tokens: bool = False
+    """Add control tokens that the template needs and the tokenizer lacks, above the vocabulary."""
+    template: Annotated[str, Field(validate_default=True)] = ""
+    """A bundled template's name, a model folder, a .jinja or a .py file. Default: that of the tokenizer's folder."""
+    template_options: dict[str, Any] = {}
+    """Options that the template reads, such as `enable_thinking`; a record's `chat_template_kwargs` go before them."""
+    date: datetime.date | None = None
+    """Today's date, for templates that ask for it."""
+    thinking: Thinking = Thinking.AUTO
+    """Whether the switch for thinking is chosen per record, so that prompt and answer agree."""
+    expand: Expand = Expand.TURNS
+    """What happens to turns that later messages change."""
+    unproved: Unproved = Unproved.REFUSE
+    """What happens to a record with an answer whose mask cannot be proved."""
+    traces: Traces = Traces.SHARED
+    """Whether what a template writes for single messages is shared between shapes; changes no output."""
+    strict_text: bool = False
+    """Text never becomes an added token, not even one that the vocabulary does not call special (`<think>`)."""
+    policy: str | None = None
+    """Default: the template's own."""
+    packing: Packing = Packing()
+    split: Split = Split()
+    format: OutputFormat = OutputFormat.EPISODES
+    keep_kinds: bool = True
+    """Store the kind of every token, so that the policy can be changed at load time."""
+    shard_tokens: Annotated[int, Field(ge=1)] = 250_000_000
+    """Tokens of an output shard, at most."""
+    on_error: OnError = OnError.FAIL
+    gates: Gates = Gates()
+
+    @field_validator("version")
+    @classmethod
+    def _known_version(cls, value: int) -> int:
+        if value != RECIPE_VERSION:
+            raise ValueError(f"this package reads recipes of version {RECIPE_VERSION}")
+        return value
+
+    @field_validator("template")
+    @classmethod
+    def _own_template(cls, value: str, info: ValidationInfo) -> str:
+        tokenizer = info.data.get("tokenizer")
+        if value:
+            return value
+        if isinstance(tokenizer, str) and has_template(tokenizer):
+            return tokenizer
+        holds_none = f", and {tokenizer} holds none" if tokenizer else ""
+        raise PydanticCustomError(
+            NO_TEMPLATE,
+            "'template' is missing{holds_none}; name a model folder, a .jinja or .py file, or one of {names}",
+            {"holds_none": holds_none, "names": ", ".join(bundled_names())},
+        )
+
+    @model_validator(mode="after")
+    def _rows_have_a_length(self) -> Recipe:
+        if self.format is OutputFormat.BLOCKS and self.packing.max_length is None:
+            raise ValueError("the format 'blocks' needs packing.max_length, the tokens of a row")
+        return self
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, every default written out."""
+        return self.model_dump(mode="json")
+
+
+def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe:
+    """A recipe from an object, a dict, or the path of a YAML file."""
+    if isinstance(given, Recipe):
+        return given
+    if isinstance(given, dict):
+        return _validated(given, "the recipe")
+    path = Path(given)
+    if not path.is_file():
+        raise ConfigError(f"no recipe file {path}")
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold a mapping with sources, tokenizer and template")
+    return _validated(data, str(path))
+
+
+def _validated(data: dict[str, Any], where: str) -> Recipe:
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        lines = [_sentence(detail, data) for detail in error.errors()]
+        raise ConfigError(f"{where}: " + "; ".join(lines)) from None
+
+
+def _sentence(detail: Any, data: Any) -> str:
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")
+    if detail["type"] == "extra_forbidden":
+        known = _keys_beside(detail["loc"])
+        close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        return f"unknown key {place!r}, {hint}"
+    if detail["type"] == "missing":
+        return f"{place!r} is missing"
+    if detail["type"] == NO_TEMPLATE:
+        return str(detail["msg"])
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{place}: {message} (found {detail['input']!r})" if place else message
+
+
+def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that are known where an unknown one stands."""
+    models: dict[str, type[BaseModel]] = {"sources": Source, "packing": Packing, "split": Split, "gates": Gates}
+    model = models.get(str(location[0]), Recipe) if len(location) > 1 else Recipe
+    return list(model.model_fields)

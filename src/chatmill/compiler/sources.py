@@ -1,0 +1,105 @@
+"""The sources of a recipe become files, chunks and caps, in an order that depends on nothing but the recipe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from chatmill.compiler.engines.executor import Executor
+from chatmill.compiler.engines.late import LateJobs
+from chatmill.compiler.engines.local import LocalExecutor, available_cores
+from chatmill.compiler.inputs import (
+    CHUNK_BYTES,
+    Chunk,
+    InputFile,
+    InputScan,
+    ScannedInput,
+    check_inputs,
+    check_inputs_unchanged,
+    resolve_paths,
+    scan_input,
+)
+from chatmill.compiler.recipe import Recipe
+from chatmill.read.shapes import shape_key
+
+SCAN_ON_NODES = 1 << 30
+"""Bytes of input from which on the nodes of a cluster scan the files."""
+
+
+class Work(NamedTuple):
+    """One chunk, and what its source says about it."""
+
+    chunk: Chunk
+    weight: float
+    max_records: int | None
+    """Lines or rows to take of the chunk; None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlan:
+    """All input of a build, in order."""
+
+    files: tuple[InputFile, ...]
+    work: tuple[Work, ...]
+    capped: Counter[str]
+    """Lines or rows of each source that its `max_records` leaves out."""
+
+    def check_unchanged(self) -> None:
+        """A `DataError` for the first file that has changed since it was scanned."""
+        check_inputs_unchanged(self.files)
+
+
+def plan_sources(
+    recipe: Recipe, spool: Path, executor: Executor | None = None, *, chunk_bytes: int = CHUNK_BYTES
+) -> SourcePlan:
+    """Find, hash and cut the files of all sources."""
+    scans: list[InputScan] = []
+    owners: list[int] = []
+    for number, source in enumerate(recipe.sources):
+        shape = None if source.shape is None else shape_key(source.shape)
+        for path in resolve_paths(source.patterns):
+            scans.append(
+                InputScan(
+                    path=str(path),
+                    spool=str(spool),
+                    source=source.name,
+                    shape=shape,
+                    chunk_bytes=chunk_bytes,
+                )
+            )
+            owners.append(number)
+    check_inputs(scans)
+    scanned = _scan_all(scans, executor)
+    work: list[Work] = []
+    capped: Counter[str] = Counter()
+    left = [source.max_records for source in recipe.sources]
+    for owner, one in zip(owners, scanned, strict=True):
+        for chunk in one.chunks:
+            taken, remaining = chunk.count, left[owner]
+            if remaining is not None:
+                taken = min(taken, remaining)
+                left[owner] = remaining - taken
+                capped[chunk.source] += chunk.count - taken
+            if taken:
+                numbered = replace(chunk, ordinal=len(work))
+                limit = taken if taken < chunk.count else None
+                work.append(Work(numbered, recipe.sources[owner].weight, limit))
+    return SourcePlan(files=tuple(one.file for one in scanned), work=tuple(work), capped=capped)
+
+
+def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[ScannedInput]:
+    """Scan all files: by the nodes of a cluster where there is much, else in threads.
+
+    Reading and hashing need no interpreter, and local workers are busy loading what the chunks will need.
+    """
+    size = sum(Path(scan.path).stat().st_size for scan in scans)
+    if executor is None or isinstance(executor, LocalExecutor) or size < SCAN_ON_NODES:
+        with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
+            return list(threads.map(scan_input, scans))
+    found: dict[int, ScannedInput] = {}
+    executor.run(scan_input, scans, found.__setitem__, LateJobs(lambda: None).hear)
+    return [found[index] for index in range(len(scans))]

@@ -1,0 +1,164 @@
+"""Checks a finished distillation dataset: files and hashes, alignment of the three datasets, values and counts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.compiler.publish import sha256_file
+from chatmill.core.canonical import canonical_json
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import FormatError
+from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
+from chatmill.store.kd import LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard
+from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
+from chatmill.systems.synth_kd import EOD, VOCAB_SIZE, Split
+
+SLICE_DOCUMENTS = 4096
+
+
+def is_synth_kd(folder: Path) -> bool:
+    """Whether a folder has the manifest of a distillation dataset."""
+    return manifest_kind(folder) == KD_SCHEMA
+
+
+def verify_synth_kd(root: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> VerifyReport:
+    """Check the dataset in a folder; what is wrong is in the report. A folder without its manifest is a `FormatError`.
+
+    Every file with its size and sha256, no others; the three datasets of a shard with the same documents; each document
+    ends in one EOD; ids in the vocabulary; `lossmask == (span > 0)` at every position, spans 0 to 2, the last 0; rows,
+    tokens and tokens per span as the manifest says.
+    """
+    started = time.monotonic()
+    folder = Path(root)
+    manifest = read_kd_manifest(folder, check_seal=False)
+    if manifest is None:
+        raise FormatError(
+            f"{folder} holds no finished distillation dataset: {MANIFEST}, which is written last, is not there"
+        )
+    book = Notebook(on_progress)
+    if problem := seal_problem(manifest):
+        book.wrong(MANIFEST, problem)
+    config = hashlib.sha256(canonical_json(manifest["config"])).hexdigest()
+    if config != manifest["config_hash"]:
+        book.wrong(MANIFEST, f"its config and config_hash do not belong together: the sha256 of the config is {config}")
+    _check_files(folder, _listed(manifest), book)
+    for split in Split:
+        _check_split(folder, split, manifest["splits"][split], book)
+    book.compared.append("tokens, lossmask and span at every position, and all counts with the manifest")
+    return book.report(folder, deep=False, seconds=time.monotonic() - started)
+
+
+def _listed(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """All files that the manifest names."""
+    entries = [file for split in Split for shard in manifest["splits"][split]["shards"] for file in shard["files"]]
+    if manifest["failed"]["file"] is not None:
+        entries.append(manifest["failed"]["file"])
+    return {str(entry["path"]): entry for entry in entries}
+
+
+def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], book: Notebook) -> None:
+    total = sum(record["bytes"] for record in files.values())
+    for name, record in files.items():
+        book.progress("files", book.counts["bytes_hashed"], total)
+        book.counts["files"] += 1
+        path = folder / name
+        if not path.is_file():
+            book.wrong(name, "missing; the manifest names it")
+            continue
+        size, found = path.stat().st_size, sha256_file(path)
+        book.counts["bytes_hashed"] += size
+        if size != record["bytes"]:
+            book.wrong(name, f"{size:,} bytes, the manifest says {record['bytes']:,}")
+        elif found != record["sha256"]:
+            book.wrong(name, f"bytes were changed: its sha256 is {found}, the manifest says {record['sha256']}")
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in files and name != MANIFEST:
+            book.wrong(name, "not in the manifest; the build did not write it")
+    book.compared.append(f"{len(files)} files with the sizes and hashes of the manifest")
+
+
+def _check_split(folder: Path, split: Split, recorded: Mapping[str, Any], book: Notebook) -> None:
+    """The shards of a split, and their sums."""
+    spans = np.zeros(len(SPAN_NAMES), dtype=np.int64)
+    rows = tokens = 0
+    for shard in recorded["shards"]:
+        prefix = folder / split / f"{shard['name']}_{TOKENS}"
+        name = prefix.relative_to(folder).as_posix()
+        if not shard["rows"]:
+            if shard["files"]:
+                book.wrong(MANIFEST, f"{name}: has files, but no rows")
+            continue
+        try:
+            opened = KDShard.open(prefix)
+        except FormatError as error:
+            book.wrong(name, str(error))
+            continue
+        counts = _check_values(opened, split, name, book)
+        for what, found, stated in (
+            ("rows", len(opened), shard["rows"]),
+            ("tokens", opened.tokens.values, shard["tokens"]),
+        ):
+            if found != stated:
+                book.wrong(name, f"{found:,} {what}, the manifest says {stated:,}")
+        rows, tokens, spans = rows + len(opened), tokens + opened.tokens.values, spans + counts
+    totals: dict[str, Any] = {
+        "rows": rows, "tokens": tokens, "trained_tokens": int(spans[1:].sum()),
+        "span_tokens": {str(span): int(count) for span, count in enumerate(spans)},
+    }  # fmt: skip
+    for what, value in totals.items():
+        if recorded[what] != value:
+            book.wrong(MANIFEST, f"{split}: {what} is {recorded[what]}, but the files hold {value}")
+    book.counts["episodes"] += rows
+    book.counts["tokens"] += tokens
+    book.counts["trained_tokens"] += totals["trained_tokens"]
+
+
+def _check_values(shard: KDShard, split: Split, name: str, book: Notebook) -> NDArray[np.int64]:
+    """Every value of a shard; how many tokens each span has."""
+    counts = np.zeros(len(SPAN_NAMES), dtype=np.int64)
+    ids, mask, span = (shard.files[column].array for column in (TOKENS, LOSSMASK, SPAN))
+    for first, tokens, ends in _slices(shard):
+        own_ids, own_mask, own_span = ids[tokens], mask[tokens], span[tokens]
+        is_eod = np.zeros(len(own_ids), dtype=np.bool_)
+        is_eod[ends] = True
+        rules = {
+            "an id outside of the vocabulary": (own_ids < 0) | (own_ids >= VOCAB_SIZE),
+            "EOD inside of a document, or none at its end": (own_ids == EOD) != is_eod,
+            "lossmask is not 1 exactly where the span is 1 or 2": own_mask != (own_span > 0),
+            "a span other than 0, 1 and 2": own_span >= len(SPAN_NAMES),
+            "a label behind the end of a document": is_eod & (own_span != 0),
+        }
+        for message, wrong in rules.items():
+            if wrong.any():
+                at = int(np.flatnonzero(wrong)[0])
+                document = int(np.searchsorted(ends, at))
+                start = int(ends[document - 1]) + 1 if document else 0
+                book.found(
+                    Finding(
+                        file=name,
+                        message=f"{message} ({int(wrong.sum()):,} positions)",
+                        split=split.value,
+                        episode=first + document,
+                        token=at - start,
+                    )
+                )
+        counts += np.bincount(np.minimum(own_span, 2), minlength=len(counts))
+    return counts
+
+
+def _slices(shard: KDShard) -> Iterator[tuple[int, slice, NDArray[np.int64]]]:
+    """The first document of each slice, its values, and where its documents end in them (the last position)."""
+    before = 0
+    for first in range(0, len(shard), SLICE_DOCUMENTS):
+        offsets = offsets_of(shard.tokens.lengths[first : first + SLICE_DOCUMENTS])
+        yield first, slice(before, before + int(offsets[-1])), offsets[1:] - 1
+        before += int(offsets[-1])

@@ -1,0 +1,138 @@
+"""The manifest of a distillation dataset: what went in, how it was rendered and split, and every file with its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chatmill import __version__
+from chatmill.compiler.manifest import git_sha
+from chatmill.compiler.publish import canonical_json
+from chatmill.distill.shards import GLOB, KDInput
+from chatmill.errors import MissingExtraError
+from chatmill.store.kd import SPAN_NAMES
+from chatmill.store.receipts import KD_SCHEMA, sealed
+from chatmill.systems.synth_kd import EOD, FLAGS, SPLIT_RULE, VOCAB_SIZE, Split
+from chatmill.tokenizer.assets import O200K_SHA256
+
+SCHEMA = KD_SCHEMA
+LIBRARY = "openai-harmony"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KDConfig:
+    """The options that change bytes; nothing else is part of the config hash."""
+
+    valid_fraction: float = 0.001
+    max_rows: int | None = None
+    max_rows_per_shard: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """What the manifest holds as `config`, with the fixed choices of this version."""
+        return {
+            "schema_version": SCHEMA,
+            "valid_fraction": self.valid_fraction,
+            "max_rows": self.max_rows,
+            "max_rows_per_shard": self.max_rows_per_shard,
+            "tokenizer_sha256": O200K_SHA256,
+            "eod_id": EOD,
+            "render": dict(FLAGS),
+        }
+
+    @property
+    def sha256(self) -> str:
+        """Of the canonical JSON."""
+        return hashlib.sha256(canonical_json(self.as_json())).hexdigest()
+
+
+def library_version() -> str:
+    """The version of the official renderer."""
+    try:
+        return importlib.metadata.version(LIBRARY)
+    except importlib.metadata.PackageNotFoundError:
+        raise MissingExtraError(LIBRARY, "harmony", "synth-kd") from None
+
+
+def kd_fingerprint(config: KDConfig, source: KDInput) -> str:
+    """sha256 over everything that decides the bytes; where the input lies does not."""
+    content = {
+        "config_hash": config.sha256,
+        "package": __version__,
+        "renderer": library_version(),
+        "input_manifest": source.manifest_sha256,
+        "shards": [[s.name, s.rows, s.taken, s.bytes, s.fingerprint] for s in source.shards],
+    }
+    return hashlib.sha256(canonical_json(content)).hexdigest()
+
+
+def make_manifest(
+    config: KDConfig,
+    source: KDInput,
+    vocabulary: str,
+    receipts: Sequence[Mapping[str, Any]],
+    quarantine: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The manifest; `receipts` are those of the joined shards, `quarantine` the record of that file."""
+    reasons: dict[str, int] = {}
+    for receipt in receipts:
+        for code, count in receipt["reasons"].items():
+            reasons[code] = reasons.get(code, 0) + count
+    content = {
+        "schema_version": SCHEMA,
+        "created_unix_s": int(time.time()),
+        "git_sha": git_sha(),
+        "package": "chatmill",
+        "package_version": __version__,
+        "fingerprint": kd_fingerprint(config, source),
+        "config": config.as_json(),
+        "config_hash": config.sha256,
+        "tokenizer": {
+            "name": "o200k_harmony",
+            "path": vocabulary,
+            "sha256": O200K_SHA256,
+            "vocab_size": VOCAB_SIZE,
+            "eod_id": EOD,
+        },
+        "input": {
+            "path": source.folder,
+            "manifest_path": source.manifest,
+            "manifest_sha256": source.manifest_sha256,
+            "glob": GLOB,
+            "shards": [{"path": s.path, "bytes": s.bytes, "rows": s.rows, "rows_used": s.taken} for s in source.shards],
+        },
+        "renderer": {"library": LIBRARY, "version": library_version(), "flags": dict(FLAGS)},
+        "split": {"rule": SPLIT_RULE, "valid_fraction": config.valid_fraction},
+        "alignment": "lossmask and span are label-aligned: values[1:] + [0] of each document",
+        "span_names": list(SPAN_NAMES),
+        "splits": {split.value: _split(split, receipts) for split in Split},
+        "failed": {
+            "rows": sum(reasons.values()),
+            "reasons": dict(sorted(reasons.items())),
+            "file": dict(quarantine) if quarantine is not None else None,
+        },
+    }
+    return sealed(content)
+
+
+def _split(split: Split, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    shards = [(receipt["shard"], receipt["splits"][split]) for receipt in receipts]
+    spans = [sum(counts["span_tokens"][span] for _, counts in shards) for span in range(3)]
+    return {
+        "rows": sum(counts["rows"] for _, counts in shards),
+        "tokens": sum(counts["tokens"] for _, counts in shards),
+        "trained_tokens": spans[1] + spans[2],
+        "span_tokens": {str(span): count for span, count in enumerate(spans)},
+        "shards": [
+            {
+                "name": name,
+                "rows": counts["rows"],
+                "tokens": counts["tokens"],
+                "files": [{"path": path, **record} for path, record in sorted(counts["files"].items())],
+            }
+            for name, counts in shards
+        ],
+    }

@@ -1,0 +1,361 @@
+"""The driver of the distillation build: shards to chunks, chunks to parts, parts to Megatron files, manifest last.
+
+It runs on the engines of every build. Chunks have fixed borders, so workers, engine and interruptions change no byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from chatmill.compiler.engines.executor import EventKind, Executor, ExecutorEvent
+from chatmill.compiler.engines.late import LateJobs
+from chatmill.compiler.engines.local import LocalExecutor
+from chatmill.compiler.faults import fault_point
+from chatmill.compiler.lock import folder_lock
+from chatmill.compiler.publish import (
+    TEMPORARY,
+    AtomicFile,
+    canonical_json,
+    storing,
+    sweep_orphans,
+    write_atomic,
+)
+from chatmill.compiler.recipe import OnError
+from chatmill.compiler.run import STATE, BuildProgress, OnProgress, Outcome
+from chatmill.compiler.work import claim_work, move_path, remove_work, work_folder
+from chatmill.distill.audit import AUDIT_RATE, check_rate
+from chatmill.distill.chunk import KDChunk, render_chunk
+from chatmill.distill.join import KDJoin, join_shard
+from chatmill.distill.manifest import KDConfig, kd_fingerprint, make_manifest
+from chatmill.distill.parts import QUARANTINE, RECEIPT, part_receipt
+from chatmill.distill.shards import CHUNK_BYTES, KDInput, Shard, read_input
+from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
+from chatmill.store.documents import WORK
+from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
+from chatmill.systems.synth_kd import Renderer, Split, valid_threshold, vocabulary_file
+
+DEFAULT_INPUT = "data/synth_harmony"
+DEFAULT_ROOT = "data/megatron/synth_kd_v1"
+PARTS, JOINED = "parts", "joined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthKDResult:
+    """What a build gives back."""
+
+    outcome: Outcome
+    root: Path
+    manifest: dict[str, Any]
+    audited: int
+    """Rows that were compared with the official renderer, in this run and those that it resumed."""
+    seconds: float
+
+
+def build_synth_kd(
+    inputs: str | os.PathLike[str] = DEFAULT_INPUT,
+    out: str | os.PathLike[str] = DEFAULT_ROOT,
+    *,
+    valid_fraction: float = 0.001,
+    max_rows: int | None = None,
+    max_rows_per_shard: int | None = None,
+    workers: int | None = None,
+    engine: str = "local",
+    audit: float = AUDIT_RATE,
+    on_error: str = OnError.FAIL,
+    resume: bool = False,
+    renderer: str = Renderer.BULK,
+    tokenizer_path: str | os.PathLike[str] | None = None,
+    executor: Executor | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    chunk_rows: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> SynthKDResult:
+    """Build Megatron datasets (tokens, loss mask, span) from a folder of Harmony conversations in Parquet.
+
+    `inputs` holds `manifest.json` and `synth_harmony_shard_NN.parquet`. `out` must not exist, or be empty, or hold an
+    unfinished build of the same with `resume`. Caps count input rows in shard order. `audit` is the share of rows that
+    is compared with the official renderer (0: none). The bytes do not depend on workers, engine, audit or chunks.
+    """
+    started = time.monotonic()
+    options = _Options(
+        config=KDConfig(valid_fraction=float(valid_fraction), max_rows=max_rows, max_rows_per_shard=max_rows_per_shard),
+        renderer=_choice("renderer", renderer, Renderer),
+        on_error=_choice("on_error", on_error, OnError),
+        audit=check_rate(audit) if renderer != Renderer.OFFICIAL else 0.0,
+        threshold=valid_threshold(float(valid_fraction)),
+        vocabulary=vocabulary_file(tokenizer_path),
+    )
+    root = Path(out)
+    _refuse_existing(root, resume=resume)
+    chunk_bytes, chunk_rows = _chunk_size(root, chunk_bytes, chunk_rows)
+    source = read_input(
+        inputs,
+        max_rows=max_rows,
+        max_rows_per_shard=max_rows_per_shard,
+        chunk_bytes=chunk_bytes,
+        chunk_rows=chunk_rows,
+    )
+    state = {
+        "fingerprint": kd_fingerprint(options.config, source),
+        "chunk_bytes": chunk_bytes,
+        "chunk_rows": chunk_rows,
+    }
+    running = executor or executor_of(engine, workers)
+    with storing(root, "create the folder"):
+        root.mkdir(parents=True, exist_ok=True)
+    with folder_lock(root, shared=False):
+        build = _Build(root, options, source, running, on_progress)
+        outcome, manifest, audited = build.run(state)
+    seconds = time.monotonic() - started
+    return SynthKDResult(outcome=outcome, root=root, manifest=manifest, audited=audited, seconds=seconds)
+
+
+def executor_of(engine: str, workers: int | None = None, address: str | None = None) -> Executor:
+    """The engine of a name."""
+    if engine == "local":
+        return LocalExecutor(workers)
+    if engine == "ray":
+        from chatmill.compiler.engines.ray_engine import RayExecutor
+
+        return RayExecutor(address, workers=workers)
+    raise UnknownNameError("engine", engine, ["local", "ray"])
+
+
+def _choice(what: str, value: str, kind: Any) -> Any:
+    if value not in list(kind):
+        raise UnknownNameError(what, value, list(kind))
+    return kind(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    config: KDConfig
+    renderer: Renderer
+    on_error: OnError
+    audit: float
+    threshold: int
+    vocabulary: tuple[Path, str]
+    """The checked file, and its name for the manifest."""
+
+
+def _refuse_existing(root: Path, *, resume: bool) -> None:
+    """An existing root is refused, or continued; a folder that is no build of this kind is never continued."""
+    if not root.exists():
+        return
+    with storing(root, "read the folder"):
+        names = [path.name for path in root.iterdir() if not TEMPORARY.fullmatch(path.name)]
+    if not names:
+        return
+    started = (work_folder(root) / STATE).exists() or names == [WORK]
+    if not started and not (root / MANIFEST).exists():
+        some = ", ".join(sorted(names)[:5])
+        raise ConfigError(f"{root} is not empty ({some}) and holds no build of this kind; choose another folder")
+    if not resume:
+        what = "holds a finished dataset" if (root / MANIFEST).exists() else "holds an unfinished build"
+        raise ConfigError(
+            f"{root} is there already and {what}: nothing is ever overwritten. Choose another folder, or go on with "
+            "--resume (resume=True)"
+        )
+
+
+def _chunk_size(root: Path, chunk_bytes: int, chunk_rows: int | None) -> tuple[int, int | None]:
+    """The chunk size of the unfinished build that is there, since its parts were cut by it; else the wanted one."""
+    path = work_folder(root) / STATE
+    try:
+        state = json.loads(path.read_bytes())
+        return state["chunk_bytes"], state["chunk_rows"]
+    except FileNotFoundError:
+        return chunk_bytes, chunk_rows
+    except (OSError, ValueError, KeyError) as error:
+        raise FormatError(f"{path} cannot be read: {error}; delete {root} and build again") from None
+
+
+class _Build:
+    """One build in a folder that is held by this process."""
+
+    def __init__(
+        self, root: Path, options: _Options, source: KDInput, executor: Executor, on_progress: OnProgress | None
+    ) -> None:
+        self._root, self._options, self._source = root, options, source
+        self._executor, self._on_progress = executor, on_progress
+        self._work = claim_work(root)
+
+    def run(self, state: dict[str, Any]) -> tuple[Outcome, dict[str, Any], int]:
+        """Outcome, manifest, and the number of audited rows (0 where nothing was done)."""
+        finished = self._claim(state["fingerprint"])
+        if finished is not None:
+            self._clean()
+            return Outcome.ALREADY_BUILT, finished, 0
+        sweep_orphans(self._root)
+        with storing(self._work, "create the folder"):
+            self._work.mkdir(exist_ok=True)
+        write_atomic(self._work / STATE, canonical_json(state), step="state")
+        missing = [shard for shard in self._source.shards if not self._is_joined(shard)]
+        self._render(missing)
+        self._source.check_unchanged()
+        self._join(missing)
+        return Outcome.BUILT, *self._publish()
+
+    def _claim(self, fingerprint: str) -> dict[str, Any] | None:
+        """The manifest, when the same build is finished here; another build here is an error."""
+        manifest = read_kd_manifest(self._root)
+        found, what = None, "another dataset"
+        if manifest is not None:
+            found = manifest.get("fingerprint")
+        elif (self._work / STATE).exists():
+            found, what = json.loads((self._work / STATE).read_bytes())["fingerprint"], "an unfinished build of another"
+        if found not in (None, fingerprint):
+            raise ConfigError(
+                f"{self._root} holds {what} (fingerprint {str(found)[:12]}, this build is {fingerprint[:12]}): another "
+                "input, config or version of the packages. Choose another folder"
+            )
+        return manifest
+
+    def _chunks(self, shard: Shard) -> list[KDChunk]:
+        options = self._options
+        return [
+            KDChunk(
+                shard=replace(shard, starts=()),
+                start=start,
+                stop=stop,
+                valid_threshold=options.threshold,
+                renderer=options.renderer,
+                audit_rate=options.audit,
+                quarantine=options.on_error is OnError.QUARANTINE,
+                vocabulary=str(options.vocabulary[0].absolute()),
+                folder=str((self._work / PARTS / shard.name / f"{number:06d}").absolute()),
+            )
+            for number, (start, stop) in enumerate(shard.chunks)
+        ]
+
+    def _render(self, shards: Sequence[Shard]) -> None:
+        """Render the chunks of some shards; a job whose part is there checks it, and makes it again if it must."""
+        chunks = [chunk for shard in self._source.shards for chunk in self._chunks(shard)]
+        wanted = {shard.name for shard in shards}
+        todo = [chunk for chunk in chunks if chunk.shard.name in wanted]
+        sizes = [round(chunk.shard.row_bytes * (chunk.stop - chunk.start)) for chunk in chunks]
+        left = [round(chunk.shard.row_bytes * (chunk.stop - chunk.start)) for chunk in todo]
+        counts = {"chunks": len(chunks) - len(todo), "bytes": sum(sizes) - sum(left), "tokens": 0, "rows": 0}
+        retries = 0
+
+        def tell() -> None:
+            if self._on_progress is not None:
+                state = BuildProgress(
+                    stage="render", chunks_done=counts["chunks"], chunks=len(chunks), bytes_done=counts["bytes"],
+                    bytes=sum(sizes), tokens=counts["tokens"], records=counts["rows"], retries=retries,
+                    late=late.texts,
+                )  # fmt: skip
+                self._on_progress(state)
+
+        late = LateJobs(tell)
+
+        def on_done(index: int, receipt: dict[str, Any]) -> None:
+            counts["chunks"] += 1
+            counts["bytes"] += left[index]
+            counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
+            counts["rows"] += todo[index].stop - todo[index].start
+            late.forget(index)
+            tell()
+
+        def on_event(event: ExecutorEvent) -> None:
+            nonlocal retries
+            retries += event.kind is EventKind.JOB_RETRIED
+            late.hear(event)
+
+        tell()
+        if todo:
+            self._executor.run(render_chunk, todo, on_done, on_event)
+
+    def _join(self, shards: Sequence[Shard]) -> None:
+        """Join the shards that are not joined yet; the parts of a joined shard are removed at once."""
+        jobs = []
+        for shard in shards:
+            parts = tuple(chunk.folder for chunk in self._chunks(shard))
+            jobs.append(KDJoin(name=shard.name, parts=parts, folder=str(self._joined(shard).absolute())))
+
+        def on_done(index: int, receipt: dict[str, Any]) -> None:
+            fault_point("before_parts_removal")
+            shutil.rmtree(self._work / PARTS / jobs[index].name, ignore_errors=True)  # links are not followed
+
+        if jobs:
+            self._executor.run(join_shard, jobs, on_done, LateJobs(lambda: None).hear)
+
+    def _joined(self, shard: Shard) -> Path:
+        return self._work / JOINED / shard.name
+
+    def _files(self, shard: Shard) -> dict[str, dict[str, Any]]:
+        """The files of a joined shard by their path below the root, with sizes and hashes."""
+        splits = part_receipt(self._joined(shard))["splits"]
+        return {path: record for split in splits.values() for path, record in split["files"].items()}
+
+    def _is_joined(self, shard: Shard) -> bool:
+        """Whether a shard is joined and all its files are there: in the work folder, or moved to their place."""
+        folder = self._joined(shard)
+        if not (folder / RECEIPT).exists():
+            return False
+        for path, record in self._files(shard).items():
+            places = [place for place in (folder / path, self._root / path) if place.exists()]
+            if not places or places[0].stat().st_size != record["bytes"]:
+                remove_path(folder)
+                return False
+        return True
+
+    def _publish(self) -> tuple[dict[str, Any], int]:
+        """Move all files to their places and write the manifest."""
+        receipts = [part_receipt(self._joined(shard)) for shard in self._source.shards]
+        if not any(counts["rows"] for receipt in receipts for counts in receipt["splits"].values()):
+            reasons = sorted({code for receipt in receipts for code in receipt["reasons"]})
+            why = f"all failed: {', '.join(reasons)}" if reasons else "there are none"
+            raise DataError(f"{self._source.folder}: no row could be used ({why}), so there is no dataset to write")
+        aside = sum(count for receipt in receipts for count in receipt["reasons"].values())
+        if aside and self._options.on_error is OnError.FAIL:
+            raise ConfigError(
+                f"{self._root}: {aside:,} rows were put aside by an earlier run with --on-error quarantine: resume "
+                "with the same option, or build into another folder to see the first of them fail"
+            )
+        with storing(self._root, "write the dataset in"):
+            fault_point("before_publish")
+            for shard in self._source.shards:
+                for path in self._files(shard):
+                    (self._root / path).parent.mkdir(exist_ok=True)
+                    if (self._joined(shard) / path).exists():
+                        move_path(self._joined(shard) / path, self._root / path)
+                    fault_point("after_file_move")
+            for split in Split:
+                if (self._root / split).exists():
+                    sync_folder(self._root / split)
+            quarantine = self._write_quarantine()
+            manifest = make_manifest(
+                self._options.config, self._source, self._options.vocabulary[1], receipts, quarantine
+            )
+            fault_point("before_manifest")
+            write_atomic(self._root / MANIFEST, receipt_bytes(manifest), step="manifest_file")
+            fault_point("after_manifest")
+            self._clean()
+        return manifest, sum(receipt["audited"] for receipt in receipts)
+
+    def _write_quarantine(self) -> dict[str, Any] | None:
+        """The failed rows of all shards in one file, in input order; the record of it."""
+        found = [self._joined(shard) / QUARANTINE for shard in self._source.shards]
+        found = [path for path in found if path.exists()]
+        if not found:
+            return None
+        with AtomicFile(self._root / QUARANTINE, step="quarantine") as file:
+            for path in found:
+                with path.open("rb") as lines:
+                    while piece := lines.read(1 << 20):
+                        file.write(piece)
+        return {"path": QUARANTINE, "bytes": file.size, "sha256": file.sha256}
+
+    def _clean(self) -> None:
+        """Remove what is no part of a finished dataset."""
+        remove_work(self._root)
+        sweep_orphans(self._root)

@@ -1,0 +1,275 @@
+"""The input of the distillation dataset: a manifest and numbered Parquet shards, cut into chunks of whole rows."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from chatmill.compiler.publish import sha256_file
+from chatmill.distill.columns import RowTexts
+from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.read.ranges import check_unchanged
+from chatmill.store.fingerprint import probe
+from chatmill.store.mapped import MappedFile
+
+INPUT_MANIFEST = "manifest.json"
+INPUT_SCHEMA = "synth_harmony_v1"
+GLOB = "synth_harmony_shard_*.parquet"
+COLUMNS = ("synth_id", "messages_json")
+"""What is read; the other columns are not touched."""
+CHUNK_BYTES = 64 << 20
+"""Wanted bytes of a chunk, unpacked."""
+GROUP_ROWS = 1 << 21
+"""Rows of a chunk at most, so that a build can be resumed and shared out."""
+BATCH_ROWS = 1024
+"""Rows that are decoded and rendered together; bounds the memory of a worker."""
+_NAME = re.compile(r"synth_harmony_shard_(\d{2,})\.parquet")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One input file: how much of it is used, and what tells it apart from another version of itself."""
+
+    name: str
+    """`shard_NN`, as its output is called."""
+    path: str
+    """As it was given."""
+    data: str
+    """The same as an absolute path, for workers that run in another folder."""
+    rows: int
+    """In the file."""
+    taken: int
+    """Of them, what the caps let through: the first so many."""
+    bytes: int
+    mtime_ns: int
+    fingerprint: str
+    """sha256 over samples of its bytes."""
+    starts: tuple[int, ...]
+    """The first row of each chunk, counted from 0."""
+
+    @property
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """The rows of each chunk: from, up to but not including."""
+        starts = [start for start in self.starts if start < self.taken]
+        return itertools.pairwise([*starts, self.taken]) if starts else iter(())
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of the file for each of its rows."""
+        return self.bytes / max(self.rows, 1)
+
+
+class RowBatch(NamedTuple):
+    """Some rows of a shard that follow each other; texts are the bytes of the file, None for a null."""
+
+    shard: str
+    """The path of the shard."""
+    first: int
+    """The number of the first row, counted from 0."""
+    ids: list[bytes | None]
+    texts: RowTexts
+
+    @property
+    def usable(self) -> RowTexts:
+        """The texts; None also for a row without an id, which has no split."""
+        return self.texts.without(frozenset(place for place, row_id in enumerate(self.ids) if not row_id))
+
+    def where(self, place: int) -> str:
+        """The place of a row in words; rows are counted from 1 there."""
+        return f"{self.shard}:row {self.first + place + 1}"
+
+    def id_text(self, place: int) -> str:
+        """The `synth_id` of a row, as far as it can be shown."""
+        return shown(self.ids[place]) or ""
+
+
+def shown(value: bytes | None) -> str | None:
+    """Bytes of a file as text, whatever they are."""
+    return None if value is None else value.decode(errors="backslashreplace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KDInput:
+    """Everything that a build reads."""
+
+    folder: str
+    """As it was given."""
+    manifest: str
+    manifest_sha256: str
+    shards: tuple[Shard, ...]
+
+    def check_unchanged(self) -> None:
+        """A `DataError` for the first file that has changed since it was looked at."""
+        for shard in self.shards:
+            check_unchanged(shard.data, shard.bytes, shard.mtime_ns)
+        if sha256_file(self.manifest) != self.manifest_sha256:
+            raise DataError(f"{self.manifest} has changed since the build began. Leave the inputs alone, build again")
+
+
+def read_input(
+    folder: str | os.PathLike[str],
+    *,
+    max_rows: int | None = None,
+    max_rows_per_shard: int | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    chunk_rows: int | None = None,
+) -> KDInput:
+    """Look at a folder: its manifest, its shards in the order of their numbers, and where their chunks begin.
+
+    Chunks depend on the files and the wanted size alone; `chunk_rows` asks for that many rows in each instead.
+    """
+    for option, value in (("max_rows", max_rows), ("max_rows_per_shard", max_rows_per_shard)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{option} is {value}; give 1 or more, or leave it out for all rows")
+    home = Path(folder)
+    manifest, content = _manifest(home)
+    paths = sorted((p for p in home.glob(GLOB) if _NAME.fullmatch(p.name)), key=_number)
+    if not paths:
+        raise DataError(f"{home} has no shards: it must hold {GLOB} with two digits or more, beside {INPUT_MANIFEST}")
+    shards = []
+    left = max_rows
+    for path in paths:
+        groups = _groups(path)
+        rows = sum(count for count, _ in groups)
+        taken = rows if max_rows_per_shard is None else min(rows, max_rows_per_shard)
+        if left is not None:
+            taken = min(taken, left)
+            left -= taken
+        shards.append(_shard(path, rows, taken, chunk_starts(groups, chunk_bytes, chunk_rows)))
+    _compare(content, shards, manifest)
+    digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    return KDInput(folder=os.fspath(folder), manifest=str(manifest), manifest_sha256=digest, shards=tuple(shards))
+
+
+def _manifest(home: Path) -> tuple[Path, dict[str, Any]]:
+    path = home / INPUT_MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no {path}: the input is a folder with {INPUT_MANIFEST} (schema_version {INPUT_SCHEMA!r}) and "
+            f"{GLOB}; `chatmill synth-harmony` makes one"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if version != INPUT_SCHEMA:
+        raise DataError(f"{path} has the schema_version {version!r}; this build reads {INPUT_SCHEMA!r}")
+    return path, content
+
+
+def _number(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found.group(1))
+
+
+def _shard(path: Path, rows: int, taken: int, starts: Sequence[int]) -> Shard:
+    status = path.stat()
+    digest = hashlib.sha256()
+    probe(digest, MappedFile(path, "u1").array)
+    number = _NAME.fullmatch(path.name)
+    assert number is not None
+    return Shard(
+        name=f"shard_{number.group(1)}", path=str(path), data=str(path.absolute()), rows=rows, taken=taken,
+        bytes=status.st_size, mtime_ns=status.st_mtime_ns, fingerprint=digest.hexdigest(), starts=tuple(starts),
+    )  # fmt: skip
+
+
+def chunk_starts(groups: Sequence[tuple[int, int]], chunk_bytes: int, chunk_rows: int | None = None) -> list[int]:
+    """The first row of each chunk, from the (rows, unpacked bytes) of the row groups.
+
+    Small row groups share a chunk. A large one is a chunk by itself, since its rows are streamed, and reaching into its
+    middle means to decode everything before; only beyond `GROUP_ROWS` rows it is cut into even parts all the same.
+    """
+    if chunk_rows is not None:
+        return list(range(0, sum(rows for rows, _ in groups), chunk_rows))
+    starts: list[int] = []
+    at = held = 0
+    for rows, size in groups:
+        if not starts or held + size > chunk_bytes:
+            parts = -(-rows // GROUP_ROWS)
+            starts += [at + part * rows // parts for part in range(parts)]
+            held = 0
+        held += size
+        at += rows
+    return starts
+
+
+def _groups(path: Path) -> list[tuple[int, int]]:
+    """Rows and unpacked bytes of the row groups; the columns that are needed must be there, as texts."""
+    with _parquet(path) as file:
+        schema = file.schema_arrow
+        for column in COLUMNS:
+            if column not in schema.names:
+                raise DataError(f"{path} has no column {column!r}; it has: {', '.join(schema.names)}")
+            kind = str(schema.field(column).type)
+            if kind not in ("string", "large_string", "string_view"):
+                raise DataError(f"{path}: the column {column!r} holds {kind}, not texts")
+        groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+        return [(group.num_rows, group.total_byte_size) for group in groups if group.num_rows]
+
+
+def _compare(content: dict[str, Any], shards: Sequence[Shard], manifest: Path) -> None:
+    """What the manifest lists must be there, with its size and rows; a manifest without a list is fine."""
+    found = {Path(shard.path).name: shard for shard in shards}
+    listed = content.get("shards")
+    for entry in listed if isinstance(listed, list) else ():
+        name = Path(str(entry.get("path"))).name if isinstance(entry, dict) else str(entry)
+        if name not in found:
+            raise DataError(f"{manifest} lists {name}, which is not in the folder")
+        for key, value in (("bytes", found[name].bytes), ("rows", found[name].rows)):
+            stated = entry.get(key, value) if isinstance(entry, dict) else value
+            if stated != value:
+                raise DataError(f"{found[name].path} has {value:,} {key}, but {manifest} says {stated:,}")
+
+
+@contextmanager
+def _parquet(path: str | os.PathLike[str]) -> Iterator[Any]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        # Without pre-buffering a row group is never in memory as a whole, however large it is.
+        with pyarrow.parquet.ParquetFile(
+            path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+        ) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
+
+
+def shard_batches(shard: Shard, start: int, stop: int) -> Iterator[RowBatch]:
+    """The rows of a shard from `start` up to `stop` (counted from 0), a batch at a time."""
+    import pyarrow
+
+    check_unchanged(shard.data, shard.bytes, shard.mtime_ns)
+    seen = start
+    with _parquet(shard.data) as file:
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        ends = list(itertools.accumulate(sizes))
+        groups = [i for i, end in enumerate(ends) if end > start and end - sizes[i] < stop]
+        at = ends[groups[0]] - sizes[groups[0]] if groups else stop
+        batches = file.iter_batches(BATCH_ROWS, row_groups=groups, columns=list(COLUMNS), use_threads=False)
+        for batch in batches:
+            low, high = max(start - at, 0), min(stop - at, batch.num_rows)
+            at += batch.num_rows
+            if low < high:
+                part = batch.slice(low, high - low)
+                ids, texts = (part.column(name) for name in COLUMNS)
+                row_ids = ids.cast(pyarrow.large_binary()).to_pylist()
+                yield RowBatch(shard.path, seen, row_ids, RowTexts.from_arrow(texts))
+                seen += high - low
+            if at >= stop:
+                break
+    if seen != stop:
+        raise FormatError(f"{shard.path}: rows {seen} to {stop} could not be read; the file says it has {shard.rows:,}")
+    check_unchanged(shard.data, shard.bytes, shard.mtime_ns)

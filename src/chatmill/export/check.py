@@ -1,0 +1,70 @@
+"""Checks an export: its receipt, and every file with the size and hash that the receipt has."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+from chatmill.compiler.publish import sha256_file
+from chatmill.errors import FormatError
+from chatmill.prove.report import Notebook, OnProgress, VerifyReport
+from chatmill.store.receipts import EXPORT_MANIFEST, MANIFEST, read_export, seal_problem
+
+HF_CACHE = re.compile(r"(.*/)?cache-[^/]*\.arrow")
+"""What `datasets` writes into a folder it has opened; it never reads such files as data."""
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder has the receipt of an export, and is no dataset of a build."""
+    return (folder / EXPORT_MANIFEST).is_file() and not (folder / MANIFEST).is_file()
+
+
+def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> VerifyReport:
+    """Check the export in a folder; what is wrong is in the report. A folder without export.json is a `FormatError`.
+
+    The hash of export.json itself, every file with its size and sha256, and no others.
+    """
+    started = time.monotonic()
+    folder = Path(directory)
+    receipt = read_export(folder, check_seal=False)
+    if receipt is None:
+        raise FormatError(f"{folder} holds no export: {EXPORT_MANIFEST} is not there")
+    book = Notebook(on_progress)
+    if problem := seal_problem(receipt):
+        book.wrong(EXPORT_MANIFEST, problem)
+    files = receipt["files"]
+    total = sum(record["bytes"] for record in files.values())
+    for name, record in files.items():
+        book.progress("files", book.counts["bytes_hashed"], total)
+        book.counts["files"] += 1
+        path = folder / name
+        if not path.is_file():
+            book.wrong(name, f"missing; {EXPORT_MANIFEST} names it")
+            continue
+        size, found = path.stat().st_size, sha256_file(path)
+        book.counts["bytes_hashed"] += size
+        if size != record["bytes"]:
+            book.wrong(name, f"{size:,} bytes, {EXPORT_MANIFEST} says {record['bytes']:,}")
+        elif found != record["sha256"]:
+            book.wrong(name, f"bytes were changed: its sha256 is {found}, {EXPORT_MANIFEST} says {record['sha256']}")
+    book.compared.append(f"{len(files)} files with the sizes and hashes of {EXPORT_MANIFEST}")
+    _check_others(folder, set(files), receipt["to"], book)
+    for split in receipt["splits"].values():
+        book.counts["episodes"] += split["documents"]
+        book.counts["tokens"] += split["tokens"]
+        book.counts["trained_tokens"] += split["trained"]
+    return book.report(folder, deep=False, seconds=time.monotonic() - started)
+
+
+def _check_others(folder: Path, files: set[str], to: str, book: Notebook) -> None:
+    """No file that the receipt does not name."""
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_dir() or name in files or name == EXPORT_MANIFEST:
+            continue
+        if to == "hf" and HF_CACHE.fullmatch(name):
+            book.unchecked.append(f"{name}: a cache of the datasets library, no part of the export")
+        else:
+            book.wrong(name, f"not in {EXPORT_MANIFEST}; the export did not write it")

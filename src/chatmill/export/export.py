@@ -1,0 +1,149 @@
+"""Exports of a dataset to other layouts: written under a temporary name, renamed when whole, with a manifest."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chatmill import __version__
+from chatmill.compiler.publish import publish_folder, sha256_file, storing, temporary_folder
+from chatmill.compiler.recipe import Recipe
+from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.export.targets import TARGETS, Export
+from chatmill.pack.overflow import Overflow
+from chatmill.pack.plan import Strategy
+from chatmill.store.documents import BlockDocuments, StoredDataset, open_dataset
+from chatmill.store.names import is_split_name
+from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
+
+ABOUT = ("fingerprint", "package_version", "git_sha", "recipe", "inputs", "tokenizer", "template", "policy")
+"""What an export keeps of its source's manifest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult:
+    """What an export gives back."""
+
+    directory: Path
+    to: str
+    splits: Mapping[str, Mapping[str, int]]
+    """Per split: rows, documents, tokens and trained tokens."""
+    not_held: tuple[str, ...]
+    """Sentences about what the target cannot hold, or was asked to leave out; empty when nothing is lost."""
+    manifest: Mapping[str, Any]
+    """What stands in export.json."""
+
+
+def export_dataset(
+    directory: str | Path,
+    to: str,
+    out: str | Path | None = None,
+    *,
+    split: str | None = None,
+    max_length: int | None = None,
+    packing_strategy: str = Strategy.BEST_FIT,
+    overflow: str = Overflow.ERROR,
+    pad_id: int | None = None,
+    shard_tokens: int | None = None,
+    kinds: bool = True,
+    eod_id: int | None = None,
+) -> ExportResult:
+    """Write a dataset (episodes or blocks) as `to`: hf, parquet, episodes, blocks or megatron.
+
+    - `out` must not exist yet; default: the folder's name with `-hf` and so on behind it.
+    - `split`: only this one.
+    - `max_length`: pack into rows of so many tokens; `overflow` error, drop or cut is for longer documents.
+    - `pad_id`, `shard_tokens`: default as in the build; megatron makes one shard a split. `kinds`: False leaves
+      them out.
+    - `eod_id`: megatron only: this token, untrained, behind every document that does not end in it.
+
+    Tokens are copied about a million at a time. Nothing is at `out` before everything is.
+    """
+    if to not in TARGETS:
+        raise UnknownNameError("export target", to, list(TARGETS))
+    source = open_dataset(directory, None if split is None else [split])
+    for name in source.splits:
+        if not is_split_name(name):
+            raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
+    final = _out(source.directory, to, out)
+    if shard_tokens is not None and shard_tokens < 1:
+        raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
+    if eod_id is not None and to != "megatron":
+        raise ConfigError(f"eod_id is for exports to megatron; {to} keeps documents as they are")
+    temporary = temporary_folder(final)
+    try:
+        export = Export(
+            source=source,
+            folder=temporary,
+            alone=split is not None,
+            max_length=max_length,
+            packing_strategy=packing_strategy,
+            overflow=overflow,
+            pad_id=_pad_id(source) if pad_id is None else pad_id,
+            shard_tokens=shard_tokens or _shard_tokens(source, to),
+            kinds=kinds,
+            eod_id=eod_id,
+        )
+        with storing(final, "write the export"):
+            TARGETS[to](export)
+            manifest = _manifest(export, to)
+            (temporary / EXPORT_MANIFEST).write_bytes(receipt_bytes(manifest))
+        publish_folder(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return ExportResult(
+        directory=final, to=to, splits=export.counts, not_held=tuple(export.not_held), manifest=manifest
+    )
+
+
+def _out(directory: Path, to: str, out: str | Path | None) -> Path:
+    folder = directory.resolve()
+    final = folder.with_name(f"{folder.name}-{to}") if out is None else Path(out)
+    if final.exists():
+        raise ConfigError(f"{final}: is there already; an export never writes into it: choose another --out")
+    if folder in final.resolve().parents:
+        raise ConfigError(f"{final}: lies inside the dataset {directory}; choose a folder beside it")
+    return final
+
+
+def _pad_id(source: StoredDataset) -> int:
+    """That of the packed rows or of the build; 0 where neither is known (padding is told by lengths, never by id)."""
+    stored = [documents.pad_id for documents in source.splits.values() if isinstance(documents, BlockDocuments)]
+    return int((stored or [source.about.get("tokenizer", {}).get("pad_id", 0)])[0])
+
+
+def _shard_tokens(source: StoredDataset, to: str) -> int:
+    if to == "megatron":  # few large files serve it best: all of a split in one, each document with an added EOD
+        return max(1, *(int((documents.lengths + 1).sum()) for documents in source.splits.values()))
+    default = Recipe.model_fields["shard_tokens"].default
+    return int(source.about.get("recipe", {}).get("shard_tokens", default))
+
+
+def _manifest(export: Export, to: str) -> dict[str, Any]:
+    """Which dataset this was made of, how, what it holds and what it could not; nothing of time or place."""
+    source, folder = export.source, export.folder
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    options = ("max_length", "packing_strategy", "overflow", "pad_id", "shard_tokens", "kinds", "eod_id")
+    content = {
+        "format": EXPORT_FORMAT,
+        "format_version": EXPORT_VERSION,
+        "package_version": __version__,
+        "to": to,
+        "options": {name: getattr(export, name) for name in options},
+        "source": {
+            "name": source.directory.resolve().name,
+            "fingerprint": source.fingerprint,
+            "layout": {name: str(documents.layout) for name, documents in source.splits.items()},
+            "about": {name: source.about[name] for name in ABOUT if name in source.about},
+        },
+        "splits": export.counts,
+        "not_held": export.not_held,
+        "files": {
+            path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+            for path in files
+        },
+    }
+    return sealed(content)

@@ -1,0 +1,188 @@
+"""The export to Megatron Core: indexed datasets of tokens, loss mask and span, as spec 5 lays them out.
+
+Mask and span are written label-aligned, `values[1:] + [0]` of each document: the first token of a document is nobody's
+next token. A span tells reasoning (1) from the rest of what is trained (2); see `spans_of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.core.shift import shift_left_ragged
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import ConfigError, DataError
+from chatmill.export.rows import one_each
+from chatmill.store.documents import BlockDocuments, Documents
+from chatmill.store.kd import LOSSMASK, SPAN, TOKENS
+from chatmill.store.megatron import MegatronWriter
+
+if TYPE_CHECKING:
+    from chatmill.export.targets import Export
+
+MAX_ID = np.iinfo(np.int32).max
+SPAN_REASONING, SPAN_OTHER = 1, 2
+
+
+def to_megatron(export: Export) -> None:
+    """`SPLIT/shard_NN_{tokens,lossmask,span}.{bin,idx}`: one document each, in the order of the build."""
+    if export.max_length is not None:
+        raise ConfigError(
+            "Megatron cuts its samples from whole documents itself: leave out max_length and set sequence_length there"
+        )
+    if export.eod_id is not None and export.eod_id > MAX_ID:
+        raise ConfigError(f"eod_id is {export.eod_id:,}; token ids are stored as int32, up to {MAX_ID:,}")
+    lost = _Lost()
+    for split, documents in export.source.splits.items():
+        if isinstance(documents, BlockDocuments):
+            export.say("which documents shared a row, and its padding, are not kept: Megatron packs anew")
+        with _Shards(export.folder / split, export.shard_tokens) as shards:
+            for batch in export.batches(split, one_each(documents)):
+                some = batch.documents
+                if len(some.ids) and int(some.ids.max()) > MAX_ID:
+                    raise DataError(f"{split}: a token has the id {some.ids.max():,}; int32 holds up to {MAX_ID:,}")
+                shards.append(*_columns(some, export.eod_id, lost))
+    _say_what_is_lost(export, lost)
+
+
+@dataclass(slots=True)
+class _Lost:
+    """Counts of what label-aligned 0/1 masks cannot say."""
+
+    fractional: int = 0
+    first_tokens: int = 0
+    without_kinds: bool = False
+    without_weights: bool = False
+
+
+def _columns(some: Documents, eod_id: int | None, lost: _Lost) -> tuple[NDArray[Any], ...]:
+    """Ids, lengths, and label-aligned mask and span of some documents."""
+    ids, offsets = some.ids.astype(np.int32), some.offsets
+    spans = spans_of(some)
+    weights = some.full_weights
+    lost.fractional += int(np.count_nonzero((weights != 0) & (weights != 1)))
+    lost.first_tokens += int(np.count_nonzero(spans[offsets[:-1][np.diff(offsets) > 0]]))
+    lost.without_kinds |= some.kinds is None
+    lost.without_weights |= some.weights is None
+    if eod_id is not None:
+        ends = offsets[1:]
+        open_ended = np.flatnonzero(ids[ends - 1] != eod_id)
+        ids, spans = np.insert(ids, ends[open_ended], eod_id), np.insert(spans, ends[open_ended], 0)
+        added = np.zeros(len(offsets), dtype=np.int64)
+        added[1:][open_ended] = 1
+        offsets = offsets + np.cumsum(added)
+    span = shift_left_ragged(spans, offsets)
+    return ids, np.diff(offsets), (span > 0).astype(np.uint8), span
+
+
+def spans_of(some: Documents) -> NDArray[np.uint8]:
+    """The span of every token, token-aligned: 0 not trained, 1 trained reasoning of the assistant, 2 other trained.
+
+    A header counts to what it opens: that of a Harmony analysis message, say, to its reasoning. Without kinds all
+    that is trained is 2.
+    """
+    spans = np.where(some.trained, np.uint8(SPAN_OTHER), np.uint8(0))
+    if some.kinds is None or not len(spans):
+        return spans
+    assistant = roles_of(some.kinds) == RoleCode.ASSISTANT
+    parts = parts_of(some.kinds)
+    reasoning = assistant & (parts == Part.REASONING)
+    header = assistant & (parts == Part.HEADER)
+    places = np.arange(len(spans))
+    opened = np.minimum.accumulate(np.where(header, len(spans), places)[::-1])[::-1]
+    document_ends = np.repeat(some.offsets[1:], np.diff(some.offsets))
+    opens_reasoning = header & (opened < document_ends) & reasoning[np.minimum(opened, len(spans) - 1)]
+    spans[(reasoning | opens_reasoning) & (spans > 0)] = SPAN_REASONING
+    return spans
+
+
+def _say_what_is_lost(export: Export, lost: _Lost) -> None:
+    facts = [name for name in ("record_id", "source", "turns") if export.holds(name)]
+    if facts:
+        export.say(
+            f"{', '.join(facts)}: indexed datasets hold no facts about records; their order is that of the build"
+        )
+    if lost.without_weights:
+        export.say("the dataset stores no masks: every token but the first of a document is trained")
+    if lost.without_kinds:
+        export.say("kinds are not stored, so every trained token has the span 2; none is known to be reasoning")
+    else:
+        export.say("kinds are not kept: the span says 1 for trained reasoning of the assistant, 2 for all else trained")
+    if lost.fractional:
+        export.say(
+            f"the loss mask only says trained or not: {lost.fractional:,} tokens have another weight than 0 and 1, "
+            "and count like all others"
+        )
+    if lost.first_tokens:
+        export.say(
+            f"{lost.first_tokens:,} trained tokens are the first of a document and have no label: no token of their "
+            "own document comes before them"
+        )
+    if export.eod_id is None:
+        export.say(
+            "no end-of-document token was added (--eod-id): where Megatron packs samples, documents follow each other "
+            "as they end in the dataset"
+        )
+
+
+@dataclass
+class _Shards:
+    """The shards of one split: a new one where the next document would not fit; none where there is no document."""
+
+    folder: Path
+    shard_tokens: int
+    _writers: dict[str, MegatronWriter] = field(default_factory=dict)
+    _count: int = 0
+
+    def append(
+        self, ids: NDArray[Any], lengths: NDArray[np.int64], mask: NDArray[np.uint8], span: NDArray[np.uint8]
+    ) -> None:
+        """Write documents, each whole into one shard."""
+        offsets = offsets_of(lengths)
+        for first, last in self._pieces(offsets):
+            place = slice(int(offsets[first]), int(offsets[last]))
+            for column, values in ((TOKENS, ids), (LOSSMASK, mask), (SPAN, span)):
+                self._writers[column].append(values[place], lengths[first:last])
+
+    def _pieces(self, offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """Ranges of documents, each for the shard that is open when it is given out."""
+        first, count = 0, len(offsets) - 1
+        while first < count:
+            room = self.shard_tokens - self._writers[TOKENS].values if self._writers else 0
+            last = int(np.searchsorted(offsets, offsets[first] + room, side="right")) - 1
+            if last <= first:
+                self._next()
+                last = int(np.searchsorted(offsets, offsets[first] + self.shard_tokens, side="right")) - 1
+            last = max(last, first + 1)
+            yield first, last
+            first = last
+
+    def _next(self) -> None:
+        self._finish()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        prefix = self.folder / f"shard_{self._count:02d}"
+        self._writers = {
+            column: MegatronWriter(f"{prefix}_{column}", np.int32 if column == TOKENS else np.uint8)
+            for column in (TOKENS, LOSSMASK, SPAN)
+        }
+        self._count += 1
+
+    def _finish(self) -> None:
+        for writer in self._writers.values():
+            writer.finish()
+        self._writers = {}
+
+    def __enter__(self) -> _Shards:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._finish()
+        for writer in self._writers.values():
+            writer.discard()

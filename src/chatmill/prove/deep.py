@@ -1,0 +1,379 @@
+"""Derives every record of a dataset again from its source, and compares it with what is stored, token by token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.compiler.chunk_job import BATCH_BYTES, BATCH_ROWS, REJECTED
+from chatmill.compiler.ledger import Ledger
+from chatmill.compiler.pipeline import Pipeline
+from chatmill.compiler.recipe import Recipe
+from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import record_key
+from chatmill.errors import DataError, RecordError, TokenizerError
+from chatmill.pack.plan import plan
+from chatmill.prove.inputs import ReadRecord, capped, read_inputs
+from chatmill.prove.reference import Reference, account, split_of
+from chatmill.prove.report import Finding, Notebook
+from chatmill.prove.spans import SpanCheck
+from chatmill.prove.stored import BlockSplit, StoredEpisode, StoredSplit
+from chatmill.store.receipts import MANIFEST
+from chatmill.tokenizer.protocol import Tokenizer
+
+CONTEXT = 8
+"""Tokens that are shown on both sides of the first difference."""
+NOTES = (
+    *("stripped_characters", "episodes", "untrained_terminators", "records_without_trained_tokens"),
+    *("turns_that_later_messages_change", "turns_without_proof", "stops_appended", "rows_added"),
+    "tokens_in_added_rows",
+)
+"""Notes of the ledger that are derived again; `records_beyond_max_records` is counted from the inputs."""
+
+
+class Expected(NamedTuple):
+    """What an episode must hold."""
+
+    ids: NDArray[Any]
+    weights: NDArray[Any]
+    kinds: NDArray[np.uint8]
+    turns: int
+
+
+class DeepCheck:
+    """One pass over the inputs, beside one pass over the dataset."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Mapping[str, Any],
+        recipe: Recipe,
+        splits: Mapping[str, StoredSplit],
+        book: Notebook,
+    ) -> None:
+        """`splits` are the ones that can be read."""
+        self._folder, self._manifest, self._recipe = folder, manifest, recipe
+        self._splits, self._book = splits, book
+        self._next: Counter[str] = Counter()
+        """The number of the next episode of each split."""
+        self._lengths: defaultdict[str, array[int]] = defaultdict(lambda: array("i"))
+        """Tokens of all episodes so far, for the plan of packed rows."""
+        self._ledger = Ledger()
+        self._rejected = _lines(folder / REJECTED)
+
+    def run(self, tokenizer: Tokenizer, engine: str, sample: int | None) -> None:
+        """Derive and compare everything; with `sample` so many records slowly, the others by the fast path."""
+        self._reference = Reference(self._recipe, tokenizer)
+        self._spans = SpanCheck(self._reference, self._book)
+        inputs = self._manifest["inputs"]
+        total = Ledger.from_json(self._manifest["ledger"])
+        records = sum(count for (_, what, why), count in total.records.items() if what == "read" and not why)
+        chosen = None if sample is None or sample >= records else {i * records // sample for i in range(sample)}
+        bulk = None if chosen is None else _Bulk(Pipeline(self._recipe), self)
+        for number, record in enumerate(read_inputs(self._recipe, inputs)):
+            if number % 64 == 0:
+                self._book.progress("records", number, records)
+            self._ledger.records[record.source, "read", ""] += 1
+            if record.error is not None:
+                self._reject(record.error, record.source)
+            elif chosen is not None and bulk is not None and number not in chosen:
+                bulk.add(record)
+            else:
+                if bulk is not None:
+                    bulk.flush()
+                self._derive(record)
+        if bulk is not None:
+            bulk.flush()
+        self._finish()
+        self._describe(engine)
+
+    def copies(self, record: ReadRecord) -> list[Conversation]:
+        """A record as often as its weight says; the ledger is told."""
+        conversation = record.conversation
+        assert conversation is not None
+        if not record.copies:
+            self._ledger.records[record.source, "skipped", "weight"] += 1
+        elif record.copies > 1:
+            self._ledger.records[record.source, "read", "repeated"] += record.copies - 1
+        return [conversation] * record.copies
+
+    def _derive(self, record: ReadRecord) -> None:
+        """The slow path."""
+        for conversation in self.copies(record):
+            self._book.counts["records_derived"] += 1
+            try:
+                derived = self._reference.derive(conversation)
+            except RecordError as error:
+                self.refuse(conversation, error)
+                continue
+            except DataError as error:
+                self._about(conversation, MANIFEST, str(error))
+                continue
+            account(self._ledger, conversation, derived, str(self._recipe.packing.overflow))
+            numbers = [
+                self.compare(conversation, Expected(one.ids, one.weights, one.kinds, one.turns))
+                for row in derived.rows
+                for one in row.episodes
+            ]
+            for mismatch in self._spans.mismatches(conversation, derived):
+                around = derived.rows[mismatch.row].ids[max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT]
+                self._book.found(
+                    Finding(
+                        file=self._split_of(conversation),
+                        message=mismatch.message,
+                        episode=numbers[0] if numbers else None,
+                        token=mismatch.token,
+                        record=record_key(conversation),
+                        where=conversation.where,
+                        derived=self._decoded(around),
+                    )
+                )
+
+    def refuse(self, conversation: Conversation, error: RecordError) -> None:
+        """A template refuses a record."""
+        error.record_id = error.record_id or conversation.id
+        error.where = error.where or conversation.where
+        self._reject(error, conversation.source)
+
+    def add_fast(self, records: int, ledger: Ledger) -> None:
+        """Add the counts of the fast path."""
+        self._book.counts["records_by_fast_path"] += records
+        self._ledger.add(ledger)
+
+    def _reject(self, error: RecordError, source: str) -> None:
+        """A record that cannot be used must stand in rejected.jsonl."""
+        self._ledger.records[source, "quarantined", error.code] += 1
+        self._book.counts["records_rejected"] += 1
+        key = _rejected_key(error.where, error.record_id, error.code)
+        if self._rejected[key]:
+            self._rejected[key] -= 1
+        else:
+            sentence = f"lacks a record that cannot be used: {error.message} ({error.code})"
+            self._book.found(Finding(file=REJECTED, message=sentence, record=error.record_id, where=error.where))
+
+    def _split_of(self, conversation: Conversation) -> str:
+        return split_of(record_key(conversation), self._recipe.split.val_fraction)
+
+    def compare(self, conversation: Conversation, expected: Expected) -> int:
+        """Compare the next stored episode of a record's split with what it must hold; gives its number."""
+        name = self._split_of(conversation)
+        number = self._next[name]
+        self._next[name] += 1
+        self._lengths[name].append(len(expected.ids))
+        self._book.counts["episodes_compared"] += 1
+        split = self._splits.get(name)
+        if split is None:
+            if name not in self._manifest["splits"]:
+                self._about(conversation, name, f"episode {number:,} must stand here, and there is no such split")
+            return number
+        if number >= split.episodes:
+            if number == split.episodes:
+                self._about(conversation, name, f"the split ends after {number:,} episodes, and this one must follow")
+            return number
+        stored = split.episode(number)
+        for column, place, sentence in _differences(stored, expected, conversation, self._recipe.keep_kinds):
+            self._differs(split, name, number, conversation, column, place, sentence, stored, expected)
+        return number
+
+    def _differs(
+        self, split: StoredSplit, name: str, number: int, conversation: Conversation, column: str, place: int,
+        sentence: str, stored: StoredEpisode, expected: Expected,
+    ) -> None:  # fmt: skip
+        file, offset = split.place(number, column, place)
+        around = slice(max(0, place - CONTEXT), place + CONTEXT)
+        has_text = column in ("ids", "length")
+        self._book.found(
+            Finding(
+                file=file.relative_to(self._folder).as_posix(),
+                offset=offset,
+                message=sentence,
+                split=name,
+                episode=number,
+                token=place if column in ("ids", "weights", "kinds", "length") else None,
+                record=record_key(conversation),
+                where=conversation.where,
+                stored=self._decoded(stored.ids[around]) if has_text else "",
+                derived=self._decoded(expected.ids[around]) if has_text else "",
+            )
+        )
+
+    def _about(self, conversation: Conversation, file: str, sentence: str) -> None:
+        key = record_key(conversation)
+        self._book.found(Finding(file=file, message=sentence, record=key, where=conversation.where))
+
+    def _decoded(self, ids: Sequence[int] | NDArray[Any]) -> str:
+        try:
+            return self._reference.tokenizer.decode(ids)
+        except TokenizerError:
+            return f"ids {[int(i) for i in ids]}"
+
+    def _finish(self) -> None:
+        """Nothing is left over: no episode, no rejected record, no difference in the ledger, no other packing."""
+        for name, split in self._splits.items():
+            if self._next[name] < split.episodes:
+                over = split.episodes - self._next[name]
+                self._book.wrong(name, f"has {over:,} episodes more than its inputs give, from {self._next[name]:,} on")
+            if isinstance(split, BlockSplit) and self._next[name] == split.episodes:
+                self._check_plan(name, split)
+        for count in (self._rejected - Counter()).values():
+            self._book.wrong(REJECTED, f"has {count:,} records that the inputs do not give, or twice")
+        self._check_ledger()
+
+    def _check_plan(self, name: str, split: BlockSplit) -> None:
+        """The rows hold the documents that the global plan puts there."""
+        lengths = np.array(self._lengths[name], dtype=np.int32)
+        planned = plan(lengths, split.capacity, self._recipe.packing.packing_strategy).order
+        at = 0
+        for file, documents in split.row_documents():
+            wrong = np.flatnonzero(documents != planned[at : at + len(documents)])
+            if len(wrong):
+                first = int(wrong[0])
+                self._book.found(
+                    Finding(
+                        file=file.relative_to(self._folder).as_posix(),
+                        offset=first * 8,
+                        split=name,
+                        message=f"document {documents[first]:,} stands where the plan has {planned[at + first]:,}",
+                    )
+                )
+            at += len(documents)
+
+    def _check_ledger(self) -> None:
+        """The ledger of the manifest is the one that the records give."""
+        stated = Ledger.from_json(self._manifest["ledger"])
+        for source, count in capped(self._recipe, self._manifest["inputs"]).items():
+            self._ledger.notes[source, "records_beyond_max_records"] += count
+        known = (*NOTES, "records_beyond_max_records")
+        said, derived = _flat(stated, known), _flat(self._ledger, known)
+        for key in sorted(set(said) | set(derived)):
+            if said[key] != derived[key]:
+                what = "/".join(filter(None, key[1:]))
+                self._book.wrong(
+                    MANIFEST, f"its ledger says {said[key]:,} {key[0]} {what}; the inputs give {derived[key]:,}"
+                )
+
+    def _describe(self, engine: str) -> None:
+        counts, template = self._book.counts, self._recipe.template
+        say = self._book.compared.append
+        fast = f", {counts['records_by_fast_path']:,} more by the fast path" if counts["records_by_fast_path"] else ""
+        say(f"{counts['records_derived']:,} records derived from their source by the slow path ({engine}){fast}")
+        say(f"{counts['episodes_compared']:,} episodes in ids, weights, kinds and columns; the ledger as a whole")
+        if counts["answers_proved"]:
+            say(
+                f"{counts['answers_proved']:,} of {counts['trained_messages']:,} trained answers by plain Jinja: the "
+                "context is the prompt a model would get, the span is the answer and its one stop"
+            )
+        if counts["contexts_equal"]:
+            say(f"the context of {counts['contexts_equal']:,} answers with their whole generation prompt")
+        for name, sentence in (
+            (
+                "contexts_that_change",
+                f"the context of {{:,}} answers: {template} writes it otherwise once messages follow",
+            ),
+            ("contexts_cut", "the context of {:,} answers that are in windows or cut"),
+            ("answers_that_go_on", "the context of {:,} messages that go on in a turn"),
+        ):
+            if counts[name]:
+                self._book.unchecked.append(sentence.format(counts[name]))
+
+
+class _Bulk:
+    """Records that are not in the sample: compiled by the fast path, a batch at a time."""
+
+    def __init__(self, pipeline: Pipeline, check: DeepCheck) -> None:
+        self._pipeline, self._check = pipeline, check
+        self._batch: list[Conversation] = []
+        self._characters = 0
+
+    def add(self, record: ReadRecord) -> None:
+        """Take a record; a full batch is compiled."""
+        copies = self._check.copies(record)
+        self._batch += copies
+        self._characters += sum(len(message.content) for one in copies for message in one.messages)
+        if len(self._batch) >= BATCH_ROWS or self._characters >= BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Compile and compare what has gathered."""
+        if not self._batch:
+            return
+        compiled = self._pipeline.compile(self._batch)
+        self._check.add_fast(len(self._batch), compiled.ledger)
+        for index, error in compiled.failed:
+            self._check.refuse(self._batch[index], error)
+        ids, offsets, weights, kinds = compiled.columns(range(len(compiled.tokens)))
+        for episode, index in enumerate(compiled.source_index.tolist()):
+            tokens = slice(int(offsets[episode]), int(offsets[episode + 1]))
+            turns = int(compiled.turns[episode])
+            self._check.compare(self._batch[index], Expected(ids[tokens], weights[tokens], kinds[tokens], turns))
+        self._batch, self._characters = [], 0
+
+
+def _flat(ledger: Ledger, notes: Sequence[str]) -> Counter[tuple[str, ...]]:
+    """All counts of a ledger under one kind of key; of the notes only those that are named."""
+    flat: Counter[tuple[str, ...]] = Counter()
+    flat.update({("tokens", *key): count for key, count in ledger.tokens.items()})
+    flat.update({("records", *key): count for key, count in ledger.records.items()})
+    flat.update({("notes", *key): count for key, count in ledger.notes.items() if key[1] in notes})
+    return flat
+
+
+def _differences(
+    stored: StoredEpisode, expected: Expected, conversation: Conversation, keep_kinds: bool
+) -> list[tuple[str, int, str]]:
+    """(column, first token, sentence) of everything that differs."""
+    found: list[tuple[str, int, str]] = []
+    short = min(len(stored.ids), len(expected.ids))
+    wrong = np.flatnonzero(stored.ids[:short] != expected.ids[:short])
+    if len(wrong):
+        place = int(wrong[0])
+        found.append(("ids", place, f"the id {stored.ids[place]} stands where {expected.ids[place]} must"))
+    if len(stored.ids) != len(expected.ids):
+        sentence = f"{len(stored.ids):,} tokens stand where {len(expected.ids):,} must"
+        found.append(("length", min(short, int(wrong[0]) if len(wrong) else short), sentence))
+        return found
+    weights = expected.weights.astype(np.float32)
+    for column, values, wanted in (("weights", stored.weights, weights), ("kinds", stored.kinds, expected.kinds)):
+        if values is None:
+            if column == "weights" or keep_kinds:
+                found.append((column, 0, "is not stored, and must be"))
+        elif len(wrong := np.flatnonzero(values != wanted)):
+            place = int(wrong[0])
+            found.append((column, place, f"{column} is {values[place]} where {wanted[place]} must stand"))
+    per_episode = {
+        "source": (stored.source, conversation.source),
+        "turns": (stored.turns, expected.turns),
+        "trained": (stored.trained, int(np.count_nonzero(weights))),
+        "record_id": (stored.record_id, record_key(conversation)),
+    }
+    for column, (value, must) in per_episode.items():
+        if value is not None and value != must:
+            found.append((column, 0, f"the column {column} has {value!r} where {must!r} must stand"))
+    return found
+
+
+def _lines(path: Path) -> Counter[bytes]:
+    """How often each rejected record is listed."""
+    counts: Counter[bytes] = Counter()
+    if path.is_file():
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    entry = json.loads(line)
+                    counts[_rejected_key(entry["where"], entry["id"], entry["reason"])] += 1
+                except (ValueError, KeyError, TypeError):
+                    counts[b""] += 1
+    return counts
+
+
+def _rejected_key(where: str, record_id: str, reason: str) -> bytes:
+    text = json.dumps([where, record_id, reason])
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -1,0 +1,364 @@
+"""The slow, obvious path of a record: one conversation, a reference tokenizer, and loops over single tokens.
+
+It shares templates, policies and the spans of overflow with the fast path, and none of its columns: texts are encoded
+one at a time by another library, every token gets its kind and weight by itself, and episodes are copied token by
+token. `verify --deep` compares the two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.compiler.ledger import Ledger, role_name
+from chatmill.compiler.pipeline import template_options
+from chatmill.compiler.recipe import Recipe
+from chatmill.core.conversation import Conversation, Message
+from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_of
+from chatmill.core.tokens import Tokens
+from chatmill.errors import DataError, TokenizerError
+from chatmill.label.policy import Policy, Scope
+from chatmill.label.presets import find_policy
+from chatmill.pack.overflow import Overflow
+from chatmill.pack.turns import outline
+from chatmill.pack.windows import Piece, newest_turns, windows
+from chatmill.render.jinja.expressions import Path, root
+from chatmill.render.jinja.rows import Counts, Row
+from chatmill.render.jinja.traced import Notes
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import bind, find_template
+from chatmill.render.row_items import Ids, TextPart, items_of
+from chatmill.tokenizer.backends import Engine
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.protocol import Tokenizer
+
+
+def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = None) -> tuple[Tokenizer, str]:
+    """The tokenizer of a recipe on its reference engine, and the engine's name.
+
+    Where no reference engine can encode the vocabulary it is the fast engine, and the name says so. `control_tokens`
+    are added where the recipe adds some; by default those of its template, which is then loaded.
+    """
+    try:
+        tokenizer = load_tokenizer(
+            recipe.tokenizer, pattern=recipe.pattern, engine=Engine.REFERENCE, strict_text=recipe.strict_text
+        )
+    except TokenizerError as error:
+        if "no reference engine" not in str(error):
+            raise
+        tokenizer = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, strict_text=recipe.strict_text)
+    if recipe.add_control_tokens:
+        names = find_template(recipe.template).control_tokens if control_tokens is None else control_tokens
+        tokenizer = with_control_tokens(tokenizer, names)
+    backend = getattr(tokenizer, "backend", None)
+    return tokenizer, "UTF-8" if backend is None else str(backend.name)
+
+
+def hash_share(key: str) -> Fraction:
+    """Where the hash of a key lies between 0 and 1."""
+    return Fraction(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big"), 2**64)
+
+
+def split_of(key: str, val_fraction: float) -> str:
+    """The split of a record, by the key it is known by."""
+    return "val" if hash_share(key) < Fraction(str(val_fraction)) else "train"
+
+
+def uses_of(key: str, weight: float) -> int:
+    """How often a record is used at a weight: the whole part, and once more by another hash of its key."""
+    whole, rest = divmod(Fraction(str(weight)), 1)
+    return int(whole) + (hash_share(f"weight\0{key}") < rest)
+
+
+class PlainRow:
+    """The tokens of one row, made one item after the other."""
+
+    def __init__(self, items: Sequence[Ids | TextPart], tokenizer: Tokenizer, known: dict[str, list[int]]) -> None:
+        """`known` keeps the ids of texts, so that the beginnings of one conversation are encoded once."""
+        self.ids: list[int] = []
+        self.kinds: list[int] = []
+        self.messages: list[int] = []
+        """Index of the message each token belongs to; -1 for none."""
+        self._tokenizer, self._known = tokenizer, known
+        piece: list[TextPart] = []
+        for item in items:
+            if piece and (isinstance(item, Ids) or item.opens):
+                self._encode(piece)
+                piece = []
+            if isinstance(item, Ids):
+                self._add(item.ids, item.kind, item.message)
+            else:
+                piece.append(item)
+        if piece:
+            self._encode(piece)
+
+    def _encode(self, piece: Sequence[TextPart]) -> None:
+        """The parts as one text; a token has the kind of the part its first byte lies in."""
+        text = "".join(part.text for part in piece)
+        if text not in self._known:
+            self._known[text] = self._tokenizer.encode(text)
+        ids = self._known[text]
+        ends = [self._tokens_before(prefix, text, ids) for prefix in accumulate(part.text for part in piece[:-1])]
+        for start, end, part in zip([0, *ends], [*ends, len(ids)], piece, strict=True):
+            self._add(ids[start:end], part.kind, part.message)
+
+    def _tokens_before(self, prefix: str, text: str, ids: list[int]) -> int:
+        """How many tokens of a text begin inside its prefix."""
+        if not getattr(self._tokenizer, "bytes_add_up", True):
+            encoded = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
+            points = self._tokenizer.split_points(encoded, np.zeros(1, dtype=np.int64), [prefix], [text])
+            return int(points[0])
+        size, at = len(self._tokenizer.normalize(prefix).encode()), 0
+        for count, token in enumerate(ids):
+            if at >= size:
+                return count
+            at += len(self._tokenizer.token_bytes(token))
+        return len(ids)
+
+    def _add(self, ids: Sequence[int], kind: int, message: int) -> None:
+        self.ids += ids
+        self.kinds += [kind] * len(ids)
+        self.messages += [message] * len(ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedEpisode:
+    """What an episode must hold; one value per token."""
+
+    ids: NDArray[np.uint32]
+    weights: NDArray[np.float32]
+    kinds: NDArray[np.uint8]
+    turns: int
+    """Assistant messages."""
+    unended: int
+    """Assistant messages that are trained, and their terminator is not."""
+
+    @property
+    def trained(self) -> int:
+        """Tokens with a weight above 0."""
+        return int(np.count_nonzero(self.weights))
+
+
+@dataclass(slots=True, kw_only=True)
+class Derived:
+    """One row of a conversation, rendered and labelled, and the episodes that overflow makes of it."""
+
+    ids: list[int]
+    kinds: list[int]
+    messages: list[int]
+    weights: list[float]
+    spans: list[list[Piece]] = field(default_factory=list)
+    """The spans of tokens of each episode."""
+    episodes: list[DerivedEpisode] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the record stands in one episode, uncut."""
+        return self.spans == [[Piece(0, len(self.ids))]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedRecord:
+    """All rows of a conversation."""
+
+    rows: list[Derived]
+    stripped: int
+    """Characters of contents and reasoning that no row shows."""
+    counts: Counts
+    spans: tuple[Row, ...] = ()
+    """The rows as text with its origins, for a model's template."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Options that the template was given for this record."""
+
+
+class Reference:
+    """A recipe bound to its reference tokenizer."""
+
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer) -> None:
+        """`tokenizer` comes from `reference_tokenizer`."""
+        self.recipe = recipe
+        self.policy = find_policy(recipe.policy or find_template(recipe.template).default_policy)
+        self.template = bind(recipe.template, tokenizer, template_options(recipe, self.policy))
+        self.tokenizer = self.template.tokenizer
+        self._known: dict[str, list[int]] = {}
+
+    def derive(self, conversation: Conversation) -> DerivedRecord:
+        """The tokens and episodes of a record; a `RecordError` where the template refuses it."""
+        self._known.clear()
+        spans: tuple[Row, ...] = ()
+        if isinstance(self.template, ModelTemplate):
+            self.template.check(conversation)
+            notes = Notes()
+            written = self.template.chat.write(conversation, notes)
+            spans, counts, options = written.rows, written.counts, dict(written.options)
+            items = [items_of(row, self.template.rules, notes) for row in spans]
+        else:
+            one = self.template.write(conversation)
+            items, counts, options = list(one.rows), one.counts, {}
+        rows = [self._row(conversation, row) for row in items]
+        return DerivedRecord(
+            rows=rows, stripped=_stripped(conversation, items), counts=counts, spans=spans, options=options
+        )
+
+    def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> Derived:
+        out = PlainRow(items, self.tokenizer, self._known)
+        derived = Derived(
+            ids=out.ids,
+            kinds=out.kinds,
+            messages=out.messages,
+            weights=token_weights(self.policy, out.kinds, out.messages, conversation.messages),
+        )
+        derived.spans = self._spans(derived)
+        derived.episodes = [_episode(derived, pieces) for pieces in derived.spans]
+        return derived
+
+    def prompt(self, conversation: Conversation, index: int) -> list[int]:
+        """The generation prompt of a message that is not the first: all before it, and what opens an answer."""
+        before = conversation._replace(messages=conversation.messages[:index])
+        return PlainRow(self.template.write_prompt(before), self.tokenizer, self._known).ids
+
+    def _spans(self, derived: Derived) -> list[list[Piece]]:
+        """What of the conversation stands in which episode, by the overflow policy."""
+        length, capacity = len(derived.ids), self.recipe.packing.max_length
+        if capacity is None or length <= capacity:
+            return [[Piece(0, length)]]
+        match self.recipe.packing.overflow:
+            case Overflow.DROP:
+                return []
+            case Overflow.CUT:
+                return [[Piece(0, capacity)]]
+            case Overflow.DROP_OLDEST_TURNS:
+                return [newest_turns(outline(_single_runs(derived), 0), capacity)]
+            case Overflow.WINDOWS:
+                return windows(
+                    outline(_single_runs(derived), 0),
+                    capacity,
+                    lambda start, end: any(weight > 0 for weight in derived.weights[start:end]),
+                )
+        raise DataError(f"the record has {length:,} tokens, the limit is {capacity:,}, and overflow is an error")
+
+
+def token_weights(
+    policy: Policy, kinds: Sequence[int], messages: Sequence[int], sources: Sequence[Message]
+) -> list[float]:
+    """The weight of every token: the policy's table, its scope, and the weight of the token's own message."""
+    table = {kind(role, part): weight for (role, part), weight in policy.weights.items()}
+    last_user = max((place for place, code in enumerate(kinds) if role_of(code) is RoleCode.USER), default=-1)
+    default = 0.0 if policy.only_weighted_messages else 1.0
+    weights: list[float] = []
+    for place, (code, message) in enumerate(zip(kinds, messages, strict=True)):
+        weight = 0.0 if code & REPEATED else table.get(code & ~MARK, 0.0)
+        if weight == 0 or (policy.scope is Scope.LAST_TURN and place <= last_user):
+            weights.append(0.0)
+            continue
+        own = sources[message].weight if message >= 0 else None
+        weights.append(float(np.float32(weight) * np.float32(default if own is None else own)))  # as it is stored
+    return weights
+
+
+def _single_runs(derived: Derived) -> Tokens:
+    """The conversation as a batch of one, in which every token is a run."""
+    count = len(derived.ids)
+    return Tokens(
+        ids=np.array(derived.ids, dtype=np.int32),
+        offsets=np.array([0, count], dtype=np.int64),
+        run_offsets=np.arange(count + 1, dtype=np.int64),
+        run_kinds=np.array(derived.kinds, dtype=np.uint8),
+        run_messages=np.array(derived.messages, dtype=np.int32),
+        conversation_runs=np.array([0, count], dtype=np.int64),
+        message_offsets=np.array([0, max(derived.messages, default=-1) + 1], dtype=np.int64),
+        message_weights=np.full(max(derived.messages, default=-1) + 1, np.nan, dtype=np.float32),
+    )
+
+
+def _episode(derived: Derived, pieces: Sequence[Piece]) -> DerivedEpisode:
+    """Copy the spans of one episode; what is injected is not trained."""
+    places = [(place, piece.injected) for piece in pieces for place in range(piece.start, piece.end)]
+    weights = [0.0 if injected else derived.weights[place] for place, injected in places]
+    kinds = [derived.kinds[place] for place, _ in places]
+    turns: list[tuple[bool, bool]] = []  # of each assistant message: is it trained; is its end, or does it go on
+    message = role_before = None
+    for (place, _), weight, code in zip(places, weights, kinds, strict=True):
+        role, part = role_of(code), part_of(code)
+        if role == RoleCode.ASSISTANT:
+            if derived.messages[place] != message:
+                message = derived.messages[place]
+                if turns and role_before == RoleCode.ASSISTANT:
+                    turns[-1] = turns[-1][0], True
+                turns.append((False, False))
+            trained, ended = turns[-1]
+            turns[-1] = trained or weight > 0, ended or (weight > 0 and part == Part.TERMINATOR)
+        role_before = role
+    return DerivedEpisode(
+        ids=np.array([derived.ids[place] for place, _ in places], dtype=np.uint32),
+        weights=np.array(weights, dtype=np.float32),
+        kinds=np.array(kinds, dtype=np.uint8),
+        turns=len(turns),
+        unended=sum(trained and not ended for trained, ended in turns),
+    )
+
+
+def account(ledger: Ledger, conversation: Conversation, record: DerivedRecord, overflow: str) -> None:
+    """Enter one built or dropped record, as the ledger of a build has it."""
+    source, dropped = conversation.source, not any(row.episodes for row in record.rows)
+    for row in record.rows:
+        _account_row(ledger, source, row)
+    outcome = ("skipped", f"overflow_{overflow}") if dropped else ("built", "")
+    ledger.records[source, *outcome] += 1
+    episodes = [episode for row in record.rows for episode in row.episodes]
+    notes = {
+        "stripped_characters": record.stripped,
+        "turns_that_later_messages_change": record.counts.unstable,
+        "turns_without_proof": record.counts.untrained,
+        "stops_appended": record.counts.appended,
+        "rows_added": len(record.rows) - 1,
+        "tokens_in_added_rows": sum(len(row.ids) for row in record.rows[:-1]),
+        "episodes": len(episodes),
+        "untrained_terminators": sum(episode.unended for episode in episodes),
+        "records_without_trained_tokens": int(not dropped and not any(episode.trained for episode in episodes)),
+    }
+    for name, count in notes.items():
+        ledger.notes[source, name] += count
+
+
+def _account_row(ledger: Ledger, source: str, derived: Derived) -> None:
+    dropped = not derived.episodes
+    kept = [False] * len(derived.ids)
+    injected: Counter[int] = Counter()
+    for piece in (piece for pieces in derived.spans for piece in pieces):
+        if piece.injected:
+            injected.update(derived.kinds[piece.start : piece.end])
+        else:
+            kept[piece.start : piece.end] = [True] * (piece.end - piece.start)
+    trained = [weight > 0 for weight in derived.weights]
+    for (code, is_trained, is_kept), count in Counter(zip(derived.kinds, trained, kept, strict=True)).items():
+        name = "trained" if is_trained else "context"
+        fate = name if is_kept else f"{'dropped' if dropped else 'cut'}_{name}"
+        ledger.tokens[source, role_name(role_of(code)), "rendered"] += count
+        ledger.tokens[source, role_name(role_of(code)), fate] += count
+    for code, count in injected.items():
+        ledger.tokens[source, role_name(role_of(code)), "injected"] += count
+
+
+def _stripped(conversation: Conversation, rows: Sequence[Sequence[Ids | TextPart]]) -> int:
+    """Characters of contents and reasoning that no row shows: of each text, what its best showing lacks."""
+    best: dict[Path, int] = {}
+    for row in rows:
+        here: Counter[Path] = Counter()
+        for item in row:
+            path = root(item.expression) if isinstance(item, TextPart) and item.expression else None
+            if path is not None:
+                here[path] += len(item.text)  # type: ignore[union-attr]
+        best |= {path: max(size, best.get(path, 0)) for path, size in here.items()}
+    total = 0
+    for k, message in enumerate(conversation.messages):
+        for name, text in (("content", message.content), ("reasoning", message.reasoning or "")):
+            total += max(0, len(text) - best.get((k, name), 0))
+    return total

@@ -1,0 +1,151 @@
+"""Builds that end by SIGKILL, in forked processes of one interpreter that has loaded everything before.
+
+Run as `python -m tests.compiler.killing` with a JSON object on the standard input; prints one JSON line for each kill:
+the child was killed at a named fault point, or before its n-th operation on a file (as the interpreter's audit events
+count them: creating, opening for writing, cutting, renaming, removing), then the build was resumed in another child.
+With `first`, a fault point, it is the resuming of a build that was killed there that is killed, and resumed once more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chatmill.compiler.chunk_job import pipeline_of
+from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
+from chatmill.compiler.recipe import recipe_of
+from chatmill.compiler.run import _recipe_text, run_build
+from tests.compiler.builds import digest, leftovers
+
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.utime", "os.link", "os.symlink"}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run something in a forked process; its exit status as `waitpid` gives it."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
+
+
+def watch_files(inside: Path, at: int, note: Path | None) -> None:
+    """From here on: SIGKILL before the `at`-th change of a file in a folder (0: never); `note` lists them all."""
+    prefix = str(inside)
+    seen = 0
+    busy = False
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal seen, busy
+        if busy or (event not in CHANGES and event != "open"):
+            return
+        path = arguments[0]
+        if event == "open" and not (isinstance(path, str) and isinstance(arguments[2], int) and arguments[2] & WRITING):
+            return
+        # Removing a tree names files relative to an open folder.
+        if not (os.fspath(path).startswith(prefix) or "/" not in os.fspath(path)):
+            return
+        seen += 1
+        if note is not None:
+            busy = True
+            with note.open("a") as file:
+                file.write(json.dumps([event, os.fspath(path), *map(str, arguments[1:2])]) + "\n")
+            busy = False
+        if seen == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def builder(order: dict[str, Any], out: Path, *, resume: bool = False) -> Callable[[], None]:
+    def work() -> None:
+        run_build(order["recipe"], out, workers=0, resume=resume, chunk_bytes=order["chunk_bytes"])
+
+    return work
+
+
+def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str, str]) -> dict[str, Any]:
+    """Resume, and say what came out."""
+    report: dict[str, Any] = {"killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL}
+    report["manifest_before"] = (out / "manifest.json").exists()
+    report["resumed"] = in_child(builder(order, out, resume=True)) == 0
+    report["equal"] = report["resumed"] and digest(out) == expected
+    report["leftovers"] = leftovers(out) if report["resumed"] else []
+    shutil.rmtree(out)
+    return report
+
+
+def kill_at_points(order: dict[str, Any], home: Path, expected: dict[str, str]) -> None:
+    for point in order["points"]:
+        log, out = home / "log", home / "out"
+
+        def work(point: str = point, log: Path = log, out: Path = out) -> None:
+            os.environ[FAULTS], os.environ[FAULTS_LOG] = point, str(log)
+            builder(order, out)()
+
+        status = in_child(work)
+        report = {"point": point, "hit": faults_hit(log), **after_kill(order, out, status, expected)}
+        log.unlink(missing_ok=True)
+        print(json.dumps(report), flush=True)
+
+
+def dying(order: dict[str, Any], out: Path) -> Callable[[], None]:
+    def work() -> None:
+        os.environ[FAULTS] = order["first"]
+        builder(order, out)()
+
+    return work
+
+
+def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str]) -> None:
+    note, out, left = home / "note", home / "out", home / "left"
+    if "first" in order:
+        assert in_child(dying(order, left)) == signal.SIGKILL, "the build was not killed"
+
+    def counted(at: int, note: Path | None) -> Callable[[], None]:
+        def work() -> None:
+            watch_files(out, at, note)
+            builder(order, out, resume=left.exists())()
+
+        if left.exists():
+            shutil.copytree(left, out)
+        return work
+
+    assert in_child(counted(0, note)) == 0, "the build that counts its operations failed"
+    shutil.rmtree(out)
+    operations = [json.loads(line) for line in note.read_text().splitlines()]
+    renames = [at for at, operation in enumerate(operations, 1) if operation[0] == "os.rename"]
+    # A kill before the operation that follows a rename is a kill after it; the last operation is never a rename.
+    around = sorted({*renames, *(at + 1 for at in renames)})
+    for at in around if order["kill"] == "renames" else range(1, len(operations) + 1):
+        status = in_child(counted(at, None))
+        report = {"at": at, "operation": operations[at - 1], **after_kill(order, out, status, expected)}
+        print(json.dumps({**report, "operations": len(operations), "renames": len(renames)}), flush=True)
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    pipeline_of(_recipe_text(recipe_of(order["recipe"]))).fingerprints  # noqa: B018 - made once, for all children
+    home = Path(order["home"])
+    assert in_child(builder(order, home / "whole")) == 0, "the undisturbed build failed"
+    expected = digest(home / "whole")
+    assert expected
+    (kill_at_points if "points" in order else kill_everywhere)(order, home, expected)
+
+
+if __name__ == "__main__":
+    main()

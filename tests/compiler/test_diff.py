@@ -1,0 +1,485 @@
+"""Comparing builds: pairing and comparison against slow references, and what a user sees of real builds."""
+
+from __future__ import annotations
+
+import json
+import re
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from chatmill.cli import diff as diff_command
+from chatmill.compiler.run import run_build
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import FormatError
+from chatmill.prove.compare.changes import changed_lines
+from chatmill.prove.compare.diff import Change, DatasetDiff, compare_documents, diff_datasets
+from chatmill.prove.compare.pairing import Keys, Match, pair_records
+from chatmill.store import documents as documents_module
+from chatmill.store.documents import Documents, open_dataset
+from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.receipts import receipt_bytes, sealed
+
+Record = dict[str, Any]
+
+
+# --- pairing ------------------------------------------------------------------------------------------------------
+
+
+def keys_of(records: Sequence[Record]) -> Keys:
+    content = np.array([[r["content"], 7] for r in records], dtype=np.uint64).reshape(-1, 2)
+    return Keys(
+        split=np.array([r["split"] for r in records], dtype=np.int32),
+        source=np.array([r["source"] for r in records], dtype=np.int32),
+        record=np.array([[3, r["id"]] for r in records], dtype=np.uint64).reshape(-1, 2),
+        named=np.array([r["named"] for r in records], dtype=np.bool_),
+        content=lambda numbers: content[numbers],
+    )
+
+
+def slow_partners(a: Sequence[Record], b: Sequence[Record]) -> list[int]:
+    """The same rules, one record at a time."""
+    partner, taken = [-1] * len(a), set[int]()
+
+    def level(key: Callable[[Record], Any], who: Callable[[Record], bool]) -> None:
+        for i, one in enumerate(a):
+            if partner[i] >= 0 or not who(one):
+                continue
+            for j, other in enumerate(b):
+                if j not in taken and who(other) and key(one) == key(other):
+                    partner[i] = j
+                    taken.add(j)
+                    break
+
+    for parts in (("id", "split", "source"), ("id", "split"), ("id",)):
+        level(lambda r, parts=parts: [r[p] for p in parts], lambda r: r["named"])
+    for parts in (("content", "split"), ("content",)):
+        level(lambda r, parts=parts: [r[p] for p in parts], lambda r: True)
+
+    both_named = any(r["named"] for r in a) and any(r["named"] for r in b)
+    anchors = {i: j for i, j in enumerate(partner) if j >= 0 and a[i]["split"] == b[j]["split"]}
+
+    def anchor_a(i: int) -> int:
+        before = [k for k in anchors if k < i]
+        return anchors[max(before)] if before and b[anchors[max(before)]]["split"] == a[i]["split"] else -1
+
+    def anchor_b(j: int) -> int:
+        before = [k for k in anchors.values() if k < j]
+        return max(before) if before and b[max(before)]["split"] == b[j]["split"] else -1
+
+    for i, one in enumerate(a):
+        for j, other in enumerate(b):
+            free = partner[i] < 0 and j not in taken and not (both_named and (one["named"] or other["named"]))
+            if free and (one["split"], anchor_a(i)) == (other["split"], anchor_b(j)):
+                partner[i] = j
+                taken.add(j)
+                break
+    return partner
+
+
+records = st.lists(
+    st.fixed_dictionaries(
+        {
+            "split": st.integers(0, 1),
+            "source": st.integers(0, 1),
+            "id": st.integers(0, 4),
+            "named": st.booleans(),
+            "content": st.integers(0, 5),
+        }
+    ).map(dict),
+    max_size=12,
+).map(lambda rows: sorted(rows, key=lambda r: r["split"]))
+
+
+@settings(max_examples=150)
+@given(a=records, b=records, all_named=st.sampled_from([None, (True, True), (False, True), (False, False)]))
+def test_pairing_is_that_of_the_slow_rules(
+    a: list[Record], b: list[Record], all_named: tuple[bool, bool] | None
+) -> None:
+    if all_named is not None:
+        a, b = ([{**r, "named": flag} for r in side] for side, flag in zip((a, b), all_named, strict=True))
+    pairs = pair_records(keys_of(a), keys_of(b))
+    assert pairs.partner.tolist() == slow_partners(a, b)
+    found = [j for j in pairs.partner.tolist() if j >= 0]
+    assert len(found) == len(set(found)) == sum(pairs.matched.values())
+    assert sorted([*found, *pairs.only_in_b.tolist()]) == list(range(len(b)))
+
+
+def test_the_same_records_in_the_same_order_need_no_sorting() -> None:
+    rows = [{"split": 0, "source": 0, "id": i % 3, "named": True, "content": i} for i in range(9)]
+    keys = keys_of(rows)
+    assert pair_records(keys, keys).partner.tolist() == list(range(9)) == slow_partners(rows, rows)
+
+
+# --- comparing ----------------------------------------------------------------------------------------------------
+
+
+def batch(rows: Sequence[tuple[list[int], list[float], list[int]]], *, weights: bool, kinds: bool) -> Documents:
+    ids, values, codes = ([v for row in rows for v in row[i]] for i in range(3))
+    return Documents(
+        ids=np.array(ids, dtype=np.uint32),
+        offsets=offsets_of(np.array([len(row[0]) for row in rows], dtype=np.int64)),
+        weights=np.array(values, dtype=np.float32) if weights else None,
+        kinds=np.array(codes, dtype=np.uint8) if kinds else None,
+    )
+
+
+@st.composite
+def row(draw: st.DrawFn) -> tuple[list[int], list[float], list[int]]:
+    length = draw(st.integers(1, 4))
+    return (
+        draw(st.lists(st.integers(0, 1), min_size=length, max_size=length)),
+        draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=length, max_size=length)),
+        draw(st.lists(st.sampled_from([26, 34]), min_size=length, max_size=length)),
+    )
+
+
+@settings(max_examples=150)
+@given(pairs=st.lists(st.tuples(row(), row(), st.integers(0, 4)), max_size=8), flags=st.tuples(*[st.booleans()] * 3))
+def test_comparison_is_that_of_a_loop(pairs: list[Any], flags: tuple[bool, bool, bool]) -> None:
+    weights_a, kinds_a, kinds_b = flags
+    made, wanted = [], []
+    for one, other, like in pairs:
+        # Half of the pairs share a part, so that every answer comes up.
+        new = tuple(one[i] if len(one[i]) == len(other[i]) and like > i else other[i] for i in range(3))
+        new = one if like == 4 else new
+        made.append((one, new))
+        old_weights = one[1] if weights_a else [1.0] * len(one[0])
+        if one[0] != new[0]:
+            wanted.append(3)
+        elif old_weights != new[1]:
+            wanted.append(2)
+        else:
+            wanted.append(int(kinds_a and kinds_b and one[2] != new[2]))
+    a = batch([one for one, _ in made], weights=weights_a, kinds=kinds_a)
+    b = batch([other for _, other in made], weights=True, kinds=kinds_b)
+    assert compare_documents(a, b).tolist() == wanted
+
+
+def replayed(lines: Sequence[Any], old: list[int], sign: str) -> list[int]:
+    """The tokens of one side, put together again from the lines and the other side's equal stretches."""
+    out: list[int] = []
+    for line in lines:
+        if line.sign == " ":
+            out += old[len(out) : len(out) + line.tokens]
+        elif line.sign == sign:
+            ids = line.ids.tolist()
+            out += old[len(out) : len(out) + line.before]
+            out += ids
+            out += old[len(out) : len(out) + line.after]
+    return out
+
+
+@settings(max_examples=150)
+@given(one=row(), other=row(), shared=st.lists(st.integers(0, 9), max_size=40))
+def test_lines_hold_every_token_of_both_sides(one: Any, other: Any, shared: list[int]) -> None:
+    def around(r: Any) -> Any:
+        extra = len(shared)
+        return shared + r[0] + shared, [0.0] * extra + r[1] + [1.0] * extra, [26] * extra + r[2] + [34] * extra
+
+    a, b = around(one), around(other)
+    lines = changed_lines(batch([a], weights=True, kinds=True), batch([b], weights=True, kinds=True))
+    assert replayed(lines, a[0], "-") == a[0]
+    assert replayed(lines, b[0], "+") == b[0]
+    assert all(line.tokens for line in lines)
+    if a == b:
+        assert [line.sign for line in lines] == [" "]
+    else:
+        assert any(line.sign in "-+" for line in lines)
+
+
+# --- real builds --------------------------------------------------------------------------------------------------
+
+
+def conversation(number: int, answer: str | None = None) -> Record:
+    return {
+        "id": f"talk-{number}",
+        "messages": [
+            {"role": "user", "content": f"What is {number} plus {number}?"},
+            {"role": "assistant", "content": answer or f"It is {2 * number}."},
+            {"role": "user", "content": "And one more?"},
+            {"role": "assistant", "content": f"{2 * number + 1}, of course."},
+        ],
+    }
+
+
+TALKS = [conversation(number) for number in range(12)]
+
+
+def write(path: Path, talks: Sequence[Record], *, ids: bool = True) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(talk if ids else {"messages": talk["messages"]}) for talk in talks]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def built(out: Path, talks: Sequence[Record] = TALKS, *, ids: bool = True, **options: Any) -> Path:
+    """Build some talks; their file has the same name whatever the folder, so that sources are named alike."""
+    file = write(out.parent / "input" / out.name / "talks.jsonl", talks, ids=ids)
+    recipe = {
+        "sources": [{"path": str(file)}],
+        "tokenizer": "bytes",
+        "template": "chatml",
+        "add_control_tokens": True,
+        **options,
+    }
+    run_build(recipe, out, workers=0)
+    return out
+
+
+BLOCKS = {"format": "blocks", "packing": {"max_length": 400}}
+
+
+def counts(found: DatasetDiff) -> dict[str, int]:
+    return {str(change): count for change, count in found.counts.items() if count}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("base") / "a")
+
+
+@pytest.fixture(scope="module")
+def base_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("base") / "blocks", **BLOCKS)
+
+
+def test_equal_builds(base: Path, tmp_path: Path) -> None:
+    found = diff_datasets(base, built(tmp_path / "b"))
+    assert found.equal
+    assert counts(found) == {"equal": 12}
+    assert found.totals_a == found.totals_b
+    assert found.totals_a.records == 12
+    assert found.totals_a.trained > 100
+    assert not found.shown
+    assert found.matched[Match.RECORD_ID] == 12
+    assert all(item.what.startswith("input ") or item.what.endswith(".path") for item in found.manifest)
+
+
+def test_another_policy_changes_weights_alone(base: Path, tmp_path: Path) -> None:
+    found = diff_datasets(base, built(tmp_path / "b", policy="last_turn"), show=2)
+    assert not found.equal
+    assert counts(found) == {"weights": 12}
+    assert found.totals_a.tokens == found.totals_b.tokens
+    assert found.totals_b.trained < found.totals_a.trained
+    named = {item.what: (item.a, item.b) for item in found.manifest}
+    assert named["recipe.policy"] == (None, "last_turn")
+    assert named["policy"][0].startswith("assistant (")
+    assert len(found.shown) == 2
+    first = found.shown[0]
+    assert (first.record_id, first.place_a, first.place_b) == ("talk-0", ("train", 0), ("train", 0))
+    changed = [line for line in first.lines if line.sign != " "]
+    assert [(line.sign, line.weight) for line in changed[:2]] == [("-", 1.0), ("+", 0.0)]
+    assert bytes(changed[0].ids.tolist()) == b"It is 0."
+
+
+def test_edited_added_and_removed_records(base: Path, tmp_path: Path) -> None:
+    talks = [talk for talk in TALKS if talk["id"] != "talk-3"]
+    talks[5] = conversation(6, "I do not know.")
+    talks.insert(2, conversation(99))
+    found = diff_datasets(base, built(tmp_path / "b", talks))
+    assert counts(found) == {"only_in_a": 1, "only_in_b": 1, "ids": 1, "equal": 10}
+    assert [(r.record_id, r.change) for r in found.shown] == [
+        ("talk-6", Change.IDS),
+        ("talk-3", Change.ONLY_IN_A),
+        ("talk-99", Change.ONLY_IN_B),
+    ]
+    texts = [(line.sign, bytes(line.ids.tolist()).decode()) for line in found.shown[0].lines if line.sign != " "]
+    assert texts == [("-", "It is 12."), ("+", "I do not know.")]
+    assert found.totals_b.tokens - found.totals_a.tokens == sum(r.b.tokens - r.a.tokens for r in found.shown)
+    assert any(item.what.startswith("input ") for item in found.manifest)
+
+
+def test_another_order_and_another_source_name_are_no_change(base: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "input" / "renamed.jsonl", TALKS[::-1])
+    recipe = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+    run_build({**recipe, "sources": [{"path": str(file)}]}, tmp_path / "b", workers=0)
+    found = diff_datasets(base, tmp_path / "b")
+    assert found.equal
+    assert any("another order" in note for note in found.notes)
+
+
+def test_records_without_ids_are_followed_when_lines_move(tmp_path: Path) -> None:
+    a = built(tmp_path / "a", ids=False)
+    talks = [conversation(50), *TALKS]
+    talks[7] = conversation(6, "Something else.")
+    found = diff_datasets(a, built(tmp_path / "b", talks, ids=False))
+    assert counts(found) == {"equal": 11, "ids": 1, "only_in_b": 1}
+    assert (found.matched[Match.CONTENT], found.matched[Match.PLACE]) == (11, 1)
+    # The very same file: its places are as good as ids, whatever changed in the recipe.
+    file = tmp_path / "input" / "a" / "talks.jsonl"
+    recipe = {"sources": [{"path": str(file)}], "tokenizer": "bytes", "template": "token_native"}
+    run_build({**recipe, "add_control_tokens": True}, tmp_path / "c", workers=0)
+    found = diff_datasets(a, tmp_path / "c")
+    assert counts(found) == {"ids": 12}
+    assert found.matched[Match.RECORD_ID] == 12
+
+
+def test_windows_are_matched_one_by_one(base: Path, tmp_path: Path) -> None:
+    cut = {"packing": {"max_length": 80, "overflow": "windows"}}
+    a, b = built(tmp_path / "a", **cut), built(tmp_path / "b", [*TALKS[:4], conversation(4, "No."), *TALKS[5:]], **cut)
+    assert len(open_dataset(a).splits["train"]) > 12
+    found = diff_datasets(a, b)
+    assert found.counts[Change.IDS] == 1
+    assert found.differing == 1
+    assert diff_datasets(base, a).counts[Change.ONLY_IN_B] == len(open_dataset(a).splits["train"]) - 12
+
+
+def test_records_in_another_split(base: Path, tmp_path: Path) -> None:
+    found = diff_datasets(base, built(tmp_path / "b", split={"val_fraction": 0.4}), show=3)
+    assert counts(found) == {"equal": 12}
+    assert 0 < found.moved < 12
+    assert found.differing == found.moved
+    assert not found.equal
+    assert found.shown[0].place_b == ("val", 0)
+    assert not any("another order" in note for note in found.notes)
+
+
+def test_blocks_and_episodes_of_the_same_records(base: Path, base_blocks: Path) -> None:
+    found = diff_datasets(base, base_blocks)
+    assert found.equal
+    assert found.matched[Match.CONTENT] == 12
+    assert any("B stores no ids of records" in note for note in found.notes)
+    assert {item.what for item in found.manifest} >= {"recipe.format", "recipe.packing.max_length"}
+
+
+def test_two_builds_of_blocks(base_blocks: Path, tmp_path: Path) -> None:
+    talks = [*TALKS[:4], conversation(77), conversation(4, "Eight."), *TALKS[5:]]
+    found = diff_datasets(base_blocks, built(tmp_path / "b", talks, **BLOCKS))
+    assert counts(found) == {"equal": 11, "ids": 1, "only_in_b": 1}
+    assert found.shown[0].place_a == ("train", 4)
+    other_policy = built(tmp_path / "c", policy="all", **BLOCKS)
+    assert counts(diff_datasets(base_blocks, other_policy)) == {"weights": 12}
+
+
+def test_sizes_of_batches_change_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = built(tmp_path / "b", [*TALKS[3:], conversation(1, "Two!")], split={"val_fraction": 0.3})
+    whole = diff_datasets(base, other, show=20).as_json()
+    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 100)
+    assert diff_datasets(base, other, show=20).as_json() == whole
+    assert len(whole["changed"]) == whole["differing"] > 4
+
+
+def test_memory_does_not_hold_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.RandomState(0)
+    for name in ("a", "b"):
+        with EpisodeWriter(tmp_path / name, "train") as writer:
+            for number in range(200):
+                writer.append(np.full(20_000, number), np.arange(20_000) % 2, record_id=f"{rng.randint(10**9)}-{name}")
+    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 1 << 15)
+    tracemalloc.start()
+    found = diff_datasets(tmp_path / "a", tmp_path / "b")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert counts(found) == {"equal": 200}
+    assert found.totals_a.tokens == 4_000_000
+    assert peak < 4_000_000, "less than one byte for each of 4 million tokens"
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+app = typer.Typer()
+app.command("diff")(diff_command.command)
+app.command("other")(lambda: None)
+
+
+def run(*arguments: str | Path) -> Any:
+    return CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke(app, ["diff", *map(str, arguments)])
+
+
+def test_the_command_shows_changes_without_colour(base: Path, tmp_path: Path) -> None:
+    talks = [conversation(0, "It is 0, \x1b[31mI\nthink."), *TALKS[1:]]
+    done = run(base, built(tmp_path / "b", talks))
+    assert done.exit_code == 1
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("- assistant.content      \u258c It is 0.") for line in lines)
+    assert any(line.startswith("+ assistant.content      \u258c It is 0, \u241b[31mI") for line in lines)
+    assert any(line.startswith("+ ") and line.endswith("\u258c think.") for line in lines)
+    assert any("equal tokens" in line for line in lines)
+    assert "1 record differs." in done.stdout
+    assert "talk-0 \u00b7 ids changed" in done.stdout
+
+
+def test_the_command_on_equal_builds(base: Path, base_blocks: Path) -> None:
+    done = run(base, base_blocks)
+    assert done.exit_code == 0
+    assert "All records are equal." in done.stdout
+
+
+def test_the_command_gives_json(base: Path, tmp_path: Path) -> None:
+    done = run(base, built(tmp_path / "b", policy="all"), "--json", "--show", "1")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert found["counts"]["weights"] == found["differing"] == 12
+    (changed,) = found["changed"]
+    assert changed["lines"][0]["kind"] == "user.header"
+    assert changed["lines"][0]["text"].startswith("<|im_start|>user")
+
+
+def test_a_tokenizer_that_is_not_the_same_any_more_is_not_used(base: Path, tmp_path: Path) -> None:
+    other = built(tmp_path / "b", policy="all")
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["tokenizer"]["fingerprint"] = "0" * 64
+    (other / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
+    found = diff_datasets(base, other, show=1)
+    assert found.decoders[0] is not None
+    assert found.decoders[1] is None
+    assert any(note.startswith("B: ids are shown") and "fingerprint" in note for note in found.notes)
+    done = run(base, other, "-n", "1")
+    assert any(line.startswith("+ user.header") and line.split()[-1].isdigit() for line in done.stdout.splitlines())
+    manifest["tokenizer"]["given_as"] = "gone/tokenizer.json"
+    (other / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
+    assert any("does not load" in note for note in diff_datasets(base, other, show=1).notes)
+
+
+@pytest.mark.parametrize("page", ["diff", "export"])
+def test_code_of_the_pages_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], page: str
+) -> None:
+    built(tmp_path / "data" / "monday")
+    built(tmp_path / "data" / "tuesday", policy="last_turn")
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "commands" / f"{page}.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    assert len(blocks) == 1
+    exec(compile(blocks[0], page, "exec"), {"__name__": "docs"})
+    out = capsys.readouterr().out
+    assert ("talk-0 weights ('train', 0) ('train', 0)" if page == "diff" else "blocks hold no facts") in out
+
+
+def test_what_cannot_be_compared_is_said(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no such folder"):
+        diff_datasets(base, tmp_path / "nothing")
+    with pytest.raises(FormatError, match="give the folder above it"):
+        diff_datasets(base, base / "train")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FormatError, match="holds no split"):
+        diff_datasets(tmp_path / "empty", base)
+    (tmp_path / "begun" / ".build").mkdir(parents=True)
+    with pytest.raises(FormatError, match="unfinished build"):
+        diff_datasets(tmp_path / "begun", base)
+
+
+def test_plain_episodes_without_manifest_or_masks(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path / "a", "train") as writer:
+        writer.append([1, 2, 3])
+        writer.append([4, 5])
+    with EpisodeWriter(tmp_path / "b", "train") as writer:
+        writer.append([1, 2, 3], [1, 1, 1])
+        writer.append([4, 5], [1, 0.5])
+    found = diff_datasets(tmp_path / "a", tmp_path / "b")
+    assert counts(found) == {"equal": 1, "weights": 1}
+    assert sum("has no manifest" in note for note in found.notes) == 2
+    assert sum("no kinds" in note for note in found.notes) == 2
+    assert any("A, train: no weights" in note for note in found.notes)
+    lines = [(line.sign, line.kind, line.weight, line.ids.tolist()) for line in found.shown[0].lines]
+    assert lines == [(" ", None, 0.0, []), ("-", None, 1.0, [5]), ("+", None, 0.5, [5])]

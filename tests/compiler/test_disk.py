@@ -1,0 +1,189 @@
+"""Disks that are full or must not be written to: one clear error, no half dataset, and the build can go on."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from chatmill.compiler import faults
+from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
+from chatmill.compiler.publish import StorageError
+from chatmill.compiler.run import run_build
+from chatmill.errors import ChatmillError
+from tests.cli.run import chatmill
+from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
+
+FULL = [
+    "after_spool_write:1",
+    "before_spool_rename:1",
+    "after_state_write:1",
+    "after_part_write:2",
+    "before_receipt:1",
+    "before_receipt_rename:2",
+    "before_part_folder_rename:2",
+    "during_join:1",
+    "during_join:3",
+    "before_journal:2",
+    "after_journal:2",
+    "after_part_removal:2",
+    "before_split_move:2",
+    "before_rejected_rename:1",
+    "before_manifest:1",
+    "before_manifest_file_rename:1",
+]
+
+
+@pytest.fixture(scope="module")
+def expected(fast_module: Path) -> dict[str, str]:
+    run_build(mixed_recipe(write_inputs(fast_module / "in")), fast_module / "whole", workers=0)
+    return digest(fast_module / "whole")
+
+
+def published(out: Path) -> list[str]:
+    """What stands in the folder beside the work folder."""
+    return sorted(path.name for path in out.iterdir() if path.name != ".build") if out.exists() else []
+
+
+@pytest.mark.parametrize("point", FULL)
+def test_a_full_disk(
+    expected: dict[str, str], fast_module: Path, fast: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    recipe = mixed_recipe(fast_module / "in")
+    monkeypatch.setattr(faults, "_hits", Counter())
+    monkeypatch.setenv(FAULTS, f"{point}:enospc")
+    monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
+    with pytest.raises(StorageError, match=r"No space left on device \(ENOSPC\); free some space") as caught:
+        run_build(recipe, fast / "out", workers=0, chunk_bytes=8000)
+    assert caught.value.path.startswith(str(fast / "out"))
+    assert faults_hit(fast / "log") == [point.split(":")[0]]
+    assert published(fast / "out") == []
+    assert not list((fast / "out").rglob(".tmp-*")), "what takes up space and is of no use was not removed"
+    monkeypatch.delenv(FAULTS)
+    run_build(recipe, fast / "out", workers=0, resume=True)
+    assert digest(fast / "out") == expected
+    assert leftovers(fast / "out") == []
+
+
+def test_a_full_disk_on_the_command_line(fast: Path) -> None:
+    path = write_jsonl(fast / "chats.jsonl", chats(40))
+    command = [
+        "build",
+        path,
+        "-o",
+        fast / "out",
+        "-t",
+        "bytes",
+        "--add-control-tokens",
+        "-w",
+        "2",
+        "--chunk-bytes",
+        "4000",
+    ]
+    done = chatmill(*command, env={FAULTS: "after_part_write:2:enospc"})
+    text = " ".join(done.stderr.replace("│", " ").split())
+    assert done.returncode == 2
+    assert done.stderr.count("chatmill: ") == 1, "one message"
+    assert "No space left on device (ENOSPC); free some space there" in text
+    assert "can then be resumed" in text
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert published(fast / "out") == []
+    again = chatmill(*command, "--resume")
+    assert again.returncode == 0, again.stderr
+
+
+def test_files_that_may_not_grow(fast: Path) -> None:
+    """A real limit of the system, met in the middle of writing."""
+    path = write_jsonl(fast / "chats.jsonl", chats(400, 6, words=60))
+    recipe = fast / "recipe.yaml"
+    recipe.write_text(json.dumps(plain_recipe(path)))
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)); "
+        "from chatmill.cli import main; main()"
+    )
+    command = [sys.executable, "-c", code, "build", recipe, "-o", fast / "out", "-w", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "File too large" in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert published(fast / "out") == []
+    run_build(recipe, fast / "out", workers=0, resume=True)
+    run_build(recipe, fast / "whole", workers=0)
+    assert digest(fast / "out") == digest(fast / "whole")
+
+
+WITHOUT_PRIVILEGE = """
+import ctypes, os, sys
+if os.geteuid() == 0 and ctypes.CDLL(None).prctl(24, 1, 0, 0, 0):  # PR_CAPBSET_DROP, CAP_DAC_OVERRIDE
+    sys.exit(77)
+os.execv(sys.executable, [sys.executable, "-c", "from chatmill.cli import main; main()", *sys.argv[1:]])
+"""
+"""Runs the command line; root gives up writing where the permissions do not allow it."""
+
+
+@pytest.mark.parametrize("place", ["there", "below"])
+def test_a_folder_that_may_not_be_written_to(fast: Path, place: str) -> None:
+    path = write_jsonl(fast / "chats.jsonl", chats(3))
+    locked = fast / "locked"
+    locked.mkdir(mode=0o555)
+    out = locked if place == "there" else locked / "out"
+    options = ["build", path, "-o", out, "-t", "bytes", "--add-control-tokens", "-w", "1"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PRIVILEGE, *options], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("root cannot give up its privilege here")
+    assert done.returncode == 2, done.stderr
+    text = " ".join(done.stderr.replace("│", " ").split())
+    assert "Permission denied (EACCES); choose a folder you may write to" in text
+    assert "Traceback" not in done.stderr
+    assert not list(locked.iterdir())
+
+
+def test_a_folder_below_a_file(fast: Path) -> None:
+    path = write_jsonl(fast / "chats.jsonl", chats(3))
+    with pytest.raises(ChatmillError, match=r"cannot create the folder: (Not a directory|File exists)"):
+        run_build(plain_recipe(path), path / "out", workers=0)
+    with pytest.raises(ChatmillError, match="cannot create the folder: File exists"):
+        run_build(plain_recipe(path), path, workers=0)
+
+
+def test_two_builds_in_one_folder_at_a_time(fast: Path) -> None:
+    from chatmill.compiler.lock import folder_lock
+
+    path = write_jsonl(fast / "chats.jsonl", chats(3))
+    (fast / "out").mkdir()
+    for shared in (False, True):
+        with (
+            folder_lock(fast / "out", shared=shared),
+            pytest.raises(ChatmillError, match="another build is at work in this folder now"),
+        ):
+            run_build(plain_recipe(path), fast / "out", workers=0)
+    with folder_lock(fast / "out", shared=True):
+        run_build(plain_recipe(path), fast / "out", workers=0, shard=(0, 1))
+    run_build(plain_recipe(path), fast / "out", workers=0, resume=True)
+    assert leftovers(fast / "out") == []
+
+
+def test_few_open_files_are_enough_for_many_parts(fast: Path) -> None:
+    """The final join opens one part at a time, whatever the format."""
+    path = write_jsonl(fast / "chats.jsonl", chats(150))
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); import sys, json; "
+        "from chatmill.compiler.run import run_build; "
+        "run_build(json.loads(sys.argv[1]), sys.argv[2], workers=0, chunk_bytes=1000)"
+    )
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64
+    for name in ("episodes", "blocks"):
+        recipe = plain_recipe(path, format=name, packing={"max_length": 400, "overflow": "windows"})
+        recipe["gates"] = {"records_without_trained_tokens": None}
+        command = [sys.executable, "-c", code, json.dumps(recipe), str(fast / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert leftovers(fast / name) == []

@@ -1,0 +1,143 @@
+"""No chunk is compiled with an engine that nobody has checked: the driver asks the reference, each worker compares."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatmill.compiler import chunk_job, run
+from chatmill.compiler.chunk_job import checked_pipeline, pipeline_of
+from chatmill.compiler.engines.local import LocalExecutor
+from chatmill.compiler.plain_recipe import plain_recipe as worker_recipe
+from chatmill.compiler.recipe import recipe_of
+from chatmill.compiler.run import run_build
+from chatmill.tokenizer import tiktoken_file
+from chatmill.tokenizer.backends import Engine, GigatokenBackend
+from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_jsonl
+from tests.data.tokenizer_files import unpacked
+
+TEMPLATE = """
+import os
+
+from chatmill.render.templates.token_native import TokenNative
+from chatmill.tokenizer.backends import GigatokenBackend
+
+original = GigatokenBackend.encode_batch, GigatokenBackend.from_json
+
+
+def wrong(self, texts):
+    ids, offsets = original[0](self, texts)
+    return ids[::-1].copy(), offsets
+
+
+def missing(text):
+    raise RuntimeError("no such engine")
+
+
+if os.environ.get("TEST_ENGINE") == "wrong":
+    GigatokenBackend.encode_batch = wrong
+if os.environ.get("TEST_ENGINE") == "missing":
+    GigatokenBackend.from_json = missing
+
+
+class Own(TokenNative):
+    pass
+"""
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has loaded nothing yet."""
+    monkeypatch.setattr(chunk_job, "_KEPT", {})
+
+
+@pytest.fixture
+def recipe(fast: Path) -> dict[str, Any]:
+    (fast / "own.py").write_text(TEMPLATE)
+    path = write_jsonl(fast / "chats.jsonl", chats(60))
+    return plain_recipe(path, tokenizer=str(unpacked("gpt2")), template=str(fast / "own.py"))
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("engine", ["wrong", "missing"])
+def test_workers_with_a_bad_engine_build_the_same_bytes(
+    engine: str, prepared: bool, recipe: dict[str, Any], fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
+) -> None:
+    run_build(recipe, fast / "good", workers=1, chunk_bytes=4000)
+    if not prepared:
+        monkeypatch.setattr(LocalExecutor, "prepare", lambda self, job, spec, most: None)
+    monkeypatch.setenv("TEST_ENGINE", engine)
+    run_build(recipe, fast / "bad", workers=2, chunk_bytes=4000)
+    assert digest(fast / "bad") == digest(fast / "good")
+    assert leftovers(fast / "bad") == []
+
+
+def test_the_driver_needs_no_fast_engine(
+    recipe: dict[str, Any], fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
+) -> None:
+    def refuse(text: bytes) -> Any:
+        raise AssertionError("the driver loads gigatoken")
+
+    run_build(recipe, fast / "here", workers=0)
+    chunk_job._KEPT.clear()
+    monkeypatch.setattr(GigatokenBackend, "from_json", refuse)
+    run_build(recipe, fast / "there", workers=1)
+    assert digest(fast / "there") == digest(fast / "here")
+
+
+def test_one_process_loads_each_engine_once(
+    recipe: dict[str, Any], fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
+) -> None:
+    loaded = []
+    original = GigatokenBackend.from_json
+
+    def count(text: bytes) -> GigatokenBackend:
+        loaded.append(len(text))
+        return original(text)
+
+    monkeypatch.setattr(GigatokenBackend, "from_json", count)
+    run_build(recipe, fast / "here", workers=0, chunk_bytes=4000)
+    run_build(recipe, fast / "again", workers=0, chunk_bytes=4000)
+    assert len(loaded) == 1
+    assert digest(fast / "here") == digest(fast / "again")
+
+
+def test_an_engine_is_used_after_it_gave_the_answers(recipe: dict[str, Any], forgotten: None) -> None:
+    text = json.dumps(recipe_of(recipe).as_json())
+    answers = pipeline_of(text, Engine.REFERENCE).answers
+    assert answers is not None
+    unchecked = pipeline_of(text, Engine.UNCHECKED)
+    assert checked_pipeline(text, answers) is unchecked
+    assert pipeline_of(text) is unchecked
+    chunk_job._KEPT.clear()
+    other = type(answers)(ids=answers.ids[::-1], normalized=answers.normalized)
+    unchecked = pipeline_of(text, Engine.UNCHECKED)
+    own = checked_pipeline(text, other)  # the answers are at fault here: the engine agrees with the reference
+    assert own is not unchecked
+    assert own.template.tokenizer.backend.name == "gigatoken"  # type: ignore[attr-defined]
+
+
+def test_without_a_reference_the_driver_has_the_fast_engine(
+    fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
+) -> None:
+    recipe = recipe_of(plain_recipe(write_jsonl(fast / "chats.jsonl", chats(9)), tokenizer="o200k"))
+    assert run._driver_pipeline(recipe).template.tokenizer.backend.name == "tiktoken"  # type: ignore[attr-defined]
+    chunk_job._KEPT.clear()
+    monkeypatch.setattr(tiktoken_file, "_reference", lambda ranks, pattern: None)
+    assert run._driver_pipeline(recipe).template.tokenizer.backend.name == "gigatoken"  # type: ignore[attr-defined]
+
+
+def test_workers_read_the_recipe_as_the_driver_does(tmp_path: Path) -> None:
+    recipe = recipe_of(mixed_recipe(tmp_path, pattern="o200k", policy="final_only", keep_kinds=False))
+    plain = worker_recipe(json.dumps(recipe.as_json()))
+    names = [name for name in plain.__slots__ if name not in ("packing", "split")]
+    assert len(names) > 5
+    for name in names:
+        assert getattr(plain, name) == getattr(recipe, name)
+        assert type(getattr(plain, name)) is type(getattr(recipe, name))
+    assert (plain.packing.max_length, plain.packing.overflow) == (400, recipe.packing.overflow)
+    assert type(plain.packing.overflow) is type(recipe.packing.overflow)
+    assert plain.split.val_fraction == recipe.split.val_fraction == 0.25

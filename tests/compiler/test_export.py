@@ -1,0 +1,419 @@
+"""Exports: round trips give the same bytes, other libraries read the same rows, and what is lost is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from chatmill.cli import export as export_command
+from chatmill.compiler.faults import faults_hit
+from chatmill.compiler.publish import StorageError, sha256_file
+from chatmill.compiler.run import run_build
+from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
+from chatmill.export.export import export_dataset
+from chatmill.export.targets import TARGETS
+from chatmill.load.hf import to_hf_dataset
+from chatmill.look.inspect_packed import view_block
+from chatmill.look.packed_rows import open_packed
+from chatmill.prove.compare.diff import Change, diff_datasets
+from chatmill.store import documents as documents_module
+from chatmill.store.block_writer import BlockWriter
+from chatmill.store.blocks import BlockDataset, check_blocks
+from chatmill.store.documents import open_dataset
+from chatmill.store.episode_check import check_episodes
+from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.tokenizer.load import load_tokenizer
+
+DATA = Path(__file__).parents[1] / "data" / "conversations"
+CAPACITY = 6000
+
+
+def recipe(**options: Any) -> dict[str, Any]:
+    return {
+        "sources": [{"path": str(DATA / f"{name}.jsonl.gz")} for name in ("mt_bench_ref", "oasst_realistic")],
+        "tokenizer": "bytes",
+        "template": "chatml",
+        "add_control_tokens": True,
+        "split": {"val_fraction": 0.2},
+        "shard_tokens": 30_000,
+        **options,
+    }
+
+
+@pytest.fixture(scope="module")
+def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "episodes"
+    run_build(recipe(), out, workers=0)
+    assert len(EpisodeDataset(out).shards) > 2
+    return out
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "blocks"
+    run_build(recipe(format="blocks", packing={"max_length": CAPACITY}), out, workers=0)
+    assert len(BlockDataset(out).shards) > 2
+    return out
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {p.relative_to(folder).as_posix(): sha256_file(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def split_files(folder: Path) -> dict[str, str]:
+    """The files of the splits, without the manifests beside them."""
+    return {name: digest for name, digest in files_of(folder).items() if "/" in name}
+
+
+# --- episodes and blocks ------------------------------------------------------------------------------------------
+
+
+def test_episodes_become_the_blocks_that_a_build_makes(episodes: Path, blocks: Path, tmp_path: Path) -> None:
+    result = export_dataset(episodes, "blocks", tmp_path / "out", max_length=CAPACITY)
+    made, wanted = split_files(tmp_path / "out"), split_files(blocks)
+    assert made == wanted
+    assert len(made) > 20
+    assert check_blocks(tmp_path / "out") == ()
+    (sentence,) = result.not_held
+    assert sentence.startswith("record_id, source, turns: blocks hold no facts")
+
+
+def test_blocks_become_the_episodes_that_a_build_makes(episodes: Path, blocks: Path, tmp_path: Path) -> None:
+    result = export_dataset(blocks, "episodes", tmp_path / "out")
+    assert check_episodes(tmp_path / "out").problems == ()
+    made, wanted = split_files(tmp_path / "out"), split_files(episodes)
+    same = [name for name in wanted if name.endswith((".bin", ".idx", "kinds.u8", "trained.u32"))]
+    assert len(same) > 15
+    assert {name: made[name] for name in same} == {name: wanted[name] for name in same}
+    assert len(result.not_held) == 1
+    assert "shared a row" in result.not_held[0]
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "greedy"])
+def test_round_trip_keeps_every_record(episodes: Path, tmp_path: Path, strategy: str) -> None:
+    export_dataset(episodes, "blocks", tmp_path / "packed", max_length=CAPACITY, packing_strategy=strategy)
+    export_dataset(tmp_path / "packed", "blocks", tmp_path / "again", max_length=2 * CAPACITY)
+    export_dataset(tmp_path / "again", "episodes", tmp_path / "back")
+    for split in ("train", "val"):
+        before, after = EpisodeDataset(episodes, split), EpisodeDataset(tmp_path / "back", split)
+        assert len(before) == len(after) > 20
+        for one, other in zip(before, after, strict=True):
+            assert np.array_equal(one.ids, other.ids)
+            assert np.array_equal(one.weights, other.weights)  # type: ignore[arg-type]
+            assert np.array_equal(one.kinds, other.kinds)  # type: ignore[arg-type]
+    found = diff_datasets(episodes, tmp_path / "back")
+    assert found.equal
+    assert not found.manifest  # the exports say how their source was built
+
+
+def test_a_copy_keeps_facts_about_records(episodes: Path, tmp_path: Path) -> None:
+    result = export_dataset(episodes, "episodes", tmp_path / "out", split="val")
+    assert result.not_held == ()
+    assert split_files(tmp_path / "out") == {k: v for k, v in split_files(episodes).items() if k.startswith("val/")}
+    assert diff_datasets(episodes, tmp_path / "out").counts[Change.ONLY_IN_B] == 0
+
+
+def test_a_copy_of_blocks_is_the_same(blocks: Path, tmp_path: Path) -> None:
+    assert export_dataset(blocks, "blocks", tmp_path / "out").not_held == ()
+    assert split_files(tmp_path / "out") == split_files(blocks)
+
+
+@pytest.mark.parametrize("overflow", ["drop", "cut"])
+def test_documents_longer_than_a_row(episodes: Path, tmp_path: Path, overflow: str) -> None:
+    result = export_dataset(episodes, "blocks", tmp_path / "out", split="train", max_length=1000, overflow=overflow)
+    source = [(e.ids.tolist(), e.weights) for e in EpisodeDataset(episodes)]
+    long = [i for i, (ids, _) in enumerate(source) if len(ids) > 1000]
+    assert 3 < len(long) < len(source)
+    kept = 0 if overflow == "drop" else 1000
+    lost = sum(len(source[i][0]) - kept for i in long)
+    trained = sum(int((source[i][1][kept:] > 0).sum()) for i in long)  # type: ignore[index]
+    said = next(sentence for sentence in result.not_held if "longer than a row" in sentence)
+    assert said.startswith(f"train: {len(long)} of {len(source)} documents are longer than a row of 1,000 tokens")
+    assert f"{lost:,} tokens, {trained:,} of them trained" in said
+    made = {}
+    for block in BlockDataset(tmp_path / "out"):
+        borders = [*block.document_starts.tolist(), block.row_length]
+        for number, start, end in zip(block.documents.tolist(), borders[:-1], borders[1:], strict=True):
+            made[number] = block.ids[start:end].tolist()
+    wanted = {i: ids[:1000] for i, (ids, _) in enumerate(source) if overflow == "cut" or len(ids) <= 1000}
+    assert made == wanted  # under their numbers in the source, also where some were dropped
+    back = export_dataset(tmp_path / "out", "episodes", tmp_path / "back")
+    assert [e.ids.tolist() for e in EpisodeDataset(back.directory)] == [wanted[i] for i in sorted(wanted)]
+    repacked = export_dataset(tmp_path / "out", "blocks", tmp_path / "re", max_length=2000)
+    numbers = [n for block in BlockDataset(repacked.directory) for n in block.documents.tolist()]
+    assert sorted(numbers) == sorted(wanted)
+
+
+def test_a_cut_that_leaves_nothing_to_train_is_said(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path / "a", "train") as writer:
+        writer.append([1, 2, 3, 4], [0, 0, 0, 1])
+        writer.append([1, 2, 3, 4], [0, 1, 0, 1])
+        writer.append([1, 2, 3, 4], [0, 1, 0, 0])
+    result = export_dataset(tmp_path / "a", "blocks", tmp_path / "out", max_length=3, overflow="cut")
+    assert any("3 tokens, 2 of them trained" in sentence for sentence in result.not_held)
+    assert any("1 of the cut documents have no trained token left" in sentence for sentence in result.not_held)
+    with pytest.raises(DataError, match="nothing would be left"):
+        export_dataset(tmp_path / "a", "blocks", tmp_path / "none", max_length=3, overflow="drop")
+
+
+def test_pieces_under_one_number_stay_apart(tmp_path: Path) -> None:
+    with BlockWriter(tmp_path / "a", "train", capacity=4, pad_id=0, rows_per_shard=1) as writer:
+        ids = [[7, 8, 9, 0], [5, 6, 1, 2]]
+        writer.append(ids, [3, 4], [0, 0, 2], [0, 1, 3], [5, 2, 5], weights=[[0, 0, 1, 0], [0, 1, 1, 1]])
+    result = export_dataset(tmp_path / "a", "episodes", tmp_path / "out")
+    made = [(e.ids.tolist(), e.weights.tolist()) for e in EpisodeDataset(tmp_path / "out")]  # type: ignore[union-attr]
+    assert made == [([5, 6], [0, 1]), ([7, 8, 9], [0, 0, 1]), ([1, 2], [1, 1])]
+    assert "train: 1 pieces of documents became episodes of their own" in result.not_held
+    export_dataset(tmp_path / "a", "blocks", tmp_path / "copy", max_length=6)
+    assert sorted(BlockDataset(tmp_path / "copy").rows(slice(None)).documents.tolist()) == [2, 5, 5]
+
+
+# --- hf -----------------------------------------------------------------------------------------------------------
+
+
+def labels_of(ids: list[int], weights: Any) -> list[int]:
+    return [i if w > 0 else -100 for i, w in zip(ids, weights.tolist(), strict=True)]
+
+
+def test_hf_rows_are_the_episodes(episodes: Path, tmp_path: Path) -> None:
+    import datasets
+
+    result = export_dataset(episodes, "hf", tmp_path / "out")
+    assert result.not_held == ()
+    opened = datasets.load_from_disk(str(tmp_path / "out"))
+    assert list(opened) == ["train", "val"]
+    for split, rows in opened.items():
+        stored = EpisodeDataset(episodes, split)
+        assert len(rows) == len(stored) > 20
+        for row, episode in zip(rows, stored, strict=True):
+            assert row["input_ids"] == episode.ids.tolist()
+            assert row["labels"] == labels_of(row["input_ids"], episode.weights)
+            assert row["kinds"] == episode.kinds.tolist()  # type: ignore[union-attr]
+            assert (row["record_id"], row["source"], row["turns"]) == (
+                episode.record_id,
+                episode.source,
+                episode.turns,
+            )
+        same = to_hf_dataset(episodes, split)
+        assert same["input_ids"][:] == rows["input_ids"][:]
+        assert same["labels"][:] == rows["labels"][:]
+
+
+def test_hf_rows_are_the_packed_rows(blocks: Path, tmp_path: Path) -> None:
+    import datasets
+
+    result = export_dataset(blocks, "hf", tmp_path / "out", split="train", kinds=False)
+    rows = datasets.load_from_disk(str(tmp_path / "out"))
+    assert rows.column_names == ["input_ids", "labels", "document_starts", "documents", "seq_lengths"]
+    stored = BlockDataset(blocks)
+    assert len(rows) == len(stored) > 3
+    for row, block in zip(rows, stored, strict=True):
+        assert row["input_ids"] == block.ids[: block.row_length].tolist()
+        assert row["document_starts"] == block.document_starts.tolist()
+        assert row["documents"] == block.documents.tolist()
+        assert row["seq_lengths"] == np.diff([*row["document_starts"], block.row_length]).tolist()
+        wanted = labels_of(row["input_ids"], block.weights[: block.row_length])  # type: ignore[index]
+        for start in row["document_starts"]:
+            wanted[start] = -100
+        assert row["labels"] == wanted
+    assert any("kinds are left out" in sentence for sentence in result.not_held)
+    assert any(f"{CAPACITY:,} tokens, stands in export.json" in sentence for sentence in result.not_held)
+
+
+def test_episodes_can_be_packed_on_the_way(episodes: Path, blocks: Path, tmp_path: Path) -> None:
+    import datasets
+
+    export_dataset(episodes, "hf", tmp_path / "a", split="train", max_length=CAPACITY)
+    export_dataset(blocks, "hf", tmp_path / "b", split="train")
+    a, b = (datasets.load_from_disk(str(tmp_path / name)) for name in "ab")
+    for name in b.column_names:
+        assert a[name][:] == b[name][:], name
+    ids = EpisodeDataset(episodes)
+    assert a[0]["record_id"] == [ids[number].record_id for number in a[0]["documents"]]
+    assert len(a[0]["record_id"]) > 1
+
+
+@pytest.fixture(scope="module")
+def fractional(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fractional") / "a"
+    with EpisodeWriter(out, "train", shard_tokens=6) as writer:
+        writer.append([5, 6, 7, 8], [1, 0, 1, 1])
+        writer.append([9, 10, 11], [0.25, 0, 1])
+        writer.append([12, 13], [0, 3])
+    return out
+
+
+def test_weights_that_labels_cannot_hold(fractional: Path, tmp_path: Path) -> None:
+    import datasets
+
+    result = export_dataset(fractional, "hf", tmp_path / "hf", split="train")
+    rows = datasets.load_from_disk(str(tmp_path / "hf"))
+    assert rows["loss_weights"][:] == [[1, 0, 1, 1], [0.25, 0, 1], [0, 3]]
+    assert rows["labels"][:] == [[5, -100, 7, 8], [9, -100, 11], [-100, 13]]
+    assert [s for s in result.not_held if "2 tokens have another weight than 0 and 1" in s]
+    packed = export_dataset(fractional, "hf", tmp_path / "packed", max_length=9)
+    assert any("2 trained tokens are the first of a packed document" in s for s in packed.not_held)
+    export_dataset(fractional, "blocks", tmp_path / "blocks", max_length=4)
+    export_dataset(tmp_path / "blocks", "episodes", tmp_path / "back")
+    assert [e.weights.tolist() for e in EpisodeDataset(tmp_path / "back")] == rows["loss_weights"][:]  # type: ignore[union-attr]
+
+
+# --- parquet ------------------------------------------------------------------------------------------------------
+
+
+def test_parquet_holds_everything(episodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 10_000)
+    result = export_dataset(episodes, "parquet", tmp_path / "out")
+    assert result.not_held == ()
+    names = sorted(path.name for path in (tmp_path / "out" / "train").iterdir())
+    assert names[:2] == ["shard_00000.parquet", "shard_00001.parquet"]
+    assert len(names) == len(EpisodeDataset(episodes).shards)
+    for split in ("train", "val"):
+        table = pq.read_table(tmp_path / "out" / split)
+        rows = table.to_pylist()
+        stored = EpisodeDataset(episodes, split)
+        assert len(rows) == len(stored) > 20
+        for row, episode in zip(rows, stored, strict=True):
+            assert row == {
+                "input_ids": episode.ids.tolist(),
+                "loss_mask": episode.weights.tolist(),  # type: ignore[union-attr]
+                "kinds": episode.kinds.tolist(),  # type: ignore[union-attr]
+                "record_id": episode.record_id,
+                "source": episode.source,
+                "turns": episode.turns,
+            }
+    about = json.loads(pq.read_schema(tmp_path / "out" / "train" / names[0]).metadata[b"chatmill"])
+    assert about["source_fingerprint"] == open_dataset(episodes).fingerprint
+
+
+def test_inspect_reads_packed_parquet(blocks: Path, tmp_path: Path) -> None:
+    result = export_dataset(blocks, "parquet", tmp_path / "out")
+    assert result.not_held == ()
+    tokenizer = load_tokenizer("bytes", control_tokens=["<|im_start|>", "<|im_end|>"])
+    shown = [view_block(row, tokenizer) for row in open_packed(tmp_path / "out" / "train").rows()]
+    stored = BlockDataset(blocks)
+    assert len(shown) == len(stored) > 3
+    for view, block in zip(shown, stored, strict=True):
+        assert view.problem is None
+        assert [d.start for d in view.documents] == block.document_starts.tolist()
+        assert [i for d in view.documents for i in d.ids] == block.ids[: block.row_length].tolist()
+        assert sum(d.trained or 0 for d in view.documents) == int((block.weights > 0).sum())  # type: ignore[operator]
+
+
+def test_parquet_holds_other_weights(fractional: Path, tmp_path: Path) -> None:
+    assert export_dataset(fractional, "parquet", tmp_path / "out").not_held == ()
+    table = pq.read_table(tmp_path / "out" / "train")
+    assert table.column_names == ["input_ids", "loss_mask", "weights"]
+    assert table["weights"].to_pylist() == [[1, 0, 1, 1], [0.25, 0, 1], [0, 3]]
+    assert table["loss_mask"].to_pylist() == [[1, 0, 1, 1], [1, 0, 1], [0, 1]]
+
+
+# --- the whole ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", sorted(TARGETS))
+def test_every_target_gives_the_same_bytes_again(
+    episodes: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"max_length": CAPACITY} if to == "blocks" else {}
+    first = export_dataset(episodes, to, tmp_path / "one", **options)
+    if to in ("episodes", "blocks"):
+        monkeypatch.setattr(documents_module, "BATCH_TOKENS", 5000)
+    export_dataset(episodes, to, tmp_path / "two", **options)
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+    manifest = json.loads((tmp_path / "one" / "export.json").read_text())
+    assert manifest == first.manifest
+    built = json.loads((episodes / "manifest.json").read_text())
+    assert manifest["source"]["fingerprint"] == built["fingerprint"]
+    assert manifest["source"]["about"]["tokenizer"] == built["tokenizer"]
+    found = {k: v for k, v in files_of(tmp_path / "one").items() if k != "export.json"}
+    assert {name: record["sha256"] for name, record in manifest["files"].items()} == found
+    stored = EpisodeDataset(episodes)
+    assert first.splits["train"]["documents"] == len(stored)
+    assert first.splits["train"]["tokens"] == stored.tokens == built["splits"]["train"]["tokens"]
+    assert first.splits["train"]["trained"] == int(stored.column("trained").sum())
+    assert not list(tmp_path.glob(".tmp-*"))
+
+
+def test_what_is_refused(episodes: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UnknownNameError, match="Known: hf, parquet, episodes, blocks"):
+        export_dataset(episodes, "tfrecord", out)
+    with pytest.raises(ConfigError, match="blocks need max_length, the tokens of a row"):
+        export_dataset(episodes, "blocks", out)
+    with pytest.raises(DataError, match=r"longer than a row of 500 tokens: \w+-\d+ \([\d,]+\), .* drop or cut"):
+        export_dataset(episodes, "blocks", out, max_length=500)
+    with pytest.raises(ConfigError, match="works on the turns"):
+        export_dataset(episodes, "blocks", out, max_length=500, overflow="windows")
+    with pytest.raises(UnknownNameError, match="Known: error, drop, cut"):
+        export_dataset(episodes, "blocks", out, max_length=500, overflow="truncate")
+    with pytest.raises(UnknownNameError, match="packing strategy"):
+        export_dataset(episodes, "blocks", out, max_length=CAPACITY, packing_strategy="best")
+    with pytest.raises(ConfigError, match="not packed into rows"):
+        export_dataset(episodes, "episodes", out, max_length=500)
+    with pytest.raises(UnknownNameError, match="unknown split 'test'"):
+        export_dataset(episodes, "hf", out, split="test")
+    with pytest.raises(ConfigError, match="inside the dataset"):
+        export_dataset(episodes, "hf", episodes / "hf")
+    with pytest.raises(FormatError, match="no such folder"):
+        export_dataset(tmp_path / "none", "hf", out)
+    assert not list(tmp_path.iterdir())
+    out.mkdir()
+    with pytest.raises(ConfigError, match="is there already"):
+        export_dataset(episodes, "hf", out)
+
+
+CODE = "import sys; from chatmill.export.export import export_dataset; export_dataset(*sys.argv[1:])"
+
+
+def test_a_killed_export_leaves_nothing_under_its_name(episodes: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    environment = {**os.environ, "CHATMILL_FAULTS": "before_folder_rename:1", "CHATMILL_FAULTS_LOG": str(log)}
+    command = [sys.executable, "-c", CODE, str(episodes), "parquet", str(tmp_path / "out")]
+    done = subprocess.run(command, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert faults_hit(log) == ["before_folder_rename"]
+    assert not (tmp_path / "out").exists()
+    assert len(list(tmp_path.glob(".tmp-*"))) == 1
+    export_dataset(episodes, "parquet", tmp_path / "out")
+    assert pq.read_table(tmp_path / "out" / "val").num_rows == len(EpisodeDataset(episodes, "val"))
+
+
+def test_a_full_disk_is_one_clear_error(episodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATMILL_FAULTS", "before_folder_rename:1:enospc")
+    with pytest.raises(StorageError, match=r"out: cannot .*No space left"):
+        export_dataset(episodes, "episodes", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+app = typer.Typer()
+app.command("export")(export_command.command)
+app.command("other")(lambda: None)
+
+
+def test_the_command(blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
+    done = runner.invoke(app, ["export", str(blocks), "--to", "episodes", "--out", "here"])
+    assert done.exit_code == 0, done.output
+    assert "Not held by this export (episodes):" in done.stdout
+    assert "- which documents shared a row" in done.stdout
+    assert "train" in done.stdout
+    done = runner.invoke(app, ["export", "here", "--to", "parquet", "--split", "val", "--no-kinds", "--json"])
+    manifest = json.loads(done.stdout)
+    assert manifest["not_held"] == ["kinds are left out, as asked"]
+    assert list(manifest["splits"]) == ["val"]
+    assert pq.read_schema("here-parquet/val/shard_00000.parquet").names == ["input_ids", "loss_mask"]
+    assert manifest["source"]["about"]["template"]["name"] == "chatml"

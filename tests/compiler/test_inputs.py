@@ -1,0 +1,630 @@
+"""Inputs as fingerprints and chunks: chunks give what whole files give, and depend on bytes and sizes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.compiler import faults, inputs, spool
+from chatmill.compiler.inputs import (
+    Chunk,
+    ChunkKind,
+    InputScan,
+    ScannedInput,
+    check_inputs,
+    check_inputs_unchanged,
+    chunk_records,
+    scan_input,
+)
+from chatmill.compiler.publish import StorageError
+from chatmill.compiler.run import BuildProgress, run_build
+from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, RecordError, UnknownNameError
+from chatmill.read.files import Raw, read_records
+
+CHAT = b'{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}'
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+
+
+def told(records: Iterator[Raw]) -> list[tuple[Any, ...]]:
+    """Records in a form that can be compared, errors included."""
+    return [(raw.where, raw.value, raw.error and raw.error.__reduce__()[1]) for raw in records]
+
+
+def in_chunks(scanned: ScannedInput) -> list[tuple[Any, ...]]:
+    return told(itertools.chain.from_iterable(map(chunk_records, scanned.chunks)))
+
+
+def scan(path: Path, **options: Any) -> ScannedInput:
+    given = {"spool": str(path.parent / "spool"), "shape": "openai", **options}
+    return scan_input(InputScan(path=str(path), **given))
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder for one example, without waiting for the disk."""
+    with tempfile.TemporaryDirectory() as name, mock.patch("os.fsync"):
+        yield Path(name)
+
+
+@contextmanager
+def blocks_of(size: int) -> Iterator[None]:
+    """Files are read in blocks of this size, so that borders of blocks fall everywhere."""
+    with mock.patch.object(inputs, "BLOCK", size), mock.patch.object(spool, "BLOCK", size):
+        yield
+
+
+# --- chunks give what the whole file gives --------------------------------------------------------------------------
+
+LINES = st.one_of(
+    st.sampled_from(
+        [
+            b"",
+            b" \t",
+            b"\x0c",
+            b"\r",
+            b"\x00",
+            b"\xef\xbb\xbf{}",
+            CHAT,
+            b'{"n": 1}\x0b',
+            b'{"n": 1} {"n": 2}',
+            b'{"messages": 1, "messages": 2}',
+            b'{"n": "\\ud800"}',
+            b'{"n": "\xff"}',
+            b'{"n": "\x00"}',
+            b'{"n": NaN}',
+            b"[" * 1200,
+        ]
+    ),
+    st.integers(0, 60).map(lambda n: b'{"n": "' + b"x" * n + b'"}'),
+    st.integers(300, 900).map(lambda n: b'{"giant": "' + b"y" * n + b'"}'),
+    st.binary(max_size=12),
+)
+
+
+@st.composite
+def jsonl(draw: st.DrawFn) -> bytes:
+    lines = draw(st.lists(st.tuples(LINES, st.sampled_from([b"\n", b"\n", b"\r\n"])), max_size=14))
+    marks = st.sampled_from([b"", b"", b"\xef\xbb\xbf", b"\xef\xbb\xbf" * 2])
+    data = draw(marks) + b"".join(line + end for line, end in lines)
+    return data.removesuffix(b"\n") if draw(st.booleans()) else data
+
+
+SIZES = st.one_of(st.integers(1, 12), st.integers(13, 400), st.sampled_from([1000, 5000, 1 << 25]))
+
+
+@given(data=jsonl(), chunk_bytes=SIZES, block=st.sampled_from([1, 2, 7, 64, 1 << 22]))
+@settings(max_examples=150)
+def test_chunks_of_jsonl_are_the_file(data: bytes, chunk_bytes: int, block: int) -> None:
+    with folder() as home, blocks_of(block):
+        path = home / "a.jsonl"
+        path.write_bytes(data)
+        scanned = scan(path, chunk_bytes=chunk_bytes)
+        assert in_chunks(scanned) == told(read_records(path))
+    file = scanned.file
+    assert (file.bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert [(c.start, c.stop, c.first, c.count) for c in scanned.chunks] == slow_cuts(data, chunk_bytes)
+    assert file.lines == len(data.split(b"\n")) - (data.endswith(b"\n") or not data)
+    assert file.records is None
+    assert [chunk.ordinal for chunk in scanned.chunks] == list(range(len(scanned.chunks)))
+
+
+def slow_cuts(data: bytes, chunk_bytes: int) -> list[tuple[int, int, int, int]]:
+    """Line by line: a line belongs to the chunk in which its first byte lies."""
+    chunks: dict[int, list[int]] = {}
+    start = 0
+    for number, line in enumerate(data.split(b"\n"), 1):
+        stop = min(start + len(line) + 1, len(data))
+        if start < len(data):
+            chunk = chunks.setdefault(start // chunk_bytes, [start, stop, number, 0])
+            chunk[1], chunk[3] = stop, chunk[3] + 1
+        start = stop
+    return [(start, stop, first, count) for start, stop, first, count in chunks.values()]
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@given(data=jsonl(), chunk_bytes=SIZES, block=st.sampled_from([1, 7, 64, 1 << 22]))
+@settings(max_examples=80)
+def test_chunks_of_packed_files_are_those_of_the_plain_file(
+    kind: str, data: bytes, chunk_bytes: int, block: int
+) -> None:
+    with folder() as home, blocks_of(block):
+        plain, path = home / "a.jsonl", home / f"a.jsonl.{kind}"
+        plain.write_bytes(data)
+        path.write_bytes(PACKERS[kind](data))
+        scanned, unpacked = scan(path, chunk_bytes=chunk_bytes), scan(plain, chunk_bytes=chunk_bytes)
+        assert in_chunks(scanned) == told(read_records(path))
+        assert scanned.file.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert scanned.file.bytes == path.stat().st_size
+        assert scanned.file.lines == unpacked.file.lines
+        assert [(c.first, c.count, c.bytes) for c in scanned.chunks] == [
+            (c.first, c.count, c.bytes) for c in unpacked.chunks
+        ]
+
+
+ROWS = st.fixed_dictionaries(
+    {
+        "id": st.none() | st.text(max_size=3),
+        "messages": st.lists(
+            st.fixed_dictionaries({"role": st.text(max_size=2), "content": st.none() | st.text(max_size=9)}), max_size=3
+        ),
+    }
+)
+SCHEMA = pyarrow.schema(
+    {"id": pyarrow.string(), "messages": pyarrow.list_(pyarrow.struct({"role": "string", "content": "string"}))}
+)
+
+
+@given(rows=st.lists(ROWS, max_size=30), group=st.integers(1, 12), chunk_rows=st.integers(1, 40))
+@settings(max_examples=80)
+def test_chunks_of_parquet_are_the_file(rows: list[Any], group: int, chunk_rows: int) -> None:
+    with folder() as home:
+        path = home / "a.parquet"
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=SCHEMA), path, row_group_size=group)
+        scanned = scan(path, chunk_rows=chunk_rows)
+        assert in_chunks(scanned) == told(read_records(path))
+        by_bytes = scan(path, chunk_bytes=1 + 16 * chunk_rows)
+        assert in_chunks(by_bytes) == in_chunks(scanned)
+    assert scanned.file.records == len(rows)
+    assert scanned.file.lines is None
+    assert [chunk.count for chunk in scanned.chunks[:-1]] == [chunk_rows] * (len(scanned.chunks) - 1)
+    assert all(chunk.kind is ChunkKind.ROWS for chunk in scanned.chunks)
+
+
+ENTRIES = st.sampled_from(
+    [
+        b"{}",
+        CHAT,
+        b'{"a": [1, "]", ","]}',
+        b'"x,[]"',
+        b"3",
+        b'{"m":\n 1 }',
+        b'{"n": "\xff"}',
+        b'{"messages":1,"messages":2}',
+    ]
+)
+BLANK = st.sampled_from([b"", b" ", b"\n", b"\r\n\t"])
+
+
+@given(
+    entries=st.lists(st.tuples(BLANK, ENTRIES, BLANK), max_size=10),
+    bom=st.sampled_from([b"", b"\xef\xbb\xbf"]),
+    surrogate=st.booleans(),
+    chunk_bytes=SIZES,
+)
+@settings(max_examples=150)
+def test_chunks_of_a_json_list_are_the_file(
+    entries: list[tuple[bytes, bytes, bytes]], bom: bytes, surrogate: bool, chunk_bytes: int
+) -> None:
+    texts = [b"".join(parts) for parts in entries]
+    if surrogate:  # the fast decoder refuses such a list, so that it is read and spooled by the slow one
+        texts = [text for text in texts if b"\xff" not in text]
+        texts.insert(len(texts) // 2, b'{"n": "\\ud800", "t": "\xc3\xa9"}')
+    with folder() as home:
+        path = home / "a.json"
+        path.write_bytes(bom + b" [" + b",".join(texts) + b"] \n")
+        scanned = scan(path, chunk_bytes=chunk_bytes)
+        assert in_chunks(scanned) == told(read_records(path))
+        assert (home / "spool").exists() == surrogate
+    assert scanned.file.records == len(texts)
+    assert all(chunk.kind is ChunkKind.ENTRIES for chunk in scanned.chunks)
+
+
+def test_a_list_that_the_slow_decoder_reads_may_end_with_any_entry(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'[{"n": "\\ud800"}, {"messages": 1, "messages": 2}]')
+    expected = [(f"{path}:row 1", {"n": "\ud800"}, None), (f"{path}:row 2", {"messages": 2}, None)]
+    assert told(read_records(path)) == expected == in_chunks(scan(path, chunk_bytes=1))
+
+
+def test_real_conversations_in_small_chunks_of_every_format(tmp_path: Path) -> None:
+    packed = Path(__file__).parent.parent / "data" / "conversations" / "gsm8k.jsonl.gz"
+    data = gzip.decompress(packed.read_bytes())
+    records = [json.loads(line) for line in data.splitlines()]
+    (tmp_path / "a.jsonl").write_bytes(data)
+    (tmp_path / "a.json").write_text(json.dumps(records, indent=1))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet", row_group_size=300)
+    assert len(records) > 500
+    for path in (packed, tmp_path / "a.jsonl", tmp_path / "a.json", tmp_path / "a.parquet"):
+        scanned = scan(path, chunk_bytes=100_000, spool=str(tmp_path / "spool"), shape=None)
+        assert len(scanned.chunks) > 3
+        assert in_chunks(scanned) == told(read_records(path))
+        assert {chunk.shape for chunk in scanned.chunks} == {scanned.file.shape} == {"openai"}
+        assert {chunk.source for chunk in scanned.chunks} == {path.name.split(".")[0]}
+
+
+def test_a_giant_line_is_one_chunk_and_leaves_no_empty_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    giant = b'{"n": "' + b"x" * 5000 + b'"}\n'
+    path.write_bytes(b'{"n": 1}\n' + giant + b'{"n": 3}\n{"n": 4}\n')
+    chunks = scan(path, chunk_bytes=100).chunks
+    assert [(c.first, c.count, c.bytes) for c in chunks] == [(1, 2, 9 + len(giant)), (3, 2, 18)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"])
+def test_files_without_records_have_no_chunks_or_empty_ones(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "a.parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"a": pyarrow.array([], "string")}), path)
+    else:
+        path.write_bytes({"a.jsonl": b"", "a.jsonl.gz": gzip.compress(b""), "a.json": b" [ ]\n"}[name])
+    scanned = scan(path, shape=None)
+    assert scanned.chunks == ()
+    assert (scanned.file.lines or 0) + (scanned.file.records or 0) == 0
+    (tmp_path / "b.jsonl").write_bytes(b"\n \n")
+    blank = scan(tmp_path / "b.jsonl", shape=None)
+    assert (blank.file.lines, len(blank.chunks), in_chunks(blank)) == (2, 1, [])
+
+
+def test_the_same_bytes_give_the_same_chunks_in_any_process(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(2000))))
+    code = (
+        "import sys, pickle\nfrom chatmill.compiler.inputs import InputScan, scan_input\n"
+        "sys.stdout.buffer.write(pickle.dumps(scan_input(pickle.loads(sys.stdin.buffer.read()))))"
+    )
+    order = InputScan(path="a.jsonl.gz", spool="spool", shape="openai", chunk_bytes=5000, base=str(tmp_path))
+    other = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(order), capture_output=True, check=True)
+    scanned = pickle.loads(other.stdout)
+    assert len(scanned.chunks) == 5
+    assert scan_input(order) == scanned
+    assert scanned.chunks[1].path == "a.jsonl.gz"
+    assert next(chunk_records(scanned.chunks[1])).where.startswith("a.jsonl.gz:")
+    assert len(pickle.dumps(scanned.chunks[0])) < 1000
+
+
+# --- Parquet in and over row groups ---------------------------------------------------------------------------------
+
+
+def parquet(path: Path, rows: int, group: int) -> Path:
+    table = pyarrow.table({"n": list(range(rows)), "text": [f"row {n} " * 20 for n in range(rows)]})
+    pyarrow.parquet.write_table(table, path, row_group_size=group, use_dictionary=False)
+    return path
+
+
+def test_parquet_chunks_are_about_as_large_as_wanted_and_keep_to_row_groups(tmp_path: Path) -> None:
+    small = scan(parquet(tmp_path / "small.parquet", 4000, 100), chunk_bytes=100_000)
+    assert {chunk.start % 100 for chunk in small.chunks} == {0}
+    large = scan(parquet(tmp_path / "large.parquet", 4000, 2000), chunk_bytes=100_000)
+    assert 2000 in {chunk.start for chunk in large.chunks}
+    for scanned in (small, large):
+        assert len(scanned.chunks) > 4
+        assert all(50_000 < chunk.bytes <= 110_000 for chunk in scanned.chunks)
+        assert [c.stop for c in scanned.chunks[:-1]] == [c.start for c in scanned.chunks[1:]]
+    assert not (tmp_path / "spool").exists()
+
+
+def test_a_row_group_of_many_chunks_is_spooled(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", 5000, 5000)
+    scanned = scan(path, chunk_bytes=20_000)
+    assert len(scanned.chunks) > 10
+    assert all(chunk.data.endswith(".arrow") for chunk in scanned.chunks)
+    assert in_chunks(scanned) == told(read_records(path))
+    few = scan(path, chunk_rows=1000)
+    assert {chunk.data for chunk in few.chunks} == {str(path)}
+    assert in_chunks(few) == in_chunks(scanned)
+
+
+def test_rows_that_are_not_utf8_keep_their_places(tmp_path: Path) -> None:
+    raw = pyarrow.array([b"ok", b"b\xffd"] * 10, pyarrow.binary())
+    texts = pyarrow.Array.from_buffers(pyarrow.string(), 20, raw.buffers())
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=7)
+    expected = told(read_records(path))
+    assert sum(error is not None for _, _, error in expected) == 10
+    for rows in (1, 3, 6):
+        assert in_chunks(scan(path, chunk_rows=rows)) == expected
+
+
+# --- spools ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def spooled(tmp_path: Path) -> tuple[Path, ScannedInput]:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(3000))))
+    return path, scan(path, chunk_bytes=4000)
+
+
+def spool_times(path: Path) -> dict[str, int]:
+    return {str(part): part.stat().st_ino for part in (path.parent / "spool").rglob("*") if part.is_file()}
+
+
+def test_a_whole_spool_is_used_again(spooled: tuple[Path, ScannedInput]) -> None:
+    path, scanned = spooled
+    before = spool_times(path)
+    assert len(before) == len(scanned.chunks) + 1 > 5
+    with mock.patch.object(spool, "open_bytes", side_effect=AssertionError("unpacked again")):
+        assert scan(path, chunk_bytes=4000) == scanned
+        os.utime(path, ns=(1, 1))  # another time, the same bytes
+        assert scan(path, chunk_bytes=4000).chunks == scanned.chunks
+    assert spool_times(path) == before
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "index_flip", "index_cut", "index_gone", "index_list"])
+def test_a_damaged_spool_is_written_again(spooled: tuple[Path, ScannedInput], damage: str) -> None:
+    path, scanned = spooled
+    before = in_chunks(scanned)
+    target = Path(scanned.chunks[2].data)
+    if damage.startswith("index"):
+        target = target.parent / "index.json"
+    data = bytearray(target.read_bytes())
+    match damage.removeprefix("index_"):
+        case "flip":
+            at = data.index(b'"first":') + 8 if damage == "index_flip" else 100
+            data[at] ^= 3
+            target.write_bytes(data)
+        case "cut":
+            target.write_bytes(data[:-5])
+        case "gone":
+            target.unlink()
+        case "list":
+            target.write_bytes(b"[]")
+    again = scan(path, chunk_bytes=4000)
+    assert in_chunks(again) == before
+    assert [dataclasses.replace(c, file_mtime_ns=0) for c in again.chunks] == [
+        dataclasses.replace(c, file_mtime_ns=0) for c in scanned.chunks
+    ]
+
+
+def test_other_bytes_and_other_sizes_have_other_spools(spooled: tuple[Path, ScannedInput]) -> None:
+    path, scanned = spooled
+    coarse = scan(path, chunk_bytes=9000)
+    path.write_bytes(gzip.compress(b"{}\n"))
+    changed = scan(path, chunk_bytes=4000)
+    assert len(list((path.parent / "spool").iterdir())) == 3
+    assert len(in_chunks(coarse)) == len(in_chunks(scanned)) == 3000
+    assert len(in_chunks(changed)) == 1
+
+
+@pytest.mark.parametrize("step", ["after_spool_write", "before_spool_rename", "after_spool_rename"])
+def test_a_killed_spool_is_taken_up_again(tmp_path: Path, step: str) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(3000))))
+    code = (
+        "import sys\nfrom chatmill.compiler.inputs import InputScan, scan_input\n"
+        "scan_input(InputScan(path=sys.argv[1], spool=sys.argv[2], shape='openai', chunk_bytes=4000))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(tmp_path / "spool")],
+        env={**os.environ, "CHATMILL_FAULTS": f"{step}:3"},
+        check=False,
+    )
+    assert ended.returncode == -9
+    assert not list((tmp_path / "spool").rglob("index.json"))
+    assert in_chunks(scan(path, chunk_bytes=4000)) == told(read_records(path))
+
+
+def test_two_builders_of_one_spool_do_not_disturb_each_other(spooled: tuple[Path, ScannedInput]) -> None:
+    """What a second builder writes at the same time is equal to the byte, the time included."""
+    path, scanned = spooled
+    with mock.patch.object(spool.Spool, "_whole_parts", return_value=None):
+        assert scan(path, chunk_bytes=4000) == scanned
+    assert len(in_chunks(scanned)) == 3000
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_no_half_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"n": 1}\n' * 3000))
+    monkeypatch.setenv("CHATMILL_FAULTS", "after_spool_write:2:enospc")
+    monkeypatch.setattr(faults, "_hits", Counter())
+    with pytest.raises(StorageError, match=r"000001\.jsonl: cannot write: No space left") as caught:
+        scan(path, chunk_bytes=4000)
+    assert isinstance(caught.value, ChatmillError)
+    assert list((tmp_path / "spool").rglob("*")) == []
+
+
+def test_a_spool_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b"{}\n"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot create the folder"):
+        scan(path, spool=str(tmp_path / "file" / "spool"))
+
+
+# --- shapes ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_shape_is_told_from_the_first_records_that_can_be_decoded(tmp_path: Path) -> None:
+    path = tmp_path / "a.b.jsonl"
+    path.write_bytes(b"broken\n" * 40 + b'{"instruction": "q", "output": "a"}\n')
+    scanned = scan(path, shape=None, chunk_bytes=50)
+    assert scanned.file.shape == "alpaca"
+    assert {chunk.shape for chunk in scanned.chunks} == {"alpaca"}
+    assert {chunk.source for chunk in scanned.chunks} == {"a"}
+    assert scan(path, shape="sharegpt", source="mine").chunks[0].shape == "sharegpt"
+    assert scan(path, shape="sharegpt", source="mine").file.source == "mine"
+
+
+def test_a_file_of_broken_lines_alone_has_some_shape(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"broken\n" * 40)
+    scanned = scan(path, shape=None)
+    assert scanned.file.shape == "openai"
+    assert all(raw[2] is not None for raw in in_chunks(scanned))
+
+
+def test_no_known_shape_and_unknown_names_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n')
+    with pytest.raises(RecordError, match=r"a\.jsonl: cannot tell the shape") as caught:
+        scan(path, shape=None)
+    assert caught.value.code == "unknown_shape"
+    with pytest.raises(UnknownNameError, match="Did you mean 'openai'"):
+        scan(path, shape="opnai")
+
+
+# --- files that cannot be used --------------------------------------------------------------------------------------
+
+
+def test_missing_files_folders_and_pipes_are_told_apart(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "a.csv").write_text("x")
+    (tmp_path / "folder.jsonl").mkdir()
+    for name, message in (
+        ("none.jsonl", r"no such file: .*none\.jsonl"),
+        ("folder.jsonl", r"folder\.jsonl is a folder; name its files"),
+        ("pipe.jsonl", r"pipe\.jsonl is no regular file"),
+        ("a.csv", r"a\.csv: cannot tell the format from the name"),
+        ("x" * 300 + ".jsonl", "cannot read .*File name too long"),
+        ("nul\0.jsonl", "cannot read .*null"),
+        ("a.csv/b.jsonl", "cannot read .*Not a directory"),
+    ):
+        with pytest.raises(DataError, match=message):
+            scan(tmp_path / name)
+
+
+def test_all_files_are_looked_at_before_one_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"{}\n")
+    orders = [InputScan(path=str(tmp_path / name), spool="") for name in ("a.jsonl", "none.jsonl")]
+    with pytest.raises(DataError, match="none"):
+        check_inputs(orders)
+    for options in ({"chunk_bytes": 0}, {"chunk_rows": 0}, {"chunk_bytes": -5}):
+        with pytest.raises(ConfigError, match="must be at least 1, found"):
+            check_inputs([dataclasses.replace(orders[0], **options)])
+
+
+def test_a_file_that_cannot_be_opened_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{}\n")
+    refused = PermissionError(13, "Permission denied")
+    with mock.patch("builtins.open", side_effect=refused), pytest.raises(DataError, match=r"a\.jsonl: Permission"):
+        scan(path)
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("damage", ["cut", "flip", "foreign"])
+def test_damaged_archives_are_errors_and_leave_no_spool(tmp_path: Path, kind: str, damage: str) -> None:
+    packed = bytearray(PACKERS[kind](b"".join(b'{"n": %d}\n' % n for n in range(9000))))
+    if damage == "flip":
+        packed[len(packed) // 2] ^= 0xFF
+    path = tmp_path / f"a.jsonl.{kind}"
+    path.write_bytes({"cut": packed[:-9], "flip": packed, "foreign": b"this is no archive"}[damage])
+    with pytest.raises(FormatError, match=r"a\.jsonl\.\w+ cannot be unpacked"):
+        scan(path, chunk_bytes=1000)
+    assert list((tmp_path / "spool").rglob("*")) == []
+
+
+def test_damaged_parquet_files_are_errors(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", 3000, 3000)
+    data = path.read_bytes()
+    for broken in (data[: len(data) // 2], b"PAR1", b""):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+            scan(path)
+    flipped = bytearray(data)
+    for at in range(100, 400):
+        flipped[at] ^= 0xFF
+    path.write_bytes(flipped)
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+        in_chunks(scan(path, chunk_rows=1000))
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+        scan(path, chunk_rows=100)  # spooled
+    assert list((tmp_path / "spool").rglob("*")) == []
+
+
+def test_a_json_file_that_is_no_list_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'{"messages": []}')
+    with pytest.raises(DataError, match=r"a\.json must hold a list of records"):
+        scan(path)
+
+
+# --- files that change ----------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_changes_while_it_is_scanned_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n' * 100)
+
+    class Cutter(inputs.LineCutter):
+        def feed(self, block: bytes) -> list[tuple[int, int]]:
+            path.write_bytes(b"{}\n")
+            return super().feed(block)
+
+    monkeypatch.setattr(inputs, "LineCutter", Cutter)
+    with pytest.raises(DataError, match=r"a\.jsonl has changed .* it had 900 bytes and now has 3"):
+        scan(path)
+
+
+def test_inputs_are_checked_again_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n' * 100)
+    file = scan(path).file
+    check_inputs_unchanged([file])
+    os.utime(path, ns=(5, file.mtime_ns + 2_000_000_000))
+    with pytest.raises(DataError, match=r"a\.jsonl has changed .* written to \(\+2\.000 s\)"):
+        check_inputs_unchanged([file])
+    path.unlink()
+    with pytest.raises(DataError, match=r"a\.jsonl was there when the build began"):
+        check_inputs_unchanged([file])
+
+
+@pytest.mark.parametrize("change", ["grows", "is written to", "is removed"])
+def test_a_build_whose_input_changes_after_it_was_read_is_not_published(fast: Path, change: str) -> None:
+    """What was read may have been half of the old file and half of the new one."""
+    path, out = fast / "a.jsonl", fast / "out"
+    path.write_bytes((CHAT + b"\n") * 50)
+    recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+    done: list[int] = []
+
+    def on_progress(state: BuildProgress) -> None:
+        done.append(state.chunks_done)
+        if state.chunks_done < state.chunks:
+            return
+        if change == "grows":
+            path.write_bytes((CHAT + b"\n") * 51)
+        elif change == "is written to":
+            os.utime(path, ns=(5, path.stat().st_mtime_ns + 2_000_000_000))
+        else:
+            path.unlink()
+
+    said = "was there when the build began" if change == "is removed" else "has changed"
+    with pytest.raises(DataError, match=rf"a\.jsonl {said}"):
+        run_build(recipe, out, workers=0, chunk_bytes=1000, on_progress=on_progress)
+    assert max(done) > 1
+    assert not (out / "manifest.json").exists()
+    assert not (out / "train").exists()
+
+
+def test_what_a_manifest_says_does_not_depend_on_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(CHAT + b"\n")
+    first = scan(path).file
+    os.utime(path, ns=(7, 7))
+    second = scan(path).file
+    assert first != second
+    assert first.as_json() == second.as_json()
+    assert json.loads(json.dumps(first.as_json())) == first.as_json()
+    assert set(first.as_json()) == {"path", "source", "shape", "bytes", "sha256", "lines", "records"}
+
+
+def test_chunks_say_where_they_are_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{}\n" * 9)
+    chunks: tuple[Chunk, ...] = scan(path, chunk_bytes=10).chunks
+    assert [chunk.describe() for chunk in chunks] == [f"{path} from line {n}" for n in (1, 5, 8)]
+    assert scan(parquet(tmp_path / "a.parquet", 9, 9), chunk_rows=5).chunks[1].describe().endswith("from row 6")

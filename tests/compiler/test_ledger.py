@@ -1,0 +1,436 @@
+"""Where records and tokens go: the ledger balances against the files, gates hold, quarantine, weights, caps, splits."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatmill.compiler.gates import GateError, gates_of
+from chatmill.compiler.ledger import TOKEN_FATES, Ledger
+from chatmill.compiler.pipeline import copies_of, hashes_below
+from chatmill.compiler.recipe import Gates
+from chatmill.compiler.run import Outcome, run_build
+from chatmill.errors import DataError, FormatError, RecordError
+from chatmill.store.blocks import BlockDataset
+from chatmill.store.episodes import EpisodeDataset
+from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
+
+OVERFLOWS = ["drop", "drop_oldest_turns", "windows", "cut"]
+
+
+def build(recipe: dict[str, Any], out: Path, **options: Any) -> dict[str, Any]:
+    return run_build(recipe, out, workers=0, **options).manifest
+
+
+def pair(name: str | None, question: str = "q", answer: str = "a", **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer, **more}]
+    return {"messages": messages} | ({} if name is None else {"id": name})
+
+
+def episodes(out: Path) -> list[Any]:
+    """All episodes of all splits."""
+    return [e for split in ("train", "val") if (out / split).exists() for e in EpisodeDataset(out, split)]
+
+
+# The balance
+
+
+@pytest.mark.parametrize("overflow", OVERFLOWS)
+@pytest.mark.parametrize("name", ["episodes", "blocks"])
+def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str, name: str) -> None:
+    packing = {"max_length": 250, "overflow": overflow}
+    manifest = build(mixed_recipe(write_inputs(fast / "in"), packing=packing, format=name), fast / "out")
+    ledger = Ledger.from_json(manifest["ledger"])
+    assert ledger.imbalance() == []
+    assert ledger.as_json() == manifest["ledger"]
+    fates = {fate: ledger.total(fate) for fate in TOKEN_FATES}
+    assert ledger.total("rendered") == sum(fates.values()) - fates["injected"]
+    lost = {"drop": "dropped_trained", "cut": "cut_trained", "drop_oldest_turns": "cut_trained", "windows": "injected"}
+    assert fates[lost[overflow]] > 0, "this input has nothing to lose"
+    tokens = trained = stored = 0
+    for split in manifest["splits"]:
+        if name == "episodes":
+            for episode in EpisodeDataset(fast / "out", split):
+                tokens += len(episode)
+                trained += int((episode.weights > 0).sum())
+            stored = tokens
+        else:
+            blocks = BlockDataset(fast / "out", split)
+            rows = [blocks[i] for i in range(len(blocks))]
+            trained += sum(int((row.weights > 0).sum()) for row in rows)
+            stored += len(rows) * 250
+    assert trained == fates["trained"]
+    assert stored == ledger.stored == fates["trained"] + fates["context"] + fates["injected"] + ledger.padding
+    assert (ledger.padding > 0) == (name == "blocks")
+    read = ledger.total_records("read")
+    assert read == sum(ledger.total_records(what) for what in ("built", "skipped", "quarantined")) > 100
+
+
+def test_the_ledger_by_source_and_role(fast: Path) -> None:
+    records = [pair("one", "abc", "de"), {**pair("two", "f", "ghij"), "source": "book"}]
+    manifest = build(plain_recipe(write_jsonl(fast / "chats.jsonl", records)), fast / "out")
+    tokens = manifest["ledger"]["tokens"]
+    assert set(tokens) == {"chats", "book"}
+    # <|im_start|> user \n abc <|im_end|> \n, and <|im_start|> assistant \n de <|im_end|> \n
+    assert tokens["chats"] == {
+        "user": {"rendered": 11, "context": 11},
+        "assistant": {"rendered": 15, "trained": 3, "context": 12},
+    }
+    assert tokens["book"]["assistant"]["trained"] == 5
+    assert manifest["ledger"]["records"]["book"] == {"read": {"": 1}, "built": {"": 1}}
+
+
+counts = st.integers(0, 50)
+
+
+@given(
+    fates=st.lists(counts, min_size=len(TOKEN_FATES), max_size=len(TOKEN_FATES)),
+    outcomes=st.lists(counts, min_size=3, max_size=3),
+    error=st.integers(-3, 3),
+    padding=counts,
+)
+def test_any_wrong_count_is_found(fates: list[int], outcomes: list[int], error: int, padding: int) -> None:
+    ledger = Ledger(padding=padding)
+    for fate, count in zip(TOKEN_FATES, fates, strict=True):
+        ledger.tokens["s", "user", fate] = count
+    ledger.tokens["s", "user", "rendered"] = sum(fates[:-1]) + error
+    assert bool(ledger.imbalance()) == (error != 0)
+    ledger.tokens["s", "user", "rendered"] -= error
+    for what, count in zip(("built", "skipped", "quarantined"), outcomes, strict=True):
+        ledger.records["s", what, "x"] = count
+    ledger.records["s", "read", ""] = sum(outcomes) + error
+    assert bool(ledger.imbalance()) == (error != 0)
+    ledger.records["s", "read", ""] -= error
+    stored = fates[0] + fates[1] + fates[-1] + padding
+    assert ledger.stored == stored
+    assert bool(ledger.imbalance(stored + error)) == (error != 0)
+    assert Ledger.from_json(ledger.as_json()).as_json() == ledger.as_json()
+    doubled = Ledger()
+    doubled.add(ledger)
+    doubled.add(ledger)
+    assert doubled.stored == 2 * stored
+
+
+def test_ledgers_of_parts_add_up_in_every_account() -> None:
+    part = Ledger(padding=3)
+    part.tokens["s", "user", "context"] = 5
+    part.records["s", "built", ""] = 1
+    part.notes["s", "episodes"] = 2
+    total = Ledger()
+    for _ in range(3):
+        total.add(part)
+    assert total.as_json() == {
+        "tokens": {"s": {"user": {"context": 15}}},
+        "records": {"s": {"built": {"": 3}}},
+        "notes": {"s": {"episodes": 6}},
+        "padding": 9,
+    }
+    assert part.padding == 3
+
+
+def test_lost_tokens_are_those_cut_and_those_dropped() -> None:
+    ledger = Ledger()
+    for fate, count in {"trained": 6, "cut_trained": 1, "dropped_trained": 3, "context": 50, "cut_context": 9}.items():
+        ledger.tokens["s", "assistant", fate] = count
+    (gate,) = [gate for gate in gates_of(Gates(trained_tokens_lost=0.4), ledger) if gate.name == "trained_tokens_lost"]
+    assert (gate.found, gate.passed) == (0.4, True)
+    assert gate.sentence == "4 of 10 trained tokens are lost (40.0000%)"
+
+
+def test_what_is_no_ledger_is_refused() -> None:
+    for wrong in ({}, {"tokens": {}, "records": {}, "notes": {}}, {"tokens": 5}):
+        with pytest.raises(FormatError, match="not a ledger"):
+            Ledger.from_json(wrong)
+
+
+def test_a_ledger_that_does_not_balance_ends_the_build(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_jsonl(fast / "chats.jsonl", chats(5))
+    monkeypatch.setattr(Ledger, "stored", property(lambda self: 1))
+    with pytest.raises(FormatError, match="the ledger does not balance"):
+        build(plain_recipe(path), fast / "out")
+    assert not (fast / "out" / "manifest.json").exists()
+    assert not (fast / "out" / "train").exists()
+
+
+# Gates
+
+LONG = pair("long", "q", "x" * 300)
+GATES = [
+    ({"trained_tokens_lost": 0.1}, {"packing": {"max_length": 100, "overflow": "cut"}}, "trained tokens are lost"),
+    ({"records_without_trained_tokens": 0}, {}, "1 records train nothing"),
+    (
+        {"untrained_terminators": 0, "records_without_trained_tokens": None},
+        {"packing": {"max_length": 100, "overflow": "cut"}},
+        "2 trained turns have an end that is not trained",
+    ),
+    ({"records_quarantined": 0, "records_without_trained_tokens": None}, {}, "1 records are quarantined"),
+]
+
+
+def gate_input(folder: Path) -> Path:
+    """Two long answers, a record that trains nothing, and one that is broken."""
+    nothing = pair("nothing", "q", "a", train=False)
+    return write_jsonl(folder / "chats.jsonl", [LONG, {**LONG, "id": "long2"}, pair("short"), nothing, "{"])
+
+
+@pytest.mark.parametrize(("gates", "changes", "message"), GATES)
+def test_a_gate_publishes_nothing_and_a_changed_gate_goes_on(
+    fast: Path, gates: dict[str, Any], changes: dict[str, Any], message: str
+) -> None:
+    recipe = plain_recipe(gate_input(fast), on_error="quarantine", gates=gates, **changes)
+    with pytest.raises(GateError, match=message) as caught:
+        build(recipe, fast / "out")
+    assert "the limit is" in str(caught.value)
+    assert [path.name for path in (fast / "out").iterdir()] == [".build"], "something was published"
+    with pytest.raises(GateError, match=message):
+        build(recipe, fast / "out", resume=True)
+    open_gates = dict.fromkeys(Gates.model_fields)
+    states: list[Any] = []
+    manifest = build({**recipe, "gates": open_gates}, fast / "out", resume=True, on_progress=states.append)
+    assert states[0].chunks_done == states[0].chunks == 1, "the chunks were built a second time"
+    assert manifest["recipe"]["gates"] == open_gates
+    assert leftovers(fast / "out") == []
+    before = digest(fast / "out")
+    with pytest.raises(GateError, match=message):
+        build(recipe, fast / "out")
+    assert digest(fast / "out") == before, "a finished dataset was touched"
+
+
+def test_gates_at_their_limit_pass(fast: Path) -> None:
+    gates = {"records_without_trained_tokens": 1, "records_quarantined": 1, "untrained_terminators": 2}
+    gates["trained_tokens_lost"] = 0.9
+    changes = {"packing": {"max_length": 100, "overflow": "cut"}, "on_error": "quarantine"}
+    manifest = build(plain_recipe(gate_input(fast), gates=gates, **changes), fast / "out")
+    found = {gate.name: gate for gate in gates_of(Gates(**gates), Ledger.from_json(manifest["ledger"]))}
+    assert set(found) == set(gates)
+    assert found["untrained_terminators"].found == 2
+    lost = Ledger.from_json(manifest["ledger"]).trained_lost
+    share = found["trained_tokens_lost"].found
+    assert lost == 2 * (301 - (100 - 1 - 5 - 1 - 2 - 1 - 10))
+    assert 0.5 < share < 0.9
+    assert all(gate.passed for gate in found.values())
+
+
+def test_a_turn_without_an_end_does_not_go_on_in_the_next_record(fast: Path) -> None:
+    """Two records, the first cut inside its answer, the second opened by the assistant: one end is missing."""
+    opened = [{"role": "assistant", "content": "hi"}, *pair(None)["messages"]]
+    records = [pair("a", answer="long " * 40), {"id": "b", "messages": opened}]
+    packing = {"max_length": 100, "overflow": "cut"}
+    recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing, format="episodes")
+    recipe["gates"] = {"untrained_terminators": 1}
+    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
+    assert ledger.total_notes("untrained_terminators") == 1
+    assert [episode.turns for episode in episodes(fast / "out")] == [1, 2]
+
+
+def test_all_failed_gates_are_named_together(fast: Path) -> None:
+    gates = {"records_without_trained_tokens": 0, "records_quarantined": 0}
+    with pytest.raises(GateError, match=r"records_without_trained_tokens.*; gate records_quarantined"):
+        build(plain_recipe(gate_input(fast), gates=gates, on_error="quarantine"), fast / "out")
+
+
+# Quarantine
+
+BAD = [
+    pair("good"),
+    "{broken",
+    {"id": "pope", "messages": [{"role": "pope", "content": "ü"}]},
+    [],
+    "",
+    {"messages": []},
+    {"id": "tools", "messages": pair(None)["messages"], "tools": [{"type": "function"}]},
+]
+
+
+def test_quarantine_names_place_reason_and_message(fast: Path) -> None:
+    path = write_jsonl(fast / "chats.jsonl", BAD)
+    recipe = plain_recipe(path, on_error="quarantine")
+    manifest = build(recipe, fast / "out", chunk_bytes=40)
+    lines = [json.loads(line) for line in (fast / "out" / "rejected.jsonl").read_text("utf-8").splitlines()]
+    assert [(line["where"].removeprefix(str(path)), line["id"], line["field"], line["reason"]) for line in lines] == [
+        (":2", "", "", "invalid_json"),
+        (":3", "pope", "messages[0].role", "unknown_role"),
+        (":4", "", "", "record_type"),
+        (":6", "", "messages", "no_messages"),
+        (":7", "tools", "tools", "not_shown"),
+    ]
+    assert all(line["message"] and set(line) == {"where", "id", "field", "reason", "message"} for line in lines)
+    records = manifest["ledger"]["records"]["chats"]
+    assert records["read"] == {"": 6}, "a blank line is no record"
+    assert records["quarantined"] == Counter(line["reason"] for line in lines)
+    assert records["built"] == {"": 1}
+    data = (fast / "out" / "rejected.jsonl").read_bytes()
+    assert manifest["files"]["rejected.jsonl"] == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 6])
+def test_without_quarantine_the_first_bad_record_ends_the_build(fast: Path, number: int) -> None:
+    path = write_jsonl(fast / "chats.jsonl", [BAD[0], BAD[number]])
+    with pytest.raises(RecordError, match=r"chats\.jsonl:2"):
+        build(plain_recipe(path), fast / "out")
+    assert not (fast / "out" / "manifest.json").exists()
+    assert not (fast / "out" / "rejected.jsonl").exists()
+
+
+def test_no_rejected_file_without_rejected_records(fast: Path) -> None:
+    build(plain_recipe(write_jsonl(fast / "chats.jsonl", chats(3)), on_error="quarantine"), fast / "out")
+    assert not (fast / "out" / "rejected.jsonl").exists()
+
+
+def test_nothing_to_build_is_an_error(fast: Path) -> None:
+    path = write_jsonl(fast / "chats.jsonl", ["{", "["])
+    with pytest.raises(DataError, match="no record of the input could be built"):
+        build(plain_recipe(path, on_error="quarantine"), fast / "out")
+    assert not (fast / "out" / "manifest.json").exists()
+
+
+# Weights, caps and splits
+
+
+@pytest.mark.parametrize("weight", [0, 0.3, 1, 2, 2.5])
+def test_weights_repeat_and_thin_out_by_the_record_id(fast: Path, weight: float) -> None:
+    names = [f"r{i}" for i in range(200)]
+    kept = write_jsonl(fast / "kept.jsonl", [pair("kept")])
+    path = write_jsonl(fast / "chats.jsonl", [pair(name) for name in names])
+    sources = [{"path": str(path), "weight": weight}, {"path": str(kept)}]
+    manifest = build(plain_recipe(path, sources=sources), fast / "out")
+    found = Counter(episode.record_id for episode in episodes(fast / "out"))
+    del found["kept"]
+    assert set(found.values()) <= {int(weight), int(weight) + 1}
+    assert found == Counter({name: copies for name in names if (copies := copies_of(name, weight))})
+    total = sum(found.values())
+    assert abs(total - 200 * weight) < 25
+    records = manifest["ledger"]["records"]["chats"]
+    assert records.get("skipped", {}).get("weight", 0) == 200 - len(found)
+    assert records["read"].get("repeated", 0) == total - len(found)
+
+
+@pytest.mark.parametrize("name", ["a", "löwe", "r17", ""])
+def test_the_copy_of_a_fraction_has_a_hash_of_its_own(name: str) -> None:
+    """Not the hash of the split: else a thinned-out source would keep what goes into val."""
+    digest = hashlib.blake2b(f"weight\0{name}".encode(), digest_size=8).digest()
+    share = int.from_bytes(digest, "big") / 2**64
+    assert [copies_of(name, weight) for weight in (share - 1e-6, share + 1e-6)] == [0, 1]
+    assert [copies_of(name, weight) for weight in (2, 2 + share - 1e-6, 2 + share + 1e-6)] == [2, 2, 3]
+
+
+@pytest.mark.parametrize("weight", [0.25, 1.5, 2.0, 300.0])
+def test_weights_of_messages_are_stored_as_they_are(fast: Path, weight: float) -> None:
+    records = [pair("a"), pair("b", weight=weight)]
+    build(plain_recipe(write_jsonl(fast / "a.jsonl", records)), fast / "out")
+    assert [set(episode.weights.tolist()) for episode in episodes(fast / "out")] == [{0, 1}, {0, weight}]
+
+
+def test_a_dropped_record_is_not_one_that_trains_nothing(fast: Path) -> None:
+    records = [pair("a", answer="long " * 40), pair("b"), pair("c", weight=0)]
+    packing = {"max_length": 100, "overflow": "drop"}
+    gates = {"records_without_trained_tokens": 1}
+    recipe = plain_recipe(write_jsonl(fast / "a.jsonl", records), packing=packing, gates=gates)
+    ledger = Ledger.from_json(build(recipe, fast / "out")["ledger"])
+    assert ledger.total_notes("records_without_trained_tokens") == 1
+    assert ledger.total_records("skipped") == 1
+
+
+def test_the_copies_of_a_record_stand_together_and_in_one_split(fast: Path) -> None:
+    path = write_jsonl(fast / "chats.jsonl", [pair(f"r{i}") for i in range(50)])
+    sources = [{"path": str(path), "weight": 3}]
+    build(plain_recipe(path, sources=sources, split={"val_fraction": 0.4}), fast / "out")
+    for split in ("train", "val"):
+        ids = [episode.record_id for episode in EpisodeDataset(fast / "out", split)]
+        assert len(ids) == 3 * len(set(ids)) > 30
+        assert ids[::3] == ids[1::3] == ids[2::3]
+
+
+def test_splits_go_by_the_hash_of_the_record_id(fast: Path) -> None:
+    names = [f"r{i}" for i in range(400)]
+    path = write_jsonl(fast / "chats.jsonl", [pair(name) for name in names])
+    build(plain_recipe(path, split={"val_fraction": 0.25}), fast / "out")
+    found = {s: [e.record_id for e in EpisodeDataset(fast / "out", s)] for s in ("train", "val")}
+    # Written out a second time: blake2b of 8 bytes, big-endian, below a quarter of 2**64.
+    expected = [n for n in names if int.from_bytes(hashlib.blake2b(n.encode(), digest_size=8).digest(), "big") < 2**62]
+    assert found["val"] == expected
+    assert found["train"] == [name for name in names if name not in set(expected)]
+    assert 60 < len(expected) < 140
+
+
+def test_all_windows_of_a_record_are_in_one_split(fast: Path) -> None:
+    path = write_jsonl(fast / "chats.jsonl", chats(60, 8, turns=6))
+    packing = {"max_length": 200, "overflow": "windows"}
+    gates = {"records_without_trained_tokens": None}
+    build(plain_recipe(path, packing=packing, split={"val_fraction": 0.5}, gates=gates), fast / "out")
+    train, val = ({e.record_id for e in EpisodeDataset(fast / "out", split)} for split in ("train", "val"))
+    assert train
+    assert val
+    assert not train & val
+
+
+def test_a_split_of_zero_makes_no_val(fast: Path) -> None:
+    manifest = build(plain_recipe(write_jsonl(fast / "chats.jsonl", chats(20))), fast / "out")
+    assert list(manifest["splits"]) == ["train"]
+    assert not (fast / "out" / "val").exists()
+
+
+@given(fraction=st.floats(0, 1, exclude_max=True), key=st.text())
+def test_hashes_below(fraction: float, key: str) -> None:
+    assert hashes_below(key, 0.0) is False
+    if hashes_below(key, fraction):
+        assert hashes_below(key, min(1.0, np.nextafter(fraction, 2)))
+
+
+@pytest.mark.parametrize("cap", [1, 7, 30, 31, 1000])
+def test_caps_count_over_the_files_of_a_source(fast: Path, cap: int) -> None:
+    paths = [write_jsonl(fast / f"{n}.jsonl", [pair(f"{n}-{i}") for i in range(15)]) for n in ("a", "b")]
+    sources = [{"path": [str(path) for path in paths], "name": "both", "max_records": cap}]
+    manifest = build(plain_recipe(paths[0], sources=sources), fast / "out", chunk_bytes=300)
+    ids = [episode.record_id for episode in episodes(fast / "out")]
+    assert ids == [*(f"a-{i}" for i in range(15)), *(f"b-{i}" for i in range(15))][:cap]
+    left_out = manifest["ledger"]["notes"]["both"].get("records_beyond_max_records", 0)
+    assert left_out == max(0, 30 - cap)
+
+
+# What stands in a manifest
+
+
+def test_the_manifest_says_what_went_in_and_out(fast: Path) -> None:
+    manifest = build(mixed_recipe(write_inputs(fast / "in")), fast / "out")
+    assert manifest["format"] == "chatmill-dataset"
+    assert len(manifest["inputs"]) == 4
+    for entry in manifest["inputs"]:
+        data = Path(entry["path"]).read_bytes()
+        assert (entry["bytes"], entry["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+        assert (entry["lines"] is None) != (entry["records"] is None)
+    assert {entry["shape"] for entry in manifest["inputs"]} == {"openai", "alpaca", "prompt_completion"}
+    canonical = json.dumps(manifest["recipe"], sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    assert manifest["recipe_sha256"] == hashlib.sha256(canonical.encode()).hexdigest()
+    assert manifest["tokenizer"]["vocab_size"] == 261
+    assert manifest["policy"]["name"] == "assistant"
+    assert json.loads((fast / "out" / "manifest.json").read_text()) == manifest
+
+
+def test_the_docs_name_every_key_of_a_manifest(fast: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "formats" / "dataset.md").read_text(encoding="utf-8")
+    recipe = mixed_recipe(write_inputs(fast / "in"), format="blocks")
+    manifest = build(recipe, fast / "out")
+    keys = {*manifest, *manifest["inputs"][0], *manifest["splits"]["train"], *manifest["ledger"], *TOKEN_FATES}
+    for name in ("tokenizer", "template", "policy"):
+        keys |= set(manifest[name])
+    keys |= {note for notes in manifest["ledger"]["notes"].values() for note in notes}
+    assert len(keys) > 40
+    assert not {key for key in keys if f"`{key}`" not in text}
+
+
+def test_a_finished_build_is_left_alone(fast: Path) -> None:
+    recipe = mixed_recipe(write_inputs(fast / "in"))
+    build(recipe, fast / "out")
+    times = {path: path.stat().st_mtime_ns for path in (fast / "out").rglob("*")}
+    for resume in (False, True):
+        assert run_build(recipe, fast / "out", workers=0, resume=resume).outcome is Outcome.ALREADY_BUILT
+    assert {path: path.stat().st_mtime_ns for path in (fast / "out").rglob("*")} == times

@@ -1,0 +1,102 @@
+"""The memory of a build does not grow with its input: peak RSS of the driver and of a worker at 1x and 8x."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compiler.builds import chats, plain_recipe
+
+CODE = """
+import json, os, sys
+from pathlib import Path
+
+from chatmill.compiler import join, join_blocks
+from chatmill.compiler.run import run_build
+
+def peak(pid):
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+def children():
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                if int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                    yield int(entry)
+            except OSError:
+                pass
+
+workers = 0
+
+def look(state):
+    global workers
+    for pid in children():
+        try:
+            workers = max(workers, peak(pid))
+        except (OSError, StopIteration):
+            pass
+
+order = json.load(sys.stdin)
+for module in (join, join_blocks):
+    module.SLICE_TOKENS = order["slice_tokens"] or module.SLICE_TOKENS
+result = run_build(order["recipe"], order["out"], workers=1, chunk_bytes=order["chunk_bytes"], on_progress=look)
+tokens = sum(split["tokens"] for split in result.manifest["splits"].values())
+print(json.dumps({"driver": peak("self"), "worker": workers, "tokens": tokens}))
+"""
+"""Runs one build and prints the largest RSS in KiB; `VmHWM`, since `ru_maxrss` of a child begins with its parent's."""
+
+
+def write_input(path: Path, size: int) -> Path:
+    lines = [json.dumps(record) for record in chats(500, 4, ids=False, words=150)]
+    with path.open("w") as file:
+        written = number = 0
+        while written < size:
+            written += file.write(f'{{"id": "n{number}", {lines[number % len(lines)][1:]}\n')
+            number += 1
+    return path
+
+
+def measured(home: Path, size: int, chunk_bytes: int, name: str, slice_tokens: int | None) -> dict[str, Any]:
+    path = write_input(home / f"{size}.jsonl", size)
+    packing = {"max_length": 2048, "overflow": "windows"}
+    recipe = plain_recipe(path, format=name, packing=packing, split={"val_fraction": 0.1})
+    order = {"recipe": recipe, "out": str(home / f"{name}{size}"), "chunk_bytes": chunk_bytes}
+    order["slice_tokens"] = slice_tokens
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], input=json.dumps(order), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["worker"] > 10_000, "no worker was seen"
+    return found
+
+
+def check(home: Path, size: int, chunk_bytes: int, name: str, slice_tokens: int | None = None) -> None:
+    once, eight = (measured(home, times * size, chunk_bytes, name, slice_tokens) for times in (1, 8))
+    assert eight["tokens"] > 7.5 * once["tokens"]
+    for process in ("driver", "worker"):
+        assert eight[process] < 1.2 * once[process], (process, once, eight)
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+
+
+@needs_proc
+@pytest.mark.parametrize("name", ["episodes", "blocks"])
+def test_flat_memory(fast: Path, name: str) -> None:
+    """Everything smaller than usual; leaving the parts mapped would still be far above the limit."""
+    check(fast, 900_000, 240_000, name, slice_tokens=1 << 17)
+
+
+@pytest.mark.slow
+@needs_proc
+@pytest.mark.parametrize("name", ["episodes", "blocks"])
+def test_flat_memory_with_large_input(tmp_path: Path, name: str) -> None:
+    """Five chunks, and forty: 40 MB, and 320 MB."""
+    check(tmp_path, 40_000_000, 8 << 20, name)

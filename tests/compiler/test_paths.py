@@ -1,0 +1,87 @@
+"""File names and globs: order, doubles, and what is said when nothing matches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from chatmill.compiler.paths import resolve_paths
+from chatmill.errors import ConfigError
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("data/b.jsonl", "data/a.jsonl", "data/B.jsonl", "data/deep/er/c.jsonl.gz", "data/x[1].jsonl", "n.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "data" / ".hidden.jsonl").write_text("")
+    (tmp_path / "data" / "folder.jsonl").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(*patterns: str) -> list[str]:
+    return [str(path) for path in resolve_paths(patterns)]
+
+
+def test_globs_are_sorted_and_hold_files_alone(home: Path) -> None:
+    assert names("data/*.jsonl") == ["data/B.jsonl", "data/a.jsonl", "data/b.jsonl", "data/x[1].jsonl"]
+    assert names("data/**/*.gz") == ["data/deep/er/c.jsonl.gz"]
+    assert names("data/**/[ac].*") == ["data/a.jsonl", "data/deep/er/c.jsonl.gz"]
+    assert names("data/**") == [*names("data/*.jsonl")[:3], "data/deep/er/c.jsonl.gz", "data/x[1].jsonl"]
+
+
+def test_patterns_keep_their_order_and_files_their_first_place(home: Path) -> None:
+    assert names("data/b.jsonl", "data/[ab].jsonl", f"{home}/data/a.jsonl", "./data//b.jsonl", "n.md") == [
+        "data/b.jsonl",
+        "data/a.jsonl",
+        "n.md",
+    ]
+
+
+def test_a_name_with_glob_signs_is_the_file_of_that_name(home: Path) -> None:
+    assert names("data/x[1].jsonl") == ["data/x[1].jsonl"]
+
+
+def test_the_home_folder_is_known(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(home))
+    assert names("~/data/a.jsonl", "~/n*") == [f"{home}/data/a.jsonl", f"{home}/n.md"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("data/c.jsonl", "there is no file 'data/c.jsonl'. Did you mean 'data/"),
+        ("data/aa.jsonl", "Did you mean 'data/a.jsonl'?"),
+        ("dta/a.jsonl", "There is no folder 'dta'; did you mean 'data'?"),
+        ("data/*.jsonk", "In 'data' there is: B.jsonl, a.jsonl, b.jsonl, x[1].jsonl"),
+        ("data/b.jsonl/c.jsonl", "There is no folder 'data/b.jsonl'"),
+        ("zzz/yyy/*.jsonl", "There is no folder 'zzz'"),
+        ("data/*.parquet", "no file matches 'data/*.parquet'. In 'data' there is: B.jsonl, a.jsonl, b.jsonl, "),
+        ("data/deep/*.gz", "In 'data/deep' there is: er/"),
+        ("*.jsonl", "In '.' there is: data/"),
+        ("data/fold*", "'data/fold*' matches folders alone, such as 'data/folder.jsonl'"),
+        ("data", "'data' is a folder; name its files, such as 'data/*.jsonl'"),
+        ("data/", "'data/' is a folder; name its files, such as 'data/*.jsonl'"),
+        ("/nowhere-at-all/*.jsonl", "There is no folder '/nowhere-at-all'"),
+        ("", "an input file has an empty name"),
+    ],
+)
+def test_a_pattern_without_a_match_says_what_is_there(home: Path, pattern: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve_paths(["n.md", pattern])
+    assert message in str(caught.value)
+
+
+def test_long_lists_are_cut_and_empty_folders_said(home: Path) -> None:
+    os.mkdir("empty")
+    with pytest.raises(ConfigError, match="The folder 'empty' is empty"):
+        resolve_paths(["empty/*.jsonl"])
+    for number in range(20):
+        Path("empty", f"{number:02d}.jsonl.gz").write_text("")
+    with pytest.raises(ConfigError, match=r"00\.jsonl\.gz, .*04\.jsonl\.gz and 15 more$"):
+        resolve_paths(["empty/q*.parquet"])
+    with pytest.raises(ConfigError, match="no input files"):
+        resolve_paths([])

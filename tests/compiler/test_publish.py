@@ -1,0 +1,408 @@
+"""Crash-safe files: killed at every step, disks that fill up, folders that cannot be written, and the one JSON."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chatmill.compiler import publish
+from chatmill.compiler.faults import faults_hit
+from chatmill.compiler.publish import (
+    TEMPORARY,
+    AtomicFile,
+    StorageError,
+    canonical_json,
+    publish_folder,
+    sha256_file,
+    storing,
+    sweep_orphans,
+    temporary_beside,
+    temporary_folder,
+    verified_hash,
+    write_atomic,
+)
+from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
+
+OLD, NEW = b"old" * 1000, b"new" * 50_000
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def run_python(script: str, *arguments: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+
+
+def test_a_file_appears_whole_with_its_hash(tmp_path: Path) -> None:
+    array = np.arange(100_000, dtype="<i4").reshape(100, 1000)
+    with AtomicFile(tmp_path / "a.bin", verify=True) as file:
+        assert file.write(b"head") == 4
+        assert file.write(b"") == file.write(np.empty((0, 3))) == 0
+        assert file.write(array) == array.nbytes
+        assert not (tmp_path / "a.bin").exists()
+        assert [bool(TEMPORARY.fullmatch(name)) for name in names(tmp_path)] == [True]
+    assert (tmp_path / "a.bin").read_bytes() == b"head" + array.tobytes()
+    assert names(tmp_path) == ["a.bin"]
+    assert file.size == 4 + array.nbytes
+    digest = hashlib.sha256(b"head" + array.tobytes()).hexdigest()
+    assert file.sha256 == sha256_file(tmp_path / "a.bin") == verified_hash(tmp_path / "a.bin", file.size) == digest
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (tmp_path / "a.bin").stat().st_mode & 0o777 == 0o666 & ~mask, "others may read it as any other file"
+
+
+def test_nothing_appears_when_the_block_fails(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "a", OLD)
+
+    def fail_inside() -> None:
+        with AtomicFile(tmp_path / "a") as file:
+            file.write(NEW)
+            print(1 // 0)
+
+    with pytest.raises(ZeroDivisionError):
+        fail_inside()
+    assert names(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == OLD
+    write_atomic(tmp_path / "a", NEW)
+    assert (tmp_path / "a").read_bytes() == NEW
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:1000]))
+    with AtomicFile(tmp_path / "a", verify=True) as file:
+        file.write(NEW)
+    monkeypatch.undo()
+    assert (tmp_path / "a").read_bytes() == NEW
+
+
+def test_bytes_that_changed_on_disk_are_not_published(tmp_path: Path) -> None:
+    file = AtomicFile(tmp_path / "a", verify=True)
+    file.write(NEW)
+    with file.temporary.open("r+b") as other:
+        other.seek(5)
+        other.write(b"X")
+    with pytest.raises(FormatError, match="read back with sha256"):
+        file.commit()
+    assert names(tmp_path) == []
+    file = AtomicFile(tmp_path / "a", verify=True)
+    file.write(NEW)
+    os.truncate(file.temporary, 5)
+    with pytest.raises(FormatError, match="has 5 bytes on disk, but 150000 were written"):
+        file.commit()
+    assert names(tmp_path) == []
+
+
+def no_space(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_full_disk_is_one_clear_error_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    write_atomic(tmp_path / "a", OLD)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, no_space)
+        with pytest.raises(StorageError) as caught:
+            write_atomic(tmp_path / "a", NEW)
+    error = caught.value
+    assert isinstance(error, ChatmillError)
+    assert isinstance(error, OSError)
+    assert (error.errno, error.filename) == (errno.ENOSPC, str(tmp_path / "a"))
+    assert str(error).startswith(f"{tmp_path / 'a'}: cannot write: No space left on device (ENOSPC); free some space")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.errno) == (StorageError, str(error), errno.ENOSPC)
+    assert names(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == OLD
+
+
+def test_a_real_limit_on_file_sizes(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(StorageError, match=r"EFBIG\); .*smaller shards"):
+            write_atomic(tmp_path / "a", NEW)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == []
+
+
+FULL_DISK = """
+import os, subprocess, sys
+from chatmill.compiler.publish import write_atomic, StorageError
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", sys.argv[1]], check=True)
+os.chdir(sys.argv[1])
+write_atomic("small", b"x" * 1000)
+try:
+    write_atomic("large", b"x" * 1_000_000)
+except StorageError as error:
+    print(error.errno, sorted(os.listdir(".")))
+"""
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    command = ["unshare", "--mount", "--map-root-user", sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*command[:3], "true"], check=False, capture_output=True).returncode
+    ):
+        pytest.skip("this system lets us have no file system of our own")
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.stdout == f"{errno.ENOSPC} ['small']\n", ran.stderr
+
+
+@pytest.mark.parametrize(("number", "hint"), [(errno.EROFS, "may write"), (errno.EACCES, "may write")])
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(number, os.strerror(number))
+
+    actions: list[Callable[[], object]] = [
+        lambda: write_atomic(tmp_path / "a", b"x"),
+        lambda: temporary_folder(tmp_path / "b" / "c"),
+    ]
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "mkdir", refuse)
+    for action in actions:
+        with pytest.raises(StorageError, match=f"{errno.errorcode[number]}.*{hint}"):
+            action()
+
+
+def test_a_folder_that_is_not_there_or_is_a_file(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="check that the path is right"):
+        write_atomic(tmp_path / "no" / "a", b"x")
+    (tmp_path / "f").touch()
+    with pytest.raises(StorageError, match="a part of this path is a file"):
+        write_atomic(tmp_path / "f" / "a", b"x")
+    with pytest.raises(StorageError, match="cannot read: No such file"):
+        sha256_file(tmp_path / "missing")
+    with pytest.raises(StorageError, match=r"cannot fly: .* \(no error number\); check the disk"), storing("x", "fly"):
+        raise OSError("odd")
+
+
+WRITE = """
+import sys
+from chatmill.compiler.publish import write_atomic
+write_atomic(sys.argv[1] + "/a", b"new" * 50_000, step="receipt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "expected"), [("after_receipt_write", OLD), ("before_receipt_rename", OLD), ("after_receipt_rename", NEW)]
+)
+def test_a_file_survives_a_kill_at_any_step(tmp_path: Path, point: str, expected: bytes) -> None:
+    folder, log = tmp_path / "d", tmp_path / "log"
+    folder.mkdir()
+    write_atomic(folder / "a", OLD)
+    ran = run_python(WRITE, folder, CHATMILL_FAULTS=f"{point}:1", CHATMILL_FAULTS_LOG=str(log))
+    assert ran.returncode == -signal.SIGKILL
+    assert faults_hit(log) == [point]
+    assert (folder / "a").read_bytes() == expected
+    orphans = [name for name in names(folder) if name != "a"]
+    assert len(orphans) == (expected == OLD)
+    assert sweep_orphans(folder) == [folder / name for name in orphans]
+    assert names(folder) == ["a"]
+    assert (folder / "a").read_bytes() == expected
+
+
+def fill(folder: Path, text: str) -> Path:
+    (folder / "sub").mkdir()
+    (folder / "x").write_text(text)
+    (folder / "sub" / "y").write_text(text)
+    return folder
+
+
+def test_a_folder_is_published_in_one_step(tmp_path: Path) -> None:
+    final = tmp_path / "out" / "part"
+    publish_folder(fill(temporary_folder(final), "one"), final)
+    assert names(tmp_path / "out") == ["part"]
+    assert (final / "sub" / "y").read_text() == "one"
+    second = fill(temporary_folder(final), "two")
+    with pytest.raises(ConfigError, match="is there already"):
+        publish_folder(second, final)
+    assert (final / "x").read_text() == "one"
+    publish_folder(second, final, replace=True)
+    assert (final / "x").read_text() == "two"
+    assert names(tmp_path / "out") == ["part"]
+    with pytest.raises(StorageError, match="cannot publish the folder"):
+        publish_folder(tmp_path / "nothing", tmp_path / "elsewhere")
+
+
+PUBLISH = """
+import sys
+from pathlib import Path
+from chatmill.compiler.publish import publish_folder, temporary_folder
+final = Path(sys.argv[1])
+folder = temporary_folder(final)
+(folder / "x").write_text("whole")
+publish_folder(folder, final, step="chunk")
+"""
+
+
+@pytest.mark.parametrize(("point", "there"), [("before_chunk_rename", False), ("after_chunk_rename", True)])
+def test_a_folder_survives_a_kill_at_any_step(tmp_path: Path, point: str, there: bool) -> None:
+    final, log = tmp_path / "d" / "part", tmp_path / "log"
+    ran = run_python(PUBLISH, final, CHATMILL_FAULTS=f"{point}:1", CHATMILL_FAULTS_LOG=str(log))
+    assert (ran.returncode, faults_hit(log)) == (-signal.SIGKILL, [point])
+    assert final.exists() == there
+    assert len(sweep_orphans(tmp_path)) == (not there)
+    assert names(tmp_path / "d") == (["part"] if there else [])
+    assert not there or (final / "x").read_text() == "whole"
+
+
+def test_sweeping_takes_only_our_names(tmp_path: Path) -> None:
+    keep = [".tmp-x", ".tmp-12-zz", "a.tmp-12-0123456789abcdef", ".tmp-12-0123456789abcdef.bin", ".tmp", "tmp-1-0"]
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    folder = tmp_path / "swept"
+    (folder / "deep").mkdir(parents=True)
+    for name in keep:
+        (folder / name).touch()
+    (outside / temporary_beside(outside / "x").name).touch()
+    (folder / "link").symlink_to(outside)
+    fill(temporary_folder(folder / "part"), "rest")
+    temporary_beside(folder / "deep" / "f").touch()
+    temporary_beside(folder / "f").symlink_to(outside)
+    assert len(sweep_orphans(folder)) == 3
+    assert names(folder) == sorted([*keep, "deep", "link"])
+    assert names(folder / "deep") == []
+    assert len(names(outside)) == 1
+    assert sweep_orphans(folder) == sweep_orphans(tmp_path / "missing") == []
+
+
+def test_temporary_names_differ() -> None:
+    found = {temporary_beside(Path("/d/name")) for _ in range(1000)}
+    assert len(found) == 1000
+    assert all(path.parent == Path("/d") and TEMPORARY.fullmatch(path.name) for path in found)
+    assert all(f"-{os.getpid()}-" in path.name for path in found)
+
+
+def test_folders_are_synced_after_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[str, str]] = []
+    real_sync, real_replace = os.fsync, os.replace
+
+    def sync(descriptor: int) -> None:
+        target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        steps.append(("sync", "folder" if target.is_dir() else "file"))
+        real_sync(descriptor)
+
+    def replace(source: Path, target: Path) -> None:
+        steps.append(("rename", Path(target).name))
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    write_atomic(tmp_path / "a", b"x")
+    assert steps == [("sync", "file"), ("rename", "a"), ("sync", "folder")]
+    steps.clear()
+    publish_folder(fill(temporary_folder(tmp_path / "part"), "t"), tmp_path / "part")
+    assert steps.count(("sync", "file")) == 2
+    assert steps.count(("sync", "folder")) == 3
+    assert steps[-1] == ("sync", "folder")
+
+
+def test_folders_that_cannot_be_synced_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int) -> Callable[[int], None]:
+        def sync(descriptor: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return sync
+
+    monkeypatch.setattr(os, "fsync", refuse(errno.EINVAL))
+    publish.sync_folder(tmp_path)
+    monkeypatch.setattr(os, "fsync", refuse(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):
+        publish.sync_folder(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_canonical_json_is_one_spelling(value: Any) -> None:
+    data = canonical_json(value)
+    assert json.loads(data) == value
+    assert canonical_json(json.loads(data)) == data
+    if isinstance(value, dict):
+        assert canonical_json(dict(reversed(value.items()))) == data
+
+
+def test_canonical_json_in_bytes() -> None:
+    assert canonical_json({"b": [1, 2.5, None], "a": "é\n"}) == b'{"a":"\\u00e9\\n","b":[1,2.5,null]}'
+    assert canonical_json((1, (2,))) == b"[1,[2]]"
+    with pytest.raises(DataError, match=r"the key 10 at a\[0\] is not a string"):
+        canonical_json({"a": [{10: 1}]})
+    with pytest.raises(DataError, match="no canonical JSON"):
+        canonical_json({"a": float("nan")})
+    with pytest.raises(TypeError):
+        canonical_json({"a": {1, 2}})
+
+
+FAULTY = """
+import sys
+from chatmill.compiler.faults import fault_point
+for number in range(4):
+    try:
+        fault_point("here")
+    except OSError as error:
+        print(error.errno)
+    fault_point("elsewhere")
+    print(number, flush=True)
+"""
+
+
+def test_fault_points(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert run_python(FAULTY).stdout == "0\n1\n2\n3\n"
+    assert faults_hit(log) == []
+    ran = run_python(FAULTY, CHATMILL_FAULTS="here:3", CHATMILL_FAULTS_LOG=str(log))
+    assert (ran.returncode, ran.stdout, faults_hit(log)) == (-signal.SIGKILL, "0\n1\n", ["here"])
+    ran = run_python(FAULTY, CHATMILL_FAULTS="here:2:enospc, elsewhere:4", CHATMILL_FAULTS_LOG=str(log))
+    assert (ran.returncode, ran.stdout) == (-signal.SIGKILL, f"0\n{errno.ENOSPC}\n1\n2\n")
+    assert faults_hit(log) == ["here", "here", "elsewhere"]
+    assert run_python(FAULTY, CHATMILL_FAULTS="here:2").stdout == "0\n", "the log is no condition"
+    once = {"CHATMILL_FAULTS": "here:2:kill_once", "CHATMILL_FAULTS_LOG": str(tmp_path / "once")}
+    assert [run_python(FAULTY, **once).returncode for _ in range(3)] == [-signal.SIGKILL, 0, 0]
+    assert faults_hit(tmp_path / "once") == ["here"]
+
+
+@pytest.mark.parametrize("plan", ["here", "here:0", "here:x", "here:1:explode", ":1", "here:1:kill_once"])
+def test_faults_that_make_no_sense(monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
+    from chatmill.compiler import faults
+
+    monkeypatch.setattr(faults, "_hits", faults.Counter())
+    monkeypatch.setenv("CHATMILL_FAULTS", plan)
+    monkeypatch.delenv("CHATMILL_FAULTS_LOG", raising=False)
+    with pytest.raises(ConfigError, match="CHATMILL_FAULTS"):
+        faults.fault_point("here")
+
+
+def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path):
+        with pytest.raises(ConfigError, match="no plain file"):
+            write_atomic(place, b"x")
+    assert pipe.is_fifo()

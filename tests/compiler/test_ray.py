@@ -1,0 +1,263 @@
+"""The Ray engine on a real local Ray: results, killed workers, errors; one Ray for the whole module."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatmill.compiler.engines.executor import (
+    EventKind,
+    ExecutorEvent,
+    JobKilledWorkers,
+    RemoteTraceback,
+    WorkerStartError,
+)
+from chatmill.compiler.engines.ray_engine import RayExecutor
+from chatmill.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
+from tests.compiler import executor_jobs as jobs
+from tests.compiler.executor_jobs import Chunk
+
+ray = pytest.importorskip("ray")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of one node that somebody else started, as a process that is stopped by its id."""
+    folder = tempfile.mkdtemp(prefix="ray")  # short: sockets with long paths cannot be made
+    where, log = f"127.0.0.1:{free_port()}", Path(folder, "start.log")
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        f"--port={where.split(':')[1]}",
+        "--block",
+    ]
+    command += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
+    before = os.environ.get("RAY_AUTH_MODE")
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    with log.open("w") as file:
+        head = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        until = time.monotonic() + 300
+        while "Ray runtime started" not in log.read_text():
+            assert head.poll() is None, log.read_text()
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.05)
+        yield where
+    finally:
+        ray.shutdown()
+        head.terminate()
+        head.wait(timeout=300)
+        shutil.rmtree(folder, ignore_errors=True)
+        del os.environ["RAY_AUTH_MODE"]
+        if before is not None:
+            os.environ["RAY_AUTH_MODE"] = before
+
+
+@pytest.fixture
+def cluster(address: str) -> None:
+    """A connection that was there before the executor, which must leave it alone; kept for the next test."""
+    if not ray.is_initialized():
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+
+
+@pytest.fixture
+def apart() -> None:
+    """No connection to any Ray."""
+    ray.shutdown()
+
+
+class Seen:
+    """Collects what the engine reports."""
+
+    def __init__(self) -> None:
+        self.receipts: dict[int, Any] = {}
+        self.events: list[ExecutorEvent] = []
+
+    def done(self, index: int, receipt: Any) -> None:
+        assert index not in self.receipts, "a job was reported twice"
+        self.receipts[index] = receipt
+
+
+def run(job: Callable[[Any], Any], specs: list[Any], **options: Any) -> Seen:
+    seen = Seen()
+    RayExecutor(**options).run(job, specs, seen.done, seen.events.append)
+    return seen
+
+
+@pytest.mark.usefixtures("cluster")
+def test_every_job_is_reported_once_and_few_are_in_flight() -> None:
+    flying: list[int] = []
+    seen = Seen()
+
+    def watch(event: ExecutorEvent) -> None:
+        seen.events.append(event)
+        flying.append(sum(e.kind is EventKind.JOB_STARTED for e in seen.events) - len(seen.receipts))
+
+    RayExecutor(in_flight=3).run(jobs.slow_square, list(range(12)), seen.done, watch)
+    assert {index: receipt["square"] for index, receipt in seen.receipts.items()} == {n: n * n for n in range(12)}
+    assert len(flying) == 12
+    assert 2 <= max(flying) <= 4, "one more may start while a finished one is being committed"
+    pids = {receipt["pid"] for receipt in seen.receipts.values()}
+    assert os.getpid() not in pids
+    assert max(receipt["calls"] for receipt in seen.receipts.values()) > 1, "workers are used again"
+    assert ray.is_initialized(), "a connection that is not ours was ended"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_job_that_always_kills_is_named(tmp_path: Path) -> None:
+    chunks = [Chunk(number=n, folder=str(tmp_path)) for n in range(3, 5)]
+    with pytest.raises(JobKilledWorkers, match=r"chunk 3 of sample.jsonl: this job killed its worker 3 times"):
+        run(jobs.kill_always_if_three, chunks)
+    assert len((tmp_path / "tries_3").read_text().split()) == 3
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_error_of_a_job_arrives_as_it_was_and_ends_the_run() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'chatml'") as caught:
+        run(jobs.fail, ["unknown"])
+    assert type(caught.value) is UnknownNameError
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    assert "in the job: 'unknown'" in caught.value.__notes__
+    begin = time.monotonic()
+    with pytest.raises(DataError, match="number 2 is bad"):
+        run(jobs.fail_on_two, [0, 2, 1])
+    assert time.monotonic() - begin < 100, "the sleeping job was waited for"
+    assert run(jobs.square, [7]).receipts[0]["square"] == 49, "the sleeping job still holds a CPU"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_another_version_on_the_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatmill.__version__", "99.0")
+    with pytest.raises(ConfigError, match=r"but the driver has 99.0; install the same version"):
+        run(jobs.square, [1])
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_task_that_fits_no_node_is_told_about() -> None:
+    class Stop(Exception):  # noqa: N818 - ends a wait that would be endless
+        pass
+
+    def stop(event: ExecutorEvent) -> None:
+        assert event.kind is EventKind.WAITING
+        raise Stop(event.detail)
+
+    with pytest.raises(Stop, match="a task needs 64 CPUs, but the largest node has 2"):
+        RayExecutor(task_options={"num_cpus": 64}).run(jobs.square, [1], lambda *_: None, stop)
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_cluster_is_joined_and_left_and_killed_workers_are_survived(
+    address: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    environment, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
+    level = logging.getLogger("ray").level
+    seen = run(jobs.kill_once_if_odd, [Chunk(number=n, folder=str(tmp_path)) for n in range(4)], address=address)
+    assert {i: r["number"] for i, r in seen.receipts.items()} == {n: n for n in range(4)}
+    assert [len((tmp_path / f"tries_{n}").read_text().split()) for n in range(4)] == [1, 2, 1, 2]
+    retried = [event for event in seen.events if event.kind is EventKind.JOB_RETRIED]
+    assert sorted((event.index, event.attempt) for event in retried) == [(1, 2), (3, 2)]
+    assert all("WorkerCrashedError" in event.detail for event in retried)
+    assert not ray.is_initialized()
+    assert dict(os.environ) == environment
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert logging.getLogger("ray").level == level
+    assert capfd.readouterr() == ("", ""), "Ray speaks where a receipt may be printed"
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_cluster_is_found_as_ray_users_expect(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    places: list[str] = []
+
+    def look(index: int, receipt: object) -> None:
+        places.append(ray.get_runtime_context().gcs_address)
+
+    RayExecutor().run(jobs.square, [1], look)
+    assert [place.rpartition(":")[2] for place in places] == [address.rpartition(":")[2]]
+    assert not ray.is_initialized()
+
+
+DRIVER = """
+import sys
+from chatmill.compiler.engines.ray_engine import RayExecutor
+from tests.compiler.executor_jobs import Chunk, sleep_after_note
+RayExecutor(sys.argv[1]).run(sleep_after_note, [Chunk(number=0, folder=sys.argv[2])], lambda *_: None)
+"""
+
+
+@pytest.mark.parametrize(("end", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)])
+def test_no_job_outlives_its_driver(address: str, tmp_path: Path, end: int, status: int) -> None:
+    command = [sys.executable, "-c", DRIVER, address, str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as driver:
+        try:
+            wait_until(lambda: bool(list(tmp_path.iterdir())))
+            (note,) = tmp_path.iterdir()
+            worker = Path("/proc", note.name.removeprefix("pid_"))
+            assert worker.exists()
+            driver.send_signal(end)
+            _, complaint = driver.communicate(timeout=300)
+            wait_until(lambda: not worker.exists())
+        finally:
+            driver.kill()
+    assert (driver.returncode, complaint) == (status, "")
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_ray_of_our_own_is_started_and_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    parents: list[int] = []
+
+    def look(index: int, receipt: dict[str, int]) -> None:
+        parents.append(int(Path(f"/proc/{receipt['pid']}/stat").read_text().rpartition(")")[2].split()[1]))
+
+    RayExecutor(workers=1).run(jobs.square, [1, 2, 3], look)
+    assert len(parents) == 3
+    assert not ray.is_initialized()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in parents), "its raylet is still there"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_cluster_that_is_not_there() -> None:
+    with pytest.raises(WorkerStartError, match=r"cannot connect to the Ray cluster at 127.0.0.1:\d+: .*refused"):
+        run(jobs.square, [1], address=f"127.0.0.1:{free_port()}")
+    assert not ray.is_initialized()
+
+
+def test_options_and_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="in_flight is 0"):
+        RayExecutor(in_flight=0)
+    with pytest.raises(ConfigError, match="top level of a module"):
+        run(lambda spec: spec, [1])
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        MissingExtraError, match=r"the Ray engine needs the package 'ray': pip install 'chatmill\[ray\]'"
+    ):
+        run(jobs.square, [1])

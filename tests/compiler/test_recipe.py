@@ -1,0 +1,217 @@
+"""Recipes: defaults, checks, and messages that name the key, the value and the way out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chatmill.compiler.recipe import OnError, OutputFormat, Recipe, Source, recipe_of
+from chatmill.compiler.run import run_build
+from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
+from chatmill.pack.overflow import Overflow
+from chatmill.pack.plan import Strategy
+from chatmill.render.registry import find_template
+from tests.compiler.builds import chats, write_jsonl
+from tests.data.tokenizer_files import unpacked
+
+DOCS = Path(__file__).parents[2] / "docs" / "commands" / "build.md"
+SMALLEST: dict[str, Any] = {"sources": [{"path": "a.jsonl"}], "tokenizer": "bytes", "template": "chatml"}
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**SMALLEST, **changes}
+
+
+def test_the_smallest_recipe_and_its_defaults() -> None:
+    recipe = recipe_of(SMALLEST)
+    assert recipe.as_json() == {
+        "version": 1,
+        "sources": [{"path": "a.jsonl", "shape": None, "name": None, "weight": 1.0, "max_records": None}],
+        "tokenizer": "bytes",
+        "pattern": None,
+        "add_control_tokens": False,
+        "template": "chatml",
+        "template_options": {},
+        "date": None,
+        "thinking": "auto",
+        "expand": "turns",
+        "unproved": "refuse",
+        "traces": "shared",
+        "strict_text": False,
+        "policy": None,
+        "packing": {"max_length": None, "overflow": "error", "packing_strategy": "best_fit"},
+        "split": {"val_fraction": 0.0},
+        "format": "episodes",
+        "keep_kinds": True,
+        "shard_tokens": 250_000_000,
+        "on_error": "fail",
+        "gates": {
+            "trained_tokens_lost": None,
+            "records_without_trained_tokens": 0,
+            "untrained_terminators": None,
+            "records_quarantined": None,
+        },
+    }
+    assert recipe.format is OutputFormat.EPISODES
+    assert recipe.on_error is OnError.FAIL
+    assert recipe.packing.overflow is Overflow.ERROR
+    assert recipe.packing.packing_strategy is Strategy.BEST_FIT
+
+
+def test_plain_values_make_the_same_recipe_again() -> None:
+    full = changed(
+        sources=[{"path": ["a.jsonl", "b/*.parquet"], "name": "x", "weight": 0.5, "max_records": 9, "shape": "openai"}],
+        packing={"max_length": 128, "overflow": "windows", "packing_strategy": "first_fit"},
+        split={"val_fraction": 0.1},
+        format="blocks",
+        gates={"trained_tokens_lost": 0.001, "records_without_trained_tokens": None},
+    )
+    recipe = recipe_of(full)
+    assert recipe_of(recipe.as_json()) == recipe
+    assert recipe_of(recipe) is recipe
+    assert recipe.sources[0].patterns == ["a.jsonl", "b/*.parquet"]
+    assert Source(path="a.jsonl").patterns == ["a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokeniser": "x"}, "unknown key 'tokeniser', did you mean 'tokenizer'?"),
+        ({"packing": {"maxlength": 5}}, "unknown key 'packing.maxlength', did you mean 'max_length'?"),
+        ({"split": {"val": 0.1}}, "unknown key 'split.val', known: val_fraction"),
+        ({"gates": {"quarantined": 0}}, "unknown key 'gates.quarantined', did you mean 'records_quarantined'?"),
+        ({"sources": [{"path": "a"}, {"path": "b", "wieght": 2}]}, "unknown key 'sources[1].wieght', did you mean"),
+        ({"zzz": 1}, "unknown key 'zzz', known: version, sources, tokenizer"),
+        ({"packing": {"zzz": 1}}, "unknown key 'packing.zzz', known: max_length, overflow, packing_strategy"),
+        ({"sources": []}, "sources: List should have at least 1 item"),
+        ({"sources": [{}]}, "'sources[0].path' is missing"),
+        ({"sources": [{"path": "a", "weight": -1}]}, "sources[0].weight: "),
+        ({"sources": [{"path": "a", "weight": float("nan")}]}, "sources[0].weight: "),
+        ({"sources": [{"path": "a", "max_records": 0}]}, "sources[0].max_records: "),
+        ({"format": "block"}, "format: Input should be 'episodes' or 'blocks' (found 'block')"),
+        ({"format": "blocks"}, "the format 'blocks' needs packing.max_length"),
+        ({"packing": {"overflow": "truncate"}}, "packing.overflow: "),
+        ({"packing": {"max_length": 1}}, "packing.max_length: "),
+        ({"split": {"val_fraction": 1.0}}, "split.val_fraction: "),
+        ({"gates": {"trained_tokens_lost": 1.5}}, "gates.trained_tokens_lost: "),
+        ({"shard_tokens": 0}, "shard_tokens: "),
+        ({"on_error": "skip"}, "on_error: Input should be 'fail' or 'quarantine' (found 'skip')"),
+        ({"version": 2}, "version: this package reads recipes of version 1 (found 2)"),
+        ({"tokenizer": None}, "tokenizer: "),
+    ],
+)
+def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe_of(changed(**changes))
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("the recipe: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe_of({"sources": [{"path": "a"}], "tokeniser": "x", "format": "rows"})
+    text = str(caught.value)
+    for part in ("'tokenizer' is missing", "'template' is missing", "did you mean 'tokenizer'", "format: Input should"):
+        assert part in text
+
+
+def test_the_template_of_the_tokenizer_folder_is_the_default(tmp_path: Path) -> None:
+    folder = str(unpacked("qwen3"))
+    without = {"sources": [{"path": "a.jsonl"}], "tokenizer": folder}
+    assert recipe_of(without).template == recipe_of({**without, "template": ""}).template == folder
+    assert recipe_of({**without, "template": "chatml"}).template == "chatml"
+    with pytest.raises(
+        ConfigError, match=r"'template' is missing, and bytes holds none; name a model folder, .*chatml"
+    ):
+        recipe_of({**without, "tokenizer": "bytes"})
+
+
+def test_a_recipe_cannot_be_changed() -> None:
+    recipe = recipe_of(SMALLEST)
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.tokenizer = "other"
+
+
+def test_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    text = "# a comment in straße\nsources:\n  - path: a.jsonl\ntokenizer: bytes\ntemplate: chatml\n"
+    path.write_text(text, encoding="utf-8")
+    assert recipe_of(path) == recipe_of(str(path)) == recipe_of(SMALLEST)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sources: [", "is not YAML: "),
+        ("sources:\n\t- path: a", "is not YAML: "),
+        ("", "must hold a mapping with sources, tokenizer and template"),
+        ("- a\n- b\n", "must hold a mapping"),
+        ("just text", "must hold a mapping"),
+        ("sources:\n  - path: a.jsonl\ntemplate: chatml\n", "'tokenizer' is missing"),
+        ("!!python/object/apply:os.system ['true']", "is not YAML: "),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"recipe\.yaml") as caught:
+        recipe_of(path)
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_not_utf8_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(b"sources: \xff\xfe")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        recipe_of(path)
+    with pytest.raises(ConfigError, match="no recipe file"):
+        recipe_of(tmp_path / "other.yaml")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"template": "chatlm"}, UnknownNameError, "Did you mean 'chatml'"),
+        ({"policy": "asistant"}, UnknownNameError, "Did you mean 'assistant'"),
+        ({"tokenizer": "no/such"}, ValueError, "no tokenizer 'no/such'"),
+        ({"add_control_tokens": False}, TokenizerError, r"<\|im_start\|>.*--add-control-tokens"),
+        ({"template": "phi4", "add_control_tokens": False}, TokenizerError, r"<\|im_sep\|>.*--add-control-tokens"),
+        ({"template": "dated.jinja"}, ConfigError, "asks for today's date; set `date` in the recipe"),
+        ({"template_options": {"enable_thinkin": True}}, ConfigError, "never reads the option 'enable_thinkin'"),
+        ({"sources": [{"path": "chats.jsonl", "shape": "alpacca"}]}, UnknownNameError, "Did you mean 'alpaca'"),
+        ({"sources": [{"path": "chat.jsonl"}]}, ConfigError, "Did you mean 'chats.jsonl'"),
+        ({"sources": [{"path": "*.parquet"}]}, ConfigError, "no file matches"),
+    ],
+)
+def test_names_are_looked_up_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    write_jsonl(tmp_path / "chats.jsonl", chats(3))
+    (tmp_path / "dated.jinja").write_text("{{ strftime_now('%d %b %Y') }}" + find_template("chatml").text)  # type: ignore[union-attr]
+    monkeypatch.chdir(tmp_path)
+    recipe = changed(**{"sources": [{"path": "chats.jsonl"}], "add_control_tokens": True, **changes})
+    with pytest.raises(error, match=message):
+        run_build(recipe, tmp_path / "out", workers=0)
+    assert not list(tmp_path.glob("out/**/*")), "something was written"
+
+
+def test_the_recipe_in_the_docs_is_one() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    [example] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    recipe = recipe_of(yaml.safe_load(example))
+    assert recipe.sources[1].patterns == ["rows-0.parquet", "rows-1.parquet"]
+    assert recipe.gates.records_quarantined == 100
+
+
+def test_every_key_has_a_place_in_the_docs() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    models = [Recipe, *(field.annotation for field in Recipe.model_fields.values()), Source]
+    keys = {key for model in models if hasattr(model, "model_fields") for key in model.model_fields}
+    assert len(keys) > 20
+    missing = {key for key in keys if f"`{key}`" not in text}
+    assert not missing

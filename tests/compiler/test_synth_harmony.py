@@ -1,0 +1,281 @@
+"""Rows of query, reasoning and answer as Harmony shards: byte for byte the published form, or a clear error."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from chatmill.cli import synth_harmony as synth_harmony_command
+from chatmill.compiler import synth_harmony
+from chatmill.distill.synth_harmony import write_synth_harmony
+from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, Frame
+from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
+from chatmill.read.conversations import read_conversations
+from tests.conftest import DATA
+
+REAL = sorted((DATA / "synth_harmony").glob("*.parquet"))
+ROW = {"query": "2 + 2?", "reasoning": "Easy.", "answer": "4", "synth_id": "a-1", "language": "en", "exercise": "math"}
+
+
+def real_rows() -> list[dict[str, str]]:
+    return [row for path in REAL for row in pq.read_table(path).to_pylist()]
+
+
+def taken_apart(row: dict[str, str]) -> dict[str, str]:
+    """The SYNTH row that a real conversation was made from."""
+    texts = [message["content"][0].get("text") for message in json.loads(row["messages_json"])["messages"]]
+    return {
+        "synth_id": row["synth_id"],
+        "query": texts[2],
+        "synthetic_reasoning": texts[3],
+        "synthetic_answer": texts[4],
+        "words": 12,  # type: ignore[dict-item]
+    }
+
+
+def real_frame() -> dict[str, Any]:
+    system, developer = json.loads(real_rows()[0]["messages_json"])["messages"][:2]
+    fields = {name: value for name, value in system["content"][0].items() if name != "type"}
+    return {"system": fields, "developer": developer["content"][0]["instructions"]}
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
+    path.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    return path
+
+
+def shard_rows(out: Path) -> list[dict[str, str]]:
+    return [row for path in sorted(out.glob(synth_harmony.GLOB)) for row in pq.read_table(path).to_pylist()]
+
+
+def test_the_real_rows_come_out_as_published(tmp_path: Path) -> None:
+    """All 500 taken apart and written again, from Parquet and from JSONL: every column equal, and the schema."""
+    rows = [taken_apart(row) for row in real_rows()]
+    assert len(rows) == 500
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows[:200]), folder / "a.parquet", row_group_size=37)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows[200:]).encode()))
+    (folder / "notes.txt").write_text("not read")
+    result = write_synth_harmony(folder, tmp_path / "out", rows_per_shard=250, dataset="PleIAs/SYNTH", **real_frame())
+    assert shard_rows(tmp_path / "out") == real_rows()
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest == result.manifest
+    published = json.loads((DATA / "synth_harmony" / "manifest.json").read_text())
+    same = ("schema_version", "dataset", "columns", "glob", "total_rows")
+    assert {name: manifest[name] for name in same} == {name: published[name] for name in same}
+    assert [(s["path"], s["rows"]) for s in manifest["shards"]] == [(s["path"], s["rows"]) for s in published["shards"]]
+    for shard, path in zip(manifest["shards"], REAL, strict=True):
+        data = (tmp_path / "out" / shard["path"]).read_bytes()
+        assert (shard["bytes"], shard["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
+        assert pq.read_schema(tmp_path / "out" / shard["path"]).equals(pq.read_schema(path), check_metadata=True)
+    assert [Path(entry["path"]).name for entry in manifest["inputs"]] == ["a.parquet", "b.jsonl.gz"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "manifest.json",
+        "synth_harmony_shard_00.parquet",
+        "synth_harmony_shard_01.parquet",
+    ]
+
+
+def test_the_same_bytes_again_whatever_the_container(tmp_path: Path) -> None:
+    rows = [taken_apart(row) for row in real_rows()[:50]]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    shards = set()
+    for number, name in enumerate(("rows.jsonl", "rows.jsonl", "rows.json", "rows.parquet")):
+        result = write_synth_harmony(tmp_path / name, tmp_path / f"out{number}", rows_per_shard=20)
+        assert [shard["rows"] for shard in result.manifest["shards"]] == [20, 20, 10]
+        shards.add(tuple(shard["sha256"] for shard in result.manifest["shards"]))
+    assert len(shards) == 1
+    assert (tmp_path / "out0" / "manifest.json").read_bytes() == (tmp_path / "out1" / "manifest.json").read_bytes()
+
+
+@settings(max_examples=100)
+@given(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 3)
+def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: str) -> None:
+    frame = Frame(system=DEFAULT_SYSTEM, developer=DEFAULT_DEVELOPER)
+    written = frame.messages_json(query, reasoning, answer)
+    decoded = json.loads(written)
+    assert json.dumps(decoded, ensure_ascii=False) == written
+    texts = [message["content"][0].get("text") for message in decoded["messages"]]
+    assert texts == [None, None, query, reasoning, answer]
+    assert [message.get("channel") for message in decoded["messages"]] == [None, None, None, "analysis", "final"]
+
+
+def test_conversations_are_read_back(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [ROW])
+    write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out", system=None, developer=None)
+    (conversation,) = read_conversations([tmp_path / "out" / "synth_harmony_shard_00.parquet"])
+    assert [(m.role.value, m.channel, m.content) for m in conversation.messages] == [
+        ("user", None, "2 + 2?"),
+        ("assistant", "analysis", "Easy."),
+        ("assistant", "final", "4"),
+    ]
+    (row,) = shard_rows(tmp_path / "out")
+    assert (row["synth_id"], row["language"], row["exercise"]) == ("a-1", "en", "math")
+    assert json.loads(row["metadata_json"]) == {"synth_id": "a-1"}
+
+
+def test_other_columns_ids_and_metadata(tmp_path: Path) -> None:
+    rows = [
+        {"q": "why?", "think": "hm", "response": "so", "model": "m1", "score": 0.5},
+        {"q": "who?", "think": "", "response": "me", "model": None},
+    ]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    columns = {"query": "q", "reasoning": "think", "answer": "response"}
+    write_synth_harmony(
+        tmp_path / "rows.jsonl", tmp_path / "out", columns=columns, metadata=["model", "score"], id_prefix="mine-",
+        allow_no_reasoning=True, system={"model_identity": "You are Mill.", "reasoning_effort": "Low"},
+    )  # fmt: skip
+    first, second = shard_rows(tmp_path / "out")
+    assert json.loads(first["metadata_json"]) == {"synth_id": "mine-00000000", "model": "m1", "score": 0.5}
+    assert json.loads(second["metadata_json"]) == {"synth_id": "mine-00000001"}
+    messages = json.loads(second["messages_json"])["messages"]
+    assert [message["role"] for message in messages] == ["system", "developer", "user", "assistant"]
+    assert messages[0]["content"] == [
+        {"type": "system_content", "model_identity": "You are Mill.", "reasoning_effort": "Low"}
+    ]
+    assert messages[3]["channel"] == "final"
+
+
+BAD: list[tuple[Any, str, str]] = [
+    ({**ROW, "answer": None}, "no_answer", r"'answer' is null"),
+    ({**ROW, "query": ""}, "no_query", r"'query' is empty"),
+    ({**ROW, "reasoning": ""}, "no_reasoning", r"--allow-no-reasoning"),
+    ({k: v for k, v in ROW.items() if k != "reasoning"}, "no_reasoning", r"no 'reasoning' or 'synthetic_reasoning'"),
+    ({k: v for k, v in ROW.items() if k != "synth_id"}, "no_synth_id", r"no 'synth_id' or 'id'; it has query"),
+    ({**ROW, "synth_id": ""}, "no_synth_id", r"'synth_id' is empty"),
+    ({**ROW, "synth_id": ["a"]}, "no_synth_id", r"'synth_id' is a list"),
+    ({**ROW, "answer": 4}, "field_type", r"'answer' must be a string, found a number"),
+    ({**ROW, "language": ["en"]}, "field_type", r"'language' must be a string, found a list"),
+    ({**ROW, "query": "a\ud800"}, "lone_surrogate", r"lone surrogate U\+D800"),
+    (["a", "list"], "not_an_object", r"found a list"),
+]
+
+
+@pytest.mark.parametrize(("row", "code", "message"), BAD, ids=[f"{n}-{entry[1]}" for n, entry in enumerate(BAD)])
+def test_a_bad_row_ends_the_run_with_its_place_and_id(tmp_path: Path, row: Any, code: str, message: str) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [ROW, row])
+    with pytest.raises(RecordError, match=message) as caught:
+        write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out")
+    assert caught.value.code == code
+    assert caught.value.where == f"{tmp_path / 'rows.jsonl'}:2"
+    assert caught.value.record_id == ("" if code in ("no_synth_id", "not_an_object") else "a-1")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+
+
+def test_bad_rows_in_quarantine(tmp_path: Path) -> None:
+    rows = [json.dumps(row) for row, _, _ in BAD]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*rows, json.dumps(ROW), "{broken", "\n"]))
+    result = write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out", on_error="quarantine")
+    assert (result.rows, result.rejected) == (1, len(BAD) + 1)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_bytes().splitlines()]
+    assert [line["reason"] for line in lines] == [*(code for _, code, _ in BAD), "invalid_json"]
+    assert [line["where"].rsplit(":", 1)[1] for line in lines] == [*map(str, range(1, len(BAD) + 1)), str(len(BAD) + 2)]
+    assert result.manifest["rejected"]["no_synth_id"] == 3
+    assert len(shard_rows(tmp_path / "out")) == 1
+
+
+def test_nothing_usable_and_nothing_there(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "x"}] * 3)
+    with pytest.raises(DataError, match=r"none of the 3 rows could be used; the first: .*Use --column synth_id=YOURS"):
+        write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / "out", on_error="quarantine")
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match="there is no row"):
+        write_synth_harmony(tmp_path / "empty.jsonl", tmp_path / "out")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match="holds no file"):
+        write_synth_harmony(tmp_path / "folder", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_that_do_not_fit(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "rows.jsonl", [ROW])
+    for error, match, wrong in (
+        (UnknownNameError, "unknown column 'anwser'", {"columns": {"anwser": "x"}}),
+        (UnknownNameError, "unknown field of a system message 'model'", {"system": {"model": "x"}}),
+        (ConfigError, "the system message cannot be used", {"system": {"reasoning_effort": "huge"}}),
+        (UnknownNameError, "unknown on_error 'skip'", {"on_error": "skip"}),
+        (ConfigError, "rows_per_shard is 0", {"rows_per_shard": 0}),
+    ):
+        with pytest.raises(error, match=match):
+            write_synth_harmony(source, tmp_path / "out", **wrong)  # type: ignore[arg-type]
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError, match="is there already"):
+        write_synth_harmony(source, tmp_path / "out")
+
+
+def test_a_corrupt_parquet_file_leaves_nothing(tmp_path: Path) -> None:
+    rows = [taken_apart(row) for row in real_rows()[:100]]
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=50, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="cannot be read as Parquet"):
+        write_synth_harmony(path, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synth_harmony, "ROW_GROUP", 64)
+    peaks = []
+    for count in (400, 4000):
+        write_jsonl(tmp_path / "rows.jsonl", [{**ROW, "answer": f"{n} " * 100} for n in range(count)])
+        tracemalloc.start()
+        write_synth_harmony(tmp_path / "rows.jsonl", tmp_path / f"out{count}")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.3 * peaks[0] + 200_000
+
+
+def run(*arguments: str | Path) -> Any:
+    app = typer.Typer()
+    app.command()(synth_harmony_command.command)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "rows.jsonl", [ROW, {**ROW, "answer": ""}])
+    (tmp_path / "developer.txt").write_text("Be brief.\n")
+    (tmp_path / "system.json").write_text(json.dumps({"model_identity": "You are Mill."}))
+    done = run(
+        source, "--out", tmp_path / "out", "--system", tmp_path / "system.json", "--reasoning-effort", "low",
+        "--developer-file", tmp_path / "developer.txt", "--on-error", "quarantine", "--dataset", "mine",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "1 conversations" in done.output
+    assert "rejected: 1 rows, no_answer" in done.output
+    (row,) = shard_rows(tmp_path / "out")
+    system, developer = json.loads(row["messages_json"])["messages"][:2]
+    assert system["content"][0] == {
+        "type": "system_content",
+        "model_identity": "You are Mill.",
+        "reasoning_effort": "Low",
+    }
+    assert developer["content"][0]["instructions"] == "Be brief."
+    as_json = run(
+        source, "-o", tmp_path / "json", "--json", "--on-error", "quarantine", "--no-system", "--no-developer"
+    )
+    assert json.loads(as_json.output)["total_rows"] == 1
+    for wrong in (
+        ["--column", "answer"],
+        ["--no-system", "--start-date", "2026-01-01"],
+        ["--developer", "x", "--no-developer"],
+    ):
+        failed = run(source, "-o", tmp_path / "none", *wrong)
+        assert isinstance(failed.exception, ConfigError), failed.output
+    assert not (tmp_path / "none").exists()

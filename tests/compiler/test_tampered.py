@@ -1,0 +1,423 @@
+"""Receipts protect themselves: every change of a manifest.json or export.json is refused or found; names are names."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from chatmill.cli import app
+from chatmill.cli.statuses import ended
+from chatmill.compiler.run import run_build
+from chatmill.core.canonical import canonical_json
+from chatmill.distill.check import verify_synth_kd
+from chatmill.distill.run import build_synth_kd
+from chatmill.errors import ChatmillError, ConfigError, FormatError
+from chatmill.export.check import is_export, verify_export
+from chatmill.export.export import export_dataset
+from chatmill.look.dataset import open_for_looking
+from chatmill.prove.compare.diff import diff_datasets
+from chatmill.prove.verify import verify
+from chatmill.store.block_writer import BlockWriter
+from chatmill.store.documents import open_dataset
+from chatmill.store.episode_manifest import plain_file_name
+from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.kd import find_kd_root
+from chatmill.store.names import is_inner_path, is_plain_name, is_split_name
+from chatmill.store.receipts import SEAL, read_export, read_kd_manifest, read_manifest, receipt_bytes, sealed
+from tests.compiler.builds import chats, plain_recipe, write_jsonl
+from tests.synth_kd.inputs import chat, row, write_input
+
+OUTSIDE = ["../x", "a/../../x", "/etc/x", "", ".", "..", "a\\b", "a\0b", "a//b", "a/", "./a"]
+"""No path of a file inside of a folder."""
+Check = Callable[[Path], Any]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small dataset of each kind; tests copy what they change."""
+    folder = tmp_path_factory.mktemp("sets")
+    records = chats(8)
+    records.append({"id": "bad", "messages": [{"role": "pope", "content": "x"}]})
+    source = write_jsonl(folder / "chats.jsonl", records)
+    recipe = plain_recipe(source, split={"val_fraction": 0.5}, on_error="quarantine")
+    run_build(recipe, folder / "episodes", workers=0)
+    packing = {"max_length": 2048, "overflow": "drop"}
+    run_build({**recipe, "format": "blocks", "packing": packing}, folder / "blocks", workers=0)
+    rows = [row(f"r{number}", chat(user=f"What is {number}?")) for number in range(6)]
+    kd = write_input(folder / "in", [[*rows, row("bad", "not json")]])
+    build_synth_kd(kd, folder / "kd", workers=0, audit=0, valid_fraction=0.3, on_error="quarantine")
+    export_dataset(folder / "episodes", "parquet", folder / "export")
+    return folder
+
+
+def read_kd_root(folder: Path) -> Any:
+    return find_kd_root(folder).manifest
+
+
+KINDS: dict[str, tuple[str, Check, Check]] = {
+    "episodes": ("manifest.json", verify, read_manifest),
+    "blocks": ("manifest.json", verify, read_manifest),
+    "kd": ("manifest.json", verify_synth_kd, read_kd_manifest),
+    "export": ("export.json", verify_export, read_export),
+}
+"""The receipt of each, what verifies it, and what reads it."""
+
+
+def is_noticed(check: Check, folder: Path) -> bool:
+    """Refused with an error of ours, or found; anything else that is raised fails the test."""
+    try:
+        return not check(folder).passed
+    except ChatmillError:
+        return True
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON value but the top."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield (*path, key)
+        yield from places(one, (*path, key))
+
+
+def changed(content: Any, path: tuple[Any, ...], how: str) -> Any:
+    """A copy with one key renamed, one value removed, or one value replaced by another of its kind or of none."""
+    made = copy.deepcopy(content)
+    place = made
+    for key in path[:-1]:
+        place = place[key]
+    key, value = path[-1], place[path[-1]]
+    if how == "removed":
+        del place[key]
+    elif how == "renamed" and isinstance(place, dict):
+        place[f"{key}_"] = place.pop(key)
+    elif how == "another kind":
+        place[key] = [] if isinstance(value, dict) else {}
+    elif isinstance(value, bool) or value is None:
+        place[key] = 1 if value is None else not value
+    elif isinstance(value, int | float):
+        place[key] = value + 1
+    elif isinstance(value, str):
+        place[key] = f"{value[:-1]}{'0' if value[-1:] != '0' else '1'}"
+    else:
+        place[key] = type(value)()
+    return made
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_value_of_a_receipt_is_protected(kind: str, home: Path, tmp_path: Path) -> None:
+    name, check, read = KINDS[kind]
+    folder = shutil.copytree(home / kind, tmp_path / kind)
+    assert check(folder).passed
+    content = json.loads((folder / name).read_bytes())
+    tried = 0
+    rng = random.Random(kind)
+    everywhere = [path for path in places(content) if len(path) < 3 or rng.random() < 0.4]
+    for path in everywhere:
+        for how in ("removed", "renamed", "another kind", "value"):
+            made = changed(content, path, how)
+            if made == content:
+                continue
+            tried += 1
+            (folder / name).write_bytes(receipt_bytes(made))
+            if SEAL in made and not (path == (SEAL,) and how == "renamed"):
+                with pytest.raises(FormatError, match=name):
+                    read(folder)
+            if tried % 7 == 0 or len(path) == 1:  # reading refuses them all; verify is asked about some
+                assert is_noticed(check, folder), (path, how)
+    assert tried > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_changed_byte_is_refused_or_found(kind: str, home: Path, tmp_path: Path) -> None:
+    name, check, _ = KINDS[kind]
+    folder = shutil.copytree(home / kind, tmp_path / kind)
+    data = (folder / name).read_bytes()
+    rng, tried = random.Random(f"bytes of {kind}"), 0
+    before = canonical_json(json.loads(data))
+    for at in rng.sample(range(len(data)), 60):
+        made = bytearray(data)
+        made[at] = rng.choice([made[at] ^ 1, made[at] ^ 32, rng.randrange(256), ord("9")])
+        try:
+            if canonical_json(json.loads(bytes(made))) == before:
+                continue  # white space, or another spelling of the same value
+        except (ValueError, ChatmillError):
+            pass
+        tried += 1
+        (folder / name).write_bytes(made)
+        assert is_noticed(check, folder), (at, bytes(made)[max(0, at - 20) : at + 20])
+    assert tried > 30
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_white_space_is_no_change_and_a_cut_file_is_one(kind: str, home: Path, tmp_path: Path) -> None:
+    name, check, read = KINDS[kind]
+    folder = shutil.copytree(home / kind, tmp_path / kind)
+    text = (folder / name).read_text()
+    (folder / name).write_text(json.dumps(json.loads(text), indent=4))
+    assert read(folder)
+    assert check(folder).passed
+    for bad in (text[: len(text) // 2], "[]", "", "[" * 100_000, text.replace('"bytes": ', '"bytes": NaN, "b": ', 1)):
+        (folder / name).write_text(bad)
+        with pytest.raises(FormatError):
+            check(folder)
+    (folder / name).write_text(text.replace('"package_version"', '"x": NaN, "package_version"', 1))
+    with pytest.raises(FormatError, match="NaN is no JSON"):
+        check(folder)
+    twice = text.replace('"created_unix_s"', '"git_sha": "x", "created_unix_s"').replace('"to"', '"options": {}, "to"')
+    (folder / name).write_text(twice)
+    with pytest.raises(FormatError, match="twice"):
+        check(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_receipt_without_a_hash_opens_and_is_a_finding(kind: str, home: Path, tmp_path: Path) -> None:
+    name, check, read = KINDS[kind]
+    folder = shutil.copytree(home / kind, tmp_path / kind)
+    content = json.loads((folder / name).read_bytes())
+    del content[SEAL]
+    (folder / name).write_bytes(receipt_bytes(content))
+    assert read(folder) == content
+    report = check(folder)
+    assert [finding.file for finding in report.findings] == [name]
+    assert "has no hash of its own contents" in report.findings[0].message
+    assert report.exit_status == 1
+
+
+def test_every_reader_refuses_a_changed_manifest(home: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
+    for path, value in ((("tokenizer", "pad_id"), 7), (("recipe", "shard_tokens"), 3)):
+        content = json.loads((home / "episodes" / "manifest.json").read_bytes())
+        content[path[0]][path[1]] = value
+        (folder / "manifest.json").write_bytes(receipt_bytes(content))
+        for read in (
+            open_dataset,
+            open_for_looking,
+            lambda place: diff_datasets(place, home / "episodes", show=0),
+            lambda place: export_dataset(place, "parquet", tmp_path / "out"),
+        ):
+            with pytest.raises(FormatError, match="was changed after it was written"):
+                read(folder)
+    del content["tokenizer"]["fingerprint"]
+    (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
+    with pytest.raises(FormatError, match=r"manifest.json lacks tokenizer.fingerprint: the file was edited"):
+        open_for_looking(folder)
+
+
+@pytest.mark.parametrize("what", ["template", "policy", "tokenizer"])
+def test_a_changed_fingerprint_is_a_finding_also_where_the_hash_was_made_right(
+    what: str, home: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
+    content = json.loads((folder / "manifest.json").read_bytes())
+    content[what]["fingerprint"] = "0" * 64
+    (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
+    report = verify(folder)
+    assert any(f"the {what} has changed since the build" in finding.message for finding in report.findings)
+
+
+def test_the_config_of_synth_kd_and_its_hash_belong_together(home: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(home / "kd", tmp_path / "kd")
+    content = json.loads((folder / "manifest.json").read_bytes())
+    content["config"]["valid_fraction"] = 0.5
+    (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
+    assert any("config_hash" in finding.message for finding in verify_synth_kd(folder).findings)
+
+
+# Names that are paths
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_names(name: str) -> None:
+    assert not is_inner_path(name)
+    if "/" not in name.replace("\\", "/"):
+        assert not is_plain_name(name)
+    assert not is_split_name(name)
+
+
+def test_names_that_are_fine() -> None:
+    for name in ("train", "shard_00000", "a b", "löwe", "..a", "a..b", "[x]"):
+        assert is_plain_name(name)
+        assert is_inner_path(f"train/{name}")
+    assert is_split_name("val")
+    assert not is_split_name(".hidden")
+    assert not is_plain_name(3)
+    assert not is_inner_path(None)
+
+
+@pytest.mark.parametrize("target", ["hf", "parquet", "episodes", "blocks", "megatron"])
+@pytest.mark.parametrize("name", ["../outside/x", "/abs", "a/b", "..", "a\\b", ".x", ""])
+def test_a_split_of_a_manifest_never_leads_out_of_an_export(name: str, target: str, home: Path, tmp_path: Path) -> None:
+    """As in the attack: the split lies where the name leads, and export would write outside of --out."""
+    folder = shutil.copytree(home / "episodes", tmp_path / "data" / "set")
+    shutil.copytree(folder / "train", tmp_path / "data" / "outside" / "x")
+    content = json.loads((folder / "manifest.json").read_bytes())
+    content["splits"] = {name: content["splits"]["train"]}
+    (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(FormatError, match="plain name of a split"):
+        export_dataset(folder, target, tmp_path / "data" / "out", max_length=64 if target == "blocks" else None)
+    with pytest.raises(FormatError, match="plain name of a split"):
+        verify(folder)
+    with pytest.raises(FormatError, match="plain name of a split"):
+        open_for_looking(folder)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_with_a_strange_name_is_not_exported(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "episodes" / "train", tmp_path / "set" / "a\\b")
+    with pytest.raises(FormatError, match="no name for a split"):
+        export_dataset(tmp_path / "set", "parquet", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("kind", ["episodes", "kd", "export"])
+def test_files_of_a_receipt_are_inside(kind: str, name: str, home: Path, tmp_path: Path) -> None:
+    receipt, check, read = KINDS[kind]
+    folder = shutil.copytree(home / kind, tmp_path / kind)
+    content = json.loads((folder / receipt).read_bytes())
+    if kind == "kd":
+        content["splits"]["train"]["shards"][0]["files"][0]["path"] = name
+    else:
+        content["files"][name] = next(iter(content["files"].values()))
+    (folder / receipt).write_bytes(receipt_bytes(sealed(content)))
+    for look in (check, read):
+        with pytest.raises(FormatError, match="a path inside of the folder is needed"):
+            look(folder)
+
+
+def test_shards_and_quarantine_of_synth_kd_are_inside(home: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(home / "kd", tmp_path / "kd")
+    original = json.loads((folder / "manifest.json").read_bytes())
+    assert original["failed"]["file"]["path"] == "quarantine.jsonl"
+    for change in (
+        lambda content: content["splits"]["train"]["shards"][0].update(name="../../x"),
+        lambda content: content["failed"]["file"].update(path="../../x"),
+    ):
+        content = copy.deepcopy(original)
+        change(content)
+        (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
+        for look in (verify_synth_kd, read_kd_manifest, find_kd_root, open_for_looking):
+            with pytest.raises(FormatError, match="is needed: the file was edited"):
+                look(folder)
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "", "..", "a\\b", "a\0b"])
+def test_names_in_the_manifests_of_splits(name: str, home: Path, tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no plain file name"):
+        plain_file_name(name, "here")
+    with pytest.raises(ConfigError, match="no name for a split"):
+        EpisodeWriter(tmp_path, name)
+    with pytest.raises(ConfigError, match="no name for a split"):
+        BlockWriter(tmp_path, name, capacity=8, pad_id=0, rows_per_shard=1)
+    for kind, receipt in (("episodes", "episodes.json"), ("blocks", "blocks.json")):
+        folder = shutil.copytree(home / kind, tmp_path / kind)
+        content = json.loads((folder / "train" / receipt).read_bytes())
+        for change in ("shard", "file"):
+            if (kind, change, name) == ("episodes", "shard", ""):
+                continue  # the flat layout
+            made = copy.deepcopy(content)
+            if change == "shard":
+                made["shards"][0]["name"] = name
+            else:
+                made["shards"][0]["files"][name] = next(iter(made["shards"][0]["files"].values()))
+            (folder / "train" / receipt).write_text(json.dumps(made))
+            with pytest.raises(FormatError, match=r"no plain file name|no name of a shard"):
+                open_dataset(folder)
+
+
+@pytest.mark.parametrize("splits", [["../x"], ["/abs"], ["a", ""], [3], "train", None])
+def test_splits_that_datasets_lists_are_names(splits: Any, tmp_path: Path) -> None:
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": splits}))
+    with pytest.raises(FormatError, match=r"dataset_dict\.json"):
+        open_for_looking(tmp_path)
+    (tmp_path / "dataset_dict.json").write_text("[")
+    with pytest.raises(FormatError, match=r"dataset_dict\.json"):
+        open_for_looking(tmp_path)
+
+
+def test_a_receipt_in_the_work_of_synth_kd_moves_nothing_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row(f"r{number}", chat(user=f"What is {number}?")) for number in range(4)]
+    source = write_input(tmp_path / "in", [rows])
+
+    def stop(name: str) -> None:
+        if name == "before_publish":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("chatmill.distill.run.fault_point", stop)
+        with pytest.raises(KeyboardInterrupt):
+            build_synth_kd(source, tmp_path / "out", workers=0, audit=0)
+    receipt = tmp_path / "out" / ".build" / "joined" / "shard_00" / "receipt.json"
+    content = json.loads(receipt.read_bytes())
+    files = content["splits"]["train"]["files"]
+    name, record = files.popitem()
+    files["../../../../outside"] = record
+    (tmp_path / "outside").write_bytes((receipt.parent / name).read_bytes())
+    receipt.write_text(json.dumps(content))
+    with pytest.raises(FormatError, match="which is outside"):
+        build_synth_kd(source, tmp_path / "out", workers=0, audit=0, resume=True)
+
+
+# verify on an export
+
+
+def damage_of(folder: Path) -> dict[str, Callable[[], object]]:
+    file = folder / "train" / "shard_00000.parquet"
+    data = file.read_bytes()
+    return {
+        "bytes were changed": lambda: file.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]),
+        f"{len(data) - 1:,} bytes, export.json says {len(data):,}": lambda: file.write_bytes(data[:-1]),
+        "missing; export.json names it": file.unlink,
+        "not in export.json": lambda: (folder / "train" / "shard_00001.parquet").write_bytes(b"more"),
+    }
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_verify_checks_the_files_of_an_export(
+    number: int, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(home / "export", tmp_path / "export")
+    group: Any = typer.main.get_command(app)
+
+    def run(*options: str) -> tuple[int, str]:
+        status = ended(lambda: group.main(["verify", str(folder), *options], standalone_mode=False))
+        return status, "".join(capsys.readouterr())
+
+    status, text = run()
+    assert status == 0, text
+    assert "2 files with the sizes and hashes of export.json" in text
+    words, damage = list(damage_of(folder).items())[number]
+    damage()
+    status, text = run()
+    assert status == 1
+    assert words in text
+    assert "1 differences" in text
+    status, text = run("--deep")
+    assert status == 2
+    assert "is an export" in text
+
+
+@pytest.mark.parametrize("target", ["hf", "episodes", "blocks", "megatron"])
+def test_exports_of_every_kind_verify(target: str, home: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_dataset(home / "episodes", target, out, max_length=2048 if target == "blocks" else None)
+    assert is_export(out)
+    report = verify_export(out)
+    assert report.passed
+    content = json.loads((out / "export.json").read_bytes())
+    assert report.counts["files"] == len(content["files"]) > 1
+    assert report.counts["tokens"] == sum(split["tokens"] for split in content["splits"].values())
+    (out / "cache-123.arrow").write_bytes(b"made by datasets.map")
+    assert verify_export(out).passed == (target == "hf")
+    with pytest.raises(FormatError, match=r"export\.json is not there"):
+        verify_export(home / "episodes")

@@ -1,0 +1,257 @@
+"""Opening data never runs code from it: a Python template that data names is run when the user names it again."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import chatmill
+from chatmill.cli import app
+from chatmill.cli.sample import bound_template
+from chatmill.cli.statuses import ended
+from chatmill.compiler.chunk_job import _KEPT
+from chatmill.compiler.run import Outcome, merge_build, run_build
+from chatmill.look.dataset import open_for_looking
+from chatmill.look.viewer.opened import open_viewed
+from chatmill.prove.verify import verify
+from chatmill.render.templates.token_native import TokenNative
+from chatmill.render.trust import (
+    NO_TRUST,
+    TemplateTrust,
+    UntrustedTemplateError,
+    added_control_tokens,
+    allowed_template,
+)
+from chatmill.store.receipts import receipt_bytes, sealed
+from tests.compiler.builds import chats, plain_recipe, write_jsonl
+
+CODE = """
+import pathlib
+from chatmill.render.templates.token_native import TokenNative
+
+with pathlib.Path({mark!r}).open("a") as file:
+    file.write("ran")
+
+
+class Mine(TokenNative):
+    name = "mine"
+
+
+TEMPLATE = Mine
+"""
+ROOT = Path(chatmill.__file__).parent
+
+
+class Received:
+    """A dataset whose template is a Python file that leaves a mark when it is run."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.mark, self.template = home, home / "mark", home / "mine.py"
+        self.template.write_text(CODE.format(mark=str(self.mark)))
+        self.source = write_jsonl(home / "chats.jsonl", chats(12))
+        self.recipe = plain_recipe(self.source, template=str(self.template), split={"val_fraction": 0.3})
+        self.data = home / "data"
+        run_build(self.recipe, self.data, workers=0)
+        assert self.ran, "the build runs it: its recipe names it"
+
+    @property
+    def ran(self) -> bool:
+        """Whether the template was run since this was asked before."""
+        there = self.mark.exists()
+        self.mark.unlink(missing_ok=True)
+        return there
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.template.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def received(tmp_path: Path) -> Received:
+    return Received(tmp_path)
+
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def call(*arguments: object) -> tuple[int, str]:
+        group: Any = typer.main.get_command(app)
+        capsys.readouterr()
+        status = ended(lambda: group.main([str(one) for one in arguments], standalone_mode=False))
+        return status, "".join(capsys.readouterr())
+
+    return call
+
+
+def test_commands_that_open_data_do_not_run_it(received: Received, run: Run, tmp_path: Path) -> None:
+    data = received.data
+    for arguments, wanted, words in (
+        (("verify", data), 0, "was not run"),
+        (("inspect", data, "--no-pager"), 0, "<|ngpt_asst_"),
+        (("stats", data, "--no-pager"), 0, "trained"),
+        (("report", data, "--out", tmp_path / "page.html"), 0, "bytes"),
+        (("diff", data, data), 0, "All records are equal"),
+        (("export", data, "--to", "parquet", "--out", tmp_path / "out"), 0, "tokens"),
+        (("inspect", tmp_path / "out", "--no-pager"), 0, "<|ngpt_asst_"),
+        (("verify", tmp_path / "out"), 0, "nothing wrong"),
+        (("verify", data, "--deep"), 2, received.sha256),
+        (("merge", data), 0, "already holds"),
+        (("build", "--help"), 0, ""),
+    ):
+        status, text = run(*arguments)
+        assert status == wanted, (arguments, text)
+        assert words in text, (arguments, text)
+        assert not received.ran, arguments
+    (viewed,) = open_viewed([data], split=None, tokenizer=None)
+    assert viewed.look.decoder is not None
+    assert viewed.look.decoder_problem == "", "all that is needed stands in the manifest"
+    assert not received.ran
+
+
+def test_verify_runs_a_template_that_is_named_again_or_trusted(received: Received, run: Run, tmp_path: Path) -> None:
+    data = received.data
+    status, text = run("verify", data)
+    assert f"--trust-template {received.sha256}" in text
+    assert f"--template {received.template}" in text
+    assert "compared: tokenizer with recorded fingerprint" in text
+    for options in (("--template", received.template), ("--trust-template", received.sha256.upper())):
+        for deep in ((), ("--deep",)):
+            status, text = run("verify", data, *options, *deep)
+            assert status == 0, text
+            assert "tokenizer, template and policy with recorded fingerprints" in text
+            assert received.ran
+    status, text = run("verify", data, "--deep", "--trust-template", "0" * 64)
+    assert status == 2
+    assert "not the file that you trust" in text
+    assert not received.ran
+    report = verify(data, deep=True, template=received.template)
+    assert report.passed
+    assert report.counts["records_derived"] == 12
+    assert not verify(data, deep=True).passed
+
+    other = tmp_path / "other.py"
+    other.write_text(received.template.read_text().replace('name = "mine"', 'name = "mine"\n    extra = 1'))
+    status, text = run("verify", data, "--template", other)
+    assert status == 1
+    assert "the template has changed since the build" in text
+
+
+def test_a_template_that_was_changed_is_not_what_was_trusted(received: Received) -> None:
+    trusted = received.sha256
+    with received.template.open("a") as file:
+        file.write("# more\n")
+    report = verify(received.data, deep=True, trust_template=trusted)
+    assert "not the file that you trust" in report.blocked
+    assert not received.ran
+    received.template.unlink()
+    report = verify(received.data, deep=True)
+    assert report.blocked
+    assert any("is not here" in sentence for sentence in report.unchecked)
+
+
+def test_a_changed_tokenizer_is_found_without_the_template(received: Received) -> None:
+    path = received.data / "manifest.json"
+    content = json.loads(path.read_bytes())
+    assert content["tokenizer"]["control_tokens"] == list(TokenNative.control_tokens)
+    content["tokenizer"]["fingerprint"] = "0" * 64
+    path.write_bytes(receipt_bytes(sealed(content)))
+    report = verify(received.data)
+    assert any("the tokenizer has changed since the build" in finding.message for finding in report.findings)
+    assert not received.ran
+
+
+def test_an_older_manifest_is_shown_with_ids_for_control_tokens(received: Received, run: Run) -> None:
+    path = received.data / "manifest.json"
+    content = json.loads(path.read_bytes())
+    del content["tokenizer"]["control_tokens"]
+    path.write_bytes(receipt_bytes(sealed(content)))
+    opened = open_for_looking(received.data)
+    assert opened.decoder is not None
+    assert "never runs" in opened.decoder_problem
+    status, text = run("inspect", received.data, "--no-pager", "-n", "1")
+    assert status == 0
+    assert "[id 2" in text, "a control token that nothing names"
+    assert run("diff", received.data, received.data)[0] == 0
+    assert verify(received.data).passed
+    assert not received.ran
+    content["recipe"]["template"] = "chatml"
+    assert added_control_tokens(content) == ("<|im_start|>", "<|im_end|>"), "a built-in one passes"
+    content["recipe"]["add_control_tokens"] = False
+    assert added_control_tokens(content) == ()
+
+
+def test_merging_the_shares_of_others_does_not_run_their_template(received: Received, tmp_path: Path) -> None:
+    for share in range(2):
+        run_build(received.recipe, tmp_path / "shares", workers=0, shard=(share, 2))
+    received.mark.unlink(missing_ok=True)
+    _KEPT.clear()  # what this process has loaded
+    with pytest.raises(UntrustedTemplateError, match=received.sha256):
+        merge_build(tmp_path / "shares")
+    assert not received.ran
+    shutil.copytree(tmp_path / "shares", tmp_path / "again")
+    assert merge_build(tmp_path / "shares", trust_template=received.sha256).outcome is Outcome.BUILT
+    assert merge_build(tmp_path / "again", template=received.template).outcome is Outcome.BUILT
+
+
+def test_a_checkpoint_names_a_template_and_does_not_run_it(received: Received) -> None:
+    notes = {"tokenizer": "bytes", "template": str(received.template), "add_control_tokens": True}
+    with pytest.raises(UntrustedTemplateError, match=f"the checkpoint names .*--trust-template {received.sha256}"):
+        bound_template(notes, None, None)
+    assert not received.ran
+    assert bound_template(notes, None, None, received.sha256).name == "mine"
+    assert received.ran
+    assert bound_template(notes, None, str(received.template)).name == "mine"
+    assert bound_template({**notes, "template": "chatml"}, None, None).name == "chatml"
+    assert bound_template(notes, None, "qwen3").name == "qwen3"
+
+
+def test_the_gate(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    with pytest.raises(UntrustedTemplateError, match="is not here: name it with --template"):
+        allowed_template(str(path), NO_TRUST, "data")
+    path.write_text("raise SystemExit")
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(UntrustedTemplateError, match=f"--trust-template {found}"):
+        allowed_template(str(path), NO_TRUST, "data")
+    with pytest.raises(UntrustedTemplateError, match="not the file that you trust"):
+        allowed_template(str(path), TemplateTrust(sha256=found[:12]), "data")
+    assert allowed_template(str(path), TemplateTrust(sha256=found), "data") == str(path)
+    assert allowed_template(str(path), TemplateTrust(template=path), "data") == str(path)
+    assert allowed_template(str(path), TemplateTrust(template="chatml"), "data") == "chatml"
+    for name in ("chatml", "model/chat_template.jinja"):
+        assert allowed_template(name, NO_TRUST, "data") == name, "no Python is run for it"
+
+
+def test_templates_are_looked_up_in_few_places() -> None:
+    """Whoever adds one asks whether the name comes from data; those in `gated` take it from `render.trust`."""
+    gated = {
+        "prove/reference.py",
+        "prove/verify.py",
+        "prove/deep.py",
+        "cli/sample.py",
+        "cli/train_data.py",
+    }
+    named_by_the_user = {
+        "compiler/chunk_job.py", "compiler/init.py", "compiler/pipeline.py", "cli/preview.py", "render/registry.py",
+        "render/render.py", "render/trust.py", "look/template_list.py", "look/template_look.py",
+    }  # fmt: skip
+    found = set()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+            if called in ("find_template", "Pipeline") or (called == "bind" and "viewer" not in path.parts):
+                found.add(str(path.relative_to(ROOT)))
+    assert found - named_by_the_user == gated

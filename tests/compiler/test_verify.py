@@ -1,0 +1,493 @@
+"""`verify`: sound datasets pass the slow derivation of every record; every kind of damage is found and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from chatmill.cli.verify import command
+from chatmill.core.kinds import Part, RoleCode, kind
+from chatmill.core.tokens import Tokens
+from chatmill.errors import ConfigError, FormatError
+from chatmill.label.policy import Policy
+from chatmill.prove.report import VerifyReport
+from chatmill.prove.verify import verify
+from chatmill.render.registry import PYTHON_TEMPLATES
+from chatmill.store.blocks import BlockDataset
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.tokenizer.byte_level import ByteTokenizer
+from tests.cli.run import chatmill
+from tests.compiler.verify_sets import (
+    build_into,
+    edited,
+    flip,
+    recipe,
+    records,
+    rehash,
+    small_recipe,
+    write_inputs,
+    write_lines,
+)
+from tests.data.tokenizer_files import unpacked
+
+SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "harmony": ("o200k", "harmony", {"packing": {"max_length": 512, "overflow": "windows"}}),
+    "harmony_blocks": ("o200k", "harmony", {"format": "blocks", "packing": {"max_length": 700, "overflow": "cut"}}),
+    "chatml_o200k": ("o200k", "chatml", {"keep_kinds": False, "policy": "last_turn"}),
+    "qwen3": ("qwen3", "qwen3", {"policy": "trl"}),
+    "qwen3_training": (
+        "bytes",
+        "qwen3_training",
+        {"format": "blocks", "packing": {"max_length": 3000, "overflow": "windows"}},
+    ),
+    "token_native": (
+        "bytes",
+        "token_native",
+        {"format": "blocks", "packing": {"max_length": 900, "overflow": "drop_oldest_turns"}},
+    ),
+    "markers": ("bytes", "markers", {"packing": {"max_length": 1500, "overflow": "drop"}}),
+    "llama3": ("bytes", "llama3", {"policy": "per_message"}),
+    "words": ("tiny_torchtune", "chatml", {"packing": {"max_length": 400, "overflow": "windows"}}),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(fast_module: Path) -> Path:
+    return write_inputs(fast_module / "inputs")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_sound_datasets_are_derived_again_without_a_difference(name: str, inputs: Path, fast: Path) -> None:
+    tokenizer, template, more = SETS[name]
+    named = tokenizer if tokenizer in ("o200k", "bytes") else str(unpacked(tokenizer))
+    folder = build_into(fast / "out", recipe(inputs, named, template, **more))
+    report = verify(folder, deep=True)
+    assert [str(finding) for finding in report.findings] == []
+    assert (report.differences, report.blocked, report.passed, report.exit_status) == (0, "", True, 0)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    stored = sum(split.get("episodes", split.get("documents")) for split in manifest["splits"].values())
+    counts = report.counts
+    assert counts["episodes_compared"] == counts["episodes"] == stored > 100
+    assert set(manifest["splits"]) == {"train", "val"}
+    assert counts["records_rejected"] > 10
+    if template in PYTHON_TEMPLATES:
+        assert counts["contexts_equal"] + counts.get("contexts_cut", 0) >= 100
+        assert "answers_proved" not in counts
+    else:  # every answer of every row, by plain Jinja
+        assert counts["answers_proved"] == counts["trained_messages"] >= 100
+        assert not report.unchecked
+
+
+def test_a_sample_is_derived_slowly_and_the_rest_by_the_fast_path(inputs: Path, fast: Path) -> None:
+    more = {"packing": {"max_length": 1000, "overflow": "windows"}}
+    folder = build_into(fast / "out", recipe(inputs, "bytes", "qwen3_training", **more))
+    report = verify(folder, deep=True, sample=10)
+    assert report.passed
+    assert 5 <= report.counts["records_derived"] <= 30
+    assert report.counts["episodes_compared"] == report.counts["episodes"]
+    assert verify(folder, deep=True, sample=10_000).counts.get("records_by_fast_path", 0) == 0
+    last = EpisodeDataset(folder).shards[-1].folder
+    flip(last / "mask.bin", (last / "mask.bin").stat().st_size - 1)
+    found = verify(folder, deep=True, sample=10).findings
+    assert {finding.record for finding in found if finding.token is not None} == {EpisodeDataset(folder)[-1].record_id}
+    with pytest.raises(ConfigError, match="goes with deep"):
+        verify(folder, sample=10)
+
+
+@pytest.fixture(scope="module")
+def source(fast_module: Path) -> Path:
+    path = fast_module / "chats.jsonl"
+    write_lines(path, [*records("oasst_en100", 40), {"id": "bad", "messages": []}])
+    return path
+
+
+@pytest.fixture(scope="module")
+def sound(fast_module: Path, source: Path) -> Path:
+    folder = build_into(fast_module / "sound", small_recipe(source))
+    assert len(EpisodeDataset(folder).shards) > 3
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sound_blocks(fast_module: Path, source: Path) -> Path:
+    more = {"format": "blocks", "packing": {"max_length": 6000, "overflow": "windows"}}
+    folder = build_into(fast_module / "sound_blocks", small_recipe(source, **more))
+    assert len(BlockDataset(folder).shards) > 1
+    return folder
+
+
+@pytest.fixture
+def damaged(sound: Path, fast: Path) -> Path:
+    return Path(shutil.copytree(sound, fast / "damaged"))
+
+
+@pytest.fixture
+def damaged_blocks(sound_blocks: Path, fast: Path) -> Path:
+    return Path(shutil.copytree(sound_blocks, fast / "damaged"))
+
+
+def files_named(report: VerifyReport) -> set[str]:
+    assert report.exit_status == 1
+    assert report.differences >= len(report.findings) > 0
+    return {finding.file for finding in report.findings}
+
+
+@pytest.mark.parametrize("is_rehashed", [False, True], ids=["flipped", "built_wrong"])
+@pytest.mark.parametrize(("name", "size"), [("tokens.bin", 4), ("mask.bin", 1), ("kinds.u8", 1)])
+def test_a_changed_byte_is_found_in_its_record(name: str, size: int, is_rehashed: bool, damaged: Path) -> None:
+    dataset = EpisodeDataset(damaged)
+    number, token = 17, 30
+    shards, starts, _ = dataset.locate(np.array([number]))
+    place = int(starts[0]) + token
+    file = f"train/shard_{shards[0]:05d}/{name}"
+    flip(damaged / file, place * size)
+    if is_rehashed:
+        rehash(damaged)
+    report = verify(damaged, deep=True)
+    assert files_named(report) - {"manifest.json"} >= {file}
+    found = [finding for finding in report.findings if finding.file == file and finding.token is not None]
+    assert len(found) == 1
+    record = dataset[number].record_id
+    assert (found[0].episode, found[0].token, found[0].offset) == (number, token, place * size)
+    assert found[0].record == record
+    assert found[0].where.endswith(f"chats.jsonl:{number + 1}")
+    text = str(found[0])
+    assert all(part in text for part in (file, f"byte {place * size:,}", f"episode {number}", str(record)))
+    assert ("stored: " in text) == (name == "tokens.bin")
+    assert any("bytes were changed" in finding.message for finding in report.findings) != is_rehashed
+
+
+@pytest.mark.parametrize("name", ["ids.u32", "weights.u8", "kinds.u8"])
+def test_a_changed_byte_of_a_packed_row_is_found_in_its_record(name: str, damaged_blocks: Path) -> None:
+    block = BlockDataset(damaged_blocks)[1]
+    assert len(block.documents) > 1
+    token = int(block.document_starts[1]) + 7
+    size = 4 if name == "ids.u32" else 1
+    offset = (6000 * 1 + token) * size
+    flip(damaged_blocks / "train" / "shard_00000" / name, offset)
+    rehash(damaged_blocks)
+    found = [finding for finding in verify(damaged_blocks, deep=True).findings if finding.token is not None]
+    assert [(f.file, f.episode, f.token, f.offset) for f in found] == [
+        (f"train/shard_00000/{name}", int(block.documents[1]), 7, offset)
+    ]
+    assert found[0].record
+
+
+def test_rows_that_are_packed_in_another_way_are_found(damaged_blocks: Path) -> None:
+    for manifest in edited(damaged_blocks):
+        manifest["recipe"]["packing"]["packing_strategy"] = "greedy"
+    report = verify(damaged_blocks, deep=True)
+    assert any("where the plan has" in finding.message for finding in report.findings)
+    assert files_named(report) >= {"manifest.json", "train/shard_00000/documents.i64"}
+
+
+def test_padding_that_is_none_is_found(damaged_blocks: Path) -> None:
+    dataset = BlockDataset(damaged_blocks)
+    row = next(row for row in range(len(dataset)) if dataset[row].row_length < dataset.capacity)
+    shard = int(np.searchsorted(dataset.row_offsets, row, side="right")) - 1
+    local = row - int(dataset.row_offsets[shard])
+    path = dataset.shards[shard].folder / "weights.u8"
+    flip(path, (local + 1) * dataset.capacity - 1)
+    rehash(damaged_blocks)
+    report = verify(damaged_blocks)
+    assert any("padding has the weight 0" in finding.message for finding in report.findings)
+
+
+def _truncate(folder: Path) -> None:
+    with (folder / "train/shard_00001/tokens.bin").open("r+b") as file:
+        file.truncate(100)
+
+
+def _swap(folder: Path) -> None:
+    one, two = folder / "train/shard_00000", folder / "train/shard_00001"
+    one.rename(folder / "train/x")
+    two.rename(one)
+    (folder / "train/x").rename(two)
+
+
+def _drop_reject(folder: Path) -> None:
+    (folder / "rejected.jsonl").write_text("")
+
+
+def _edit_ledger(folder: Path) -> None:
+    for manifest in edited(folder):
+        tokens = manifest["ledger"]["tokens"]["oasst_en100"]["assistant"]
+        tokens["trained"], tokens["context"] = tokens["trained"] - 5, tokens["context"] + 5
+
+
+def _unbalance(folder: Path) -> None:
+    for manifest in edited(folder):
+        manifest["ledger"]["records"]["oasst_en100"]["built"][""] += 1
+
+
+def _edit_recipe(folder: Path) -> None:
+    for manifest in edited(folder):
+        manifest["recipe"]["policy"] = "all"
+
+
+def _edit_input(folder: Path) -> None:
+    for manifest in edited(folder):
+        manifest["inputs"][0]["sha256"] = "0" * 64
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str, str]] = {
+    "truncated": (_truncate, "train/shard_00001/tokens.bin", "cut short: 100 bytes, the manifest says"),
+    "missing": (
+        lambda folder: (folder / "train/shard_00002/kinds.u8").unlink(),
+        "train/shard_00002/kinds.u8",
+        "missing",
+    ),
+    "extra": (lambda folder: flip_new(folder / "train/shard_00000/notes.txt"), "train/shard_00000/notes.txt", "not in"),
+    "extra_split": (lambda folder: flip_new(folder / "val/tokens.bin"), "val/tokens.bin", "not in the manifest"),
+    "swapped": (
+        _swap,
+        "train/shard_00000/tokens.bin",
+        "the bytes of train/shard_00001/tokens.bin: the two were swapped",
+    ),
+    "index": (
+        lambda folder: flip(folder / "train/shard_00000/episodes.idx", 24, 255),
+        "train/shard_00000/episodes.idx",
+        "bytes were changed",
+    ),
+    "vocabulary": (
+        lambda folder: flip(folder / "train/shard_00000/tokens.bin", 403, 255),
+        "train/shard_00000/tokens.bin",
+        "no id of the vocabulary",
+    ),
+    "ledger": (_edit_ledger, "manifest.json", "trained tokens of the role assistant; the files have"),
+    "ledger_unbalanced": (_unbalance, "manifest.json", "does not balance"),
+    "recipe": (_edit_recipe, "manifest.json", "the recipe in it was edited"),
+    "inputs": (_edit_input, "manifest.json", "do not belong together"),
+    "rejected": (_drop_reject, "rejected.jsonl", "has 0 records; the ledger says that 1 were quarantined"),
+}
+
+
+def flip_new(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_named_without_the_inputs(fault: str, damaged: Path) -> None:
+    damage, file, sentence = FAULTS[fault]
+    assert verify(damaged).passed
+    damage(damaged)
+    report = verify(damaged)
+    assert file in files_named(report)
+    assert any(sentence in finding.message and finding.file == file for finding in report.findings), report.findings
+
+
+def test_a_ledger_that_balances_is_still_compared_with_the_inputs(damaged: Path) -> None:
+    for manifest in edited(damaged):
+        ledger = manifest["ledger"]
+        ledger["notes"]["oasst_en100"]["stripped_characters"] = 7
+        ledger["records"]["chats"]["quarantined"] = {"another_reason": 1}
+    assert verify(damaged).passed
+    messages = [finding.message for finding in verify(damaged, deep=True).findings]
+    assert len([message for message in messages if "its ledger says" in message]) == 3
+
+
+def test_a_changed_input_is_named_and_a_missing_one_cannot_be_checked(fast: Path) -> None:
+    source = fast / "chats.jsonl"
+    write_lines(source, records("oasst_en100", 5))
+    folder = build_into(fast / "out", small_recipe(source))
+    whole = source.read_bytes()
+    source.write_bytes(whole.replace(b"a", b"b", 1))
+    report = verify(folder, deep=True)
+    assert files_named(report) == {str(source)}
+    assert "1 of 1 inputs have changed" in report.blocked
+    source.write_bytes(whole[:-10])
+    assert files_named(verify(folder, deep=True)) == {str(source)}
+    source.unlink()
+    report = verify(folder, deep=True)
+    assert (report.exit_status, report.passed, report.differences) == (2, False, 0)
+    assert str(source) in report.blocked
+    assert verify(folder).exit_status == 0
+
+
+def test_a_changed_tokenizer_file_is_named(fast: Path, source: Path) -> None:
+    tokenizer = Path(shutil.copytree(unpacked("tiny_torchtitan"), fast / "tokenizer"))
+    folder = build_into(fast / "out", small_recipe(source, tokenizer=str(tokenizer)))
+    assert verify(folder, deep=True).passed
+    file = tokenizer / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(content))
+    report = verify(folder, deep=True)
+    assert files_named(report) == {str(file)}
+    assert "tokenizer has changed since the build" in report.findings[0].message
+    assert "not derived again" in report.blocked
+    file.write_text("{")
+    assert files_named(verify(folder)) == {str(file)}
+    shutil.rmtree(tokenizer)
+    assert verify(folder).passed
+    assert any("is not here" in sentence for sentence in verify(folder).unchecked)
+    assert verify(folder, deep=True).exit_status == 2
+
+
+OWN_TEMPLATE = """
+from chatmill.core.conversation import Role
+from chatmill.render.template import DOCUMENT, KINDS_OF, Template
+
+class Own(Template):
+    name = "own"
+    control_tokens = ("<|bos|>", "<|eos|>")
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer)
+        self._bos, self._eos = self.literal("<|bos|>"), self.literal("<|eos|>")
+
+    def emit(self, conversation, out):
+        out.message(-1)
+        for _ in range(BOS_COUNT):
+            out.put(self._bos, DOCUMENT)
+        COUNTED
+        for index, message in enumerate(conversation.messages):
+            kinds = KINDS_OF[message.role]
+            out.message(index)
+            out.text(message.role.value + ": ", kinds.header)
+            out.text(message.content, kinds.content)
+            out.put(self._eos, kinds.terminator)
+
+    def emit_generation_prompt(self, conversation, out):
+        out.text("assistant: ", KINDS_OF[Role.ASSISTANT].header)
+"""
+COUNTED = 'out.text(f"{len(conversation.messages)} messages ", DOCUMENT)'
+
+
+def own_template(path: Path, bos: int, counted: str) -> Path:
+    path.write_text(OWN_TEMPLATE.replace("BOS_COUNT", str(bos)).replace("COUNTED", counted or "pass"))
+    return path
+
+
+def test_a_template_of_ones_own_is_held_to_what_it_claims(fast: Path, source: Path) -> None:
+    honest = own_template(fast / "honest.py", 1, "")
+    folder = build_into(fast / "honest", small_recipe(source, template=str(honest)))
+    report = verify(folder, deep=True, template=honest)
+    assert report.passed
+    assert report.counts["contexts_equal"] > 50
+    assert not report.unchecked
+    twice = own_template(fast / "twice.py", 2, "")
+    report = verify(build_into(fast / "twice", small_recipe(source, template=str(twice))))
+    assert report.counts["double_bos"] == report.counts["episodes"] == 40
+    assert report.findings[0].message == "256: one BOS token follows another"
+    liar = own_template(fast / "liar.py", 1, COUNTED)
+    report = verify(build_into(fast / "liar", small_recipe(source, template=str(liar))), deep=True, template=liar)
+    assert all("is not its generation prompt" in finding.message for finding in report.findings)
+    assert report.differences > 40
+    honest.write_text(honest.read_text().replace("assistant: ", "model: "))
+    assert files_named(verify(folder, template=honest)) == {str(honest)}
+
+
+def _wrong_labels(monkeypatch: pytest.MonkeyPatch) -> str:
+    real = Policy.run_weights
+
+    def run_weights(policy: Policy, tokens: Tokens) -> Any:
+        header = tokens.run_kinds == kind(RoleCode.ASSISTANT, Part.HEADER)
+        return np.where(header, np.float32(1), real(policy, tokens))
+
+    monkeypatch.setattr(Policy, "run_weights", run_weights)
+    return "mask.bin"
+
+
+def _wrong_ids(monkeypatch: pytest.MonkeyPatch) -> str:
+    real = ByteTokenizer.encode_batch
+
+    def encode_batch(tokenizer: ByteTokenizer, texts: list[str]) -> Any:
+        ids, offsets = real(tokenizer, texts)
+        return np.where(ids == ord("q"), ord("p"), ids), offsets
+
+    monkeypatch.setattr(ByteTokenizer, "encode_batch", encode_batch)
+    return "tokens.bin"
+
+
+@pytest.mark.parametrize("mistake", [_wrong_labels, _wrong_ids])
+def test_a_build_that_goes_wrong_is_caught(
+    mistake: Callable[[pytest.MonkeyPatch], str], fast: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = mistake(monkeypatch)
+    folder = build_into(fast / "out", small_recipe(source))
+    monkeypatch.undo()
+    assert verify(folder).passed
+    report = verify(folder, deep=True)
+    assert report.differences > 20
+    assert {Path(finding.file).name for finding in report.findings if finding.token is not None} == {column}
+    assert all(finding.record and finding.where for finding in report.findings if finding.token is not None)
+
+
+def test_turns_without_a_trained_end_are_counted(fast: Path, source: Path) -> None:
+    more = {"packing": {"max_length": 100, "overflow": "cut"}, "gates": {"records_without_trained_tokens": None}}
+    report = verify(build_into(fast / "out", small_recipe(source, **more)), deep=True)
+    assert report.passed
+    assert report.counts["trained_turns_without_trained_terminator"] > 3
+
+
+def test_what_is_no_dataset_is_said(fast: Path, sound: Path) -> None:
+    with pytest.raises(FormatError, match="no such folder"):
+        verify(fast / "nothing")
+    with pytest.raises(FormatError, match="no dataset that a build has finished"):
+        verify(fast)
+    (fast / "manifest.json").write_text("{}")
+    with pytest.raises(FormatError, match="not the manifest"):
+        verify(fast)
+    (fast / "manifest.json").write_text('{"format": "chatmill-dataset", "format_version": 1}')
+    with pytest.raises(FormatError, match=r"lacks package_version: the file was edited"):
+        verify(fast)
+    manifest = json.loads((sound / "manifest.json").read_text())
+    for damage in ({"files": {"x": {}}}, {"inputs": [1]}, {"splits": {"train": 3}}, {"tokenizer": {}}):
+        (fast / "manifest.json").write_text(json.dumps({**manifest, **damage}))
+        with pytest.raises(FormatError, match="the file was edited or damaged"):
+            verify(fast)
+
+
+def test_the_command_line(fast: Path) -> None:
+    source = fast / "chats.jsonl"
+    write_lines(source, records("oasst_en100", 10))
+    folder = build_into(fast / "out", small_recipe(source))
+    app = typer.Typer()
+    app.command()(command)
+    done = CliRunner().invoke(app, [str(folder), "--deep"])
+    assert done.exit_code == 0, done.output
+    assert "10 records derived from their source by the slow path (UTF-8)" in done.output
+    assert "0 differences" in done.output
+    refused = chatmill("verify", fast)
+    assert refused.returncode == 2
+    assert "no dataset that a build has finished" in refused.stderr
+    shutil.move(source, fast / "elsewhere")
+    done = CliRunner().invoke(app, [str(folder), "--deep"])
+    assert done.exit_code == 2, done.output
+    assert "chats.jsonl is not here" in done.output
+    shutil.move(fast / "elsewhere", source)
+    flip(folder / "train/shard_00000/tokens.bin", 400)
+    done = CliRunner().invoke(app, [str(folder), "--deep", "--json"])
+    assert done.exit_code == 1, done.output
+    report = json.loads(done.output)
+    assert report["differences"] == len(report["findings"]) > 1
+    assert not report["passed"]
+    done = CliRunner().invoke(app, [str(folder)])
+    assert done.exit_code == 1, done.output
+    assert "train/shard_00000/tokens.bin" in done.output
+
+
+def test_a_dataset_of_a_shape_file_needs_the_file_no_more(tmp_path: Path) -> None:
+    shape = tmp_path / "tickets.yaml"
+    shape.write_text("{messages: dialog, role: speaker, content: text, roles: {agent: assistant}, id: ticket}\n")
+    talk = [{"speaker": "user", "text": "Where is it?"}, {"speaker": "agent", "text": "Here."}]
+    write_lines(tmp_path / "talks.jsonl", [{"dialog": talk, "ticket": number} for number in range(5)])
+    sources = [{"path": str(tmp_path / "talks.jsonl"), "shape": str(shape)}]
+    built = build_into(tmp_path / "out", small_recipe(tmp_path / "talks.jsonl", sources=sources))
+    shape.unlink()
+    (file,) = json.loads((built / "manifest.json").read_text())["inputs"]
+    assert json.loads(file["shape"])["messages"] == ["dialog"]
+    assert [episode.record_id for episode in EpisodeDataset(built, "train")] == ["0", "1", "2", "3", "4"]
+    report = verify(built, deep=True)
+    assert (report.exit_status, report.passed, report.differences) == (0, True, 0)

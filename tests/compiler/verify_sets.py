@@ -1,0 +1,141 @@
+"""Real records in several shapes and containers, recipes to build and verify them, and ways to damage a dataset."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from chatmill.compiler.run import run_build
+from chatmill.store.receipts import receipt_bytes, sealed
+from tests.conftest import CONVERSATION_FILES, DATA
+
+SHAREGPT = {"user": "human", "assistant": "gpt", "system": "system"}
+
+
+def records(name: str, count: int) -> list[dict[str, Any]]:
+    with gzip.open(DATA / "conversations" / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line, _ in zip(file, range(count), strict=False)]
+
+
+def write_lines(path: Path, rows: list[Any]) -> None:
+    data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix)
+    path.write_bytes(packed(data) if packed else data)
+
+
+def write_inputs(folder: Path, count: int = 5, longest: int = 12_000) -> Path:
+    """The first records of every bundled source, and the nasty ones, in every shape and container.
+
+    Lines of more than `longest` bytes are left out of the bundled and nasty files: bytes are tokens in most tests.
+    """
+    folder.mkdir()
+    shaped = {"oasst_en100", "gpteacher_codegen", "gpteacher_roleplay", "korean_chatbot"}
+    names = [path.name.removesuffix(".jsonl.gz") for path in CONVERSATION_FILES]
+    for name in (name for name in names if name not in shaped):
+        write_lines(folder / f"{name}.jsonl.gz", [r for r in records(name, count) if len(json.dumps(r)) < longest])
+    sharegpt = [
+        {"id": r["id"], "conversations": [{"from": SHAREGPT[m["role"]], "value": m["content"]} for m in r["messages"]]}
+        for r in records("oasst_en100", count)
+    ]
+    write_lines(folder / "sharegpt.jsonl.zst", sharegpt)
+    pairs = [(r["id"], *(m["content"] for m in r["messages"])) for r in records("gpteacher_codegen", 3 * count)]
+    alpaca = [{"id": name, "instruction": question, "output": answer} for name, question, answer in pairs]
+    (folder / "alpaca.json").write_text(json.dumps(alpaca, indent=1))
+    roleplay = [[m["content"] for m in r["messages"]] for r in records("gpteacher_roleplay", 3 * count)]
+    table = pa.table({"prompt": [row[0] for row in roleplay], "completion": [row[1] for row in roleplay]})
+    pq.write_table(table, folder / "completion.parquet", row_group_size=5)
+    korean = [[{k: m[k] for k in ("role", "content")} for m in r["messages"]] for r in records("korean_chatbot", count)]
+    pq.write_table(pa.table({"messages": korean}), folder / "korean.parquet")
+    synth = pq.read_table(DATA / "synth_harmony" / "synth_harmony_shard_00.parquet").slice(0, 2 * count)
+    pq.write_table(synth, folder / "synth.parquet")
+    nasty = gzip.decompress((DATA / "nasty.jsonl.gz").read_bytes()).splitlines(keepends=True)
+    (folder / "nasty.jsonl.gz").write_bytes(gzip.compress(b"".join(line for line in nasty if len(line) < longest)))
+    shutil.copy(DATA / "nasty_raw.jsonl.bin", folder / "nasty_raw.jsonl")
+    weighted = [weighted_chat(number) for number in range(count)]
+    write_lines(folder / "weighted.jsonl", weighted)
+    return folder
+
+
+def weighted_chat(number: int) -> dict[str, Any]:
+    """A record whose messages bring weights along, fractions among them."""
+    messages: list[dict[str, Any]] = []
+    for turn in range(3):
+        messages.append({"role": "user", "content": f"Question {turn}?", "weight": 0.5 * (number % 3)})
+        messages.append({"role": "assistant", "content": f"Answer {turn}. " * number, "weight": 0.25 * turn})
+    messages[-1] = {"role": "assistant", "content": "Done.", "train": number % 2 == 0}
+    return {"id": f"weighted-{number}", "source": "weights", "messages": messages}
+
+
+def recipe(inputs: Path, tokenizer: str, template: str, **more: Any) -> dict[str, Any]:
+    """Sources with weights, caps and named shapes; a val split; what cannot be used is quarantined."""
+    return {
+        "sources": [
+            {"path": str(inputs / "[a-m]*.jsonl.gz")},
+            {"path": str(inputs / "sharegpt.jsonl.zst"), "name": "oasst"},
+            {"path": str(inputs / "alpaca.json"), "weight": 0.5},
+            {"path": [str(inputs / "completion.parquet"), str(inputs / "korean.parquet")], "max_records": 20},
+            {"path": str(inputs / "weighted.jsonl"), "weight": 2.5},
+            {"path": [str(inputs / "nasty.jsonl.gz"), str(inputs / "nasty_raw.jsonl")], "shape": "openai"},
+            {"path": str(inputs / "synth.parquet")},
+            {"path": str(inputs / "[o-z]*.jsonl.gz")},
+        ],
+        "tokenizer": tokenizer,
+        "template": template,
+        "add_control_tokens": template != "harmony",
+        "on_error": "quarantine",
+        "split": {"val_fraction": 0.2},
+        "gates": {"records_without_trained_tokens": None},
+        "shard_tokens": 40_000,
+        **more,
+    }
+
+
+def small_recipe(source: Path, **more: Any) -> dict[str, Any]:
+    """One file, bytes as tokens: quick to build and to verify."""
+    base: dict[str, Any] = {
+        "sources": [{"path": str(source)}],
+        "tokenizer": "bytes",
+        "template": "chatml",
+        "add_control_tokens": True,
+        "shard_tokens": 12_000,
+        "on_error": "quarantine",
+    }
+    return {**base, **more}
+
+
+def build_into(folder: Path, description: dict[str, Any]) -> Path:
+    run_build(description, folder, workers=0)
+    return folder
+
+
+def flip(path: Path, offset: int, value: int | None = None) -> None:
+    """Change one byte of a file: invert its lowest bit, or set it."""
+    data = bytearray(path.read_bytes())
+    data[offset] = data[offset] ^ 1 if value is None else value
+    path.write_bytes(data)
+
+
+def rehash(folder: Path) -> None:
+    """Make the manifest agree with the files again, as an error in the build itself would have it."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in manifest["files"]:
+        data = (folder / name).read_bytes()
+        manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "manifest.json").write_bytes(receipt_bytes(sealed(manifest)))
+
+
+def edited(folder: Path) -> Iterator[dict[str, Any]]:
+    """The manifest, written back when the loop over it ends, with its hash made right again."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    yield manifest
+    path.write_bytes(receipt_bytes(sealed(manifest)))
