@@ -133,7 +133,7 @@ def _count_trimmed(
 
 
 def _characters_lost(texts: Texts, left: Texts) -> Ints:
-    """How many characters fewer are left; of texts that are cut out of the first ones, only what was cut off is read."""
+    """How many characters are missing; where texts are cut out of the first ones, only what was cut off is read."""
     if left.data is not texts.data:
         lost: Ints = np.maximum(texts.characters() - left.characters(), 0)
         return lost
