@@ -145,7 +145,7 @@ class PlanBook:
             self.traced += 1
             notes = Notes()
             try:
-                written = self._template.write(conversation, notes)
+                written = self._template.write(conversation, notes, by_messages=True)
             except RecordError as error:
                 error.record_id = error.record_id or conversation.id
                 error.where = error.where or conversation.where

@@ -107,7 +107,9 @@ class Template(BoundTemplate):
         """A frame without a place for a text: (literal, kind) pairs alone, written by `Emitter.fixed`."""
         return Frame(0, tuple(runs))
 
-    def write(self, conversation: Conversation, notes: Notes | None = None) -> WrittenRecord:
+    def write(
+        self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False
+    ) -> WrittenRecord:
         """Run `emit` on a conversation whose texts are traced."""
         self.check(conversation)
         out = Emitter(self._literals, self.tokenizer)

@@ -383,11 +383,15 @@ class Renderer:
         """Compare a rendering with plain Jinja."""
         if self.plain(view, count, prompt) != text:
             self.segments.is_sound = False
-            raise TraceError(
-                f"the template {self._name!r} writes record {view.conversation.id or view.conversation.where!r} "
-                "otherwise than its parts elsewhere. Set `traces: whole` in the recipe: every shape is then run "
-                "through the template as a whole, which is slower"
-            )
+            raise self.unlike(view)
+
+    def unlike(self, view: RecordView) -> TraceError:
+        """The error of a record that was put together, and that the template writes differently."""
+        return TraceError(
+            f"the template {self._name!r} writes record {view.conversation.id or view.conversation.where!r} "
+            "otherwise than its parts elsewhere. Set `traces: whole` in the recipe: every shape is then run "
+            "through the template as a whole, which is slower"
+        )
 
     def _values(self, messages: list[Any], tools: Any, prompt: bool) -> dict[str, Any]:
         return {

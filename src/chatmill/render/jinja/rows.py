@@ -77,6 +77,7 @@ class Counts(NamedTuple):
     untrained: int
     """Answers that are context because their mask cannot be proved."""
     appended: int
+    """Stops in the rows that the template alone would not have written."""
 
 
 def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | None) -> tuple[list[Row], Counts]:
@@ -98,15 +99,13 @@ def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | No
     proved = [answer for answer in answers if not answer.reason]
     stable = [turns.is_stable(answer) for answer in proved]
     writer = _RowWriter(turns, specials)
-    counts = Counts(
-        len(proved), stable.count(False), len(answers) - len(proved), sum(answer.appended for answer in proved)
-    )
     if given.expand is Expand.NONE:
         rows = [writer.in_place(proved)]
     else:
         rows = writer.expanded(proved, stable) or [writer.whole([])]
     turns.check()
-    return rows, counts
+    appended = sum(row.appended for row in rows)
+    return rows, Counts(len(proved), stable.count(False), len(answers) - len(proved), appended)
 
 
 def prompt_row(turns: Turns, specials: re.Pattern[str] | None) -> Row:

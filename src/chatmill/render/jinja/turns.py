@@ -76,8 +76,8 @@ class Turns:
     def __init__(self, renderer: Renderer, view: RecordView, stops: StopTokens, bos: str | None) -> None:
         """`view` is the conversation as the template sees it; `bos` is the token that begins a document."""
         self._renderer, self.view, self.stops, self.bos = renderer, view, stops, bos
-        self._shape = view.shape()
-        self._composition = renderer.composition(view, self._shape)
+        self.shape = view.shape()
+        self._composition = renderer.composition(view, self.shape)
         self._noted: set[int] = set()
         self._prompts: dict[int, Rendering | Refusal] = {}
         self._ends: dict[int, Rendering | Refusal] = {}
@@ -112,7 +112,7 @@ class Turns:
         return self._ends[index]
 
     def _render(self, count: int, prompt: bool) -> Rendering | Refusal:
-        found = self._renderer.render(self.view, self._shape, count, prompt, self._composition)
+        found = self._renderer.render(self.view, self.shape, count, prompt, self._composition)
         if isinstance(found, ComposedRendering):
             for segment in found.segments:
                 if id(segment) not in self._noted:
@@ -295,7 +295,7 @@ class Turns:
     def check(self) -> None:
         """Compare with plain Jinja: F, and of some shapes one prompt and answer."""
         speaking = [k for k, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
-        crc = crc32(repr(self._shape).encode())
+        crc = crc32(repr(self.shape).encode())
         chosen = speaking[crc // CHECKED_TURNS % len(speaking)] if speaking else 0
         looked_at: list[tuple[Rendering | Refusal | None, int, bool]] = [(self.whole, len(self.messages), False)]
         if crc % CHECKED_TURNS == 0:
