@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import os
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +23,8 @@ from chatmill.render.registry import bundled_names, has_template
 
 RECIPE_VERSION = 1
 NO_TEMPLATE = "no_template"
+OLD_SHARDS = "shard_tokens"
+"""A key of recipes of 0.1.0."""
 
 
 class OutputFormat(StrEnum):
@@ -120,8 +123,8 @@ class Recipe(_Strict):
     format: OutputFormat = OutputFormat.EPISODES
     keep_kinds: bool = True
     """Store the kind of every token, so that the policy can be changed at load time."""
-    shard_tokens: Annotated[int, Field(ge=1)] = 250_000_000
-    """Tokens of an output shard, at most."""
+    shard_bytes: Annotated[int, Field(ge=1)] = 32 << 20
+    """Bytes of input that become one shard, about; what one worker does at a time, and has in memory."""
     on_error: OnError = OnError.FAIL
     gates: Gates = Gates()
 
@@ -173,6 +176,11 @@ def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe
     return _validated(data, str(path))
 
 
+def recorded_recipe(manifest: Mapping[str, Any]) -> Recipe:
+    """The recipe that a manifest holds; one of 0.1.0 has a key that does not matter any more."""
+    return _validated({key: value for key, value in manifest["recipe"].items() if key != OLD_SHARDS}, "the manifest")
+
+
 def _validated(data: dict[str, Any], where: str) -> Recipe:
     try:
         return Recipe.model_validate(data)
@@ -183,6 +191,8 @@ def _validated(data: dict[str, Any], where: str) -> Recipe:
 
 def _sentence(detail: Any, data: Any) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")
+    if detail["type"] == "extra_forbidden" and detail["loc"] == (OLD_SHARDS,):
+        return f"{OLD_SHARDS!r} is gone: a shard is what 'shard_bytes' bytes of input become; set that, or remove it"
     if detail["type"] == "extra_forbidden":
         known = _keys_beside(detail["loc"])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)

@@ -19,12 +19,21 @@ CHECK_CHUNK = 1 << 18
 """Index records checked at a time, so that opening needs no memory of the size of the index."""
 
 
+MAX_CODE = 2**32 - 1
+
+
 class EpisodeShard:
     """The files of one folder. `index` is (episodes, 2) uint64: start and length, counted in tokens."""
 
-    def __init__(self, folder: Path, specs: Sequence[ColumnSpec] = ()) -> None:
-        """Open and check; masks are judged by size alone and a wrong one is kept as `mask_problem`."""
+    def __init__(
+        self, folder: Path, specs: Sequence[ColumnSpec] = (), source_codes: NDArray[np.uint32] | None = None
+    ) -> None:
+        """Open and check; masks are judged by size alone and a wrong one is kept as `mask_problem`.
+
+        `source_codes`: for each code in the `source` file of the shard, that of the split; None: they are the same.
+        """
         self.folder = folder
+        self._source_codes = source_codes
         self._tokens = MappedFile(folder / TOKENS, "<u4")
         self._index = MappedFile(folder / INDEX, np.dtype(("<u8", (2,))))
         self.tokens, self.episodes = self._tokens.records, self._index.records
@@ -86,12 +95,17 @@ class EpisodeShard:
         return self._mask.array
 
     def column(self, name: str) -> NDArray[Any]:
-        """One of the extra columns that the manifest names, raw."""
-        return self._columns[name].array
+        """One of the extra columns that the manifest names; source codes are those of the split."""
+        values = self._columns[name].array
+        return values if name != "source" or self._source_codes is None else _recoded(values, self._source_codes)
 
     def value(self, name: str, row: int) -> int | None:
         """One number of a per-episode column; None when there is no such column."""
-        return int(self._columns[name].array[row]) if name in self._columns else None
+        if name not in self._columns:
+            return None
+        if name == "source" and self._source_codes is not None:
+            return int(_recoded(self._columns[name].array[row : row + 1], self._source_codes)[0])
+        return int(self._columns[name].array[row])
 
     def text(self, name: str, row: int) -> str | None:
         """One string of a per-episode column; None when there is no such column."""
@@ -132,6 +146,12 @@ class EpisodeShard:
         """Unmap all files; they are mapped again when they are needed."""
         for file in self.files():
             file.release()
+
+
+def _recoded(values: NDArray[np.uint32], codes: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Codes of a shard as those of the split; one that the shard's table does not have becomes the largest number."""
+    table = np.append(codes, np.uint32(MAX_CODE))
+    return table[np.minimum(values, len(codes))]
 
 
 def _check_index(index: MappedFile, tokens: MappedFile) -> None:

@@ -18,7 +18,7 @@ from chatmill.errors import ConfigError, FormatError
 from chatmill.store.checksums import CheckedShards, no_hashes
 from chatmill.store.episode_layout import MASK, episode_folders, split_folder, writing_mark
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_manifest
-from chatmill.store.episode_shard import EpisodeShard
+from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.fingerprint import probe
 from chatmill.store.mapped import RecentlyUsed, open_file_limit
 
@@ -68,8 +68,8 @@ class EpisodeDataset:
         specs = self.manifest.columns if self.manifest else ()
         self.columns: dict[str, ColumnSpec] = {spec.name: spec for spec in specs}
         self.shards: list[EpisodeShard] = []
-        for folder in folders:
-            self.shards.append(EpisodeShard(folder, specs))
+        for folder, codes in zip(folders, _source_codes(self.manifest, len(folders)), strict=True):
+            self.shards.append(EpisodeShard(folder, specs, codes))
             if len(folders) > 1:
                 self.shards[-1].release()
         self.episode_offsets: NDArray[np.int64] = offsets_of(np.array([s.episodes for s in self.shards]))
@@ -202,6 +202,17 @@ class EpisodeDataset:
                     probe(digest, shard.mask, shards=len(self.shards))
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+
+def _source_codes(manifest: EpisodeManifest | None, shards: int) -> list[NDArray[np.uint32] | None]:
+    """For each shard with a source table of its own, the codes of the split for those names."""
+    if manifest is None:
+        return [None] * shards
+    known = {name: code for code, name in enumerate(manifest.sources)}
+    return [
+        None if shard.sources is None else np.array([known.get(name, MAX_CODE) for name in shard.sources], "<u4")
+        for shard in manifest.shards
+    ]
 
 
 def checked_shards(folder: Path, manifest: EpisodeManifest | None) -> CheckedShards:
