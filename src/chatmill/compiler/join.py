@@ -1,8 +1,7 @@
-"""Joins the parts of all chunks, in order, into the final dataset: episodes in shards, or blocks by one global plan."""
+"""Joins the parts of all chunks, in order, into the shards of the final dataset."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_job import REJECTED
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.join_blocks import join_blocks
 from chatmill.compiler.journal import Journal, JournalLine
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.publish import remove_at_once
-from chatmill.compiler.recipe import OutputFormat, Recipe
+from chatmill.compiler.recipe import Recipe
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
 from chatmill.store.durable import GrowingFile, remove_path
@@ -34,7 +32,7 @@ class Join:
     """The growing dataset: parts are handed over as they are made, in any order, and joined in the order of chunks.
 
     Episodes are copied as soon as all parts before them are there, while other chunks are still at work; a part goes
-    when the journal has it. Blocks need the lengths of all episodes first, so they are planned and written in `finish`.
+    when the journal has it.
     """
 
     def __init__(self, recipe: Recipe, out: Path) -> None:
@@ -45,23 +43,18 @@ class Join:
         self.joined = 0
         """Parts that are joined: those of the chunks before this one."""
         self._waiting: dict[int, tuple[Path, dict[str, Any]]] = {}
-        self._parts: dict[str, list[Path]] = {}
         self._writers: dict[str, EpisodeWriter] = {}
         self._rejected: GrowingFile | None = None
-        self._journal: Journal | None = None
-        if recipe.format is OutputFormat.BLOCKS:
-            shutil.rmtree(out, ignore_errors=True)
         out.mkdir(exist_ok=True)
-        if recipe.format is OutputFormat.EPISODES:
-            try:
-                self._go_on(Journal(out / JOURNAL))
-            except BaseException:
-                self.close()
-                raise
+        self._journal = Journal(out / JOURNAL)
+        try:
+            self._go_on(self._journal)
+        except BaseException:
+            self.close()
+            raise
 
     def _go_on(self, journal: Journal) -> None:
         """Go back to the last line of the journal that the files bear out; where there is none, begin anew."""
-        self._journal = journal
         while len(journal) and not self._opened(journal.last()):
             journal.drop_last()
         known = {JOURNAL, *self._writers, *(writing_mark(self._out, split).name for split in self._writers)}
@@ -86,7 +79,7 @@ class Join:
 
     def receipts(self) -> Iterator[dict[str, Any]]:
         """Those of the parts that the journal has, in order."""
-        return iter(()) if self._journal is None else self._journal.receipts()
+        return self._journal.receipts()
 
     def _new_writer(self, split: str, begun: WriterProgress | None = None) -> EpisodeWriter:
         return EpisodeWriter(self._out, split, shard_tokens=self._recipe.shard_tokens, begun=begun)
@@ -103,20 +96,16 @@ class Join:
             self._rejected = self._rejected or GrowingFile(self._out / REJECTED)
             self._rejected.write((part / REJECTED).read_bytes())
         for split in receipt["splits"]:
-            if self._journal is None:
-                self._parts.setdefault(split, []).append(part)
-                continue
             if split not in self._writers:
                 self._writers[split] = self._new_writer(split)
             append_part(self._writers[split], part, split)
         self.ledger.add(Ledger.from_json(receipt["ledger"]))
         self.joined += 1
-        if self._journal is not None:
-            fault_point("before_journal")
-            self._journal.append(self._line(receipt))
-            fault_point("after_journal")
-            remove_at_once(part)
-            fault_point("after_part_removal")
+        fault_point("before_journal")
+        self._journal.append(self._line(receipt))
+        fault_point("after_journal")
+        remove_at_once(part)
+        fault_point("after_part_removal")
 
     def _line(self, receipt: dict[str, Any]) -> JournalLine:
         return JournalLine(
@@ -125,16 +114,11 @@ class Join:
             splits={split: writer.progress() for split, writer in self._writers.items()},
         )
 
-    def finish(self, pad_id: int) -> dict[str, dict[str, Any]]:
+    def finish(self) -> dict[str, dict[str, Any]]:
         """Write what is left and close; what each split holds, for the manifest."""
         assert not self._waiting, f"chunk {self.joined} was never handed over"
         if self._rejected is not None:
             self._rejected.finish()
-        if self._recipe.format is OutputFormat.BLOCKS:
-            return {
-                split: join_blocks(self._recipe, self._parts[split], self._out, split, pad_id)
-                for split in sorted(self._parts)
-            }
         for writer in self._writers.values():
             writer.close()
         return {
@@ -156,8 +140,7 @@ class Join:
     def close(self) -> None:
         """Close all files; what is not finished can be gone on with."""
         self._leave()
-        if self._journal is not None:
-            self._journal.close()
+        self._journal.close()
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -15,17 +15,14 @@ from chatmill.compiler.chunk_job import REJECTED
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json, sha256_file
-from chatmill.compiler.recipe import OutputFormat, Recipe
+from chatmill.compiler.recipe import Recipe
 from chatmill.errors import FormatError
-from chatmill.store.block_manifest import MANIFEST as BLOCKS_MANIFEST
 from chatmill.store.episode_layout import MANIFEST as EPISODES_MANIFEST
 from chatmill.store.receipts import FORMAT, FORMAT_VERSION, sealed
 
 if TYPE_CHECKING:
     from chatmill.compiler.inputs import InputFile
     from chatmill.compiler.sources import SourcePlan
-
-SPLIT_MANIFESTS = {OutputFormat.EPISODES: EPISODES_MANIFEST, OutputFormat.BLOCKS: BLOCKS_MANIFEST}
 
 
 def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints: Mapping[str, str]) -> str:
@@ -89,18 +86,16 @@ def make_manifest(
         "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
         "splits": dict(splits),
         "ledger": ledger.as_json(),
-        "files": _file_records(directory, files, splits, SPLIT_MANIFESTS[recipe.format]),
+        "files": _file_records(directory, files, splits),
     }
     return sealed(content)
 
 
-def _file_records(
-    directory: Path, files: Sequence[Path], splits: Iterable[str], split_manifest: str
-) -> dict[str, dict[str, Any]]:
+def _file_records(directory: Path, files: Sequence[Path], splits: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Size and hash of every file: as its writer recorded them where it did, else as they are."""
     written: dict[str, dict[str, Any]] = {}
     for split in splits:
-        for shard in json.loads((directory / split / split_manifest).read_bytes())["shards"]:
+        for shard in json.loads((directory / split / EPISODES_MANIFEST).read_bytes())["shards"]:
             folder = Path(split, shard["name"])
             written |= {(folder / name).as_posix(): record for name, record in shard["files"].items()}
     records: dict[str, dict[str, Any]] = {}

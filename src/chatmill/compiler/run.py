@@ -465,7 +465,7 @@ def _finish(
     tokenizer = pipeline.template.tokenizer
     pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
     with storing(directory, "write the dataset in"):
-        splits = join.finish(pad_id)
+        splits = join.finish()
         if not splits:
             raise DataError("no record of the input could be built: there is no dataset to write (see the ledger)")
         ledger.padding += sum(split.get("padding", 0) for split in splits.values())

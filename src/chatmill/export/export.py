@@ -15,7 +15,7 @@ from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.export.targets import TARGETS, Export
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
-from chatmill.store.documents import BlockDocuments, StoredDataset, open_dataset
+from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.names import is_split_name
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
 
@@ -51,7 +51,7 @@ def export_dataset(
     kinds: bool = True,
     eod_id: int | None = None,
 ) -> ExportResult:
-    """Write a dataset (episodes or blocks) as `to`: hf, parquet, episodes, blocks or megatron.
+    """Write a dataset as `to`: hf, parquet, episodes or megatron.
 
     - `out` must not exist yet; default: the folder's name with `-hf` and so on behind it.
     - `split`: only this one.
@@ -110,9 +110,8 @@ def _out(directory: Path, to: str, out: str | Path | None) -> Path:
 
 
 def _pad_id(source: StoredDataset) -> int:
-    """That of the packed rows or of the build; 0 where neither is known (padding is told by lengths, never by id)."""
-    stored = [documents.pad_id for documents in source.splits.values() if isinstance(documents, BlockDocuments)]
-    return int((stored or [source.about.get("tokenizer", {}).get("pad_id", 0)])[0])
+    """That of the build; 0 where it is not known (padding is known by lengths, never by its id)."""
+    return int(source.about.get("tokenizer", {}).get("pad_id", 0))
 
 
 def _shard_tokens(source: StoredDataset, to: str) -> int:
@@ -136,7 +135,7 @@ def _manifest(export: Export, to: str) -> dict[str, Any]:
         "source": {
             "name": source.directory.resolve().name,
             "fingerprint": source.fingerprint,
-            "layout": {name: str(documents.layout) for name, documents in source.splits.items()},
+            "layout": dict.fromkeys(source.splits, "episodes"),
             "about": {name: source.about[name] for name in ABOUT if name in source.about},
         },
         "splits": export.counts,
