@@ -19,6 +19,7 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 import chatmill
+from chatmill.export.export import export_dataset
 from chatmill.look.viewer.app import Viewer, make_app
 from chatmill.look.viewer.opened import open_viewed
 from chatmill.look.viewer.serve import listening
@@ -35,17 +36,17 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 
 def build_sets(folder: Path) -> dict[str, Path]:
-    """The conversations as episodes, as packed blocks, and as episodes under another policy."""
+    """The conversations as episodes, as packed rows, and as episodes under another policy."""
     recipe: dict[str, Any] = {"sources": [{"path": str(DATA)}], "tokenizer": "o200k", "template": "harmony"}
     whole = {"packing": {"max_length": 2048, "overflow": "windows"}}
     changes: dict[str, dict[str, Any]] = {
         "conversations": whole,
         "last-turn": {**whole, "policy": "last_turn"},
-        "packed": {"format": "blocks", "packing": {"max_length": 2048, "overflow": "windows"}},
     }
     for name, options in changes.items():
         chatmill.build({**recipe, **options}, folder / name)
-    return {name: Path(name) for name in changes}
+    export_dataset(folder / "conversations", "parquet", folder / "packed", max_length=2048)
+    return {name: Path(name) for name in (*changes, "packed")}
 
 
 @contextlib.contextmanager

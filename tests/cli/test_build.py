@@ -88,7 +88,7 @@ def test_json_is_the_manifest(call: Call, recipe: Path, tmp_path: Path) -> None:
 
 def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None:
     options = [
-        "--policy", "all", "--max-length", "128", "--overflow", "cut", "--pack", "greedy", "--format", "blocks",
+        "--policy", "all", "--max-length", "128", "--overflow", "cut", "--format", "episodes",
         "--shape", "openai", "--val-fraction", "0.25", "--on-error", "quarantine", "--template", "llama3",
     ]  # fmt: skip
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, *options)
@@ -98,8 +98,8 @@ def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None
         "path": 0, "shape": "openai", "name": None, "weight": 1.0, "max_records": None,
     }  # fmt: skip
     assert made["sources"][0]["path"] == ["chats.jsonl"]
-    assert made["packing"] == {"max_length": 128, "overflow": "cut", "packing_strategy": "greedy"}
-    assert (made["format"], made["policy"], made["template"]) == ("blocks", "all", "llama3")
+    assert made["packing"] == {"max_length": 128, "overflow": "cut"}
+    assert (made["policy"], made["template"]) == ("all", "llama3")
     assert (made["split"], made["on_error"], made["add_control_tokens"]) == ({"val_fraction": 0.25}, "quarantine", True)
 
 
@@ -118,8 +118,8 @@ def test_globs(call: Call, tmp_path: Path) -> None:
         (["chat.jsonl", *BYTES], "there is no file 'chat.jsonl'. Did you mean 'chats.jsonl'?"),
         (["chats.jsonl", *BYTES, "-T", "chatlm"], "Did you mean 'chatml'"),
         (["chats.jsonl", "-t", "bytes"], "--add-control-tokens on the command line"),
-        (["chats.jsonl", *BYTES, "--format", "blocks"], "the format 'blocks' needs packing.max_length"),
-        (["chats.jsonl", *BYTES, "--format", "rows"], "format: Input should be 'episodes' or 'blocks' (found 'rows')"),
+        (["chats.jsonl", *BYTES, "--format", "blocks"], "the format 'blocks' is gone: remove 'format' and write pack"),
+        (["chats.jsonl", *BYTES, "--format", "rows"], "'format' is gone, since all datasets hold episodes"),
         (["chats.jsonl", *BYTES, "--overflow", "truncate"], "packing.overflow: "),
         (["chats.jsonl", *BYTES, "--engine", "spark"], "unknown engine 'spark'"),
         (["chats.jsonl", *BYTES, "--shard", "2/2"], "--shard is i/N with i from 0 to N-1, not '2/2'"),

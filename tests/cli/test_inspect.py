@@ -218,7 +218,7 @@ def test_output_has_no_colour_when_it_is_piped(containers: dict[str, Path]) -> N
     assert "\x1b" not in run(containers["a.parquet"], "--tokenizer", "bytes").output
 
 
-# --- episodes, blocks and KD sets -----------------------------------------------------------------------------------
+# --- episodes and KD sets -------------------------------------------------------------------------------------------
 
 
 def shown(*arguments: Any) -> str:
@@ -244,28 +244,6 @@ def test_an_episode_with_its_roles_and_what_is_trained() -> None:
     assert lines[-1].startswith("1 of ")
 
 
-def test_blocks_show_their_documents() -> None:
-    output = shown(folder() / "blocks", "--block", 1)
-    assert "---- 1 Tokens: " in output
-    assert "Padding: " in output
-    boundaries = [line for line in output.splitlines() if line.startswith("[")]
-    blocks = json.loads(shown(folder() / "blocks", "--block", 1, "--json"))
-    assert len(boundaries) == len(blocks["documents"]) > 1
-    for line, document in zip(boundaries, blocks["documents"], strict=True):
-        assert f"({document['tokens']}, {document['trained']} trained) document {document['document']}" in line
-    assert blocks["padding"] == 1024 - blocks["tokens"]
-
-
-def test_a_document_of_the_build_is_found_in_its_block() -> None:
-    block = json.loads(shown(folder() / "blocks", "--block", 0, "--json"))
-    wanted = block["documents"][-1]
-    alone = json.loads(shown(folder() / "blocks", "--episode", wanted["document"], "--json"))
-    assert alone["block"] == 0
-    assert [document["text"] for document in alone["documents"]] == [wanted["text"]]
-    with pytest.raises(ConfigError, match=r"no block of train holds document 5,000.*the nearest is"):
-        raise run(folder() / "blocks", "--episode", 5000).exception
-
-
 def test_spans_of_a_distillation_set() -> None:
     output = shown(folder() / "kd", "--episode", 0)
     question, analysis, final = KD["train"][0]
@@ -283,7 +261,7 @@ def test_spans_of_a_distillation_set() -> None:
 
 
 def test_json_holds_every_token_once() -> None:
-    for name, key in (("episodes", "episode"), ("blocks", "block"), ("hf", "block"), ("kd", "document")):
+    for name, key in (("episodes", "episode"), ("hf", "block"), ("kd", "document")):
         items = [json.loads(line) for line in shown(folder() / name, "--json", "-n", 50).splitlines()]
         assert [item[key] for item in items] == list(range(len(items)))
         assert items
@@ -294,7 +272,7 @@ def test_json_holds_every_token_once() -> None:
             assert [run["start"] for run in runs] == sorted({run["start"] for run in runs})
 
 
-@pytest.mark.parametrize("name", ["episodes", "blocks", "hf", "parquet", "kd"])
+@pytest.mark.parametrize("name", ["episodes", "hf", "parquet", "kd"])
 def test_80_columns_without_colour_whatever_the_content(name: str) -> None:
     output = shown(folder() / name, "-n", 100, "--lines", 0)
     assert len(output) > 200
@@ -333,8 +311,6 @@ def test_choosing() -> None:
         (["episodes", "--start", 9999], "no episode 9,999"),
         (["episodes", "--block", 0], "not packed into blocks: use --episode"),
         (["episodes", "--id", "scrip"], "close ones: 'script'"),
-        (["blocks", "--id", "script"], "blocks are stored without record ids: choose by number, with --block"),
-        (["blocks", "--block", 9999], "no block 9,999 in train"),
         (["hf", "--block", 9999], "no block 9,999 in train"),
         (["kd", "--block", 0], "holds documents that are not packed into blocks: use --episode"),
         (["episodes", "--random", "--episode", 1], "--episode and --random choose different things"),

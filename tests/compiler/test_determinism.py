@@ -28,7 +28,7 @@ from tests.compiler.builds import (
 )
 from tests.conftest import CONVERSATION_FILES
 
-FORMATS = ["episodes", "blocks"]
+FORMATS = ["episodes"]
 SMALL = 1500
 """Chunk bytes that cut the mixed input into more than 12 chunks."""
 
@@ -44,7 +44,7 @@ class Reference:
             self.expected[name] = files_of(home / name)
 
     def recipe(self, name: str) -> dict[str, Any]:
-        return mixed_recipe(self.inputs, format=name)
+        return mixed_recipe(self.inputs)
 
     def check(self, out: Path, name: str = "episodes") -> None:
         assert files_of(out) == self.expected[name]
@@ -61,7 +61,6 @@ def test_the_reference_is_worth_comparing(reference: Reference) -> None:
         assert sum("shard_00001" in file for file in files) >= 2, f"{name}: both splits have several shards"
         assert "rejected.jsonl" in files
         assert {file.split("/")[0] for file in files} == {"train", "val", "rejected.jsonl"}
-    assert reference.expected["episodes"] != reference.expected["blocks"]
     masks = [record["bytes"] for file, record in reference.expected["episodes"].items() if file.endswith("mask.bin")]
     tokens = [
         record["bytes"] // 4 for file, record in reference.expected["episodes"].items() if file.endswith("tokens.bin")
@@ -85,20 +84,14 @@ def test_any_chunk_size(reference: Reference, fast: Path, name: str, chunk_bytes
     reference.check(fast / "out", name)
 
 
-def test_blocks_with_two_workers(reference: Reference, fast: Path) -> None:
-    run_build(reference.recipe("blocks"), fast / "out", workers=2, chunk_bytes=SMALL)
-    reference.check(fast / "out", "blocks")
-
-
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_on_ray(reference: Reference, fast: Path) -> None:
-    """Blocks; episodes are built on Ray in test_kill, with workers that die."""
     pytest.importorskip("ray")
     from chatmill.compiler.engines.ray_engine import RayExecutor
 
-    run_build(reference.recipe("blocks"), fast / "out", executor=RayExecutor(workers=2), chunk_bytes=SMALL)
-    reference.check(fast / "out", "blocks")
+    run_build(reference.recipe("episodes"), fast / "out", executor=RayExecutor(workers=2), chunk_bytes=SMALL)
+    reference.check(fast / "out")
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -216,7 +209,6 @@ def test_real_conversations_and_a_real_tokenizer(fast: Path) -> None:
         "tokenizer": "o200k",
         "template": "harmony",
         "packing": {"max_length": 4096, "overflow": "windows"},
-        "format": "blocks",
         "split": {"val_fraction": 0.1},
         "shard_tokens": 100_000,
         "gates": {"records_without_trained_tokens": None},

@@ -476,13 +476,12 @@ def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["episodes", "blocks"])
-def test_a_long_build_killed_at_random_times(tmp_path: Path, format: str) -> None:
+def test_a_long_build_killed_at_random_times(tmp_path: Path) -> None:
     """On a real disk; the build alone takes 10 seconds or more."""
     megabytes = 60
     while True:
         path = write_long_input(tmp_path / "long.jsonl", megabytes)
-        recipe = plain_recipe(path, format=format, packing={"max_length": 2048, "overflow": "windows"})
+        recipe = plain_recipe(path, packing={"max_length": 2048, "overflow": "windows"})
         recipe["shard_tokens"] = 20_000_000
         (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
         started = time.monotonic()

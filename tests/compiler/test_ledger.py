@@ -19,7 +19,6 @@ from chatmill.compiler.pipeline import copies_of, hashes_below
 from chatmill.compiler.recipe import Gates
 from chatmill.compiler.run import Outcome, run_build
 from chatmill.errors import DataError, FormatError, RecordError
-from chatmill.store.blocks import BlockDataset
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 
@@ -44,10 +43,9 @@ def episodes(out: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("overflow", OVERFLOWS)
-@pytest.mark.parametrize("name", ["episodes", "blocks"])
-def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str, name: str) -> None:
+def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str) -> None:
     packing = {"max_length": 250, "overflow": overflow}
-    manifest = build(mixed_recipe(write_inputs(fast / "in"), packing=packing, format=name), fast / "out")
+    manifest = build(mixed_recipe(write_inputs(fast / "in"), packing=packing), fast / "out")
     ledger = Ledger.from_json(manifest["ledger"])
     assert ledger.imbalance() == []
     assert ledger.as_json() == manifest["ledger"]
@@ -55,21 +53,14 @@ def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str, name: str)
     assert ledger.total("rendered") == sum(fates.values()) - fates["injected"]
     lost = {"drop": "dropped_trained", "cut": "cut_trained", "drop_oldest_turns": "cut_trained", "windows": "injected"}
     assert fates[lost[overflow]] > 0, "this input has nothing to lose"
-    tokens = trained = stored = 0
+    stored = trained = 0
     for split in manifest["splits"]:
-        if name == "episodes":
-            for episode in EpisodeDataset(fast / "out", split):
-                tokens += len(episode)
-                trained += int((episode.weights > 0).sum())
-            stored = tokens
-        else:
-            blocks = BlockDataset(fast / "out", split)
-            rows = [blocks[i] for i in range(len(blocks))]
-            trained += sum(int((row.weights > 0).sum()) for row in rows)
-            stored += len(rows) * 250
+        for episode in EpisodeDataset(fast / "out", split):
+            stored += len(episode)
+            trained += int((episode.weights > 0).sum())
     assert trained == fates["trained"]
     assert stored == ledger.stored == fates["trained"] + fates["context"] + fates["injected"] + ledger.padding
-    assert (ledger.padding > 0) == (name == "blocks")
+    assert ledger.padding == 0
     read = ledger.total_records("read")
     assert read == sum(ledger.total_records(what) for what in ("built", "skipped", "quarantined")) > 100
 
@@ -417,13 +408,13 @@ def test_the_manifest_says_what_went_in_and_out(fast: Path) -> None:
 
 def test_the_docs_name_every_key_of_a_manifest(fast: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "formats" / "dataset.md").read_text(encoding="utf-8")
-    recipe = mixed_recipe(write_inputs(fast / "in"), format="blocks")
+    recipe = mixed_recipe(write_inputs(fast / "in"))
     manifest = build(recipe, fast / "out")
     keys = {*manifest, *manifest["inputs"][0], *manifest["splits"]["train"], *manifest["ledger"], *TOKEN_FATES}
     for name in ("tokenizer", "template", "policy"):
         keys |= set(manifest[name])
     keys |= {note for notes in manifest["ledger"]["notes"].values() for note in notes}
-    assert len(keys) > 40
+    assert len(keys) > 35
     assert not {key for key in keys if f"`{key}`" not in text}
 
 

@@ -16,7 +16,7 @@ CODE = """
 import json, os, sys
 from pathlib import Path
 
-from chatmill.compiler import join, join_blocks
+from chatmill.compiler import join
 from chatmill.compiler.run import run_build
 
 def peak(pid):
@@ -43,8 +43,7 @@ def look(state):
             pass
 
 order = json.load(sys.stdin)
-for module in (join, join_blocks):
-    module.SLICE_TOKENS = order["slice_tokens"] or module.SLICE_TOKENS
+join.SLICE_TOKENS = order["slice_tokens"] or join.SLICE_TOKENS
 result = run_build(order["recipe"], order["out"], workers=1, chunk_bytes=order["chunk_bytes"], on_progress=look)
 tokens = sum(split["tokens"] for split in result.manifest["splits"].values())
 print(json.dumps({"driver": peak("self"), "worker": workers, "tokens": tokens}))
@@ -62,11 +61,11 @@ def write_input(path: Path, size: int) -> Path:
     return path
 
 
-def measured(home: Path, size: int, chunk_bytes: int, name: str, slice_tokens: int | None) -> dict[str, Any]:
+def measured(home: Path, size: int, chunk_bytes: int, slice_tokens: int | None) -> dict[str, Any]:
     path = write_input(home / f"{size}.jsonl", size)
     packing = {"max_length": 2048, "overflow": "windows"}
-    recipe = plain_recipe(path, format=name, packing=packing, split={"val_fraction": 0.1})
-    order = {"recipe": recipe, "out": str(home / f"{name}{size}"), "chunk_bytes": chunk_bytes}
+    recipe = plain_recipe(path, packing=packing, split={"val_fraction": 0.1})
+    order = {"recipe": recipe, "out": str(home / f"out{size}"), "chunk_bytes": chunk_bytes}
     order["slice_tokens"] = slice_tokens
     done = subprocess.run(
         [sys.executable, "-c", CODE], input=json.dumps(order), capture_output=True, text=True, check=False
@@ -77,8 +76,8 @@ def measured(home: Path, size: int, chunk_bytes: int, name: str, slice_tokens: i
     return found
 
 
-def check(home: Path, size: int, chunk_bytes: int, name: str, slice_tokens: int | None = None) -> None:
-    once, eight = (measured(home, times * size, chunk_bytes, name, slice_tokens) for times in (1, 8))
+def check(home: Path, size: int, chunk_bytes: int, slice_tokens: int | None = None) -> None:
+    once, eight = (measured(home, times * size, chunk_bytes, slice_tokens) for times in (1, 8))
     assert eight["tokens"] > 7.5 * once["tokens"]
     for process in ("driver", "worker"):
         assert eight[process] < 1.2 * once[process], (process, once, eight)
@@ -88,15 +87,13 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 
 @needs_proc
-@pytest.mark.parametrize("name", ["episodes", "blocks"])
-def test_flat_memory(fast: Path, name: str) -> None:
+def test_flat_memory(fast: Path) -> None:
     """Everything smaller than usual; leaving the parts mapped would still be far above the limit."""
-    check(fast, 900_000, 240_000, name, slice_tokens=1 << 17)
+    check(fast, 900_000, 240_000, slice_tokens=1 << 17)
 
 
 @pytest.mark.slow
 @needs_proc
-@pytest.mark.parametrize("name", ["episodes", "blocks"])
-def test_flat_memory_with_large_input(tmp_path: Path, name: str) -> None:
+def test_flat_memory_with_large_input(tmp_path: Path) -> None:
     """Five chunks, and forty: 40 MB, and 320 MB."""
-    check(tmp_path, 40_000_000, 8 << 20, name)
+    check(tmp_path, 40_000_000, 8 << 20)

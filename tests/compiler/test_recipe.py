@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from chatmill.compiler.recipe import OnError, OutputFormat, Recipe, Source, recipe_of
+from chatmill.compiler.recipe import OnError, Recipe, Source, recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
 from chatmill.pack.overflow import Overflow
-from chatmill.pack.plan import Strategy
 from chatmill.render.registry import find_template
 from tests.compiler.builds import chats, write_jsonl
 from tests.data.tokenizer_files import unpacked
@@ -43,9 +42,8 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "traces": "shared",
         "strict_text": False,
         "policy": None,
-        "packing": {"max_length": None, "overflow": "error", "packing_strategy": "best_fit"},
+        "packing": {"max_length": None, "overflow": "error"},
         "split": {"val_fraction": 0.0},
-        "format": "episodes",
         "keep_kinds": True,
         "shard_tokens": 250_000_000,
         "on_error": "fail",
@@ -56,18 +54,20 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
             "records_quarantined": None,
         },
     }
-    assert recipe.format is OutputFormat.EPISODES
     assert recipe.on_error is OnError.FAIL
     assert recipe.packing.overflow is Overflow.ERROR
-    assert recipe.packing.packing_strategy is Strategy.BEST_FIT
+
+
+def test_a_recipe_of_episodes_of_0_1_0_is_still_read() -> None:
+    old = changed(format="episodes", packing={"max_length": 99, "packing_strategy": "best_fit"})
+    assert recipe_of(old) == recipe_of(changed(packing={"max_length": 99}))
 
 
 def test_plain_values_make_the_same_recipe_again() -> None:
     full = changed(
         sources=[{"path": ["a.jsonl", "b/*.parquet"], "name": "x", "weight": 0.5, "max_records": 9, "shape": "openai"}],
-        packing={"max_length": 128, "overflow": "windows", "packing_strategy": "first_fit"},
+        packing={"max_length": 128, "overflow": "windows"},
         split={"val_fraction": 0.1},
-        format="blocks",
         gates={"trained_tokens_lost": 0.001, "records_without_trained_tokens": None},
     )
     recipe = recipe_of(full)
@@ -86,14 +86,15 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"gates": {"quarantined": 0}}, "unknown key 'gates.quarantined', did you mean 'records_quarantined'?"),
         ({"sources": [{"path": "a"}, {"path": "b", "wieght": 2}]}, "unknown key 'sources[1].wieght', did you mean"),
         ({"zzz": 1}, "unknown key 'zzz', known: version, sources, tokenizer"),
-        ({"packing": {"zzz": 1}}, "unknown key 'packing.zzz', known: max_length, overflow, packing_strategy"),
+        ({"packing": {"zzz": 1}}, "unknown key 'packing.zzz', known: max_length, overflow"),
         ({"sources": []}, "sources: List should have at least 1 item"),
         ({"sources": [{}]}, "'sources[0].path' is missing"),
         ({"sources": [{"path": "a", "weight": -1}]}, "sources[0].weight: "),
         ({"sources": [{"path": "a", "weight": float("nan")}]}, "sources[0].weight: "),
         ({"sources": [{"path": "a", "max_records": 0}]}, "sources[0].max_records: "),
-        ({"format": "block"}, "format: Input should be 'episodes' or 'blocks' (found 'block')"),
-        ({"format": "blocks"}, "the format 'blocks' needs packing.max_length"),
+        ({"format": "block"}, "'format' is gone, since all datasets hold episodes: remove it (found 'block')"),
+        ({"format": "blocks"}, "the format 'blocks' is gone: remove 'format' and write pack: {length: N}"),
+        ({"packing": {"packing_strategy": "greedy"}}, "unknown key 'packing.packing_strategy', known: "),
         ({"packing": {"overflow": "truncate"}}, "packing.overflow: "),
         ({"packing": {"max_length": 1}}, "packing.max_length: "),
         ({"split": {"val_fraction": 1.0}}, "split.val_fraction: "),
@@ -114,9 +115,9 @@ def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:
 
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        recipe_of({"sources": [{"path": "a"}], "tokeniser": "x", "format": "rows"})
+        recipe_of({"sources": [{"path": "a"}], "tokeniser": "x", "on_error": "rows"})
     text = str(caught.value)
-    for part in ("'tokenizer' is missing", "'template' is missing", "did you mean 'tokenizer'", "format: Input should"):
+    for part in ("'tokenizer' is missing", "'template' is missing", "did you mean 'tokenizer'", "on_error: Input"):
         assert part in text
 
 

@@ -17,14 +17,12 @@ from chatmill.look.items import Item, LookLayout, LookSplit, message_starts, seg
 from chatmill.look.packed_rows import PackedRow
 from chatmill.look.packed_split import document_starts, item_of_row
 from chatmill.store import documents as documents_module
-from chatmill.store.blocks import BlockDataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from tests.look.sets import HOSTILE, folder, tokenizer_once
 
 LAYOUTS = {
     "episodes": LookLayout.EPISODES,
-    "blocks": LookLayout.BLOCKS,
     "hf": LookLayout.PACKED,
     "parquet": LookLayout.PACKED,
     "kd": LookLayout.KD,
@@ -46,7 +44,7 @@ def test_every_layout_opens(name: str) -> None:
         check_columns(split)
     assert dataset.decoder is not None
     assert dataset.decoder_problem == ""
-    assert (dataset.ledger is not None) == (name in ("episodes", "blocks")), "exports speak of their source in short"
+    assert (dataset.ledger is not None) == (name == "episodes"), "exports speak of their source in short"
 
 
 def check_columns(split: LookSplit) -> None:
@@ -75,12 +73,10 @@ def check_columns(split: LookSplit) -> None:
 
 def test_small_batches_and_released_files_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents_module, "BATCH_TOKENS", 300)
-    monkeypatch.setattr(stored_splits, "BATCH_TOKENS", 300)
     monkeypatch.setattr(stored_splits, "RELEASE_TOKENS", 500)
-    for name in ("episodes", "blocks"):
-        split = open_for_looking(folder() / name).split("train")
-        assert len(list(split.batches())) > 5
-        check_columns(split)
+    split = open_for_looking(folder() / "episodes").split("train")
+    assert len(list(split.batches())) > 5
+    check_columns(split)
 
 
 def test_items_are_what_the_stores_hold() -> None:
@@ -93,18 +89,6 @@ def test_items_are_what_the_stores_hold() -> None:
         assert opened.record_ids(np.array([number])) == [episode.record_id]
         assert opened.sources is not None
         assert opened.source_names[opened.sources[number]] == episode.source
-    rows, blocks = open_for_looking(folder() / "blocks").split("train"), BlockDataset(folder() / "blocks")
-    assert rows.fill is not None
-    for number, block in enumerate(blocks):
-        item = rows.item(number)
-        assert np.array_equal(item.ids, block.ids[: block.row_length])
-        assert item.padding == 1024 - block.row_length
-        assert rows.fill[number] == block.row_length / 1024
-        assert item.documents is not None
-        for place, document in enumerate(item.documents.tolist()):
-            part = item.part(place)
-            assert part.ids.tolist() == item.ids[slice(*item.borders[place])].tolist()
-            assert number in rows.rows_of_document(document)  # type: ignore[attr-defined]
 
 
 def test_the_counted_column_is_the_stored_one() -> None:
@@ -131,7 +115,7 @@ def test_plain_files_without_columns(tmp_path: Path) -> None:
     assert open_for_looking(tmp_path / "set", tokenizer="bytes").decoder.text(split.item(0).ids) == "ABC"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["episodes", "blocks", "hf", "kd"])
+@pytest.mark.parametrize("name", ["episodes", "hf", "kd"])
 def test_one_split_opens_by_its_folder(name: str) -> None:
     whole = open_for_looking(folder() / name)
     second = list(whole.splits)[1]

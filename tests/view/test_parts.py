@@ -24,7 +24,6 @@ from chatmill.look.viewer.overview_page import histogram, overview_json, trained
 from chatmill.look.viewer.pieces import TokenText, pieces_of
 from chatmill.look.viewer.search import search
 from chatmill.look.viewer.vocabulary import Vocabulary
-from chatmill.store.block_writer import BlockWriter
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.byte_level import ByteTokenizer
@@ -330,26 +329,6 @@ def test_an_empty_episode_and_a_split_folder_can_be_shown(tmp_path: Path) -> Non
     assert item_json(split, 0)["runs"] == []
     assert item_json(split, 1)["trained"] == 1
     assert overview_json(split)["items"] == 2
-
-
-def test_blocks_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
-    ids = np.array([[7, 8, 9, 0], [5, 6, 3, 4]])
-    weights = np.array([[0, 1, 1, 0], [0, 1, 0, 1]], dtype=np.uint8)
-    with BlockWriter(tmp_path, "train", capacity=4, pad_id=0, rows_per_shard=8) as writer:
-        writer.append(
-            ids, np.array([3, 4]), np.array([0, 0, 2]), np.array([0, 1, 3]), np.array([2, 0, 1]), weights=weights
-        )
-    split = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
-    split.scan.wait()
-    first, second = item_json(split, 0), item_json(split, 1)
-    assert (first["map"], first["padding"], len(first["documents"])) == ([[1, 2]], 1, 1)
-    assert second["map"] == [[1, 1], [3, 1]]
-    assert [(d["number"], d["start"], d["tokens"], d["trained"]) for d in second["documents"]] == [
-        (0, 0, 2, 1),
-        (1, 2, 2, 1),
-    ]
-    found = overview_json(split)
-    assert (found["padding"], found["documents"], found["trained"]) == (1, 3, 4)
 
 
 def test_distillation_sets_show_their_spans(tmp_path: Path) -> None:

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from chatmill.compiler.run import BuildResult
 
 
-def _formats() -> list[str]:
-    return ["episodes", "blocks"]
-
-
 def _on_error() -> list[str]:
     return ["fail", "quarantine"]
 
@@ -54,13 +50,10 @@ def command(
     strict_text: Annotated[bool, options.STRICT_TEXT] = False,
     policy: Annotated[str | None, options.POLICY] = None,
     max_length: Annotated[
-        int | None, typer.Option("--max-length", metavar="N", help="Longest episode, or tokens of a row.")
+        int | None, typer.Option("--max-length", metavar="N", help="Tokens of the longest episode.")
     ] = None,
     overflow: Annotated[str | None, options.OVERFLOW] = None,
-    pack: Annotated[str | None, options.PACK] = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", metavar="NAME", autocompletion=_formats, help="episodes or blocks.")
-    ] = None,
+    format_: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     val_fraction: Annotated[
         float | None, typer.Option("--val-fraction", metavar="X", help="Share of the records for the split val.")
@@ -81,10 +74,12 @@ def command(
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="Do the I-th (from 0) of N shares, then merge.")
     ] = None,
-    chunk_bytes: Annotated[
-        int,
-        typer.Option("--chunk-bytes", metavar="N", min=1, help="Input bytes of one piece of work; changes no output."),
-    ] = 32 << 20,
+    shard_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--shard-bytes", "--chunk-bytes", metavar="N", min=1, help="Input bytes of a shard [default: recipe's]."
+        ),
+    ] = None,
     resume: Annotated[bool, options.RESUME] = False,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
@@ -95,7 +90,7 @@ def command(
 
     keys: dict[str, Any] = {
         "tokenizer": tokenizer, "template": template, "policy": policy, "format": format_, "on_error": on_error,
-        "packing.max_length": max_length, "packing.overflow": overflow, "packing.packing_strategy": pack,
+        "packing.max_length": max_length, "packing.overflow": overflow,
         "split.val_fraction": val_fraction, "add_control_tokens": add_control_tokens or None,
         "template_options": options.template_options(template_option), "date": date, "expand": expand,
         "unproved": unproved, "strict_text": strict_text or None,
@@ -109,7 +104,7 @@ def command(
             executor=_executor(engine, ray_address, workers),
             resume=resume,
             shard=_share(shard),
-            chunk_bytes=chunk_bytes,
+            shard_bytes=shard_bytes,
             on_progress=on_progress,
         )
     show_result(result, as_json=as_json)

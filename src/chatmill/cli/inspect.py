@@ -1,6 +1,6 @@
 """Show the items of a dataset: tokens, documents, text and exactly what is trained.
 
-DATASET is a folder of episodes or blocks (from chatmill build or export), one split of it, a
+DATASET is a folder of episodes (from chatmill build or export), one split of it, a
 distillation set, or packed rows: a .parquet or .arrow file, a folder of them, or a folder made by
 Dataset.save_to_disk. Exit status 1 when a block's boundaries cannot be right.
 
@@ -39,9 +39,7 @@ LINES = 20
 def command(
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
-    episode: Annotated[
-        int | None, typer.Option("--episode", metavar="N", help="Episode N; of blocks: document N of the build.")
-    ] = None,
+    episode: Annotated[int | None, typer.Option("--episode", metavar="N", help="Episode N.")] = None,
     record_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="All items of one record.")] = None,
     block: Annotated[int | None, typer.Option("--block", metavar="N", help="Block N.")] = None,
     random: Annotated[bool, typer.Option("--random", help="Items drawn at random.")] = False,

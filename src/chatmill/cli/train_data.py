@@ -39,11 +39,6 @@ def open_data(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
         raise ConfigError("nothing to train on: set data.dataset, or data.transcripts with train.post_training")
     directory = Path(data.dataset)
     manifest = _manifest(directory)
-    if manifest is not None and manifest.get("recipe", {}).get("format") == "blocks":
-        raise ConfigError(
-            f"{directory} has the format blocks; training packs episodes by itself: build with format: episodes, or "
-            f"chatmill export {directory} --to episodes"
-        )
     known = _vocabulary(recipe, manifest)
     return *_dataset_loaders(recipe, directory, known), known
 

@@ -6,7 +6,6 @@ import datetime
 import difflib
 import os
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,6 @@ from chatmill.compiler.plain_recipe import OnError as OnError
 from chatmill.errors import ConfigError
 from chatmill.load.yaml_files import read_yaml
 from chatmill.pack.overflow import Overflow
-from chatmill.pack.plan import Strategy
 from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
 from chatmill.render.registry import bundled_names, has_template
 
@@ -25,15 +23,6 @@ RECIPE_VERSION = 1
 NO_TEMPLATE = "no_template"
 OLD_SHARDS = "shard_tokens"
 """A key of recipes of 0.1.0."""
-
-
-class OutputFormat(StrEnum):
-    """How a dataset is laid out on disk."""
-
-    EPISODES = "episodes"
-    """One conversation (or window of one) per episode, spec 4."""
-    BLOCKS = "blocks"
-    """Rows of a fixed size that hold several, packed by one global plan."""
 
 
 class _Strict(BaseModel):
@@ -64,11 +53,9 @@ class Packing(_Strict):
     """How conversations meet rows, under the names of spec 3."""
 
     max_length: Annotated[int, Field(ge=2)] | None = None
-    """Tokens of the longest episode, or of a row; absent: no limit (episodes only)."""
+    """Tokens of the longest episode; absent: no limit."""
     overflow: Overflow = Overflow.ERROR
     """What happens to longer conversations."""
-    packing_strategy: Strategy = Strategy.BEST_FIT
-    """How rows are filled (blocks only)."""
 
 
 class Split(_Strict):
@@ -120,7 +107,6 @@ class Recipe(_Strict):
     """Default: the template's own."""
     packing: Packing = Packing()
     split: Split = Split()
-    format: OutputFormat = OutputFormat.EPISODES
     keep_kinds: bool = True
     """Store the kind of every token, so that the policy can be changed at load time."""
     shard_bytes: Annotated[int, Field(ge=1)] = 32 << 20
@@ -150,15 +136,32 @@ class Recipe(_Strict):
             {"holds_none": holds_none, "names": ", ".join(bundled_names())},
         )
 
-    @model_validator(mode="after")
-    def _rows_have_a_length(self) -> Recipe:
-        if self.format is OutputFormat.BLOCKS and self.packing.max_length is None:
-            raise ValueError("the format 'blocks' needs packing.max_length, the tokens of a row")
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _without_format(cls, given: Any) -> Any:
+        """Recipes of 0.1.0, and manifests with them, have two keys that mattered to blocks alone."""
+        if not isinstance(given, dict) or "format" not in given:
+            return given
+        refuse_old_format(given["format"])
+        kept = {key: value for key, value in given.items() if key != "format"}
+        if isinstance(packing := kept.get("packing"), dict):
+            kept["packing"] = {key: value for key, value in packing.items() if key != "packing_strategy"}
+        return kept
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, every default written out."""
         return self.model_dump(mode="json")
+
+
+def refuse_old_format(value: Any) -> None:
+    """`format` was `episodes`, as all datasets are now, or `blocks`."""
+    if value == "blocks":
+        raise ValueError(
+            "the format 'blocks' is gone: remove 'format' and write pack: {length: N}, which packs episodes into rows "
+            "that every loader reads"
+        )
+    if value != "episodes":
+        raise ValueError(f"'format' is gone, since all datasets hold episodes: remove it (found {value!r})")
 
 
 def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe:

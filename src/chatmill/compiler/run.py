@@ -1,4 +1,4 @@
-"""The driver of a build: recipe to chunks, chunks to shards on an engine, shards to a dataset, and the manifest last."""
+"""The driver of a build: recipe to chunks, chunks to shards on an engine, shards to a dataset, the manifest last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Any
 
 from chatmill.compiler.chunk_job import (
     REJECTED,
-    SHARDS,
     SPLITS,
     STATE,
     ChunkJob,

@@ -166,7 +166,9 @@ def join_val(job: ValJob) -> dict[str, Any]:
         with storing(job.folder):
             record = write_shard(temporary / VAL, "", parts, sources=codes.names, durability=Durability.SCRATCH)
             receipt = {"number": job.number, "splits": {VAL: record.to_json()}}
-            write_atomic(temporary / RECEIPT, canonical_json(receipt), step="val_receipt", durability=Durability.SCRATCH)
+            write_atomic(
+                temporary / RECEIPT, canonical_json(receipt), step="val_receipt", durability=Durability.SCRATCH
+            )
             publish_folder(temporary, job.folder, replace=True, step="val_folder", durability=Durability.SCRATCH)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

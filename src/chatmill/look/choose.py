@@ -10,7 +10,6 @@ import numpy as np
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import LookDataset
 from chatmill.look.items import Item, LookSplit
-from chatmill.look.stored_splits import BlockSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +54,6 @@ def choose(dataset: LookDataset, choice: Choice) -> Chosen:
     if choice.record_id is not None:
         found = dataset.find(choice.record_id, None if choice.split is None else [split])
         return Chosen(split=found[0][0], items=(one.item(number) for one, number in found), count=len(found))
-    if choice.episode is not None and isinstance(split, BlockSplit):
-        items = _documents(dataset, split, choice.episode)
-        return Chosen(split=split, items=iter(items), count=len(items))
     if choice.block is not None and not dataset.layout.packed:
         raise ConfigError(f"{dataset.path} holds {dataset.layout.item}s that are not packed into blocks: use --episode")
     number = choice.block if choice.block is not None else choice.episode
@@ -72,20 +68,3 @@ def choose(dataset: LookDataset, choice: Choice) -> Chosen:
 
 def _numbered(split: LookSplit, numbers: np.ndarray) -> Chosen:
     return Chosen(split=split, items=map(split.item, numbers.tolist()), count=len(numbers))
-
-
-def _documents(dataset: LookDataset, split: BlockSplit, document: int) -> list[Item]:
-    """A document of packed rows, by its number in the order of the build; its pieces where it was cut."""
-    rows = split.rows_of_document(document)
-    if not rows:
-        count = int(split.documents.sum())
-        raise ConfigError(
-            f"{dataset.path}: no block of {split.name} holds document {document:,}: it has {count:,} documents"
-            + (f"; the nearest is {split.nearest_document(document):,}" if count else "")
-        )
-    items = []
-    for row in dict.fromkeys(rows):
-        item = split.item(row)
-        assert item.documents is not None
-        items += [item.part(place) for place in np.flatnonzero(item.documents == document).tolist()]
-    return items

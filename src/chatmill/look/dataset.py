@@ -1,4 +1,4 @@
-"""Opens anything that can be looked at: episodes, blocks, packed rows of files and KD sets, by one function."""
+"""Opens anything that can be looked at: episodes, packed rows of files and KD sets, by one function."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from chatmill.look.items import LookLayout, LookSplit
 from chatmill.look.kd import is_kd, open_kd
 from chatmill.look.packed_rows import is_packed, open_packed, packed_splits
 from chatmill.look.packed_split import PackedSplit
-from chatmill.look.stored_splits import BlockSplit, EpisodeSplit
-from chatmill.store.documents import Layout, find_splits, split_layout
+from chatmill.look.stored_splits import EpisodeSplit
+from chatmill.store.documents import find_splits
+from chatmill.store.episode_layout import is_episode_split
 from chatmill.store.receipts import MANIFEST, read_export
 
 CAN_BE_OPENED = (
@@ -103,7 +104,7 @@ class LookDataset:
 
 
 def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, tokenizer: Any = None) -> LookDataset:
-    """Open a dataset folder (episodes, blocks), one split of it, packed files, or a KD root; no tokens are read.
+    """Open a dataset folder, one split of it, packed files, or a KD root; no tokens are read.
 
     `splits` chooses some. `tokenizer` decodes in place of the one that the manifest names.
     """
@@ -113,7 +114,7 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
         return LookDataset(folder, found.splits, found.about, tokenizer)
     if not folder.exists():
         raise ConfigError(f"{folder} does not exist: {CAN_BE_OPENED}")
-    if folder.is_dir() and split_layout(folder) and not (folder / MANIFEST).is_file():
+    if folder.is_dir() and is_episode_split(folder) and not (folder / MANIFEST).is_file():
         return _open_stored(folder.resolve().parent, [folder.resolve().name], folder, tokenizer)
     if is_packed(folder):
         return _open_packed(folder, splits, tokenizer)
@@ -124,10 +125,7 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
 
 def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
     found = find_splits(folder, splits)
-    opened: dict[str, LookSplit] = {
-        name: BlockSplit(folder, name) if layout is Layout.BLOCKS else EpisodeSplit(folder, name)
-        for name, layout in found.splits.items()
-    }
+    opened: dict[str, LookSplit] = {name: EpisodeSplit(folder, name) for name in found.splits}
     return LookDataset(shown, opened, found.about, tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""What can be looked at: one item (an episode, a block, a row, a KD document) and one split of a million of them."""
+"""What can be looked at: one item (an episode, a row, a KD document) and one split of a million of them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ class LookLayout(StrEnum):
 
     EPISODES = "episodes"
     """Conversations, one after the other."""
-    BLOCKS = "blocks"
-    """Packed rows of a fixed size."""
     PACKED = "packed"
     """Rows of Arrow or Parquet files, as `datasets` and its trainers read them."""
     KD = "kd"
@@ -34,12 +32,12 @@ class LookLayout(StrEnum):
     @property
     def item(self) -> str:
         """What one item is called."""
-        return {"episodes": "episode", "blocks": "block", "packed": "block", "kd": "document"}[self.value]
+        return {"episodes": "episode", "packed": "block", "kd": "document"}[self.value]
 
     @property
     def packed(self) -> bool:
         """Whether an item may hold several documents."""
-        return self in (LookLayout.BLOCKS, LookLayout.PACKED)
+        return self is LookLayout.PACKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json, sha256_file
-from chatmill.compiler.recipe import Recipe, recipe_of
+from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS
 from chatmill.prove.columns import ColumnCounts
@@ -25,7 +25,7 @@ from chatmill.prove.deep import DeepCheck
 from chatmill.prove.inputs import check_inputs
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
-from chatmill.prove.stored import StoredSplit, open_split
+from chatmill.prove.stored import StoredSplit
 from chatmill.render.registry import JinjaSource, bundled_names, find_template
 from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
@@ -71,13 +71,13 @@ def verify(
         raise ConfigError("sample is a number of records, 1 or more, and goes with deep")
     manifest = _manifest(folder)
     book = Notebook(on_progress)
-    recipe = recipe_of(manifest["recipe"])
+    recipe = recorded_recipe(manifest)
     _check_recipe(manifest, book)
     _check_files(folder, manifest["files"], book)
     _check_others(folder, manifest, book)
     trust = TemplateTrust(template=template, sha256=trust_template)
     rules = _check_rules(folder, recipe, manifest, trust, book)
-    splits = _open_splits(folder, recipe, manifest, book)
+    splits = _open_splits(folder, manifest, book)
     counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(rules), book)
     ledger = _check_ledger(manifest, splits, counts, book)
     _check_rejected(folder, ledger, book)
@@ -217,25 +217,25 @@ def _file_of(name: str, known: Sequence[str]) -> Path | None:
 
 def _check_fingerprint(recipe: Recipe, manifest: Mapping[str, Any], found: Mapping[str, str], book: Notebook) -> None:
     """The fingerprint of the build follows from what the manifest says went into it."""
-    if manifest["package_version"] != __version__:
-        return
+    if manifest["package_version"] != __version__ or manifest["recipe"] != recipe.as_json():
+        return  # of another version, which had other keys
     names = ("path", "source", "shape", "bytes", "sha256", "lines", "records")
     inputs = [InputFile(**{name: file[name] for name in names}, mtime_ns=0) for file in manifest["inputs"]]
     if build_fingerprint(recipe, inputs, found) != manifest["fingerprint"]:
         book.wrong(MANIFEST, "its recipe, inputs and fingerprint do not belong together: it was edited")
 
 
-def _open_splits(folder: Path, recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) -> dict[str, StoredSplit]:
+def _open_splits(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> dict[str, StoredSplit]:
     """The splits that can be read; the others are findings."""
     splits: dict[str, StoredSplit] = {}
     for name, recorded in manifest["splits"].items():
         try:
-            splits[name] = open_split(folder, name, recipe.format)
+            splits[name] = StoredSplit(folder, name)
         except FormatError as error:
             book.wrong(name, f"the split cannot be read: {error}")
             continue
         split = splits[name]
-        for key, found in (("episodes", split.episodes), ("documents", split.episodes), ("tokens", split.tokens)):
+        for key, found in (("episodes", split.episodes), ("tokens", split.tokens)):
             if recorded.get(key, found) != found:
                 book.wrong(MANIFEST, f"says {recorded[key]:,} {key} in {name}; {found:,} are there")
     return splits
@@ -263,7 +263,6 @@ def _check_columns(
         {
             "episodes": counts.episodes,
             "tokens": counts.tokens,
-            "padding": counts.padding,
             "trained_tokens": counts.trained,
             "trained_turns": counts.turns,
             "trained_turns_without_trained_terminator": counts.unended_turns,
@@ -288,9 +287,8 @@ def _check_ledger(
         book.unchecked.append("the ledger was not compared with the columns, since a split cannot be read")
         return ledger
     accounts: list[tuple[str, int, int]] = [
-        ("tokens stored", ledger.stored, counts.tokens + counts.padding),
+        ("tokens stored", ledger.stored, counts.tokens),
         ("trained tokens", ledger.total("trained"), counts.trained),
-        ("tokens of padding", ledger.padding, counts.padding),
         ("episodes", ledger.total_notes("episodes"), counts.episodes),
     ]
     for name, found, column in (("source", counts.trained_of_source, 0), ("role", counts.trained_of_role, 1)):
