@@ -73,7 +73,7 @@ def watch_files(inside: Path, at: int, note: Path | None) -> None:
 
 def builder(order: dict[str, Any], out: Path, *, resume: bool = False) -> Callable[[], None]:
     def work() -> None:
-        run_build(order["recipe"], out, workers=0, resume=resume, chunk_bytes=order["chunk_bytes"])
+        run_build(order["recipe"], out, workers=0, resume=resume)
 
     return work
 

@@ -40,7 +40,7 @@ def recipe(**options: Any) -> dict[str, Any]:
         "template": "chatml",
         "add_control_tokens": True,
         "split": {"val_fraction": 0.2},
-        "shard_tokens": 30_000,
+        "shard_bytes": 30_000,
         **options,
     }
 

@@ -45,7 +45,7 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "packing": {"max_length": None, "overflow": "error"},
         "split": {"val_fraction": 0.0},
         "keep_kinds": True,
-        "shard_tokens": 250_000_000,
+        "shard_bytes": 32 << 20,
         "on_error": "fail",
         "gates": {
             "trained_tokens_lost": None,
@@ -99,7 +99,7 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"packing": {"max_length": 1}}, "packing.max_length: "),
         ({"split": {"val_fraction": 1.0}}, "split.val_fraction: "),
         ({"gates": {"trained_tokens_lost": 1.5}}, "gates.trained_tokens_lost: "),
-        ({"shard_tokens": 0}, "shard_tokens: "),
+        ({"shard_bytes": 0}, "shard_bytes: "),
         ({"on_error": "skip"}, "on_error: Input should be 'fail' or 'quarantine' (found 'skip')"),
         ({"version": 2}, "version: this package reads recipes of version 1 (found 2)"),
         ({"tokenizer": None}, "tokenizer: "),

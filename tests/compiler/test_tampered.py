@@ -189,7 +189,7 @@ def test_a_receipt_without_a_hash_opens_and_is_a_finding(kind: str, home: Path, 
 
 def test_every_reader_refuses_a_changed_manifest(home: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
-    for path, value in ((("tokenizer", "pad_id"), 7), (("recipe", "shard_tokens"), 3)):
+    for path, value in ((("tokenizer", "pad_id"), 7), (("recipe", "shard_bytes"), 3)):
         content = json.loads((home / "episodes" / "manifest.json").read_bytes())
         content[path[0]][path[1]] = value
         (folder / "manifest.json").write_bytes(receipt_bytes(content))

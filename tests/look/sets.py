@@ -61,7 +61,7 @@ def folder() -> Path:
         "add_control_tokens": True,
         "split": {"val_fraction": 0.2},
         "on_error": "quarantine",
-        "shard_tokens": 8000,
+        "shard_bytes": 8000,
         "gates": {"records_without_trained_tokens": None},
     }
     chatmill.build(recipe, place / "episodes", workers=0)

@@ -63,9 +63,6 @@ from chatmill.store.durable import remove_path, sync_folder
 from chatmill.store.receipts import MANIFEST, read_manifest, receipt_bytes
 from chatmill.tokenizer.backends import Engine
 
-BYTES_PER_TOKEN = 4
-"""About so many bytes of input make a token: how large a validation shard of several chunks gets."""
-
 
 class Outcome(StrEnum):
     """How a build ended."""
@@ -476,8 +473,7 @@ class _Finish:
         return made
 
     def _shared_val(self, parts: Sequence[Made], executor: Executor, disk: DiskSync, work: Path) -> list[Made]:
-        most = self.recipe.shard_bytes // BYTES_PER_TOKEN
-        groups = val_groups([part.record.tokens for part in parts], most)
+        groups = val_groups([part.record.tokens for part in parts], most=self.recipe.shard_bytes)
         shards = [parts[group[0]] for group in groups]  # right for those that are alone
         places = [place for place, group in enumerate(groups) if len(group) > 1]
         todo = [
