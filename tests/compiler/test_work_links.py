@@ -117,7 +117,7 @@ def test_a_build_behind_a_link_is_resumed_also_from_another_disk(
     assert digest(out) == digest(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("name", ["joined", "parts", "spool", "parts/000000", "joined/train"])
+@pytest.mark.parametrize("name", ["joined", "shards", "spool", "shards/000000", "joined/train"])
 def test_a_link_inside_a_work_folder_is_refused(
     name: str, recipe: dict[str, Any], tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
