@@ -32,6 +32,8 @@ FULL = [
     "before_journal:2",
     "after_journal:2",
     "after_part_removal:2",
+    "after_pack_array_write:1",
+    "before_pack_plan_rename:1",
     "before_split_move:2",
     "before_rejected_rename:1",
     "before_manifest:1",

@@ -23,6 +23,7 @@ from chatmill.compiler.join import Join
 from chatmill.compiler.ledger import Ledger, records_read
 from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.manifest import build_fingerprint, make_manifest
+from chatmill.compiler.pack_plan import pack_split
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import (
@@ -468,6 +469,9 @@ def _finish(
         splits = join.finish()
         if not splits:
             raise DataError("no record of the input could be built: there is no dataset to write (see the ledger)")
+        if recipe.pack is not None:
+            for name, held in splits.items():
+                held |= pack_split(work_folder(directory) / JOINED / name, recipe.pack)
         ledger.padding += sum(split.get("padding", 0) for split in splits.values())
         stored = sum(split["tokens"] + split.get("padding", 0) for split in splits.values())
         problems = ledger.imbalance(stored)
