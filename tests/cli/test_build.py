@@ -88,7 +88,7 @@ def test_json_is_the_manifest(call: Call, recipe: Path, tmp_path: Path) -> None:
 
 def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None:
     options = [
-        "--policy", "all", "--max-length", "128", "--overflow", "cut", "--format", "episodes",
+        "--policy", "all", "--max-length", "128", "--overflow", "cut", "--pack", "greedy", "--pack-length", "256",
         "--shape", "openai", "--val-fraction", "0.25", "--on-error", "quarantine", "--template", "llama3",
     ]  # fmt: skip
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, *options)
@@ -99,6 +99,7 @@ def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None
     }  # fmt: skip
     assert made["sources"][0]["path"] == ["chats.jsonl"]
     assert made["packing"] == {"max_length": 128, "overflow": "cut"}
+    assert made["pack"] == {"length": 256, "strategy": "greedy"}
     assert (made["policy"], made["template"]) == ("all", "llama3")
     assert (made["split"], made["on_error"], made["add_control_tokens"]) == ({"val_fraction": 0.25}, "quarantine", True)
 
@@ -121,6 +122,7 @@ def test_globs(call: Call, tmp_path: Path) -> None:
         (["chats.jsonl", *BYTES, "--format", "blocks"], "the format 'blocks' is gone: remove 'format' and write pack"),
         (["chats.jsonl", *BYTES, "--format", "rows"], "'format' is gone, since all datasets hold episodes"),
         (["chats.jsonl", *BYTES, "--overflow", "truncate"], "packing.overflow: "),
+        (["chats.jsonl", *BYTES, "--pack", "greedy"], "pack needs a length, the tokens of a row"),
         (["chats.jsonl", *BYTES, "--engine", "spark"], "unknown engine 'spark'"),
         (["chats.jsonl", *BYTES, "--shard", "2/2"], "--shard is i/N with i from 0 to N-1, not '2/2'"),
         (["chats.jsonl", *BYTES, "--shard", "x"], "--shard is i/N"),

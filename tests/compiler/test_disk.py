@@ -32,6 +32,8 @@ FULL = [
     "before_moves_rename:1",
     "after_shard_move:2",
     "before_split_manifest_rename:1",
+    "after_pack_array_write:1",
+    "before_pack_plan_rename:1",
     "before_rejected_file_rename:1",
     "before_move:2",
     "before_manifest:1",

@@ -53,14 +53,16 @@ def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str) -> None:
     assert ledger.total("rendered") == sum(fates.values()) - fates["injected"]
     lost = {"drop": "dropped_trained", "cut": "cut_trained", "drop_oldest_turns": "cut_trained", "windows": "injected"}
     assert fates[lost[overflow]] > 0, "this input has nothing to lose"
-    stored = trained = 0
-    for split in manifest["splits"]:
+    tokens = trained = stored = 0
+    for split, held in manifest["splits"].items():
         for episode in EpisodeDataset(fast / "out", split):
-            stored += len(episode)
+            tokens += len(episode)
             trained += int((episode.weights > 0).sum())
+        stored += 250 * held["rows"]
+        assert held["fill"] == held["tokens"] / (250 * held["rows"])
     assert trained == fates["trained"]
     assert stored == ledger.stored == fates["trained"] + fates["context"] + fates["injected"] + ledger.padding
-    assert ledger.padding == 0
+    assert ledger.padding == stored - tokens == sum(held["padding"] for held in manifest["splits"].values()) > 0
     read = ledger.total_records("read")
     assert read == sum(ledger.total_records(what) for what in ("built", "skipped", "quarantined")) > 100
 
@@ -414,7 +416,7 @@ def test_the_docs_name_every_key_of_a_manifest(fast: Path) -> None:
     for name in ("tokenizer", "template", "policy"):
         keys |= set(manifest[name])
     keys |= {note for notes in manifest["ledger"]["notes"].values() for note in notes}
-    assert len(keys) > 35
+    assert len(keys) > 40
     assert not {key for key in keys if f"`{key}`" not in text}
 
 

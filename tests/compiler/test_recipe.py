@@ -13,6 +13,7 @@ from chatmill.compiler.recipe import OnError, Recipe, Source, recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
 from chatmill.pack.overflow import Overflow
+from chatmill.pack.plan import Strategy
 from chatmill.render.registry import find_template
 from tests.compiler.builds import chats, write_jsonl
 from tests.data.tokenizer_files import unpacked
@@ -43,6 +44,7 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "strict_text": False,
         "policy": None,
         "packing": {"max_length": None, "overflow": "error"},
+        "pack": None,
         "split": {"val_fraction": 0.0},
         "keep_kinds": True,
         "shard_bytes": 32 << 20,
@@ -63,10 +65,22 @@ def test_a_recipe_of_episodes_of_0_1_0_is_still_read() -> None:
     assert recipe_of(old) == recipe_of(changed(packing={"max_length": 99}))
 
 
+def test_a_row_and_the_longest_episode_have_one_length_unless_both_are_given() -> None:
+    for changes in ({"pack": {"length": 64}}, {"pack": {}, "packing": {"max_length": 64}}):
+        recipe = recipe_of(changed(**changes))
+        assert recipe.pack is not None
+        assert (recipe.pack.length, recipe.packing.max_length) == (64, 64)
+        assert recipe.pack.strategy is Strategy.BEST_FIT
+    both = recipe_of(changed(pack={"length": 64}, packing={"max_length": 32}))
+    assert both.pack is not None
+    assert (both.pack.length, both.packing.max_length) == (64, 32)
+
+
 def test_plain_values_make_the_same_recipe_again() -> None:
     full = changed(
         sources=[{"path": ["a.jsonl", "b/*.parquet"], "name": "x", "weight": 0.5, "max_records": 9, "shape": "openai"}],
         packing={"max_length": 128, "overflow": "windows"},
+        pack={"length": 512, "strategy": "first_fit"},
         split={"val_fraction": 0.1},
         gates={"trained_tokens_lost": 0.001, "records_without_trained_tokens": None},
     )
@@ -95,6 +109,12 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"format": "block"}, "'format' is gone, since all datasets hold episodes: remove it (found 'block')"),
         ({"format": "blocks"}, "the format 'blocks' is gone: remove 'format' and write pack: {length: N}"),
         ({"packing": {"packing_strategy": "greedy"}}, "unknown key 'packing.packing_strategy', known: "),
+        ({"pack": {}}, "pack needs a length, the tokens of a row (or packing.max_length)"),
+        ({"pack": {"length": 1}}, "pack.length: "),
+        ({"pack": {"length": 2**31}}, "pack.length: "),
+        ({"pack": {"length": 64, "strategy": "tight"}}, "pack.strategy: Input should be 'best_fit', 'first_fit'"),
+        ({"pack": {"len": 64}}, "unknown key 'pack.len', did you mean 'length'?"),
+        ({"pack": {"length": 64}, "packing": {"max_length": 65}}, "do not fit into rows of 64"),
         ({"packing": {"overflow": "truncate"}}, "packing.overflow: "),
         ({"packing": {"max_length": 1}}, "packing.max_length: "),
         ({"split": {"val_fraction": 1.0}}, "split.val_fraction: "),

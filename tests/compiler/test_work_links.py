@@ -51,7 +51,7 @@ def stopped(recipe: dict[str, Any], out: Path, point: str, monkeypatch: pytest.M
             raise StoppedError
 
     with monkeypatch.context() as patched:
-        patched.setattr("chatmill.compiler.run.fault_point", stop)
+        patched.setattr("chatmill.compiler.finish.fault_point", stop)
         with pytest.raises(StoppedError):
             run_build(recipe, out, workers=0)
 

@@ -53,6 +53,10 @@ def command(
         int | None, typer.Option("--max-length", metavar="N", help="Tokens of the longest episode.")
     ] = None,
     overflow: Annotated[str | None, options.OVERFLOW] = None,
+    pack: Annotated[str | None, options.PACK] = None,
+    pack_length: Annotated[
+        int | None, typer.Option("--pack-length", metavar="N", help="Tokens of a packed row; default: --max-length.")
+    ] = None,
     format_: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     val_fraction: Annotated[
@@ -90,8 +94,9 @@ def command(
 
     keys: dict[str, Any] = {
         "tokenizer": tokenizer, "template": template, "policy": policy, "format": format_, "on_error": on_error,
-        "packing.max_length": max_length, "packing.overflow": overflow,
-        "split.val_fraction": val_fraction, "add_control_tokens": add_control_tokens or None,
+        "packing.max_length": max_length, "packing.overflow": overflow, "pack.strategy": pack,
+        "pack.length": pack_length, "split.val_fraction": val_fraction,
+        "add_control_tokens": add_control_tokens or None,
         "template_options": options.template_options(template_option), "date": date, "expand": expand,
         "unproved": unproved, "strict_text": strict_text or None,
     }  # fmt: skip
@@ -137,12 +142,10 @@ def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | N
         "template": "" if has_template(given.get("tokenizer", "")) else "chatml",
         # the defaults fit each other: o200k gets ChatML's control tokens; a tokenizer that is named is left as it is
         "add_control_tokens": "tokenizer" not in given and "template" not in given,
-        "packing": {},
-        "split": {},
     }
     for key, value in given.items():
         *outer, name = key.split(".")
-        place = recipe[outer[0]] if outer else recipe
+        place = recipe.setdefault(outer[0], {}) if outer else recipe
         place[name] = value
     return recipe
 

@@ -394,6 +394,9 @@ def _rows(look: Look) -> list[str]:
         f"  max_length: {packing.max_length}",
         *_comment("Longer ones: error, drop, drop_oldest_turns, cut, or windows (several episodes).", "  "),
         f"  overflow: {packing.overflow}",
+        "# pack:                       # plan rows that hold several conversations, ready for training",
+        f"#   length: {packing.max_length}",
+        "#   strategy: best_fit        # also: first_fit, greedy, in_order",
     ]
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chatmill import __version__
-from chatmill.compiler.chunk_job import REJECTED
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json
@@ -48,11 +47,11 @@ def make_manifest(
     planned: SourcePlan,
     pipeline: Pipeline,
     fingerprint: str,
-    splits: Mapping[str, EpisodeManifest],
+    splits: Mapping[str, Mapping[str, Any]],
     ledger: Ledger,
-    rejected: FileRecord | None,
+    files: Mapping[str, FileRecord],
 ) -> dict[str, Any]:
-    """The manifest of a dataset with these splits; `rejected` is the file of rejected records."""
+    """The manifest of a dataset with these splits and files."""
     tokenizer = pipeline.template.tokenizer
     pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
     content = {
@@ -80,27 +79,21 @@ def make_manifest(
             "declares": pipeline.template.declares,
         },
         "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
-        "splits": {
-            name: {"episodes": split.episodes, "tokens": split.tokens} for name, split in sorted(splits.items())
-        },
+        "splits": {name: dict(split) for name, split in splits.items()},
         "ledger": ledger.as_json(),
-        "files": _file_records(splits, rejected),
+        "files": {path: {"bytes": file.bytes, "sha256": file.sha256} for path, file in sorted(files.items())},
     }
     return sealed(content)
 
 
-def _file_records(splits: Mapping[str, EpisodeManifest], rejected: FileRecord | None) -> dict[str, dict[str, Any]]:
-    """Size and hash of every file, as they were written."""
-    files: dict[str, FileRecord] = {}
-    for name, split in splits.items():
-        data = split.to_bytes()
-        files[f"{name}/{MANIFEST}"] = FileRecord(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-        for shard in split.shards:
-            place = f"{name}/{shard.name}" if shard.name else name
-            files |= {f"{place}/{file}": record for file, record in shard.files.items()}
-    if rejected is not None:
-        files[REJECTED] = rejected
-    return {path: {"bytes": record.bytes, "sha256": record.sha256} for path, record in sorted(files.items())}
+def split_files(split: EpisodeManifest) -> dict[str, FileRecord]:
+    """Every file of a split by its path in the dataset, as it was written."""
+    data = split.to_bytes()
+    files = {f"{split.split}/{MANIFEST}": FileRecord(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())}
+    for shard in split.shards:
+        place = f"{split.split}/{shard.name}" if shard.name else split.split
+        files |= {f"{place}/{file}": record for file, record in shard.files.items()}
+    return files
 
 
 def git_sha() -> str | None:

@@ -7,7 +7,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -16,6 +16,7 @@ from chatmill.compiler.plain_recipe import OnError as OnError
 from chatmill.errors import ConfigError
 from chatmill.load.yaml_files import read_yaml
 from chatmill.pack.overflow import Overflow
+from chatmill.pack.plan import Strategy
 from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
 from chatmill.render.registry import bundled_names, has_template
 
@@ -23,6 +24,7 @@ RECIPE_VERSION = 1
 NO_TEMPLATE = "no_template"
 OLD_SHARDS = "shard_tokens"
 """A key of recipes of 0.1.0."""
+MAX_ROW = 2**31 - 1
 
 
 class _Strict(BaseModel):
@@ -56,6 +58,15 @@ class Packing(_Strict):
     """Tokens of the longest episode; absent: no limit."""
     overflow: Overflow = Overflow.ERROR
     """What happens to longer conversations."""
+
+
+class Pack(_Strict):
+    """Rows that hold several episodes: a plan beside the episodes of each split."""
+
+    length: Annotated[int, Field(ge=2, le=MAX_ROW)] | None = None
+    """Tokens of a row; default: `packing.max_length`."""
+    strategy: Strategy = Strategy.BEST_FIT
+    """How rows are filled."""
 
 
 class Split(_Strict):
@@ -106,6 +117,8 @@ class Recipe(_Strict):
     policy: str | None = None
     """Default: the template's own."""
     packing: Packing = Packing()
+    pack: Pack | None = None
+    """Absent: the build plans no rows; loaders can still pack."""
     split: Split = Split()
     keep_kinds: bool = True
     """Store the kind of every token, so that the policy can be changed at load time."""
@@ -147,6 +160,23 @@ class Recipe(_Strict):
         if isinstance(packing := kept.get("packing"), dict):
             kept["packing"] = {key: value for key, value in packing.items() if key != "packing_strategy"}
         return kept
+
+    @model_validator(mode="after")
+    def _episodes_fit_rows(self) -> Self:
+        """A row and the longest episode have the same length unless both are given."""
+        if self.pack is None:
+            return self
+        row, longest = self.pack.length, self.packing.max_length
+        if row is None and longest is None:
+            raise ValueError("pack needs a length, the tokens of a row (or packing.max_length)")
+        if row is not None and longest is not None and longest > row:
+            raise ValueError(
+                f"episodes of up to {longest:,} tokens (packing.max_length) do not fit into rows of {row:,} "
+                "(pack.length): make them equal, or rows longer"
+            )
+        object.__setattr__(self, "pack", self.pack.model_copy(update={"length": row or longest}))
+        object.__setattr__(self, "packing", self.packing.model_copy(update={"max_length": longest or row}))
+        return self
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, every default written out."""
@@ -211,6 +241,7 @@ def _sentence(detail: Any, data: Any) -> str:
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     """The keys that are known where an unknown one stands."""
-    models: dict[str, type[BaseModel]] = {"sources": Source, "packing": Packing, "split": Split, "gates": Gates}
+    models: dict[str, type[BaseModel]] = {"sources": Source, "packing": Packing, "pack": Pack}
+    models |= {"split": Split, "gates": Gates}
     model = models.get(str(location[0]), Recipe) if len(location) > 1 else Recipe
     return list(model.model_fields)

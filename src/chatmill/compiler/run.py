@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.chunk_job import (
-    REJECTED,
-    SPLITS,
     STATE,
     ChunkJob,
     compile_chunk,
@@ -25,11 +23,10 @@ from chatmill.compiler.chunk_job import (
 from chatmill.compiler.engines.executor import Executor, ExecutorEvent
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor, available_cores
-from chatmill.compiler.faults import fault_point
-from chatmill.compiler.gates import GateError, gates_of
+from chatmill.compiler.finish import Finish, check_gates, take_back
 from chatmill.compiler.ledger import Ledger, records_read
 from chatmill.compiler.lock import folder_lock
-from chatmill.compiler.manifest import build_fingerprint, make_manifest
+from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import (
@@ -40,27 +37,13 @@ from chatmill.compiler.publish import (
     write_atomic,
 )
 from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
-from chatmill.compiler.shards import (
-    JOINED,
-    VAL,
-    DiskSync,
-    Made,
-    ValJob,
-    gather_splits,
-    join_rejected,
-    join_val,
-    made_shard,
-    scatter_splits,
-    val_groups,
-    whole_receipt,
-)
+from chatmill.compiler.shards import DiskSync, whole_receipt
 from chatmill.compiler.sources import SourcePlan, plan_sources
-from chatmill.compiler.work import claim_work, move_path, remove_work, work_folder
-from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, NoReferenceError
+from chatmill.compiler.work import claim_work, remove_work, work_folder
+from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
 from chatmill.render.trust import TemplateTrust, allowed_template
 from chatmill.store.documents import WORK
-from chatmill.store.durable import remove_path, sync_folder
-from chatmill.store.receipts import MANIFEST, read_manifest, receipt_bytes
+from chatmill.store.receipts import MANIFEST, read_manifest
 from chatmill.tokenizer.backends import Engine
 
 
@@ -200,24 +183,11 @@ def _build(
             disk.wait()
             return Outcome.SHARD_DONE, {}
         with storing(directory, "write the dataset in"):
-            _take_back(directory)
+            take_back(directory)
         receipts = _run_jobs(jobs, engine, on_progress, disk)
         planned.check_unchanged()
-        build = _Finish(directory, recipe, pipeline, planned, fingerprint)
+        build = Finish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, engine, disk)
-
-
-def _take_back(directory: Path) -> None:
-    """Move what has no manifest back to where its shards were made."""
-    work = work_folder(directory)
-    for name in (*SPLITS, REJECTED):
-        if (directory / name).is_symlink():
-            raise ConfigError(f"{directory / name} is a link, and no build made it: remove it")
-        if (directory / name).exists():
-            (work / JOINED).mkdir(exist_ok=True)
-            remove_path(work / JOINED / name)
-            move_path(directory / name, work / JOINED / name)
-    scatter_splits(work)
 
 
 def merge_build(
@@ -259,7 +229,7 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
     jobs = _jobs(recipe, pipeline, planned, work, fingerprint)
     with DiskSync() as disk:
         with storing(directory, "write the dataset in"):
-            _take_back(directory)
+            take_back(directory)
             receipts = _whole_receipts(jobs)
             missing = [job for job in jobs if job.number not in receipts]
             if missing:
@@ -269,14 +239,14 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
             sweep_orphans(directory)
         for job in jobs:
             disk.add(job.folder, receipts[job.number])
-        build = _Finish(directory, recipe, pipeline, planned, fingerprint)
+        build = Finish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, LocalExecutor(0), disk)
 
 
 def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:
     """What to say of a build that stands there finished: its gates may be others than before."""
     _remove_work(directory)
-    _check_gates(recipe, Ledger.from_json(manifest["ledger"]), "The dataset is there already and was not touched.")
+    check_gates(recipe, Ledger.from_json(manifest["ledger"]), "The dataset is there already and was not touched.")
     return Outcome.ALREADY_BUILT
 
 
@@ -398,110 +368,3 @@ def _whole_receipts(jobs: Sequence[ChunkJob]) -> dict[int, dict[str, Any]]:
     with ThreadPoolExecutor(available_cores()) as threads:  # hashing needs no interpreter
         found = threads.map(whole_receipt, [job.folder for job in there])
         return {job.number: receipt for job, receipt in zip(there, found, strict=True) if receipt is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class _Finish:
-    """The end of a build: gates, validation shards, everything to its place, the manifest."""
-
-    directory: Path
-    recipe: Recipe
-    pipeline: Pipeline
-    planned: SourcePlan
-    fingerprint: str
-
-    def publish(
-        self, jobs: Sequence[ChunkJob], receipts: dict[int, dict[str, Any]], executor: Executor, disk: DiskSync
-    ) -> dict[str, Any]:
-        """Make the dataset of the shards of all chunks."""
-        directory, work = self.directory, work_folder(self.directory).absolute()
-        ledger = self._ledger(receipts)
-        with storing(directory, "write the dataset in"):
-            made = self._made(jobs, receipts, executor, disk, work)
-            if not made:
-                raise DataError("no record of the input could be built: there is no dataset to write (see the ledger)")
-            stored = sum(shard.record.tokens for shards in made.values() for shard in shards)
-            problems = ledger.imbalance(stored)
-            if problems:
-                raise FormatError("the ledger does not balance: " + "; ".join(problems))
-            disk.wait()
-            fault_point("before_publish")
-            try:
-                manifests = gather_splits(work, made)
-                rejected = join_rejected((job.folder for job in jobs), work / JOINED / REJECTED)
-                _move(directory, [*manifests, *([REJECTED] if rejected else [])])
-                manifest = make_manifest(
-                    self.recipe, self.planned, self.pipeline, self.fingerprint, manifests, ledger, rejected
-                )
-                fault_point("before_manifest")
-                write_atomic(directory / MANIFEST, receipt_bytes(manifest), step="manifest_file")
-            except BaseException:
-                if not (directory / MANIFEST).exists():
-                    _take_back(directory)
-                raise
-            fault_point("after_manifest")
-            remove_work(directory)
-        return manifest
-
-    def _ledger(self, receipts: dict[int, dict[str, Any]]) -> Ledger:
-        ledger = Ledger()
-        for number in sorted(receipts):
-            ledger.add(Ledger.from_json(receipts[number]["ledger"]))
-        for source, count in self.planned.capped.items():
-            ledger.notes[source, "records_beyond_max_records"] += count
-        _check_gates(
-            self.recipe, ledger, "Change the gate or the recipe; with a changed gate alone, --resume goes on from here."
-        )
-        return ledger
-
-    def _made(
-        self,
-        jobs: Sequence[ChunkJob],
-        receipts: dict[int, dict[str, Any]],
-        executor: Executor,
-        disk: DiskSync,
-        work: Path,
-    ) -> dict[str, list[Made]]:
-        """All shards of all splits, in order; validation episodes of neighbours share one."""
-        made: dict[str, list[Made]] = {}
-        for split in SPLITS:
-            found = [made_shard(job.folder, receipts[job.number], split) for job in jobs]
-            if any(found):
-                made[split] = [shard for shard in found if shard is not None]
-        if VAL in made:
-            made[VAL] = self._shared_val(made[VAL], executor, disk, work)
-        return made
-
-    def _shared_val(self, parts: Sequence[Made], executor: Executor, disk: DiskSync, work: Path) -> list[Made]:
-        groups = val_groups([part.record.tokens for part in parts], most=self.recipe.shard_bytes)
-        shards = [parts[group[0]] for group in groups]  # right for those that are alone
-        places = [place for place, group in enumerate(groups) if len(group) > 1]
-        todo = [
-            ValJob(number=place, parts=tuple(str(parts[i].folder.parent) for i in groups[place]), work=str(work))
-            for place in places
-        ]
-
-        def on_done(index: int, receipt: dict[str, Any]) -> None:
-            shard = made_shard(todo[index].folder, receipt, VAL)
-            assert shard is not None
-            shards[places[index]] = shard
-            disk.add(todo[index].folder, receipt)
-
-        executor.run(join_val, todo, on_done, LateJobs(lambda: None).hear)
-        return shards
-
-
-def _check_gates(recipe: Recipe, ledger: Ledger, hint: str) -> None:
-    failed = [gate for gate in gates_of(recipe.gates, ledger) if not gate.passed]
-    if failed:
-        raise GateError(failed, hint)
-
-
-def _move(directory: Path, names: Sequence[str]) -> None:
-    """Move splits, and the rejected records, out of the work folder."""
-    joined = work_folder(directory) / JOINED
-    for name in names:
-        fault_point("before_move")
-        move_path(joined / name, directory / name)
-        fault_point("after_move")
-    sync_folder(directory)
