@@ -34,7 +34,7 @@ def source(fast_module: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(fast_module: Path, source: Path) -> Path:
-    return build(source, fast_module / "packed", split={"val_fraction": 0.3}, shard_tokens=3000)
+    return build(source, fast_module / "packed", split={"val_fraction": 0.3}, shard_bytes=3000)
 
 
 def build(source: Path, out: Path, **changes: Any) -> Path:
@@ -102,7 +102,7 @@ def test_every_strategy_gives_the_rows_of_the_planner(source: Path, fast: Path, 
 
 def test_the_same_episodes_with_and_without_a_plan(source: Path, packed: Path, fast: Path) -> None:
     plain = build(source, fast / "out", pack=None, packing={"max_length": LENGTH, "overflow": "windows"},
-                  split={"val_fraction": 0.3}, shard_tokens=3000)  # fmt: skip
+                  split={"val_fraction": 0.3}, shard_bytes=3000)  # fmt: skip
     files = [json.loads((folder / "manifest.json").read_bytes())["files"] for folder in (plain, packed)]
     assert not any("/pack/" in name for name in files[0])
     assert files[0] == {name: record for name, record in files[1].items() if "/pack/" not in name}

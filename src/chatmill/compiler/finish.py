@@ -174,6 +174,7 @@ class Finish:
 
 
 def check_gates(recipe: Recipe, ledger: Ledger, hint: str) -> None:
+    """Raise when a gate of the recipe fails; `hint` says what to do about it."""
     failed = [gate for gate in gates_of(recipe.gates, ledger) if not gate.passed]
     if failed:
         raise GateError(failed, hint)

@@ -99,7 +99,8 @@ def to_episodes(export: Export) -> None:
     kinds = export.holds_kinds
     facts = [name for name in FACTS if export.holds(name)]
     for split, documents in export.source.splits.items():
-        with EpisodeWriter(export.folder, split, shard_tokens=export.shard_tokens) as writer:
+        is_flat = int(documents.lengths.sum()) <= export.shard_tokens
+        with EpisodeWriter(export.folder, split, None if is_flat else export.shard_tokens) as writer:
             for batch in export.batches(split, one_each(documents)):
                 some = batch.documents
                 columns = {name: documents.facts(name, batch.numbers) for name in facts}

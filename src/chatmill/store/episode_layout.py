@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -64,7 +65,9 @@ def blocks_are_gone(where: Path) -> FormatError:
 
 def shard_folders(folder: Path) -> list[Path]:
     """`shard_*` folders of a split in name order; empty for the flat layout."""
-    return sorted(p for p in folder.iterdir() if SHARD_NAME.fullmatch(p.name) and p.is_dir())
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if SHARD_NAME.fullmatch(entry.name) and entry.is_dir())
+    return [folder / name for name in names]
 
 
 def episode_folders(folder: Path) -> list[Path]:
@@ -84,12 +87,7 @@ def episode_folders(folder: Path) -> list[Path]:
             f"{folder}: an empty split: neither {INDEX} nor a shard folder is there "
             f"(found: {', '.join(there) or 'nothing'})"
         )
-    folders = shards or [folder]
-    for shard in folders:
-        for name in (TOKENS, INDEX):
-            if not (shard / name).is_file():
-                raise FormatError(f"{shard}: {name} is missing; a shard has {TOKENS} and {INDEX}, and may have {MASK}")
-    return folders
+    return shards or [folder]
 
 
 def is_episode_split(folder: Path) -> bool:

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import MANIFEST
+from chatmill.store.episode_layout import INDEX, MANIFEST, MASK, TOKENS
 from chatmill.store.names import is_plain_name
 
 FORMAT = "chatmill-episodes"
@@ -178,10 +179,7 @@ def shard_from_json(value: Mapping[str, Any], where: str) -> ShardRecord:
         name=plain_file_name(value["name"], where) if value["name"] else "",  # the flat layout has one without a name
         episodes=int(value["episodes"]),
         tokens=int(value["tokens"]),
-        files={
-            plain_file_name(name, where): FileRecord(bytes=int(file["bytes"]), sha256=str(file["sha256"]))
-            for name, file in value["files"].items()
-        },
+        files=_FileRecords(value["files"], where),
         sources=tuple(map(str, value["sources"])) if "sources" in value else None,
     )
 
@@ -197,6 +195,36 @@ def manifest_of_shards(split: str, columns: tuple[ColumnSpec, ...], shards: Sequ
         for shard in shards
     ]
     return EpisodeManifest(split=split, columns=columns, sources=names, shards=tuple(shared))
+
+
+class _FileRecords(Mapping[str, FileRecord]):
+    """Records as they are in JSON, made into objects when they are asked for: opening a split needs none of them."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self._values, self._where = values, where
+        if not values.keys() <= _known_names():
+            for name in values:
+                plain_file_name(name, where)
+
+    def __getitem__(self, name: str) -> FileRecord:
+        value = self._values[name]
+        try:
+            return FileRecord(bytes=int(value["bytes"]), sha256=str(value["sha256"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{self._where}: the record of {name} is damaged ({error!r})") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@functools.cache
+def _known_names() -> frozenset[str]:
+    """The files that the writer makes."""
+    extra = [name for column in COLUMNS for name in (column.file, column.offsets_file) if name]
+    return frozenset((TOKENS, INDEX, MASK, *extra))
 
 
 def plain_file_name(name: str, where: str) -> str:
