@@ -47,6 +47,7 @@ class EpisodeShard:
         self._source_codes = source_codes
         self._specs = {spec.name: spec for spec in specs}
         self._mapped: dict[str, MappedFile] = {}
+        """The files that were used so far. Loaders read in two threads: `list` takes a copy in one step."""
         self._names, self._sizes = _files(folder)
         for name in (TOKENS, INDEX):
             if name not in self._names:
@@ -116,8 +117,8 @@ class EpisodeShard:
     def _map(self, name: str, dtype: DTypeLike, records: int | None) -> MappedFile:
         """A file that must hold so many records; None: any number."""
         mapped = self._mapped.get(name)
-        if mapped is None:
-            mapped = self._mapped[name] = MappedFile(self.folder / name, dtype, records)
+        if mapped is None:  # another thread may be here as well: one of the two stays
+            mapped = self._mapped.setdefault(name, MappedFile(self.folder / name, dtype, records))
         return mapped
 
     def _map_column(self, spec: ColumnSpec) -> MappedFile:
@@ -186,16 +187,16 @@ class EpisodeShard:
     @property
     def mapped_files(self) -> int:
         """Files that are mapped now; each takes a file descriptor."""
-        return sum(mapped.is_mapped for mapped in self._mapped.values())
+        return sum(mapped.is_mapped for mapped in list(self._mapped.values()))
 
     def check_sizes(self) -> None:
         """Raise when a mapped file has changed its size since it was opened."""
-        for mapped in self._mapped.values():
+        for mapped in list(self._mapped.values()):
             mapped.check()
 
     def release(self) -> None:
         """Unmap all files; they are mapped again when they are needed."""
-        for mapped in self._mapped.values():
+        for mapped in list(self._mapped.values()):
             mapped.release()
 
 
