@@ -72,7 +72,7 @@ def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
     built = tmp_path / "data" / "built"
     assert {path.name for path in built.iterdir()} == {"manifest.json", "train", "val"}
     files_of(built)
-    again = chatmill("build", recipe, "--out", "data/built", cwd=tmp_path)
+    again = chatmill("build", recipe, "--out", "data/built", "--shard-bytes", "3000", cwd=tmp_path)
     assert again.returncode == 0
     assert "data/built already holds exactly this build; nothing to do." in again.stdout
     assert "tokens/s" not in again.stdout, "nothing was built"

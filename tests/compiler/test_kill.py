@@ -54,6 +54,7 @@ POINTS = [
     "before_shard_folder_rename:2",
     "after_shard_folder_rename:2",
     "after_shard_rename:3",
+    "after_chunk:2",
     "after_val_receipt_write:1",
     "before_val_folder_rename:1",
     "after_val_folder_rename:1",
@@ -425,6 +426,21 @@ def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) 
         whole /= 2  # the build was too quick for its killer: the machine was busier before
         shutil.rmtree(fast / "out")
     sets.check(fast / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_fifty_signals_at_random_times(fast: Path, seed: int) -> None:
+    """SIGKILL, SIGSTOP and SIGTERM, to the driver and to its workers: 200 of them in all."""
+    reports = kills(fast, random=50, seed=seed)
+    assert len(reports) == 51
+    assert sum(report["hit"] for report in reports) >= 25
+    finished = [report for report in reports if report["finished"]]
+    assert reports[-1]["finished"], "the last one is left alone"
+    assert all(report["equal"] and not report["leftovers"] for report in finished)
+    hit = [report for report in reports if report["hit"]]
+    assert {report["driver"] for report in hit} == {True, False}
+    assert len({report["signal"] for report in hit}) == 3
 
 
 @pytest.mark.slow

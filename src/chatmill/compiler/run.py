@@ -23,6 +23,7 @@ from chatmill.compiler.chunk_job import (
 from chatmill.compiler.engines.executor import Executor, ExecutorEvent
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor, available_cores
+from chatmill.compiler.faults import fault_point
 from chatmill.compiler.finish import Finish, check_gates, take_back
 from chatmill.compiler.ledger import Ledger, records_read
 from chatmill.compiler.lock import folder_lock
@@ -341,6 +342,7 @@ def _run_jobs(
         job = todo[index]
         receipts[job.number] = receipt
         disk.add(job.folder, receipt)
+        fault_point("after_chunk")
         done += 1
         late.forget(index)
         counts["bytes"] += job.bytes
