@@ -75,6 +75,14 @@ def test_any_number_of_workers(reference: Reference, fast: Path, workers: int) -
     reference.check(fast / "out")
 
 
+def test_input_that_workers_have_scanned(reference: Reference, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("run", "sources"):
+        monkeypatch.setattr(f"chatmill.compiler.{module}.SCAN_IN_WORKERS", 1)
+    monkeypatch.setattr("chatmill.compiler.sources.ThreadPoolExecutor", None)  # the driver scans nothing
+    run_build(reference.recipe, fast / "out", workers=2)
+    reference.check(fast / "out")
+
+
 def episodes(out: Path) -> list[Any]:
     """Everything that is stored of every episode, in order."""
     found = []

@@ -417,6 +417,26 @@ def test_prepared_workers_do_their_first_job_once_and_are_taken_over(tmp_path: P
     assert child_pids() == before
 
 
+def test_workers_are_kept_between_runs_until_they_are_not_needed(tmp_path: Path) -> None:
+    engine = LocalExecutor(2, keep=True)
+    before = child_pids()
+    found: list[set[int]] = []
+    try:
+        for number in range(3):
+            done: dict[int, int] = {}
+            engine.run(jobs.note_pid, [tmp_path / f"run{number}"] * 4, done.__setitem__)
+            assert len(done) == 4
+            found.append(set(done.values()))
+        assert len(set.union(*found)) <= 2
+        with pytest.raises(ValueError):
+            engine.run(jobs.fail, ["data"], lambda index, receipt: None)
+        assert child_pids() == before, "an error ends them"
+        engine.run(jobs.note_pid, [tmp_path / "again"] * 4, lambda index, receipt: None)
+    finally:
+        engine.close()
+    assert child_pids() == before
+
+
 def test_prepared_workers_that_are_not_needed_end() -> None:
     engine = LocalExecutor(2)
     before = child_pids()

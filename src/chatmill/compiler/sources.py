@@ -24,8 +24,8 @@ from chatmill.compiler.inputs import (
 from chatmill.compiler.recipe import Recipe
 from chatmill.read.shapes import shape_key
 
-SCAN_ON_NODES = 1 << 30
-"""Bytes of input from which on the nodes of a cluster scan the files."""
+SCAN_IN_WORKERS = 1 << 30
+"""Bytes of input from which on workers scan the files: the driver would be in their way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +98,13 @@ def shared_chunks(pieces: Sequence[Piece], shard_bytes: int) -> tuple[tuple[Piec
 
 
 def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[ScannedInput]:
-    """Scan all files: by the nodes of a cluster where there is much, else in threads.
+    """Scan all files: by the workers where there is much, else in threads.
 
-    Reading and hashing need no interpreter, and local workers are busy loading what the chunks will need.
+    Reading and hashing need no interpreter, and workers are then busy loading what the chunks will need.
     """
     size = sum(Path(scan.path).stat().st_size for scan in scans)
-    if executor is None or isinstance(executor, LocalExecutor) or size < SCAN_ON_NODES:
+    is_here = executor is None or (isinstance(executor, LocalExecutor) and not executor.workers)
+    if executor is None or is_here or size < SCAN_IN_WORKERS:
         with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
             return list(threads.map(scan_input, scans))
     found: dict[int, ScannedInput] = {}

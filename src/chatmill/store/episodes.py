@@ -173,8 +173,8 @@ class EpisodeDataset:
         if used > self._files_per_shard:
             self._files_per_shard = used
             self._mapped.limit = open_file_limit(used)
-            for old in self._mapped.excess():
-                self.shards[old].release()
+            for one in self._mapped.excess():
+                self.shards[one].release()
         old = self._mapped.use(number)
         if old is not None:
             self.shards[old].release()

@@ -64,16 +64,19 @@ class LocalExecutor:
     nothing can be retried there. One worker or more are real processes, so that a killed one is survived.
     """
 
-    def __init__(self, workers: int | None = None, *, late_seconds: float = LATE_SECONDS) -> None:
+    def __init__(self, workers: int | None = None, *, late_seconds: float = LATE_SECONDS, keep: bool = False) -> None:
         """`workers`: processes; None takes one for each core that this process may use.
 
         A worker that is silent for `late_seconds` is reported as an event. It is not ended: it may be stopped, or slow.
+        With `keep` the workers stay after a run, with what they have loaded, for the next one; call `close` in the end.
         """
         if workers is not None and workers < 0:
             raise ConfigError(f"workers is {workers}; give 1 or more processes, 0 to run in this process, or None")
         self.workers = available_cores() if workers is None else workers
         self.late_seconds = late_seconds
+        self._keep = keep
         self._prepared: _Crew | None = None
+        """Workers that were started before a run, or stayed after one."""
 
     def prepare(self, job: Callable[[Spec], object], spec: Spec, *, most: int | None = None) -> None:
         """Start the workers (`most` of them) now and let each do this job first; the next `run` takes them over.
@@ -93,10 +96,13 @@ class LocalExecutor:
                 raise
 
     def close(self) -> None:
-        """End workers that were prepared and not used."""
-        if self._prepared is not None:
-            self._prepared.end()
-            self._prepared = None
+        """End workers that were prepared and not used, or kept."""
+        crew, self._prepared = self._prepared, None
+        if crew is not None:
+            try:
+                crew.dismiss()
+            finally:
+                crew.end()
 
     def run(
         self,
@@ -113,7 +119,8 @@ class LocalExecutor:
         else:
             crew, self._prepared = self._prepared or _Crew(), None
             late = self.late_seconds
-            _Supervisor(job, specs, on_done, tell, limit=self.workers, crew=crew, late_seconds=late).run()
+            _Supervisor(job, specs, on_done, tell, limit=self.workers, crew=crew, late_seconds=late).run(self._keep)
+            self._prepared = crew if self._keep else None
 
 
 def available_cores() -> int:
@@ -230,6 +237,17 @@ class _Crew:
             stdout=2,  # a job that prints must not get into what the driver prints
         )
 
+    def dismiss(self) -> None:
+        """Let the idle workers end by themselves, so that their exit handlers run."""
+        for worker in self.workers:
+            worker.connection.close()
+            if worker.preparing:  # for nothing: there was no job for it
+                worker.process.kill()
+        until = time.monotonic() + GOODBYE_SECONDS
+        for worker in self.workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(timeout=max(0.0, until - time.monotonic()))
+
     def end(self) -> None:
         """End all workers at once."""
         try:
@@ -265,16 +283,21 @@ class _Supervisor:
         self._failed_starts = 0
         self._late_seconds = late_seconds
 
-    def run(self) -> None:
-        """Run all jobs; no worker outlives this call."""
+    def run(self, keep: bool) -> None:
+        """Run all jobs; no worker outlives this call, unless they are to be kept and all went well."""
+        is_done = False
         try:
+            self._dispatch()  # to those that were kept
             while self._left:
                 while len(self._workers) < min(self._limit, self._left):
                     self._crew.start_worker(self._limit)
                 self._serve_once()
-            self._dismiss()
+            if not keep:
+                self._crew.dismiss()
+            is_done = True
         finally:
-            self._crew.end()
+            if not (keep and is_done):
+                self._crew.end()
 
     def _serve_once(self) -> None:
         """Wait until something happens, and deal with it."""
@@ -389,17 +412,6 @@ class _Supervisor:
         if any(self._strikes.is_last_try(index) for index in busy):
             return None
         return self._pending.popleft() if self._pending else None
-
-    def _dismiss(self) -> None:
-        """Let the idle workers end by themselves, so that their exit handlers run."""
-        for worker in self._workers:
-            worker.connection.close()
-            if worker.preparing:  # for nothing: there was no job for it
-                worker.process.kill()
-        until = time.monotonic() + GOODBYE_SECONDS
-        for worker in self._workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(timeout=max(0.0, until - time.monotonic()))
 
 
 def _handle_of(pid: int) -> int | None:
