@@ -119,8 +119,6 @@ def test_globs(call: Call, tmp_path: Path) -> None:
         (["chat.jsonl", *BYTES], "there is no file 'chat.jsonl'. Did you mean 'chats.jsonl'?"),
         (["chats.jsonl", *BYTES, "-T", "chatlm"], "Did you mean 'chatml'"),
         (["chats.jsonl", "-t", "bytes"], "--add-control-tokens on the command line"),
-        (["chats.jsonl", *BYTES, "--format", "blocks"], "the format 'blocks' is gone: remove 'format' and write pack"),
-        (["chats.jsonl", *BYTES, "--format", "rows"], "'format' is gone, since all datasets hold episodes"),
         (["chats.jsonl", *BYTES, "--overflow", "truncate"], "packing.overflow: "),
         (["chats.jsonl", *BYTES, "--pack", "greedy"], "pack needs a length, the tokens of a row"),
         (["chats.jsonl", *BYTES, "--engine", "spark"], "unknown engine 'spark'"),

@@ -57,7 +57,6 @@ def command(
     pack_length: Annotated[
         int | None, typer.Option("--pack-length", metavar="N", help="Tokens of a packed row; default: --max-length.")
     ] = None,
-    format_: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     val_fraction: Annotated[
         float | None, typer.Option("--val-fraction", metavar="X", help="Share of the records for the split val.")
@@ -91,7 +90,7 @@ def command(
     from chatmill.compiler.run import run_build
 
     keys: dict[str, Any] = {
-        "tokenizer": tokenizer, "template": template, "policy": policy, "format": format_, "on_error": on_error,
+        "tokenizer": tokenizer, "template": template, "policy": policy, "on_error": on_error,
         "packing.max_length": max_length, "packing.overflow": overflow, "pack.strategy": pack,
         "pack.length": pack_length, "split.val_fraction": val_fraction,
         "add_control_tokens": add_control_tokens or None,
