@@ -174,7 +174,7 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     """The manifest as JSON, or one summary table."""
     from chatmill.compiler.run import Outcome
     from chatmill.console import plain_console
-    from chatmill.look.ledger import ledger_table
+    from chatmill.look.ledger import ledger_table, rows_lines
 
     if as_json:
         typer.echo(json.dumps(result.manifest))
@@ -186,6 +186,8 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     if result.outcome is Outcome.ALREADY_BUILT:
         console.print(f"{result.directory} already holds exactly this build; nothing to do.")
     console.print(ledger_table(result.manifest))
+    for line in rows_lines(result.manifest):
+        console.print(line)
     if result.outcome is Outcome.ALREADY_BUILT:
         return
     rate = sum(split["tokens"] for split in result.manifest["splits"].values()) / max(result.seconds, 1e-9)
