@@ -19,7 +19,6 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 import chatmill
-from chatmill.export.export import export_dataset
 from chatmill.look.viewer.app import Viewer, make_app
 from chatmill.look.viewer.opened import open_viewed
 from chatmill.look.viewer.serve import listening
@@ -42,11 +41,11 @@ def build_sets(folder: Path) -> dict[str, Path]:
     changes: dict[str, dict[str, Any]] = {
         "conversations": whole,
         "last-turn": {**whole, "policy": "last_turn"},
+        "packed": {**whole, "pack": {"length": 2048}},
     }
     for name, options in changes.items():
         chatmill.build({**recipe, **options}, folder / name)
-    export_dataset(folder / "conversations", "parquet", folder / "packed", max_length=2048)
-    return {name: Path(name) for name in (*changes, "packed")}
+    return {name: Path(name) for name in changes}
 
 
 @contextlib.contextmanager

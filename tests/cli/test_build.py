@@ -93,7 +93,10 @@ def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None
     ]  # fmt: skip
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, *options)
     assert done.status == 0, done.error
-    made = json.loads((tmp_path / "out" / "manifest.json").read_text())["recipe"]
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    held, made = manifest["splits"]["train"], manifest["recipe"]
+    line = f"train: {held['episodes']:,} episodes in {held['rows']:,} rows of 256 tokens, {held['fill']:.2%} full"
+    assert line in " ".join(done.out.split())
     assert made["sources"][0] | {"path": 0} == {
         "path": 0, "shape": "openai", "name": None, "weight": 1.0, "max_records": None,
     }  # fmt: skip
@@ -119,8 +122,6 @@ def test_globs(call: Call, tmp_path: Path) -> None:
         (["chat.jsonl", *BYTES], "there is no file 'chat.jsonl'. Did you mean 'chats.jsonl'?"),
         (["chats.jsonl", *BYTES, "-T", "chatlm"], "Did you mean 'chatml'"),
         (["chats.jsonl", "-t", "bytes"], "--add-control-tokens on the command line"),
-        (["chats.jsonl", *BYTES, "--format", "blocks"], "the format 'blocks' is gone: remove 'format' and write pack"),
-        (["chats.jsonl", *BYTES, "--format", "rows"], "'format' is gone, since all datasets hold episodes"),
         (["chats.jsonl", *BYTES, "--overflow", "truncate"], "packing.overflow: "),
         (["chats.jsonl", *BYTES, "--pack", "greedy"], "pack needs a length, the tokens of a row"),
         (["chats.jsonl", *BYTES, "--engine", "spark"], "unknown engine 'spark'"),

@@ -218,7 +218,7 @@ def test_output_has_no_colour_when_it_is_piped(containers: dict[str, Path]) -> N
     assert "\x1b" not in run(containers["a.parquet"], "--tokenizer", "bytes").output
 
 
-# --- episodes and KD sets -------------------------------------------------------------------------------------------
+# --- episodes, rows and KD sets -------------------------------------------------------------------------------------
 
 
 def shown(*arguments: Any) -> str:
@@ -244,6 +244,28 @@ def test_an_episode_with_its_roles_and_what_is_trained() -> None:
     assert lines[-1].startswith("1 of ")
 
 
+def test_rows_show_their_documents() -> None:
+    output = shown(folder() / "rows", "--row", 1)
+    assert "---- 1 Tokens: " in output
+    assert "Padding: " in output
+    row = json.loads(shown(folder() / "rows", "--block", 1, "--json"))
+    boundaries = [line for line in output.splitlines() if line.startswith("[")]
+    assert len(boundaries) == len(row["documents"]) > 1
+    for line, document in zip(boundaries, row["documents"], strict=True):
+        assert f"({document['tokens']}, {document['trained']} trained) document {document['document']}" in line
+        assert document["record_id"] in line
+    assert row["padding"] == 1024 - row["tokens"]
+
+
+def test_an_episode_is_found_in_its_row() -> None:
+    row = json.loads(shown(folder() / "rows", "--row", 0, "--json"))
+    wanted = row["documents"][-1]
+    for chosen in (("--episode", wanted["document"]), ("--id", wanted["record_id"])):
+        alone = json.loads(shown(folder() / "rows", *chosen, "--json"))
+        assert (alone["row"], alone["record_id"]) == (0, wanted["record_id"])
+        assert [document["text"] for document in alone["documents"]] == [wanted["text"]]
+
+
 def test_spans_of_a_distillation_set() -> None:
     output = shown(folder() / "kd", "--episode", 0)
     question, analysis, final = KD["train"][0]
@@ -261,7 +283,7 @@ def test_spans_of_a_distillation_set() -> None:
 
 
 def test_json_holds_every_token_once() -> None:
-    for name, key in (("episodes", "episode"), ("hf", "block"), ("kd", "document")):
+    for name, key in (("episodes", "episode"), ("rows", "row"), ("hf", "block"), ("kd", "document")):
         items = [json.loads(line) for line in shown(folder() / name, "--json", "-n", 50).splitlines()]
         assert [item[key] for item in items] == list(range(len(items)))
         assert items
@@ -272,7 +294,7 @@ def test_json_holds_every_token_once() -> None:
             assert [run["start"] for run in runs] == sorted({run["start"] for run in runs})
 
 
-@pytest.mark.parametrize("name", ["episodes", "hf", "parquet", "kd"])
+@pytest.mark.parametrize("name", ["episodes", "rows", "hf", "parquet", "kd"])
 def test_80_columns_without_colour_whatever_the_content(name: str) -> None:
     output = shown(folder() / name, "-n", 100, "--lines", 0)
     assert len(output) > 200
@@ -309,10 +331,13 @@ def test_choosing() -> None:
     [
         (["episodes", "--episode", 9999], "no episode 9,999 in train: it has .* the nearest is"),
         (["episodes", "--start", 9999], "no episode 9,999"),
-        (["episodes", "--block", 0], "not packed into blocks: use --episode"),
+        (["episodes", "--row", 0], "not packed into rows: use --episode"),
+        (["rows", "--row", 9999], "no row 9,999 in train"),
+        (["rows", "--episode", 5000], "no episode 5,000 in train: it has .* the nearest is"),
+        (["rows", "--id", "scrip"], "close ones: 'script'"),
         (["episodes", "--id", "scrip"], "close ones: 'script'"),
         (["hf", "--block", 9999], "no block 9,999 in train"),
-        (["kd", "--block", 0], "holds documents that are not packed into blocks: use --episode"),
+        (["kd", "--block", 0], "holds documents that are not packed into rows: use --episode"),
         (["episodes", "--random", "--episode", 1], "--episode and --random choose different things"),
         (["episodes", "--split", "test"], "unknown split 'test'"),
     ],

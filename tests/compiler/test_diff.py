@@ -335,6 +335,13 @@ def test_records_in_another_split(base: Path, tmp_path: Path) -> None:
     assert not any("another order" in note for note in found.notes)
 
 
+def test_a_packed_build_has_the_same_records(base: Path, tmp_path: Path) -> None:
+    found = diff_datasets(base, built(tmp_path / "b", pack={"length": 400}))
+    assert found.equal
+    assert found.matched[Match.RECORD_ID] == 12
+    assert {item.what for item in found.manifest} >= {"recipe.packing.max_length"}
+
+
 def test_sizes_of_batches_change_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = built(tmp_path / "b", [*TALKS[3:], conversation(1, "Two!")], split={"val_fraction": 0.3})
     whole = diff_datasets(base, other, show=20).as_json()

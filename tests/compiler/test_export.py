@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import typer
@@ -23,11 +24,16 @@ from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameErro
 from chatmill.export.export import export_dataset
 from chatmill.export.targets import TARGETS
 from chatmill.load.hf import to_hf_dataset
+from chatmill.look.dataset import open_for_looking
+from chatmill.look.inspect_packed import view_block
+from chatmill.look.packed_rows import open_packed
 from chatmill.prove.compare.diff import Change, diff_datasets
 from chatmill.store import documents as documents_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.pack_plan import PackPlan, read_pack_plan
+from chatmill.tokenizer.load import load_tokenizer
 
 DATA = Path(__file__).parents[1] / "data" / "conversations"
 CAPACITY = 6000
@@ -53,6 +59,20 @@ def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "rows"
+    run_build(recipe(pack={"length": CAPACITY}), out, workers=0)
+    return out
+
+
+def plan_of(folder: Path, split: str = "train") -> PackPlan:
+    dataset = EpisodeDataset(folder, split)
+    found = read_pack_plan(dataset.folder, dataset.lengths)
+    assert found is not None
+    return found
+
+
 def files_of(folder: Path) -> dict[str, str]:
     return {p.relative_to(folder).as_posix(): sha256_file(p) for p in sorted(folder.rglob("*")) if p.is_file()}
 
@@ -70,6 +90,12 @@ def test_a_copy_keeps_facts_about_records(episodes: Path, tmp_path: Path) -> Non
     assert result.not_held == ()
     assert split_files(tmp_path / "out") == {k: v for k, v in split_files(episodes).items() if k.startswith("val/")}
     assert diff_datasets(episodes, tmp_path / "out").counts[Change.ONLY_IN_B] == 0
+
+
+def test_a_copy_keeps_the_plan(rows: Path, tmp_path: Path) -> None:
+    assert export_dataset(rows, "episodes", tmp_path / "out").not_held == ()
+    assert split_files(tmp_path / "out") == split_files(rows)
+    assert "train/pack/order.u64" in split_files(rows)
 
 
 @pytest.mark.parametrize("overflow", ["drop", "cut"])
@@ -136,6 +162,40 @@ def test_hf_rows_are_the_episodes(episodes: Path, tmp_path: Path) -> None:
         assert same["labels"][:] == rows["labels"][:]
 
 
+def test_hf_rows_are_the_packed_rows(rows: Path, tmp_path: Path) -> None:
+    import datasets
+
+    result = export_dataset(rows, "hf", tmp_path / "out", split="train", kinds=False)
+    found = datasets.load_from_disk(str(tmp_path / "out"))
+    names = ["input_ids", "labels", "document_starts", "documents", "seq_lengths", "record_id", "source", "turns"]
+    assert found.column_names == names
+    stored, plan = EpisodeDataset(rows), plan_of(rows)
+    assert len(found) == len(plan) > 3
+    for number, row in enumerate(found):
+        episodes = [stored[episode] for episode in plan.row(number).tolist()]
+        assert row["documents"] == [episode.index for episode in episodes]
+        assert row["record_id"] == [episode.record_id for episode in episodes]
+        assert row["input_ids"] == [token for episode in episodes for token in episode.ids.tolist()]
+        assert row["seq_lengths"] == [len(episode) for episode in episodes]
+        assert row["document_starts"] == np.cumsum([0, *row["seq_lengths"][:-1]]).tolist()
+        labels = [labels_of(episode.ids.tolist(), episode.weights) for episode in episodes]
+        assert row["labels"] == [label for one in labels for label in (-100, *one[1:])]
+    assert any("kinds are left out" in sentence for sentence in result.not_held)
+    assert any(f"{CAPACITY:,} tokens, stands in export.json" in sentence for sentence in result.not_held)
+    assert result.manifest["source"]["layout"] == {"train": "rows"}
+
+
+def test_packing_on_the_way_gives_the_rows_of_a_packed_build(episodes: Path, rows: Path, tmp_path: Path) -> None:
+    export_dataset(episodes, "parquet", tmp_path / "a", max_length=CAPACITY)
+    export_dataset(rows, "parquet", tmp_path / "b")
+    for split in ("train", "val"):
+        a, b = (pq.read_table(tmp_path / name / split) for name in "ab")
+        assert a.equals(b)
+        assert len(a) == len(plan_of(rows, split))
+    export_dataset(rows, "parquet", tmp_path / "c", max_length=2 * CAPACITY)
+    assert len(pq.read_table(tmp_path / "c" / "train")) < len(plan_of(rows))
+
+
 @pytest.fixture(scope="module")
 def fractional(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fractional") / "a"
@@ -183,6 +243,20 @@ def test_parquet_holds_everything(episodes: Path, tmp_path: Path, monkeypatch: p
             }
     about = json.loads(pq.read_schema(tmp_path / "out" / "train" / names[0]).metadata[b"chatmill"])
     assert about["source_fingerprint"] == open_dataset(episodes).fingerprint
+
+
+def test_inspect_reads_packed_parquet(rows: Path, tmp_path: Path) -> None:
+    assert export_dataset(rows, "parquet", tmp_path / "out").not_held == ()
+    tokenizer = load_tokenizer("bytes", control_tokens=["<|im_start|>", "<|im_end|>"])
+    shown = [view_block(row, tokenizer) for row in open_packed(tmp_path / "out" / "train").rows()]
+    stored: Any = open_for_looking(rows).split("train")
+    assert len(shown) == len(stored) > 3
+    for number, view in enumerate(shown):
+        row = stored.item(number)
+        assert view.problem is None
+        assert [d.start for d in view.documents] == row.starts.tolist()
+        assert [i for d in view.documents for i in d.ids] == row.ids.tolist()
+        assert sum(d.trained or 0 for d in view.documents) == row.trained
 
 
 def test_parquet_holds_other_weights(fractional: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from tests.data.tokenizer_files import unpacked
 
 SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "harmony": ("o200k", "harmony", {"packing": {"max_length": 512, "overflow": "windows"}}),
-    "harmony_cut": ("o200k", "harmony", {"packing": {"max_length": 700, "overflow": "cut"}}),
+    "harmony_rows": ("o200k", "harmony", {"packing": {"overflow": "cut"}, "pack": {"length": 700}}),
     "chatml_o200k": ("o200k", "chatml", {"keep_kinds": False, "policy": "last_turn"}),
     "qwen3": ("qwen3", "qwen3", {"policy": "trl"}),
     "qwen3_training": (
@@ -50,7 +50,7 @@ SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "token_native": (
         "bytes",
         "token_native",
-        {"packing": {"max_length": 900, "overflow": "drop_oldest_turns"}},
+        {"packing": {"max_length": 900, "overflow": "drop_oldest_turns"}, "pack": {"strategy": "in_order"}},
     ),
     "markers": ("bytes", "markers", {"packing": {"max_length": 1500, "overflow": "drop"}}),
     "llama3": ("bytes", "llama3", {"policy": "per_message"}),
@@ -115,6 +115,19 @@ def sound(fast_module: Path, source: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def sound_rows(fast_module: Path, source: Path) -> Path:
+    more = {"packing": {"overflow": "windows"}, "pack": {"length": 6000}}
+    folder = build_into(fast_module / "sound_rows", small_recipe(source, **more))
+    assert len(EpisodeDataset(folder).shards) > 1
+    return folder
+
+
+@pytest.fixture
+def damaged_rows(sound_rows: Path, fast: Path) -> Path:
+    return Path(shutil.copytree(sound_rows, fast / "damaged"))
+
+
 @pytest.fixture
 def damaged(sound: Path, fast: Path) -> Path:
     return Path(shutil.copytree(sound, fast / "damaged"))
@@ -149,6 +162,65 @@ def test_a_changed_byte_is_found_in_its_record(name: str, size: int, is_rehashed
     assert all(part in text for part in (file, f"byte {place * size:,}", f"episode {number}", str(record)))
     assert ("stored: " in text) == (name == "tokens.bin")
     assert any("bytes were changed" in finding.message for finding in report.findings) != is_rehashed
+
+
+def test_the_rows_of_a_plan_are_counted_and_compared(sound_rows: Path) -> None:
+    report = verify(sound_rows)
+    assert report.passed
+    held = json.loads((sound_rows / "manifest.json").read_bytes())["splits"]["train"]
+    assert (report.counts["rows"], report.counts["padding"]) == (held["rows"], held["padding"])
+    assert any(f"{held['rows']:,} packed rows of train with those" in line for line in report.compared)
+
+
+@pytest.mark.parametrize("is_rehashed", [False, True], ids=["flipped", "built_wrong"])
+def test_episodes_that_changed_places_are_found(is_rehashed: bool, damaged_rows: Path) -> None:
+    """The two still fit their rows: only the planner knows, or the hash."""
+    path = damaged_rows / "train" / "pack" / "order.u64"
+    order = np.fromfile(path, dtype="<u8")
+    borders = np.fromfile(damaged_rows / "train" / "pack" / "rows.u64", dtype="<u8")
+    row = next(row for row in range(len(borders) - 1) if borders[row + 1] - borders[row] > 1)
+    at = int(borders[row])
+    order[[at, at + 1]] = order[[at + 1, at]]
+    order.tofile(path)
+    if is_rehashed:
+        rehash(damaged_rows)
+    report = verify(damaged_rows)
+    planned = [f for f in report.findings if "the planner gives" in f.message]
+    assert [(f.file, f.offset) for f in planned] == [("train/pack/order.u64", at * 8)]
+    assert any("bytes were changed" in finding.message for finding in report.findings) != is_rehashed
+
+
+def test_a_plan_that_cannot_be_is_found(damaged_rows: Path) -> None:
+    path = damaged_rows / "train" / "pack" / "order.u64"
+    order = np.fromfile(path, dtype="<u8")
+    order[3] = order[0]
+    order.tofile(path)
+    rehash(damaged_rows)
+    report = verify(damaged_rows)
+    assert files_named(report) >= {"train/pack"}
+    assert any("already in place 0" in finding.message for finding in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": "greedy"}, "the strategy of its rows is best_fit; the recipe says greedy"),
+        ({"length": 6001}, "the length of its rows is 6000; the recipe says 6001"),
+        (None, "a pack plan, and the recipe has no 'pack'"),
+    ],
+)
+def test_rows_of_another_recipe_are_found(damaged_rows: Path, changes: dict[str, Any] | None, words: str) -> None:
+    for manifest in edited(damaged_rows):
+        recipe = manifest["recipe"]
+        recipe["pack"] = None if changes is None else recipe["pack"] | changes
+    report = verify(damaged_rows)
+    assert any(words in finding.message for finding in report.findings), report.findings
+
+
+def test_a_plan_that_is_gone_is_found(damaged_rows: Path) -> None:
+    shutil.rmtree(damaged_rows / "train" / "pack")
+    report = verify(damaged_rows)
+    assert files_named(report) >= {"train/pack", "train/pack/order.u64", "train/pack/plan.json"}
 
 
 def _truncate(folder: Path) -> None:

@@ -15,7 +15,7 @@ from chatmill.store.episode_writer import EpisodeWriter
 from tests.look.sets import folder, tokenizer_once
 
 
-@pytest.mark.parametrize("name", ["episodes"])
+@pytest.mark.parametrize("name", ["episodes", "rows"])
 @pytest.mark.parametrize("batch", [50, 1 << 20])
 def test_what_users_typed_is_counted(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents_module, "BATCH_TOKENS", batch)

@@ -14,7 +14,6 @@ import numpy as np
 
 import chatmill
 from chatmill.core.kinds import Part, RoleCode, kind
-from chatmill.export.export import export_dataset
 from chatmill.look.viewer.app import Viewer, make_app
 from chatmill.look.viewer.opened import open_viewed
 from chatmill.look.viewer.serve import listening
@@ -65,7 +64,7 @@ class Sets:
     other: Path
     """The same records under the policy last_turn; one changed, one gone, one new."""
     rows: Path
-    """The same records as packed rows of Parquet files."""
+    """The same records, packed."""
     hostile: Path
 
 
@@ -87,7 +86,8 @@ def make_sets(folder: Path) -> Sets:
     first, second = write_jsonl(folder / "chats.jsonl", chats), write_jsonl(folder / "changed.jsonl", changed)
     chatmill.build({**recipe, "sources": [{"path": str(first)}]}, folder / "episodes", workers=0)
     chatmill.build({**recipe, "sources": [{"path": str(second)}], "policy": "last_turn"}, folder / "other", workers=0)
-    export_dataset(folder / "episodes", "parquet", folder / "rows", max_length=384)
+    packed = {"pack": {"length": 384}}
+    chatmill.build({**recipe, **packed, "sources": [{"path": str(first)}]}, folder / "rows", workers=0)
     write_hostile(folder / "hostile")
     return Sets(folder / "episodes", folder / "other", folder / "rows", folder / "hostile")
 

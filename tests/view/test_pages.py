@@ -11,6 +11,7 @@ import pytest
 
 from chatmill.core.kinds import RoleCode, kind_name, roles_of
 from chatmill.label.presets import PRESETS
+from chatmill.look.dataset import open_for_looking
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.view.sets import RARE, WORDS, Running, Sets
@@ -327,6 +328,39 @@ def test_colourings_and_policies(page: Page, pair: Running, episodes: list[Episo
     page.locator("#policy").select_option("")
     page.wait_for_selector("#n-stored", state="detached")
     page.watch.check(pair.url)
+
+
+def test_a_row_is_a_map_of_its_documents(page: Page, rows: Running, sets: Sets) -> None:
+    split = open_for_looking(sets.rows).split("train")
+    number = int(np.argmax(split.documents))
+    row = split.item(number)
+    assert len(row.starts) > 2
+    show(page, rows, f"a/train/item/{number}?colour=document", "#map")
+    assert page.locator("#n-documents").inner_text() == str(len(row.starts))
+    assert page.locator("#map .documents tbody tr").count() == len(row.starts)
+    for (start, end), line in zip(row.borders, page.locator("#map .documents tbody tr").all(), strict=True):
+        assert line.locator("td.n").first.inner_text() == f"{end - start:,}"
+    assert (page.locator("#map .pad").count() > 0) == (row.padding > 0)
+    titles = {text.split(":")[0] for text in page.locator("#map svg .doc title").all_text_contents()}
+    assert titles == {f"document {i}" for i in range(len(row.starts))}
+    dividers = page.locator("#runs .divider[data-document]").all_inner_texts()
+    assert row.documents is not None
+    assert [numbers_of(text)[1] for text in dividers] == row.documents.tolist()
+    page.locator("#map .documents tbody tr").last.click()
+    page.wait_for_selector(".token.here")
+    assert f"0 in its document, {int(row.starts[-1]):,} in all" in page.locator("#tip").inner_text()
+    page.watch.check(rows.url)
+
+
+def test_rows_are_browsed_with_their_fill(page: Page, rows: Running, sets: Sets) -> None:
+    split = open_for_looking(sets.rows).split("train")
+    assert split.capacity == 384
+    show(page, rows, "a/train/browse", "#list tbody tr")
+    assert listed(page) == list(range(min(50, len(split))))
+    show(page, rows, "a/train/overview", "text=Fill of the rows")
+    padding = len(split) * split.capacity - split.total_tokens
+    assert page.locator(f"#tiles [title='{padding:,} positions of padding']").count() == 1
+    page.watch.check(rows.url)
 
 
 def test_two_datasets_side_by_side(page: Page, pair: Running, differences: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.kinds import KINDS, RoleCode, roles_of
 from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
@@ -329,6 +330,25 @@ def test_an_empty_episode_and_a_split_folder_can_be_shown(tmp_path: Path) -> Non
     assert item_json(split, 0)["runs"] == []
     assert item_json(split, 1)["trained"] == 1
     assert overview_json(split)["items"] == 2
+
+
+def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([5, 6], [0, 1])
+        writer.append([3, 4], [0, 1])
+        writer.append([7, 8, 9], [0, 1, 1])
+    write_pack_plan(tmp_path / "train", EpisodeDataset(tmp_path).lengths, 4)
+    split = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
+    split.scan.wait()
+    first, second = item_json(split, 0), item_json(split, 1)
+    assert (first["map"], first["padding"], len(first["documents"])) == ([[1, 2]], 1, 1)
+    assert second["map"] == [[1, 1], [3, 1]]
+    assert [(d["number"], d["start"], d["tokens"], d["trained"]) for d in second["documents"]] == [
+        (0, 0, 2, 1),
+        (1, 2, 2, 1),
+    ]
+    found = overview_json(split)
+    assert (found["padding"], found["documents"], found["trained"]) == (1, 3, 4)
 
 
 def test_distillation_sets_show_their_spans(tmp_path: Path) -> None:

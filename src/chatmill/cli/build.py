@@ -57,7 +57,6 @@ def command(
     pack_length: Annotated[
         int | None, typer.Option("--pack-length", metavar="N", help="Tokens of a packed row; default: --max-length.")
     ] = None,
-    format_: Annotated[str | None, typer.Option("--format", hidden=True)] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     val_fraction: Annotated[
         float | None, typer.Option("--val-fraction", metavar="X", help="Share of the records for the split val.")
@@ -93,7 +92,7 @@ def command(
     from chatmill.compiler.run import run_build
 
     keys: dict[str, Any] = {
-        "tokenizer": tokenizer, "template": template, "policy": policy, "format": format_, "on_error": on_error,
+        "tokenizer": tokenizer, "template": template, "policy": policy, "on_error": on_error,
         "packing.max_length": max_length, "packing.overflow": overflow, "pack.strategy": pack,
         "pack.length": pack_length, "split.val_fraction": val_fraction,
         "add_control_tokens": add_control_tokens or None,
@@ -177,7 +176,7 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     """The manifest as JSON, or one summary table."""
     from chatmill.compiler.run import Outcome
     from chatmill.console import plain_console
-    from chatmill.look.ledger import ledger_table
+    from chatmill.look.ledger import ledger_table, rows_lines
 
     if as_json:
         typer.echo(json.dumps(result.manifest))
@@ -189,6 +188,8 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     if result.outcome is Outcome.ALREADY_BUILT:
         console.print(f"{result.directory} already holds exactly this build; nothing to do.")
     console.print(ledger_table(result.manifest))
+    for line in rows_lines(result.manifest):
+        console.print(line)
     if result.outcome is Outcome.ALREADY_BUILT:
         return
     rate = sum(split["tokens"] for split in result.manifest["splits"].values()) / max(result.seconds, 1e-9)

@@ -39,9 +39,11 @@ LINES = 20
 def command(
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
-    episode: Annotated[int | None, typer.Option("--episode", metavar="N", help="Episode N.")] = None,
+    episode: Annotated[
+        int | None, typer.Option("--episode", metavar="N", help="Episode N, also of packed rows.")
+    ] = None,
     record_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="All items of one record.")] = None,
-    block: Annotated[int | None, typer.Option("--block", metavar="N", help="Block N.")] = None,
+    row: Annotated[int | None, typer.Option("--row", "--block", metavar="N", help="Packed row N.")] = None,
     random: Annotated[bool, typer.Option("--random", help="Items drawn at random.")] = False,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of --random.")] = 0,
     examples: Annotated[int, typer.Option("--examples", "-n", metavar="N", min=1, help="How many items to show.")] = 5,
@@ -62,7 +64,7 @@ def command(
 
     opened = open_for_looking(dataset, None, tokenizer=tokenizer)
     choice = Choice(
-        episode=episode, block=block, record_id=record_id, random=random, seed=seed, split=split, start=start,
+        episode=episode, row=row, record_id=record_id, random=random, seed=seed, split=split, start=start,
         examples=examples,
     )  # fmt: skip
     chosen = choose(opened, choice)

@@ -135,7 +135,9 @@ def _manifest(export: Export, to: str) -> dict[str, Any]:
         "source": {
             "name": source.directory.resolve().name,
             "fingerprint": source.fingerprint,
-            "layout": dict.fromkeys(source.splits, "episodes"),
+            "layout": {
+                name: "episodes" if documents.plan is None else "rows" for name, documents in source.splits.items()
+            },
             "about": {name: source.about[name] for name in ABOUT if name in source.about},
         },
         "splits": export.counts,

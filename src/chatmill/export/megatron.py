@@ -40,6 +40,8 @@ def to_megatron(export: Export) -> None:
         raise ConfigError(f"eod_id is {export.eod_id:,}; token ids are stored as int32, up to {MAX_ID:,}")
     lost = _Lost()
     for split, documents in export.source.splits.items():
+        if documents.plan is not None:
+            export.say("which episodes share a row is not kept: Megatron packs anew")
         with _Shards(export.folder / split, export.shard_tokens) as shards:
             for batch in export.batches(split, one_each(documents)):
                 some = batch.documents

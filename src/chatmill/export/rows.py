@@ -1,4 +1,4 @@
-"""Documents laid out as rows for an export: one a row, or packed by one global plan."""
+"""Documents laid out as rows for an export: one a row, by the plan beside them, or packed anew by one global plan."""
 
 from __future__ import annotations
 
@@ -77,6 +77,20 @@ def one_each(documents: DocumentSet) -> RowPlan:
         lengths=documents.lengths,
         row_offsets=np.arange(count + 1, dtype=np.int64),
         packed=False,
+    )
+
+
+def as_stored(documents: DocumentSet) -> RowPlan:
+    """The rows of the plan beside the episodes; without one, episodes one a row."""
+    stored = documents.plan
+    if stored is None:
+        return one_each(documents)
+    return RowPlan(
+        documents=stored.order,
+        lengths=documents.lengths[stored.order],
+        row_offsets=stored.row_offsets,
+        packed=True,
+        capacity=stored.length,
     )
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 from chatmill.export.megatron import to_megatron
-from chatmill.export.rows import RowBatch, RowPlan, one_each, packed_anew, row_batches
+from chatmill.export.rows import RowBatch, RowPlan, as_stored, one_each, packed_anew, row_batches
 from chatmill.store.documents import DocumentSet, StoredDataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.parquet import ParquetShards
@@ -56,10 +57,10 @@ class Export:
             self.not_held.append(sentence)
 
     def rows(self, split: str) -> RowPlan:
-        """One document a row; packed where a length is given."""
+        """Rows of the pack plan, or one document a row; packed anew where a length is given."""
         documents = self.source.splits[split]
         if self.max_length is None:
-            return one_each(documents)
+            return as_stored(documents)
         made = packed_anew(documents, self.max_length, self.packing_strategy, self.overflow)
         for sentence in made.left_out:
             self.say(f"{split}: {sentence}")
@@ -93,7 +94,7 @@ class Export:
 
 
 def to_episodes(export: Export) -> None:
-    """One document an episode, in the order of the build."""
+    """One document an episode, in the order of the build, and the pack plan where there is one."""
     if export.max_length is not None:
         raise ConfigError("episodes are not packed into rows: leave out max_length, or export to hf or parquet")
     kinds = export.holds_kinds
@@ -113,6 +114,8 @@ def to_episodes(export: Export) -> None:
                     turns=columns.get("turns"),
                     record_ids=columns.get("record_id"),
                 )
+        if documents.plan is not None:
+            write_pack_plan(export.folder / split, documents.lengths, documents.plan.length, documents.plan.strategy)
 
 
 # --- columns of Arrow ---------------------------------------------------------------------------------------------

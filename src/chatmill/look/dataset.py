@@ -13,6 +13,7 @@ from chatmill.look.items import LookLayout, LookSplit
 from chatmill.look.kd import is_kd, open_kd
 from chatmill.look.packed_rows import is_packed, open_packed, packed_splits
 from chatmill.look.packed_split import PackedSplit
+from chatmill.look.row_split import RowSplit
 from chatmill.look.stored_splits import EpisodeSplit
 from chatmill.store.documents import find_splits
 from chatmill.store.episode_layout import is_episode_split
@@ -95,7 +96,7 @@ class LookDataset:
         if not any(split.has_record_ids for split in where):
             raise ConfigError(
                 f"{self.path}: its {self.layout.item}s are stored without record ids: choose by number, with "
-                f"{'--block' if self.layout.packed else '--episode'}"
+                f"{'--row' if self.layout.packed else '--episode'}"
             )
         close = list(dict.fromkeys(text for split in where for text in split.similar_ids(record_id)))[:3]
         hint = f"; close ones: {', '.join(map(repr, close))}" if close else ""
@@ -125,7 +126,9 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
 
 def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
     found = find_splits(folder, splits)
-    opened: dict[str, LookSplit] = {name: EpisodeSplit(folder, name) for name in found.splits}
+    opened: dict[str, LookSplit] = {
+        name: RowSplit(folder, name) if found.packed else EpisodeSplit(folder, name) for name in found.splits
+    }
     return LookDataset(shown, opened, found.about, tokenizer)
 
 

@@ -31,8 +31,8 @@ class EpisodeSplit(LookSplit):
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
         self._dataset = EpisodeDataset(directory, name)
-        self._documents = DocumentSet(self._dataset)
-        self.has_weights, self.has_kinds = self._documents.has_weights, self._documents.has_kinds
+        self.stored = DocumentSet(self._dataset)
+        self.has_weights, self.has_kinds = self.stored.has_weights, self.stored.has_kinds
         self.has_record_ids = "record_id" in self._dataset.columns
         self.source_names = self._dataset.source_names
         self.features = ("tokens", *(("mask",) if self.has_weights else ()), *self._dataset.columns)
@@ -43,7 +43,7 @@ class EpisodeSplit(LookSplit):
     @property
     def tokens(self) -> Ints:
         """Tokens of every episode."""
-        return self._documents.lengths
+        return self.stored.lengths
 
     @cached_property
     def documents(self) -> Ints:
@@ -89,8 +89,8 @@ class EpisodeSplit(LookSplit):
     def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
         """All episodes in order."""
         read = 0
-        for numbers in self._documents.batches():
-            some = self._documents.gather(numbers)
+        for numbers in self.stored.batches():
+            some = self.stored.gather(numbers)
             yield TokenBatch(
                 items=numbers,
                 offsets=some.offsets,
@@ -102,12 +102,16 @@ class EpisodeSplit(LookSplit):
             if read >= RELEASE_TOKENS:
                 read = 0
                 del some
-                for shard in self._dataset.shards:
-                    shard.release()
+                self.release()
+
+    def release(self) -> None:
+        """Unmap the files; they are mapped again when they are needed."""
+        for shard in self._dataset.shards:
+            shard.release()
 
     def record_ids(self, numbers: Ints) -> list[str] | None:
         """Record ids of some episodes."""
-        return self._documents.facts("record_id", numbers)
+        return self.stored.facts("record_id", numbers)
 
     def find(self, record_id: str) -> list[int]:
         """The episodes of a record."""

@@ -54,6 +54,7 @@ class StoredSplit:
     def __init__(self, directory: Path, split: str) -> None:
         self._dataset = dataset = EpisodeDataset(directory, split)
         self.episodes, self.tokens = len(dataset), dataset.tokens
+        self.lengths = dataset.lengths
         for number in range(len(dataset.shards)):
             self._refuse_gaps(number)
 

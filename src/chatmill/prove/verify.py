@@ -23,6 +23,7 @@ from chatmill.label.presets import PRESETS
 from chatmill.prove.columns import ColumnCounts
 from chatmill.prove.deep import DeepCheck
 from chatmill.prove.inputs import check_inputs
+from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
 from chatmill.prove.stored import StoredSplit
@@ -58,9 +59,9 @@ def verify(
     """Check the dataset in a folder; what is wrong is in the report, with the file, and the record where it is known.
 
     Shallow: every file of the manifest with size and hash, no others in the splits, index in range, columns aligned,
-    the ledger against the columns, the tokenizer against its fingerprint. `deep` reads the inputs again and derives
-    every record by the slow reference path; with `sample` only so many of them, evenly spread, and the others by the
-    fast path. A folder that is no dataset is a `FormatError`.
+    packed rows against the planner, the ledger against the columns, the tokenizer against its fingerprint. `deep` reads
+    the inputs again and derives every record by the slow reference path; with `sample` only so many of them, evenly
+    spread, and the others by the fast path. A folder that is no dataset is a `FormatError`.
 
     A Python file that the manifest names as template is not run, and what needs it is not checked, unless `template`
     names the file again or `trust_template` is its sha256.
@@ -79,7 +80,8 @@ def verify(
     rules = _check_rules(folder, recipe, manifest, trust, book)
     splits = _open_splits(folder, manifest, book)
     counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(rules), book)
-    ledger = _check_ledger(manifest, splits, counts, book)
+    padding = check_plans(folder, manifest, recipe, splits, book)
+    ledger = _check_ledger(manifest, splits, counts, padding, book)
     _check_rejected(folder, ledger, book)
     if deep:
         _check_records(folder, manifest, splits, rules, sample, book)
@@ -273,7 +275,11 @@ def _check_columns(
 
 
 def _check_ledger(
-    manifest: Mapping[str, Any], splits: Mapping[str, StoredSplit], counts: ColumnCounts, book: Notebook
+    manifest: Mapping[str, Any],
+    splits: Mapping[str, StoredSplit],
+    counts: ColumnCounts,
+    padding: int | None,
+    book: Notebook,
 ) -> Ledger | None:
     """The ledger balances, and says what the columns say."""
     try:
@@ -287,7 +293,8 @@ def _check_ledger(
         book.unchecked.append("the ledger was not compared with the columns, since a split cannot be read")
         return ledger
     accounts: list[tuple[str, int, int]] = [
-        ("tokens stored", ledger.stored, counts.tokens),
+        ("tokens stored", ledger.stored - ledger.padding, counts.tokens),
+        ("tokens of padding", ledger.padding, ledger.padding if padding is None else padding),
         ("trained tokens", ledger.total("trained"), counts.trained),
         ("episodes", ledger.total_notes("episodes"), counts.episodes),
     ]

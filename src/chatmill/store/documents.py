@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.store.episode_layout import SPLITS, is_episode_split
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.pack_plan import PACK, PackPlan, read_pack_plan
 from chatmill.store.receipts import MANIFEST, read_export, read_manifest
 
 Ints = NDArray[np.int64]
@@ -64,6 +66,11 @@ class DocumentSet:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @cached_property
+    def plan(self) -> PackPlan | None:
+        """Which episodes share a row; None where the split is not packed. Read and checked when first asked for."""
+        return read_pack_plan(self._dataset.folder, self.lengths)
 
     def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
         """Ids, weights and kinds of a whole shard, flat (views of its files)."""
@@ -155,6 +162,11 @@ class DatasetFolder:
     """The build's manifest; for an export what it says about its source; empty where there is neither."""
     fingerprint: str | None
     """That of the build; None where there is no manifest of one."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether all splits have a pack plan."""
+        return all((self.directory / split / PACK).is_dir() for split in self.splits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,11 @@ def report_page(data: ReportData, *, version: str = "") -> str:
 
 def _subtitle(dataset: LookDataset) -> str:
     about = dataset.about
-    words = [{"episodes": "episodes", "packed": "packed rows", "kd": "distillation set"}[dataset.layout]]
+    words = [
+        {"episodes": "episodes", "rows": "packed rows", "packed": "packed rows", "kd": "distillation set"}[
+            dataset.layout
+        ]
+    ]
     for key in ("template", "tokenizer", "policy"):
         named = about.get(key)
         if isinstance(named, Mapping) and named.get("name"):
