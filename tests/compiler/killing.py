@@ -141,10 +141,12 @@ def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str])
 
 
 def workers_of(driver: int) -> list[int]:
+    """All processes below one: its children, and those that were forked from them."""
     try:
-        return [int(pid) for pid in Path(f"/proc/{driver}/task/{driver}/children").read_text().split()]
-    except FileNotFoundError:
+        children = [int(pid) for pid in Path(f"/proc/{driver}/task/{driver}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
         return []
+    return [pid for child in children for pid in (child, *workers_of(child))]
 
 
 def send(pid: int, number: int) -> bool:
@@ -178,7 +180,7 @@ def kill_at_random(order: dict[str, Any], home: Path, expected: dict[str, str]) 
         report: dict[str, Any] = {"number": number, "hit": False}
         # The process that builds is a child of the child, so that the one which waits is never hit.
         status = None if number == order["random"] else ended(child, time.monotonic() + rng.random() * usual)
-        drivers = workers_of(child)
+        drivers = workers_of(child)[:1]
         if status is None and drivers and number < order["random"]:
             victims = workers_of(drivers[0]) if rng.random() < 0.5 else drivers
             victim = rng.choice(victims or drivers)

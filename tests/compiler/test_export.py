@@ -46,7 +46,7 @@ def recipe(**options: Any) -> dict[str, Any]:
         "template": "chatml",
         "add_control_tokens": True,
         "split": {"val_fraction": 0.2},
-        "shard_bytes": 30_000,
+        "shard_bytes": 30_000 if "pack" not in options else 32 << 20,
         **options,
     }
 

@@ -39,7 +39,7 @@ from chatmill.compiler.publish import (
 )
 from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
 from chatmill.compiler.shards import DiskSync, whole_receipt
-from chatmill.compiler.sources import SCAN_IN_WORKERS, SourcePlan, plan_sources
+from chatmill.compiler.sources import SourcePlan, plan_sources
 from chatmill.compiler.work import claim_work, remove_work, work_folder
 from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
 from chatmill.render.trust import TemplateTrust, allowed_template
@@ -125,15 +125,11 @@ def run_build(
 
 @contextmanager
 def _own_engine(workers: int | None, recipe: Recipe, directory: Path) -> Iterator[LocalExecutor]:
-    """The local engine; its workers, as many as will be needed, load the fast engine while this process is busy.
-
-    Unless there is so much input that they scan it first.
-    """
+    """The local engine; what its workers need is loaded while this process is busy."""
     engine = LocalExecutor(workers, keep=True)
     try:
-        size = _input_bytes(recipe)
-        if not os.path.exists(directory / MANIFEST) and size < SCAN_IN_WORKERS:  # else, most likely, nothing is to do
-            engine.prepare(load_pipeline, _recipe_text(recipe), most=-(-size // recipe.shard_bytes))
+        if not os.path.exists(directory / MANIFEST):  # else there is, most likely, nothing to do
+            engine.prepare(load_pipeline, _recipe_text(recipe), most=_chunks_about(recipe))
         yield engine
     finally:
         engine.close()
@@ -151,11 +147,11 @@ def _driver_pipeline(recipe: Recipe) -> Pipeline:
         return pipeline_of(text)
 
 
-def _input_bytes(recipe: Recipe) -> int:
-    """Bytes of all input files as they lie on disk; 0 where they cannot be found, which is reported later."""
+def _chunks_about(recipe: Recipe) -> int:
+    """Chunks of the input, as far as the sizes of the files tell; 0 where they cannot be found: reported later."""
     try:
         files = [path for source in recipe.sources for path in resolve_paths(source.patterns)]
-        return sum(path.stat().st_size for path in files)
+        return -(-sum(path.stat().st_size for path in files) // recipe.shard_bytes)
     except (ChatmillError, OSError):
         return 0
 

@@ -98,15 +98,15 @@ def shared_chunks(pieces: Sequence[Piece], shard_bytes: int) -> tuple[tuple[Piec
 
 
 def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[ScannedInput]:
-    """Scan all files: by the workers where there is much, else in threads.
+    """Scan all files: in threads, since reading and hashing need no interpreter; where there is much, on the engine.
 
-    Reading and hashing need no interpreter, and workers are then busy loading what the chunks will need.
+    Local workers for that are others than those of the chunks: these come when what they need is loaded.
     """
     size = sum(Path(scan.path).stat().st_size for scan in scans)
-    is_here = executor is None or (isinstance(executor, LocalExecutor) and not executor.workers)
-    if executor is None or is_here or size < SCAN_IN_WORKERS:
+    if executor is None or size < SCAN_IN_WORKERS or (isinstance(executor, LocalExecutor) and not executor.workers):
         with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
             return list(threads.map(scan_input, scans))
+    engine = LocalExecutor(executor.workers) if isinstance(executor, LocalExecutor) else executor
     found: dict[int, ScannedInput] = {}
-    executor.run(scan_input, scans, found.__setitem__, LateJobs(lambda: None).hear)
+    engine.run(scan_input, scans, found.__setitem__, LateJobs(lambda: None).hear)
     return [found[index] for index in range(len(scans))]

@@ -7,16 +7,14 @@ needed). A worker is noticed to be dead by its process handle and by the end of 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
 import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -38,10 +36,10 @@ from chatmill.compiler.engines.executor import (
     describe_exit,
     label_of,
     pack_job,
-    run_packed,
     unpack_outcome,
 )
 from chatmill.compiler.engines.late import LATE_SECONDS, TICKS, Patience, late_event
+from chatmill.compiler.engines.nursery import ForkedProcess, Nursery, can_fork
 from chatmill.errors import ConfigError
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -49,9 +47,8 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAY
 BOOT_VARIABLE = "CHATMILL_WORKER"
 BOOT = (
     f"import json, os, sys; boot = json.loads(os.environ.pop({BOOT_VARIABLE!r})); sys.path[:] = boot['path']; "
-    "from chatmill.compiler.engines.local import worker_main; worker_main(boot)"
+    "from chatmill.compiler.engines.worker import worker_main; worker_main(boot)"
 )
-READY = b"ready"
 MAX_FAILED_STARTS = 3
 GOODBYE_SECONDS = 5.0
 """How long a worker that is idle, or whose pipe has ended, may take to end by itself."""
@@ -81,16 +78,21 @@ class LocalExecutor:
     def prepare(self, job: Callable[[Spec], object], spec: Spec, *, most: int | None = None) -> None:
         """Start the workers (`most` of them) now and let each do this job first; the next `run` takes them over.
 
+        Where the system can fork, one process does the job, and the workers of the run are forked from it.
+
         What the job gives or raises is not looked at: it is there to load what the jobs of the run will need, while
         the driver is busy with something else. Call `close` in the end, in case there is no run.
         """
         check_job(job)
         count = self.workers if most is None else min(self.workers, most)
         if count and self._prepared is None:
-            self._prepared = _Crew(first_job=pack_job(job, spec))
+            self._prepared = _Crew(first_job=pack_job(job, spec), late_seconds=self.late_seconds)
             try:
-                for _ in range(count):
-                    self._prepared.start_worker(self.workers)
+                if count > 1 and can_fork():
+                    self._prepared.start_nursery()
+                else:
+                    for _ in range(count):
+                        self._prepared.start_worker(self.workers)
             except BaseException:
                 self.close()
                 raise
@@ -154,7 +156,7 @@ def _run_here(
 class _Worker:
     """One worker process as the driver sees it."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     connection: Connection
     preparing: bool
     """Whether it has a job in hand that was given before the run; its outcome is not looked at."""
@@ -190,23 +192,36 @@ class _Worker:
 class _Crew:
     """The worker processes of one run; they end when this object is told to, and with this process, however it ends."""
 
-    def __init__(self, first_job: bytes | None = None) -> None:
-        """`first_job`: what every worker does before anything else."""
+    def __init__(self, first_job: bytes | None = None, late_seconds: float = LATE_SECONDS) -> None:
+        """`first_job`: what every worker does before anything else, or the process that they are forked from."""
         self.workers: list[_Worker] = []
-        self._first_job = first_job
+        self._first_job, self._late_seconds = first_job, late_seconds
+        self._nursery: Nursery | None = None
         # The workers hold the reading end and end themselves when the writing end goes.
         self._lifeline = os.pipe()
 
+    def start_nursery(self) -> None:
+        """Start the process that loads what the workers need."""
+        assert self._first_job is not None
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs, _interrupts_held():
+                self._nursery = Nursery(self._start_process(theirs.fileno(), nursery=True), ours, self._first_job)
+        except OSError as error:
+            raise WorkerStartError(f"no worker process can be started: {error}") from error
+
     def start_worker(self, limit: int) -> None:
         """Start one more; `limit` is how many there are to be, for the error."""
+        forking = self._nursery is not None and self._nursery.wait_ready(self._late_seconds)
         try:
             with contextlib.ExitStack() as opened:
                 ours, theirs = map(opened.enter_context, Pipe())
                 with _interrupts_held():
+                    forked = self._nursery.fork(theirs.fileno()) if self._nursery is not None and forking else None
                     worker = _Worker(
-                        process=self._start_process(theirs.fileno()),
+                        process=forked or self._start_process(theirs.fileno()),
                         connection=ours,
-                        preparing=self._first_job is not None,
+                        preparing=self._first_job is not None and forked is None,
                     )
                     self.workers.append(worker)
                     opened.pop_all()
@@ -217,16 +232,17 @@ class _Crew:
                 f"worker process {len(self.workers) + 1} of {limit} cannot be started: {error}; "
                 "use fewer workers, or raise the limit on processes or open files"
             ) from error
-        if self._first_job is not None:
+        if worker.preparing and self._first_job is not None:
             with contextlib.suppress(OSError):  # it has died already: that is noticed when it is waited for
                 worker.connection.send_bytes(self._first_job)
 
-    def _start_process(self, connection: int) -> subprocess.Popen[bytes]:
+    def _start_process(self, connection: int, *, nursery: bool = False) -> subprocess.Popen[bytes]:
         boot = {
             "path": [entry for entry in sys.path if isinstance(entry, str)],
             "connection": connection,
             "lifeline": self._lifeline[0],
             "driver": os.getpid(),
+            "nursery": nursery,
         }
         command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", BOOT, "chatmill-worker"]
         return subprocess.Popen(
@@ -255,6 +271,8 @@ class _Crew:
                 worker.process.kill()
             for worker in self.workers:
                 worker.end()
+            if self._nursery is not None:
+                self._nursery.end(GOODBYE_SECONDS)
         finally:
             for descriptor in self._lifeline:
                 os.close(descriptor)
@@ -431,44 +449,3 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def worker_main(boot: dict[str, Any]) -> None:
-    """The life of a worker process: one job after the other until the pipe ends."""
-    # Ctrl-C reaches every process of the terminal; the driver alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for descriptor in (boot["connection"], boot["lifeline"]):
-        os.set_inheritable(descriptor, False)
-    _die_with_the_driver(boot["driver"], boot["lifeline"])
-    connection = Connection(boot["connection"])
-    with contextlib.suppress(EOFError, OSError):  # the driver has no more work, or is gone
-        connection.send_bytes(READY)
-        while True:
-            connection.send_bytes(run_packed(connection.recv_bytes()))
-    _leave()
-
-
-def _leave() -> None:
-    """End this process with its exit handlers, but without taking apart what it has loaded: the driver is waiting."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(0)
-
-
-def _die_with_the_driver(driver: int, lifeline: int) -> None:
-    """End this process when the driver ends in any way, also in the middle of a job."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != driver:  # it was gone before the line above
-            os._exit(1)
-
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            os.read(lifeline, 1)  # nothing is ever written: this returns when the last writer is gone
-        os._exit(1)
-
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()
