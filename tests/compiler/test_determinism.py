@@ -76,8 +76,7 @@ def test_any_number_of_workers(reference: Reference, fast: Path, workers: int) -
 
 
 def test_input_that_workers_have_scanned(reference: Reference, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("run", "sources"):
-        monkeypatch.setattr(f"chatmill.compiler.{module}.SCAN_IN_WORKERS", 1)
+    monkeypatch.setattr("chatmill.compiler.sources.SCAN_IN_WORKERS", 1)
     monkeypatch.setattr("chatmill.compiler.sources.ThreadPoolExecutor", None)  # the driver scans nothing
     run_build(reference.recipe, fast / "out", workers=2)
     reference.check(fast / "out")

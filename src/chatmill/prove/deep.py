@@ -23,7 +23,8 @@ from chatmill.prove.inputs import ReadRecord, capped, read_inputs
 from chatmill.prove.reference import Reference, account, split_of
 from chatmill.prove.report import Finding, Notebook
 from chatmill.prove.spans import SpanCheck
-from chatmill.prove.stored import StoredEpisode, StoredSplit
+from chatmill.prove.stored import StoredSplit
+from chatmill.store.episodes import Episode
 from chatmill.store.receipts import MANIFEST
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -180,7 +181,7 @@ class DeepCheck:
 
     def _differs(
         self, split: StoredSplit, name: str, number: int, conversation: Conversation, column: str, place: int,
-        sentence: str, stored: StoredEpisode, expected: Expected,
+        sentence: str, stored: Episode, expected: Expected,
     ) -> None:  # fmt: skip
         file, offset = split.place(number, column, place)
         around = slice(max(0, place - CONTEXT), place + CONTEXT)
@@ -301,7 +302,7 @@ def _flat(ledger: Ledger, notes: Sequence[str]) -> Counter[tuple[str, ...]]:
 
 
 def _differences(
-    stored: StoredEpisode, expected: Expected, conversation: Conversation, keep_kinds: bool
+    stored: Episode, expected: Expected, conversation: Conversation, keep_kinds: bool
 ) -> list[tuple[str, int, str]]:
     """(column, first token, sentence) of everything that differs."""
     found: list[tuple[str, int, str]] = []

@@ -13,23 +13,10 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
-from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.episodes import Episode, EpisodeDataset
 
 SLICE_TOKENS = 4 << 20
 """Tokens that are looked at together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredEpisode:
-    """One episode."""
-
-    ids: NDArray[np.uint32]
-    weights: NDArray[Any] | None
-    kinds: NDArray[np.uint8] | None
-    source: str | None = None
-    turns: int | None = None
-    trained: int | None = None
-    record_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,18 +62,9 @@ class StoredSplit:
                 f"{shard.folder / TOKENS}: {shard.tokens:,} tokens, and {INDEX} has {expected[-1]:,} in its episodes"
             )
 
-    def episode(self, number: int) -> StoredEpisode:
+    def episode(self, number: int) -> Episode:
         """One episode by its number in the order of the build."""
-        found = self._dataset[number]
-        return StoredEpisode(
-            ids=found.ids,
-            weights=found.weights,
-            kinds=found.kinds,
-            source=found.source,
-            turns=found.turns,
-            trained=found.trained,
-            record_id=found.record_id,
-        )
+        return self._dataset[number]
 
     def place(self, number: int, column: str, token: int) -> tuple[Path, int]:
         """File and byte of one value: of `ids`, `weights`, `kinds`, or of a column of the episode itself."""
