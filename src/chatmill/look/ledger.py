@@ -14,8 +14,8 @@ def rows_lines(manifest: dict[str, Any]) -> list[str]:
     """How full the packed rows of each split are; nothing where the build does not pack."""
     length = (manifest["recipe"].get("pack") or {}).get("length")
     return [
-        f"{visible(name)}: {held['episodes']:,} episodes in {held['rows']:,} rows of {length:,} tokens, {held['fill']:.2%} "
-        f"full (no packing needs fewer than {held['lower_bound']:,} rows)"
+        f"{visible(name)}: {held['episodes']:,} episodes in {held['rows']:,} rows of {length:,} tokens, "
+        f"{held['fill']:.2%} full (no packing needs fewer than {held['lower_bound']:,} rows)"
         for name, held in manifest["splits"].items()
         if length is not None and "rows" in held
     ]
