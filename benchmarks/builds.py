@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, pipeline_of
-from chatmill.compiler.inputs import CHUNK_BYTES
+from chatmill.compiler.chunk_job import STATE, ChunkJob, compile_chunk, pipeline_of
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.run import run_build
@@ -45,7 +44,7 @@ class Bench:
     """What loading the tokenizer and binding the template took; in no timing."""
 
     @classmethod
-    def of(cls, recipe: Recipe, work: Path, *, chunk_bytes: int = CHUNK_BYTES) -> Bench:
+    def of(cls, recipe: Recipe, work: Path, *, shard_bytes: int | None = None) -> Bench:
         """Plan the chunks and load the tokenizer.
 
         The pipeline's recipe names no sources of its own: benches over other files share what it loads.
@@ -54,12 +53,13 @@ class Bench:
         start = time.perf_counter()
         pipeline = pipeline_of(text)
         load = time.perf_counter() - start
-        planned = plan_sources(recipe, work / "spool", chunk_bytes=chunk_bytes)
+        cut = recipe if shard_bytes is None else recipe.model_copy(update={"shard_bytes": shard_bytes})
+        planned = plan_sources(cut, work / "spool")
+        work.mkdir(parents=True, exist_ok=True)
+        (work / STATE).write_text(json.dumps({"fingerprint": "bench"}))
         jobs = tuple(
-            ChunkJob(
-                number=number, chunk=item.chunk, weight=1.0, max_records=None, recipe=text, parts=str(work / "parts")
-            )
-            for number, item in enumerate(planned.work)
+            ChunkJob(number=number, pieces=pieces, recipe=text, work=str(work), fingerprint="bench")
+            for number, pieces in enumerate(planned.chunks)
         )
         return cls(pipeline=pipeline, jobs=jobs, load_seconds=load)
 
@@ -77,9 +77,9 @@ class Bench:
 
 
 def build(recipe: Recipe, out: Path, workers: int) -> dict[str, Any]:
-    """A whole build, start of the workers, tokenizer and final join included; its manifest."""
+    """A whole build, start of the workers, tokenizer included; its manifest."""
     shutil.rmtree(out, ignore_errors=True)
-    return run_build(recipe, out, workers=workers, chunk_bytes=CHUNK_BYTES).manifest
+    return run_build(recipe, out, workers=workers).manifest
 
 
 def tokens_of(manifest: dict[str, Any]) -> int:

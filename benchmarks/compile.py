@@ -9,7 +9,7 @@
 - *renderers*: a chunk's whole work against PrimeIntellect's `renderers`, which begins with decoded records and ends
   with ids and mask in memory; one process each. It writes the published template, so ours is `qwen3` there.
 - *TRL*: `datasets.map` with `apply_chat_template` and its assistant mask, 2 processes, against a whole build with 2
-  workers (start of the workers, tokenizer and final join included). TRL takes the input in slices, one a round;
+  workers (start of the workers, tokenizer included). TRL takes the input in slices, one a round;
   Chatmill builds all of it in every round. TRL is not charged for reading the file.
 
 Input: the bundled real conversations without the two that spell control tokens, tiled with changed words in every copy.
@@ -47,7 +47,7 @@ from benchmarks.harness import (
 )
 from benchmarks.inputs import inputs_folder, records, without_control_text, write_shards, write_tiled
 from benchmarks.peers import Prepared, conversations_of, prepared, renderers_rows, trl_map, trl_table
-from chatmill.compiler.inputs import CHUNK_BYTES
+from chatmill.compiler.recipe import Recipe
 from chatmill.core.texts import Texts
 from chatmill.render.registry import bind
 from chatmill.render.render import render
@@ -58,6 +58,7 @@ from tests.data.tokenizer_files import unpacked
 SIZE, QUICK_SIZE = 520_000_000, 8_000_000
 TRL_SIZE, QUICK_TRL_SIZE = 261_000_000, 800_000
 TRL_SLICES, QUICK_SLICES = 3, 1
+SHARD_BYTES = Recipe.model_fields["shard_bytes"].default
 
 
 class Recorder:
@@ -81,7 +82,7 @@ class Recorder:
 def against_gigatoken(report: Report, paths: list[Path], work: Path) -> None:
     """Chunk work against encoding alone, on the same pieces in the same calls."""
     size = sum(path.stat().st_size for path in paths)
-    bench = Bench.of(recipe_for(paths), work, chunk_bytes=min(CHUNK_BYTES, size // 8))
+    bench = Bench.of(recipe_for(paths), work, shard_bytes=min(SHARD_BYTES, size // 8))
     tokenizer: Any = bench.pipeline.template.tokenizer
     recorder = tokenizer.backend = Recorder(tokenizer.backend)
     alone = load_tokenizer(unpacked("qwen3")).backend._tokenizer  # type: ignore[attr-defined]  # gigatoken itself
@@ -121,7 +122,7 @@ def against_gigatoken(report: Report, paths: list[Path], work: Path) -> None:
     )  # fmt: skip
     report.figures["gigatoken"] = {
         "input_bytes": size,
-        "bytes_timed": sum(job.chunk.bytes for job in bench.jobs[1:]),
+        "bytes_timed": sum(job.bytes for job in bench.jobs[1:]),
         "tokenizer_load_s": bench.load_seconds,
         "compile_s_by_chunk": ours,
         "encode_s_by_chunk": theirs,

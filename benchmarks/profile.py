@@ -137,7 +137,7 @@ class Sampler:
 
 def profile_compile(path: Path, work: Path) -> dict[str, Any]:
     """Stages of compiling the chunks of a file, and their floors."""
-    bench = Bench.of(recipe_for([path]), work, chunk_bytes=max(1 << 20, path.stat().st_size // 7))
+    bench = Bench.of(recipe_for([path]), work, shard_bytes=max(1 << 20, path.stat().st_size // 7))
     bench.compile(bench.jobs[0])
     sampler = Sampler()
     tokens, seconds = 0, 0.0
@@ -147,7 +147,7 @@ def profile_compile(path: Path, work: Path) -> dict[str, Any]:
             tokens, seconds = tokens + made, seconds + took
     total = sum(sampler.by_file.values())
     return {
-        "bytes": sum(job.chunk.bytes for job in bench.jobs[1:]),
+        "bytes": sum(job.bytes for job in bench.jobs[1:]),
         "tokens": tokens,
         "seconds": seconds,
         "stages": {name: value / total for name, value in sampler.stages().items()},
@@ -167,9 +167,9 @@ def floors(bench: Bench, work: Path) -> dict[str, float]:
     tokens = sum(split["tokens"] for split in receipt["splits"].values())
     stored = b"".join(file.read_bytes() for file in sorted(job.folder.rglob("*")) if file.is_file())
     shutil.rmtree(job.folder)
-    with open(job.chunk.data, "rb") as file:
-        file.seek(job.chunk.start)
-        lines = file.read(job.chunk.stop - job.chunk.start)
+    with open(job.pieces[0].range.data, "rb") as file:
+        file.seek(job.pieces[0].range.start)
+        lines = file.read(job.pieces[0].range.stop - job.pieces[0].range.start)
 
     def write() -> None:
         with open(work / "floor.bin", "wb") as file:

@@ -1,81 +1,229 @@
-"""A whole build with 1 worker and with 2, on input that takes one worker 30 seconds and more.
+"""Whole builds with several numbers of workers, beside the same chunk work in as many independent processes.
 
     python -m benchmarks.workers [--quick] [--json] [--size BYTES]
+    python -m benchmarks.workers --curve 1,2,4,8,12,16 [--size BYTES]
+
+The first is a part of `make bench`: 1 and 2 workers, on input that takes one worker 30 seconds and more. The second
+prints a curve. A build is a process of its own, timed from its start to its end: interpreter, tokenizer, hashing of the
+input, publishing. *Independent processes* are the limit: each has loaded its tokenizer before the clock starts, and
+does its share of the chunks (read, render, label, write, hash, rename) without a driver. `driver` is the share of the
+driver in the processor time of the whole build.
 
 The input is that of `benchmarks.compile`; where one worker would be done too soon, the same files are listed several
-times. Both builds must store the same bytes (by the hashes of their manifests).
+times. All builds must store the same bytes (by the hashes of their manifests), and as many tokens as the chunks.
+Needs nothing but Chatmill and its dependencies; no network.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import pickle
+import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.builds import build, recipe_for, tokens_of
+from benchmarks.builds import Bench, recipe_for
 from benchmarks.harness import Comparison, Report, Timing, WorkDiffersError, run_one
 from benchmarks.inputs import again, inputs_folder, records, without_control_text, write_shards
+from chatmill.compiler.chunk_job import compile_chunk, pipeline_of
+from chatmill.compiler.recipe import recipe_of
+from chatmill.compiler.run import run_build
 from chatmill.tokenizer.load import load_tokenizer
 from tests.data.tokenizer_files import unpacked
 
 SIZE, QUICK_SIZE = 520_000_000, 4_000_000
 LONG_ENOUGH = 30.0
 """Seconds that one worker must take."""
+RECIPE, JOBS = "recipe.json", "jobs.pickle"
 
 
-def timed(paths: list[Path], out: Path, workers: int) -> tuple[float, dict[str, Any]]:
-    """Wall seconds and manifest of a build."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """One build in a process of its own."""
+
+    seconds: float
+    driver: float
+    """Processor seconds of the driver."""
+    total: float
+    """Of the driver and its workers."""
+    tokens: int
+    files: dict[str, Any]
+
+
+def built(home: Path, workers: int) -> Built:
+    """Build the recipe in `home`, in a new interpreter."""
+    shutil.rmtree(home / "out", ignore_errors=True)
     start = time.perf_counter()
-    manifest = build(recipe_for(paths), out, workers)
+    done = _python("--build", home, str(workers)).communicate()[0]
     seconds = time.perf_counter() - start
-    shutil.rmtree(out)
-    return seconds, manifest
+    found = json.loads(done)
+    files = json.loads((home / "out" / "manifest.json").read_bytes())["files"]
+    shutil.rmtree(home / "out")
+    return Built(seconds=seconds, driver=found["driver"], total=found["total"], tokens=found["tokens"], files=files)
+
+
+def _python(what: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.workers", what, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _build_here(home: Path, workers: int) -> None:
+    """In that interpreter: build, and say what it took."""
+    result = run_build(recipe_of(json.loads((home / RECIPE).read_text())), home / "out", workers=workers)
+    own, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    driver = own.ru_utime + own.ru_stime
+    tokens = sum(split["tokens"] for split in result.manifest["splits"].values())
+    print(json.dumps({"driver": driver, "total": driver + others.ru_utime + others.ru_stime, "tokens": tokens}))
+
+
+def independent(home: Path, processes: int) -> tuple[float, int]:
+    """Seconds and tokens of all chunks in so many processes, from the word go to the end of the last one."""
+    shares = [_python("--share", home, str(number), str(processes)) for number in range(processes)]
+    for share in shares:
+        assert share.stdout is not None
+        if share.stdout.readline() != "ready\n":
+            raise RuntimeError("a process did not get ready")
+    start = time.perf_counter()
+    for share in shares:
+        assert share.stdin is not None
+        share.stdin.write("go\n")
+        share.stdin.flush()
+    tokens = sum(int(share.communicate()[0]) for share in shares)
+    seconds = time.perf_counter() - start
+    shutil.rmtree(home / "shards", ignore_errors=True)
+    return seconds, tokens
+
+
+def _share_here(home: Path, number: int, processes: int) -> None:
+    """In one of those processes: the chunks `number`, `number + processes`, ..."""
+    jobs = pickle.loads((home / JOBS).read_bytes())
+    pipeline_of(jobs[0].recipe)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    receipts = [compile_chunk(job) for job in jobs[number::processes]]
+    print(sum(split["tokens"] for receipt in receipts for split in receipt["splits"].values()), flush=True)
+
+
+def prepare(home: Path, paths: Sequence[Path]) -> None:
+    """Write down the recipe, and the chunks of its input."""
+    home.mkdir(parents=True, exist_ok=True)
+    recipe = recipe_for(paths)
+    (home / RECIPE).write_text(json.dumps(recipe.as_json()))
+    (home / JOBS).write_bytes(pickle.dumps(Bench.of(recipe, home).jobs))
+
+
+def inputs(folder: Path, size: int) -> list[Path]:
+    """Files of that many bytes together."""
+    originals = without_control_text(records(), list(load_tokenizer(unpacked("qwen3")).control_ids))
+    return write_shards(folder, size, originals=originals)
 
 
 def measure(*, quick: bool, size: int | None = None) -> Report:
-    """Take turns with 1 and 2 workers."""
+    """Builds with 1 and 2 workers, and 2 independent processes."""
     report = Report()
     size = size or (QUICK_SIZE if quick else SIZE)
-    originals = without_control_text(records(), list(load_tokenizer(unpacked("qwen3")).control_ids))
     work = Path(tempfile.mkdtemp(prefix="chatmill-bench-"))
     try:
         with inputs_folder() as folder:
-            paths = write_shards(folder, size, originals=originals)
-            times, listed = 1, paths
-            seconds, manifest = timed(listed, work / "one", 1)
-            while seconds < LONG_ENOUGH and not quick:  # starting up takes its share, so one step may not be enough
-                times = math.ceil(1.15 * times * LONG_ENOUGH / seconds)
-                listed = again(paths, times)
-                seconds, manifest = timed(listed, work / "one", 1)
-            one, two = [seconds], []
+            paths, times = inputs(folder, size), 1
+            prepare(work, paths)
+            one = [built(work, 1)]
+            while one[0].seconds < LONG_ENOUGH and not quick:  # starting up takes its share: perhaps more than once
+                times = math.ceil(1.15 * times * LONG_ENOUGH / one[0].seconds)
+                prepare(work, again(paths, times))
+                one = [built(work, 1)]
+            two, limit = [], []
             for number in range(1 if quick else 2):
-                if number:
-                    one.append(timed(listed, work / "one", 1)[0])
-                seconds, other = timed(listed, work / "two", 2)
-                two.append(seconds)
-                if manifest["files"] != other["files"]:
-                    raise WorkDiffersError("1 and 2 workers stored other bytes")
+                one += [built(work, 1)] if number else []
+                two.append(built(work, 2))
+                limit.append(independent(work, 2))
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    tokens = tokens_of(manifest)
-    comparison = Comparison(
-        ours=Timing(seconds=tuple(two), work=tokens),
-        peer=Timing(seconds=tuple(one), work=tokens),
-        checked=f"the same {len(manifest['files'])} files by sha256",
-    )
-    took, listings = comparison.peer.median, "listed once" if times == 1 else f"listed {times} times"
+    tokens = _same([*one, *two], [made for _, made in limit])
+    ours = Timing(seconds=tuple(run.seconds for run in two), work=tokens)
+    checked = f"the same {len(one[0].files)} files by sha256"
+    took, listings = min(run.seconds for run in one), "listed once" if times == 1 else f"listed {times} times"
     report.compared(
-        "build, 2 workers / 1 worker", comparison, unit="tokens", target=">= 1.5", in_chart=False,
+        "build, 2 workers / 1 worker",
+        Comparison(ours=ours, peer=Timing(seconds=tuple(run.seconds for run in one), work=tokens), checked=checked),
+        unit="tokens", target=">= 1.5", in_chart=False,
         note=f"1 worker took {took:.1f} s; {size / 1e6:,.0f} MB of input, {listings}",
+    )  # fmt: skip
+    peer = Timing(seconds=tuple(seconds for seconds, _ in limit), work=tokens)
+    report.compared(
+        "build, 2 workers / 2 independent proc.",
+        Comparison(ours=ours, peer=peer, checked="as many tokens"),
+        unit="tokens", target=">= 0.9", in_chart=False,
+        note=f"driver {two[0].driver / two[0].total:.1%} of the processor time",
     )  # fmt: skip
     if took < LONG_ENOUGH:
         report.notes.append(f"workers: the target is for input that takes 1 worker 30 s; here it took {took:.1f} s")
     return report
 
 
+def _same(builds: Sequence[Built], tokens: Sequence[int]) -> int:
+    """The tokens that all builds stored, which are those of the chunks."""
+    if any(run.files != builds[0].files for run in builds):
+        raise WorkDiffersError("other numbers of workers stored other bytes")
+    if any(made != builds[0].tokens for made in tokens):
+        raise WorkDiffersError(f"the chunks made {tokens} tokens, the builds {builds[0].tokens}")
+    return builds[0].tokens
+
+
+def curve(counts: Sequence[int], size: int) -> None:
+    """Print a table: the limit and the build for each number of processes."""
+    work = Path(tempfile.mkdtemp(prefix="chatmill-bench-"))
+    builds: list[Built] = []
+    try:
+        with inputs_folder() as folder:
+            prepare(work, inputs(folder, size))
+            print(f"{size / 1e6:,.0f} MB of input; M tokens/s, and times one process")
+            print("processes  independent         build            build/limit  seconds  driver CPU")
+            first: tuple[float, float] | None = None
+            for count in counts:
+                seconds, tokens = independent(work, count)
+                run = built(work, count)
+                builds.append(run)
+                _same(builds, [tokens])
+                limit, rate = tokens / seconds / 1e6, tokens / run.seconds / 1e6
+                first = first or (limit, rate)
+                print(
+                    f"{count:9d}  {limit:7.1f} {limit / first[0]:6.2f}x  {rate:7.1f} {rate / first[1]:6.2f}x  "
+                    f"{rate / limit:11.2f}  {run.seconds:7.1f}  {run.driver:5.1f} s {run.driver / run.total:6.1%}",
+                    flush=True,
+                )
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    print(f"all builds: the same {len(builds[0].files):,} files by sha256, {builds[0].tokens / 1e6:,.1f} M tokens")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--build", nargs=2)
+    parser.add_argument("--share", nargs=3)
+    parser.add_argument("--curve")
+    parser.add_argument("--size", type=int, default=SIZE)
+    asked, _ = parser.parse_known_args()
+    if asked.build:
+        _build_here(Path(asked.build[0]), int(asked.build[1]))
+    elif asked.share:
+        _share_here(Path(asked.share[0]), int(asked.share[1]), int(asked.share[2]))
+    elif asked.curve:
+        curve([int(count) for count in asked.curve.split(",")], asked.size)
+    else:
+        return run_one("workers", str(__doc__), measure, sizes={"size": (SIZE, "bytes of input")})
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(run_one("workers", str(__doc__), measure, sizes={"size": (SIZE, "bytes of input")}))
+    sys.exit(main())

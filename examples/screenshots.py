@@ -35,13 +35,13 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 
 def build_sets(folder: Path) -> dict[str, Path]:
-    """The conversations as episodes, as packed blocks, and as episodes under another policy."""
+    """The conversations as episodes, as packed rows, and as episodes under another policy."""
     recipe: dict[str, Any] = {"sources": [{"path": str(DATA)}], "tokenizer": "o200k", "template": "harmony"}
     whole = {"packing": {"max_length": 2048, "overflow": "windows"}}
     changes: dict[str, dict[str, Any]] = {
         "conversations": whole,
         "last-turn": {**whole, "policy": "last_turn"},
-        "packed": {"format": "blocks", "packing": {"max_length": 2048, "overflow": "windows"}},
+        "packed": {**whole, "pack": {"length": 2048}},
     }
     for name, options in changes.items():
         chatmill.build({**recipe, **options}, folder / name)

@@ -1,6 +1,6 @@
 """Chatmill compiles chat conversations into the exact token data a trainer reads.
 
-    records --read--> Conversation --render--> Tokens (ids + kinds) --label--> weights --pack--> Blocks --store--> disk
+    records --read--> Conversation --render--> Tokens (ids + kinds) --label--> weights --pack--> rows --store--> disk
                                                                                                    |
                                                 loss <--train-- Batch (torch) <--collate-- rows <--load
 

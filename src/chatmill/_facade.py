@@ -87,10 +87,6 @@ PUBLIC: dict[str, str] = {
     "dense_document_mask": "load.collate",
     "document_mask_mod": "load.collate",
     "flex_document_mask": "load.collate",
-    "Block": "store.block_rows",
-    "BlockDataset": "store.blocks",
-    "BlockWriter": "store.block_writer",
-    "check_blocks": "store.blocks",
     # builds
     "build": "compiler.run:run_build",
     "BuildResult": "compiler.run",

@@ -131,11 +131,11 @@ def test_gigatoken_must_give_the_ids_of_the_build(
 
 def test_chunks_and_whole_builds_make_the_same_tokens(chats: Path, tmp_path: Path) -> None:
     recipe = recipe_for([chats])
-    bench = Bench.of(recipe, tmp_path / "bench", chunk_bytes=100_000)
+    bench = Bench.of(recipe, tmp_path / "bench", shard_bytes=100_000)
     assert len(bench.jobs) >= 3
     manifest = build(recipe, tmp_path / "built", 1)
     assert bench.compile_all() == tokens_of(manifest) > 10_000
-    records_read = sum(job.chunk.count for job in bench.jobs)
+    records_read = sum(piece.range.count for job in bench.jobs for piece in job.pieces)
     stored = episodes(tmp_path / "built", 1, records_read - 1)
     assert len(stored.lengths) == records_read - 1
     assert len(stored.ids) == len(stored.weights) == stored.lengths.sum() < tokens_of(manifest)

@@ -72,7 +72,7 @@ def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
     built = tmp_path / "data" / "built"
     assert {path.name for path in built.iterdir()} == {"manifest.json", "train", "val"}
     files_of(built)
-    again = chatmill("build", recipe, "--out", "data/built", cwd=tmp_path)
+    again = chatmill("build", recipe, "--out", "data/built", "--shard-bytes", "3000", cwd=tmp_path)
     assert again.returncode == 0
     assert "data/built already holds exactly this build; nothing to do." in again.stdout
     assert "tokens/s" not in again.stdout, "nothing was built"
@@ -88,18 +88,22 @@ def test_json_is_the_manifest(call: Call, recipe: Path, tmp_path: Path) -> None:
 
 def test_options_make_a_recipe(call: Call, recipe: Path, tmp_path: Path) -> None:
     options = [
-        "--policy", "all", "--max-length", "128", "--overflow", "cut", "--pack", "greedy", "--format", "blocks",
+        "--policy", "all", "--max-length", "128", "--overflow", "cut", "--pack", "greedy", "--pack-length", "256",
         "--shape", "openai", "--val-fraction", "0.25", "--on-error", "quarantine", "--template", "llama3",
     ]  # fmt: skip
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, *options)
     assert done.status == 0, done.error
-    made = json.loads((tmp_path / "out" / "manifest.json").read_text())["recipe"]
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    held, made = manifest["splits"]["train"], manifest["recipe"]
+    line = f"train: {held['episodes']:,} episodes in {held['rows']:,} rows of 256 tokens, {held['fill']:.2%} full"
+    assert line in " ".join(done.out.split())
     assert made["sources"][0] | {"path": 0} == {
         "path": 0, "shape": "openai", "name": None, "weight": 1.0, "max_records": None,
     }  # fmt: skip
     assert made["sources"][0]["path"] == ["chats.jsonl"]
-    assert made["packing"] == {"max_length": 128, "overflow": "cut", "packing_strategy": "greedy"}
-    assert (made["format"], made["policy"], made["template"]) == ("blocks", "all", "llama3")
+    assert made["packing"] == {"max_length": 128, "overflow": "cut"}
+    assert made["pack"] == {"length": 256, "strategy": "greedy"}
+    assert (made["policy"], made["template"]) == ("all", "llama3")
     assert (made["split"], made["on_error"], made["add_control_tokens"]) == ({"val_fraction": 0.25}, "quarantine", True)
 
 
@@ -118,9 +122,8 @@ def test_globs(call: Call, tmp_path: Path) -> None:
         (["chat.jsonl", *BYTES], "there is no file 'chat.jsonl'. Did you mean 'chats.jsonl'?"),
         (["chats.jsonl", *BYTES, "-T", "chatlm"], "Did you mean 'chatml'"),
         (["chats.jsonl", "-t", "bytes"], "--add-control-tokens on the command line"),
-        (["chats.jsonl", *BYTES, "--format", "blocks"], "the format 'blocks' needs packing.max_length"),
-        (["chats.jsonl", *BYTES, "--format", "rows"], "format: Input should be 'episodes' or 'blocks' (found 'rows')"),
         (["chats.jsonl", *BYTES, "--overflow", "truncate"], "packing.overflow: "),
+        (["chats.jsonl", *BYTES, "--pack", "greedy"], "pack needs a length, the tokens of a row"),
         (["chats.jsonl", *BYTES, "--engine", "spark"], "unknown engine 'spark'"),
         (["chats.jsonl", *BYTES, "--shard", "2/2"], "--shard is i/N with i from 0 to N-1, not '2/2'"),
         (["chats.jsonl", *BYTES, "--shard", "x"], "--shard is i/N"),

@@ -386,15 +386,16 @@ def test_status_70(capsys: pytest.CaptureFixture[str]) -> None:
 def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "chats.jsonl", chats(400))
     arguments = ["build", "chats.jsonl", "-o", "out", "-t", "bytes", "--add-control-tokens", "-w", "2"]
+    arguments += ["--chunk-bytes", "2000"]
     code = "from chatmill.cli import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments, "--chunk-bytes", "2000"],
+        [sys.executable, "-c", code, *arguments],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=os.environ | {"CHATMILL_FAULTS": "after_journal:1:wait", "CHATMILL_FAULTS_LOG": str(tmp_path / "reached")},
+        env=os.environ | {"CHATMILL_FAULTS": "after_chunk:1:wait", "CHATMILL_FAULTS_LOG": str(tmp_path / "reached")},
     )
     until = time.monotonic() + 300
     while not faults_hit(tmp_path / "reached"):

@@ -218,7 +218,7 @@ def test_output_has_no_colour_when_it_is_piped(containers: dict[str, Path]) -> N
     assert "\x1b" not in run(containers["a.parquet"], "--tokenizer", "bytes").output
 
 
-# --- episodes, blocks and KD sets -----------------------------------------------------------------------------------
+# --- episodes, rows and KD sets -------------------------------------------------------------------------------------
 
 
 def shown(*arguments: Any) -> str:
@@ -244,26 +244,26 @@ def test_an_episode_with_its_roles_and_what_is_trained() -> None:
     assert lines[-1].startswith("1 of ")
 
 
-def test_blocks_show_their_documents() -> None:
-    output = shown(folder() / "blocks", "--block", 1)
+def test_rows_show_their_documents() -> None:
+    output = shown(folder() / "rows", "--row", 1)
     assert "---- 1 Tokens: " in output
     assert "Padding: " in output
+    row = json.loads(shown(folder() / "rows", "--block", 1, "--json"))
     boundaries = [line for line in output.splitlines() if line.startswith("[")]
-    blocks = json.loads(shown(folder() / "blocks", "--block", 1, "--json"))
-    assert len(boundaries) == len(blocks["documents"]) > 1
-    for line, document in zip(boundaries, blocks["documents"], strict=True):
+    assert len(boundaries) == len(row["documents"]) > 1
+    for line, document in zip(boundaries, row["documents"], strict=True):
         assert f"({document['tokens']}, {document['trained']} trained) document {document['document']}" in line
-    assert blocks["padding"] == 1024 - blocks["tokens"]
+        assert document["record_id"] in line
+    assert row["padding"] == 1024 - row["tokens"]
 
 
-def test_a_document_of_the_build_is_found_in_its_block() -> None:
-    block = json.loads(shown(folder() / "blocks", "--block", 0, "--json"))
-    wanted = block["documents"][-1]
-    alone = json.loads(shown(folder() / "blocks", "--episode", wanted["document"], "--json"))
-    assert alone["block"] == 0
-    assert [document["text"] for document in alone["documents"]] == [wanted["text"]]
-    with pytest.raises(ConfigError, match=r"no block of train holds document 5,000.*the nearest is"):
-        raise run(folder() / "blocks", "--episode", 5000).exception
+def test_an_episode_is_found_in_its_row() -> None:
+    row = json.loads(shown(folder() / "rows", "--row", 0, "--json"))
+    wanted = row["documents"][-1]
+    for chosen in (("--episode", wanted["document"]), ("--id", wanted["record_id"])):
+        alone = json.loads(shown(folder() / "rows", *chosen, "--json"))
+        assert (alone["row"], alone["record_id"]) == (0, wanted["record_id"])
+        assert [document["text"] for document in alone["documents"]] == [wanted["text"]]
 
 
 def test_spans_of_a_distillation_set() -> None:
@@ -283,7 +283,7 @@ def test_spans_of_a_distillation_set() -> None:
 
 
 def test_json_holds_every_token_once() -> None:
-    for name, key in (("episodes", "episode"), ("blocks", "block"), ("hf", "block"), ("kd", "document")):
+    for name, key in (("episodes", "episode"), ("rows", "row"), ("hf", "block"), ("kd", "document")):
         items = [json.loads(line) for line in shown(folder() / name, "--json", "-n", 50).splitlines()]
         assert [item[key] for item in items] == list(range(len(items)))
         assert items
@@ -294,7 +294,7 @@ def test_json_holds_every_token_once() -> None:
             assert [run["start"] for run in runs] == sorted({run["start"] for run in runs})
 
 
-@pytest.mark.parametrize("name", ["episodes", "blocks", "hf", "parquet", "kd"])
+@pytest.mark.parametrize("name", ["episodes", "rows", "hf", "parquet", "kd"])
 def test_80_columns_without_colour_whatever_the_content(name: str) -> None:
     output = shown(folder() / name, "-n", 100, "--lines", 0)
     assert len(output) > 200
@@ -331,12 +331,13 @@ def test_choosing() -> None:
     [
         (["episodes", "--episode", 9999], "no episode 9,999 in train: it has .* the nearest is"),
         (["episodes", "--start", 9999], "no episode 9,999"),
-        (["episodes", "--block", 0], "not packed into blocks: use --episode"),
+        (["episodes", "--row", 0], "not packed into rows: use --episode"),
+        (["rows", "--row", 9999], "no row 9,999 in train"),
+        (["rows", "--episode", 5000], "no episode 5,000 in train: it has .* the nearest is"),
+        (["rows", "--id", "scrip"], "close ones: 'script'"),
         (["episodes", "--id", "scrip"], "close ones: 'script'"),
-        (["blocks", "--id", "script"], "blocks are stored without record ids: choose by number, with --block"),
-        (["blocks", "--block", 9999], "no block 9,999 in train"),
         (["hf", "--block", 9999], "no block 9,999 in train"),
-        (["kd", "--block", 0], "holds documents that are not packed into blocks: use --episode"),
+        (["kd", "--block", 0], "holds documents that are not packed into rows: use --episode"),
         (["episodes", "--random", "--episode", 1], "--episode and --random choose different things"),
         (["episodes", "--split", "test"], "unknown split 'test'"),
     ],

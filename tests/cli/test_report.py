@@ -27,7 +27,7 @@ from tests.look.sets import HOSTILE, folder, tokenizer_once
 
 APP = typer.Typer()
 APP.command(help=module.__doc__)(module.command)
-LAYOUTS = ["episodes", "blocks", "hf", "kd"]
+LAYOUTS = ["episodes", "rows", "hf", "kd"]
 CHROMIUM = Path(os.environ.get("CHROMIUM", "/usr/bin/chromium"))
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "header", "footer", "nav", "section", "article", "div"),
@@ -104,8 +104,8 @@ def test_hostile_content_is_shown_as_it_is() -> None:
 
 
 def test_the_numbers_are_those_of_the_dataset() -> None:
-    stats = dataset_stats(open_for_looking(folder() / "blocks"))
-    shown = "".join(Page(page("blocks")).text)
+    stats = dataset_stats(open_for_looking(folder() / "rows"))
+    shown = "".join(Page(page("rows")).text)
     assert stats.ledger is not None
     for fate, count in fates_of(stats.ledger).items():
         assert f"{FATE_NAMES[fate]}{count:,}" in shown
@@ -120,7 +120,7 @@ def test_the_numbers_are_those_of_the_dataset() -> None:
 
 
 def test_the_flow_conserves_tokens() -> None:
-    ledger = open_for_looking(folder() / "blocks").ledger
+    ledger = open_for_looking(folder() / "rows").ledger
     assert ledger is not None
     flow = flow_of_ledger(ledger)
     fates = fates_of(ledger)
@@ -200,5 +200,5 @@ def test_a_browser_reads_the_page_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_same_dataset_gives_the_same_page() -> None:
-    dataset: Any = open_for_looking(folder() / "blocks")
-    assert make_report(dataset, samples=200, version="1.2.3") == page("blocks")
+    dataset: Any = open_for_looking(folder() / "rows")
+    assert make_report(dataset, samples=200, version="1.2.3") == page("rows")

@@ -22,7 +22,7 @@ from tests.look.sets import folder
 
 APP = typer.Typer()
 APP.command(help=module.__doc__)(module.command)
-LAYOUTS = ["episodes", "blocks", "hf", "parquet", "kd"]
+LAYOUTS = ["episodes", "rows", "hf", "parquet", "kd"]
 
 
 def run(*arguments: Any) -> Any:
@@ -41,18 +41,16 @@ def test_80_columns_without_colour(name: str) -> None:
 
 
 def test_what_a_person_reads() -> None:
-    stats = dataset_stats(open_for_looking(folder() / "blocks"))
+    stats = dataset_stats(open_for_looking(folder() / "rows"))
     train = stats.splits[0]
-    lines = [line.rstrip() for line in run(folder() / "blocks", "--split", "train").output.splitlines()]
-    assert lines[0].startswith(
-        f"train: {train.items:,} blocks, {train.documents:,} documents, {train.tokens:,} tokens,"
-    )
+    lines = [line.rstrip() for line in run(folder() / "rows", "--split", "train").output.splitlines()]
+    assert lines[0].startswith(f"train: {train.items:,} rows, {train.documents:,} documents, {train.tokens:,} tokens,")
     role = next(line for line in lines if line.startswith("assistant"))
     share = next(one for one in train.roles if one.name == "assistant")
     assert role.split()[1:4] == [f"{share.tokens:,}", f"{share.trained:,}", f"{share.share:.1%}"]
-    for title in ("trained share per role", "trained share per turn", "documents per block"):
+    for title in ("trained share per role", "trained share per turn", "documents per row"):
         assert f"train: {title}" in lines
-    assert any(line.startswith("train: fill per block (mean ") for line in lines)
+    assert any(line.startswith("train: fill per row (mean ") for line in lines)
     assert "ledger of the build: where every token went" in lines
     assert "ledger: tokens by source" in lines
     assert "records left out: unknown role 1" in lines
@@ -85,7 +83,7 @@ def test_json_is_the_same_numbers() -> None:
 def test_a_terminal_without_unicode() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     screen = Screen(file=out)
-    stats = dataset_stats(open_for_looking(folder() / "blocks"))
+    stats = dataset_stats(open_for_looking(folder() / "rows"))
     screen.show(stats_parts(stats, width=screen.width, ascii_only=screen.ascii_only))
     out.seek(0)
     text = out.read()

@@ -81,8 +81,9 @@ def mixed_recipe(folder: Path, **changes: Any) -> dict[str, Any]:
         "add_control_tokens": True,
         "template": "chatml",
         "packing": {"max_length": 400, "overflow": "windows"},
+        "pack": {"strategy": "best_fit"},
         "split": {"val_fraction": 0.25},
-        "shard_tokens": 6000,
+        "shard_bytes": 8000,
         "on_error": "quarantine",
         "gates": {"records_without_trained_tokens": None},
     }

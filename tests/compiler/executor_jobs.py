@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -182,6 +183,12 @@ def note_pid(path: Path) -> int:
     with path.open("a") as file:
         file.write(f"{os.getpid()}\n")
     return os.getpid()
+
+
+def start_thread(path: Path) -> None:
+    """Leave a thread behind, as a library may."""
+    note_pid(path)
+    threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
 
 
 def stop_once(chunk: Chunk) -> dict[str, int]:

@@ -4,15 +4,18 @@ Run as `python -m tests.compiler.killing` with a JSON object on the standard inp
 the child was killed at a named fault point, or before its n-th operation on a file (as the interpreter's audit events
 count them: creating, opening for writing, cutting, renaming, removing), then the build was resumed in another child.
 With `first`, a fault point, it is the resuming of a build that was killed there that is killed, and resumed once more.
+With `random`, a number, the driver or one of its two workers gets a signal at a random moment, that many times.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -71,9 +74,9 @@ def watch_files(inside: Path, at: int, note: Path | None) -> None:
     sys.addaudithook(hook)
 
 
-def builder(order: dict[str, Any], out: Path, *, resume: bool = False) -> Callable[[], None]:
+def builder(order: dict[str, Any], out: Path, *, resume: bool = False, workers: int = 0) -> Callable[[], None]:
     def work() -> None:
-        run_build(order["recipe"], out, workers=0, resume=resume, chunk_bytes=order["chunk_bytes"])
+        run_build(order["recipe"], out, workers=workers, resume=resume)
 
     return work
 
@@ -137,6 +140,64 @@ def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str])
         print(json.dumps({**report, "operations": len(operations), "renames": len(renames)}), flush=True)
 
 
+def workers_of(driver: int) -> list[int]:
+    """All processes below one: its children, and those that were forked from them."""
+    try:
+        children = [int(pid) for pid in Path(f"/proc/{driver}/task/{driver}/children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [pid for child in children for pid in (child, *workers_of(child))]
+
+
+def send(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def ended(child: int, until: float) -> int | None:
+    """The status of a child that ends before a time; None: it is still running."""
+    while time.monotonic() < until:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        time.sleep(0.002)
+    return None
+
+
+def kill_at_random(order: dict[str, Any], home: Path, expected: dict[str, str]) -> None:
+    """Every build goes on where the one before it was stopped; one that ends is compared, and the next begins anew."""
+    rng, out = random.Random(order["seed"]), home / "out"
+    started = time.monotonic()
+    assert in_child(builder(order, out, workers=2)) == 0
+    usual = time.monotonic() - started
+    for number in range(order["random"] + 1):
+        child = os.fork()
+        if child == 0:
+            os._exit(in_child(builder(order, out, resume=True, workers=2)) != 0)
+        report: dict[str, Any] = {"number": number, "hit": False}
+        # The process that builds is a child of the child, so that the one which waits is never hit.
+        status = None if number == order["random"] else ended(child, time.monotonic() + rng.random() * usual)
+        drivers = workers_of(child)[:1]
+        if status is None and drivers and number < order["random"]:
+            victims = workers_of(drivers[0]) if rng.random() < 0.5 else drivers
+            victim = rng.choice(victims or drivers)
+            what = rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+            report |= {"signal": what.name, "driver": victim == drivers[0], "hit": send(victim, what)}
+            if what == signal.SIGSTOP:
+                status = ended(child, time.monotonic() + rng.random() * usual / 4)
+                send(victim, rng.choice([signal.SIGCONT, signal.SIGKILL]))
+        if status is None:
+            status = os.waitpid(child, 0)[1]
+        report["finished"] = status == 0
+        if status == 0:
+            report |= {"equal": digest(out) == expected, "leftovers": leftovers(out)}
+            shutil.rmtree(out)
+        print(json.dumps(report), flush=True)
+
+
 def main() -> None:
     order = json.load(sys.stdin)
     pipeline_of(_recipe_text(recipe_of(order["recipe"]))).fingerprints  # noqa: B018 - made once, for all children
@@ -144,7 +205,10 @@ def main() -> None:
     assert in_child(builder(order, home / "whole")) == 0, "the undisturbed build failed"
     expected = digest(home / "whole")
     assert expected
-    (kill_at_points if "points" in order else kill_everywhere)(order, home, expected)
+    if "random" in order:
+        kill_at_random(order, home, expected)
+    else:
+        (kill_at_points if "points" in order else kill_everywhere)(order, home, expected)
 
 
 if __name__ == "__main__":

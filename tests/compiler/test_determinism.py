@@ -1,7 +1,8 @@
-"""The bytes of a build depend on input and recipe alone: not on workers, chunk size, engine, shares or environment."""
+"""The bytes of a build depend on input and recipe alone: not on workers, engine, shares or environment."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -9,15 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatmill.compiler.run import Outcome, merge_build, run_build
 from chatmill.errors import ConfigError
+from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import chatmill
 from tests.compiler.builds import (
     chat,
+    chats,
     digest,
     files_of,
     leftovers,
@@ -28,26 +32,21 @@ from tests.compiler.builds import (
 )
 from tests.conftest import CONVERSATION_FILES
 
-FORMATS = ["episodes", "blocks"]
 SMALL = 1500
-"""Chunk bytes that cut the mixed input into more than 12 chunks."""
+"""Bytes of a shard that cut the mixed input into more than 12."""
 
 
 class Reference:
     """The mixed input, and what one process makes of it in one go."""
 
     def __init__(self, home: Path) -> None:
-        self.inputs = write_inputs(home / "in")
-        self.expected: dict[str, dict[str, Any]] = {}
-        for name in FORMATS:
-            run_build(self.recipe(name), home / name, workers=0)
-            self.expected[name] = files_of(home / name)
+        self.recipe = mixed_recipe(write_inputs(home / "in"), shard_bytes=SMALL)
+        self.built = home / "built"
+        run_build(self.recipe, self.built, workers=0)
+        self.expected: dict[str, Any] = files_of(self.built)
 
-    def recipe(self, name: str) -> dict[str, Any]:
-        return mixed_recipe(self.inputs, format=name)
-
-    def check(self, out: Path, name: str = "episodes") -> None:
-        assert files_of(out) == self.expected[name]
+    def check(self, out: Path) -> None:
+        assert files_of(out) == self.expected
         assert leftovers(out) == []
 
 
@@ -57,72 +56,136 @@ def reference(fast_module: Path) -> Reference:
 
 
 def test_the_reference_is_worth_comparing(reference: Reference) -> None:
-    for name, files in reference.expected.items():
-        assert sum("shard_00001" in file for file in files) >= 2, f"{name}: both splits have several shards"
-        assert "rejected.jsonl" in files
-        assert {file.split("/")[0] for file in files} == {"train", "val", "rejected.jsonl"}
-    assert reference.expected["episodes"] != reference.expected["blocks"]
-    masks = [record["bytes"] for file, record in reference.expected["episodes"].items() if file.endswith("mask.bin")]
-    tokens = [
-        record["bytes"] // 4 for file, record in reference.expected["episodes"].items() if file.endswith("tokens.bin")
-    ]
+    files = reference.expected
+    assert sum("shard_00001" in file for file in files) >= 2, "both splits have several shards"
+    assert {file.split("/")[0] for file in files} == {"train", "val", "rejected.jsonl"}
+    masks = [record["bytes"] for file, record in files.items() if file.endswith("mask.bin")]
+    tokens = [record["bytes"] // 4 for file, record in files.items() if file.endswith("tokens.bin")]
     assert any(m == t for m, t in zip(masks, tokens, strict=True)), "some shards have masks of bytes"
     assert any(m == 4 * t for m, t in zip(masks, tokens, strict=True)), "some have fractions"
+    manifest = json.loads((reference.built / "train" / "episodes.json").read_bytes())
+    assert manifest["version"] == 2, "some shards have source tables of their own"
 
 
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_any_number_of_workers(reference: Reference, fast: Path, workers: int) -> None:
     states: list[Any] = []
-    run_build(reference.recipe("episodes"), fast / "out", workers=workers, chunk_bytes=SMALL, on_progress=states.append)
+    run_build(reference.recipe, fast / "out", workers=workers, on_progress=states.append)
     assert states[-1].chunks >= 12
     reference.check(fast / "out")
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("chunk_bytes", [300, SMALL, 20_000, 100_000, 32 << 20])
-def test_any_chunk_size(reference: Reference, fast: Path, name: str, chunk_bytes: int) -> None:
-    run_build(reference.recipe(name), fast / "out", workers=0, chunk_bytes=chunk_bytes)
-    reference.check(fast / "out", name)
+def test_input_that_workers_have_scanned(reference: Reference, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatmill.compiler.sources.SCAN_IN_WORKERS", 1)
+    monkeypatch.setattr("chatmill.compiler.sources.ThreadPoolExecutor", None)  # the driver scans nothing
+    run_build(reference.recipe, fast / "out", workers=2)
+    reference.check(fast / "out")
 
 
-def test_blocks_with_two_workers(reference: Reference, fast: Path) -> None:
-    run_build(reference.recipe("blocks"), fast / "out", workers=2, chunk_bytes=SMALL)
-    reference.check(fast / "out", "blocks")
+def episodes(out: Path) -> list[Any]:
+    """Everything that is stored of every episode, in order."""
+    found = []
+    for split in ("train", "val"):
+        for one in EpisodeDataset(out, split):
+            assert one.weights is not None
+            assert one.kinds is not None
+            columns = [one.ids.tolist(), one.weights.tolist(), one.kinds.tolist()]
+            found.append([split, *columns, one.source, one.turns, one.trained, one.record_id])
+    return found
+
+
+@pytest.mark.parametrize("shard_bytes", [300, 20_000, 32 << 20])
+def test_shards_of_any_size_hold_the_same_episodes(reference: Reference, fast: Path, shard_bytes: int) -> None:
+    found = run_build(reference.recipe, fast / "out", workers=0, shard_bytes=shard_bytes).manifest
+    assert episodes(fast / "out") == episodes(reference.built)
+    expected = json.loads((reference.built / "manifest.json").read_bytes())
+    assert found["ledger"] == expected["ledger"]
+    assert found["splits"] == expected["splits"]
+    assert found["files"]["rejected.jsonl"] == expected["files"]["rejected.jsonl"]
+
+
+def test_what_fits_one_shard_is_flat(fast: Path) -> None:
+    """The layout of spec 4, which the five lines of its readers open."""
+    path = write_jsonl(fast / "chats.jsonl", chats(30))
+    run_build(plain_recipe(path, split={"val_fraction": 0.2}), fast / "out", workers=0)
+    for split in ("train", "val"):
+        folder = fast / "out" / split
+        assert not [entry for entry in folder.iterdir() if entry.is_dir()]
+        tokens = np.fromfile(folder / "tokens.bin", "<u4")
+        index = np.fromfile(folder / "episodes.idx", "<u8").reshape(-1, 2)
+        assert len(np.fromfile(folder / "mask.bin", "u1")) in (len(tokens), 4 * len(tokens))
+        dataset = EpisodeDataset(fast / "out", split)
+        assert len(index) == len(dataset) > 1
+        for (start, length), episode in zip(index.tolist(), dataset, strict=True):
+            assert tokens[start : start + length].tolist() == episode.ids.tolist()
+
+
+def test_small_files_share_shards_and_validation_records_few_more(fast: Path) -> None:
+    records = chats(120, 3)
+    for number in range(60):
+        write_jsonl(fast / f"{number:03d}.jsonl", records[2 * number : 2 * number + 2])
+    size = sum(path.stat().st_size for path in fast.glob("*.jsonl"))
+    recipe = plain_recipe(fast / "*.jsonl", shard_bytes=size // 6, split={"val_fraction": 0.1})
+    run_build(recipe, fast / "out", workers=0)
+    shards = {split: len(EpisodeDataset(fast / "out", split).shards) for split in ("train", "val")}
+    assert 6 <= shards["train"] <= 12, "next-fit fills shards by more than a half on average"
+    assert 1 <= shards["val"] <= 3
+    found = [one.record_id for one in EpisodeDataset(fast / "out")]
+    assert found == [record["id"] for record in records if record["id"] in set(found)], "in the order of the input"
+
+
+def test_a_source_that_is_used_often_is_cut_finer(fast: Path) -> None:
+    path = write_jsonl(fast / "chats.jsonl", chats(60, 3))
+    size = path.stat().st_size
+    recipe = plain_recipe(path, sources=[{"path": str(path), "weight": 5}], shard_bytes=size)
+    run_build(recipe, fast / "out", workers=0)
+    assert 5 <= len(EpisodeDataset(fast / "out").shards) <= 7
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_on_ray(reference: Reference, fast: Path) -> None:
-    """Blocks; episodes are built on Ray in test_kill, with workers that die."""
     pytest.importorskip("ray")
     from chatmill.compiler.engines.ray_engine import RayExecutor
 
-    run_build(reference.recipe("blocks"), fast / "out", executor=RayExecutor(workers=2), chunk_bytes=SMALL)
-    reference.check(fast / "out", "blocks")
+    run_build(reference.recipe, fast / "out", executor=RayExecutor(workers=2))
+    reference.check(fast / "out")
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_shares_one_after_the_other_in_any_order(reference: Reference, fast: Path, name: str) -> None:
+class Elsewhere:
+    """An engine whose workers do not see the output folder, as those of another machine may not."""
+
+    def run(self, job: Any, specs: Any, on_done: Any, on_event: Any = None) -> None:
+        for index, spec in enumerate(specs):
+            on_done(index, job(dataclasses.replace(spec, work=f"{spec.work}-of-another-machine")))
+
+
+def test_workers_that_do_not_reach_the_output_folder(reference: Reference, fast: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a worker on \S+ cannot reach \S+/out/\.build-of.* file system that all"):
+        run_build(reference.recipe, fast / "out", executor=Elsewhere())
+    assert not (fast / "out" / ".build-of-another-machine").exists()
+
+
+def test_shares_one_after_the_other_in_any_order(reference: Reference, fast: Path) -> None:
     for share in (2, 0, 1):
-        result = run_build(reference.recipe(name), fast / "out", workers=0, shard=(share, 3), chunk_bytes=SMALL)
+        result = run_build(reference.recipe, fast / "out", workers=0, shard=(share, 3))
         assert result.outcome is Outcome.SHARD_DONE
         assert not (fast / "out" / "manifest.json").exists()
         if share != 1:
             with pytest.raises(ConfigError, match=r"chunks are not built yet; first: chunk \d+ \("):
                 merge_build(fast / "out")
     assert merge_build(fast / "out").outcome is Outcome.BUILT
-    reference.check(fast / "out", name)
+    reference.check(fast / "out")
     assert merge_build(fast / "out").outcome is Outcome.ALREADY_BUILT
-    reference.check(fast / "out", name)
+    reference.check(fast / "out")
 
 
 def test_shares_that_run_at_the_same_time(reference: Reference, fast: Path) -> None:
     """They spool the same packed file and write beside each other; none may sweep what another is writing."""
-    (fast / "recipe.yaml").write_text(json.dumps(reference.recipe("episodes")))
+    (fast / "recipe.yaml").write_text(json.dumps(reference.recipe))
     code = (
         "import sys; from chatmill.compiler.run import run_build; "
-        f"run_build({str(fast / 'recipe.yaml')!r}, {str(fast / 'out')!r}, workers=0, shard=(int(sys.argv[1]), 4), "
-        f"chunk_bytes={SMALL})"
+        f"run_build({str(fast / 'recipe.yaml')!r}, {str(fast / 'out')!r}, workers=0, shard=(int(sys.argv[1]), 4))"
     )
     shares = [subprocess.Popen([sys.executable, "-c", code, str(i)], stderr=subprocess.PIPE) for i in range(4)]
     for share in shares:
@@ -132,19 +195,17 @@ def test_shares_that_run_at_the_same_time(reference: Reference, fast: Path) -> N
     reference.check(fast / "out")
 
 
-def test_shares_with_different_chunks_are_refused(reference: Reference, fast: Path) -> None:
-    run_build(reference.recipe("episodes"), fast / "a", workers=0, shard=(0, 2), chunk_bytes=SMALL)
-    run_build(reference.recipe("episodes"), fast / "b", workers=0, shard=(1, 2), chunk_bytes=2 * SMALL)
-    (fast / "a" / ".build" / "state.json").write_bytes((fast / "b" / ".build" / "state.json").read_bytes())
-    with pytest.raises(ValueError, match="the same --chunk-bytes"):
-        merge_build(fast / "a")
+def test_shares_with_different_shards_are_refused(reference: Reference, fast: Path) -> None:
+    run_build(reference.recipe, fast / "a", workers=0, shard=(0, 2))
+    with pytest.raises(ConfigError, match="holds an unfinished build of something else"):
+        run_build(reference.recipe, fast / "a", workers=0, shard=(1, 2), shard_bytes=2 * SMALL)
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
 def test_another_hash_seed_and_another_locale(reference: Reference, fast: Path, seed: str) -> None:
-    (fast / "recipe.yaml").write_text(json.dumps(reference.recipe("episodes")))
+    (fast / "recipe.yaml").write_text(json.dumps(reference.recipe))
     done = chatmill(
-        "build", fast / "recipe.yaml", "-o", fast / "out", "-w", "0", "--chunk-bytes", "4000",
+        "build", fast / "recipe.yaml", "-o", fast / "out", "-w", "0",
         env={"PYTHONHASHSEED": seed, "LC_ALL": "C", "PYTHONUTF8": "0"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -173,13 +234,12 @@ LINES = st.sampled_from(["record", "record", "record", "blank", "spaces", "broke
 @given(
     lines=st.lists(LINES, min_size=1, max_size=30),
     line_end=st.sampled_from(["\n", "\r\n"]),
-    chunk_bytes=st.integers(1, 3000),
+    shard_bytes=st.integers(1, 3000),
     weight=st.sampled_from([1.0, 0.5, 2.3]),
     max_records=st.none() | st.integers(1, 30),
-    name=st.sampled_from(FORMATS),
 )
 def test_any_lines_cut_anywhere(
-    lines: list[str], line_end: str, chunk_bytes: int, weight: float, max_records: int | None, name: str, fast: Path
+    lines: list[str], line_end: str, shard_bytes: int, weight: float, max_records: int | None, fast: Path
 ) -> None:
     rng = random.Random(len(lines))
     texts = []
@@ -193,19 +253,26 @@ def test_any_lines_cut_anywhere(
     recipe = plain_recipe(
         path,
         sources=[{"path": str(path), "weight": weight, "max_records": max_records, "shape": "openai"}],
-        format=name,
         packing={"max_length": 300, "overflow": "windows"},
         split={"val_fraction": 0.5},
         on_error="quarantine",
     )
     found = []
-    for number, size in enumerate((chunk_bytes, 32 << 20)):
+    for number, size in enumerate((shard_bytes, 32 << 20)):
         try:
-            found.append(run_build(recipe, home / str(number), workers=0, chunk_bytes=size).manifest)
+            ledger = run_build(recipe, home / str(number), workers=0, shard_bytes=size).manifest["ledger"]
+            found.append([ledger, *episodes_there(home / str(number))])
         except ValueError as error:  # nothing is left to build
-            found.append({"files": str(error), "ledger": {}})
-    assert found[0]["files"] == found[1]["files"]
-    assert found[0]["ledger"] == found[1]["ledger"]
+            found.append([str(error)])
+    assert found[0] == found[1]
+
+
+def episodes_there(out: Path) -> list[Any]:
+    """Ids and record ids of the splits that there are, and the rejected records."""
+    there = [split for split in ("train", "val") if (out / split).exists()]
+    stored = [[split, one.ids.tolist(), one.record_id] for split in there for one in EpisodeDataset(out, split)]
+    rejected = out / "rejected.jsonl"
+    return [stored, rejected.read_text() if rejected.exists() else ""]
 
 
 def test_real_conversations_and_a_real_tokenizer(fast: Path) -> None:
@@ -216,14 +283,10 @@ def test_real_conversations_and_a_real_tokenizer(fast: Path) -> None:
         "tokenizer": "o200k",
         "template": "harmony",
         "packing": {"max_length": 4096, "overflow": "windows"},
-        "format": "blocks",
         "split": {"val_fraction": 0.1},
-        "shard_tokens": 100_000,
+        "shard_bytes": 60_000,
         "gates": {"records_without_trained_tokens": None},
     }
-    files = [
-        run_build(recipe, fast / str(size), workers=0, chunk_bytes=size).manifest["files"]
-        for size in (32 << 20, 60_000)
-    ]
-    assert len(files[0]) > 10
+    files = [run_build(recipe, fast / str(workers), workers=workers).manifest["files"] for workers in (0, 2)]
+    assert len(files[0]) > 40
     assert files[0] == files[1]

@@ -235,9 +235,6 @@ def built(out: Path, talks: Sequence[Record] = TALKS, *, ids: bool = True, **opt
     return out
 
 
-BLOCKS = {"format": "blocks", "packing": {"max_length": 400}}
-
-
 def counts(found: DatasetDiff) -> dict[str, int]:
     return {str(change): count for change, count in found.counts.items() if count}
 
@@ -245,11 +242,6 @@ def counts(found: DatasetDiff) -> dict[str, int]:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built(tmp_path_factory.mktemp("base") / "a")
-
-
-@pytest.fixture(scope="module")
-def base_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built(tmp_path_factory.mktemp("base") / "blocks", **BLOCKS)
 
 
 def test_equal_builds(base: Path, tmp_path: Path) -> None:
@@ -343,21 +335,11 @@ def test_records_in_another_split(base: Path, tmp_path: Path) -> None:
     assert not any("another order" in note for note in found.notes)
 
 
-def test_blocks_and_episodes_of_the_same_records(base: Path, base_blocks: Path) -> None:
-    found = diff_datasets(base, base_blocks)
+def test_a_packed_build_has_the_same_records(base: Path, tmp_path: Path) -> None:
+    found = diff_datasets(base, built(tmp_path / "b", pack={"length": 400}))
     assert found.equal
-    assert found.matched[Match.CONTENT] == 12
-    assert any("B stores no ids of records" in note for note in found.notes)
-    assert {item.what for item in found.manifest} >= {"recipe.format", "recipe.packing.max_length"}
-
-
-def test_two_builds_of_blocks(base_blocks: Path, tmp_path: Path) -> None:
-    talks = [*TALKS[:4], conversation(77), conversation(4, "Eight."), *TALKS[5:]]
-    found = diff_datasets(base_blocks, built(tmp_path / "b", talks, **BLOCKS))
-    assert counts(found) == {"equal": 11, "ids": 1, "only_in_b": 1}
-    assert found.shown[0].place_a == ("train", 4)
-    other_policy = built(tmp_path / "c", policy="all", **BLOCKS)
-    assert counts(diff_datasets(base_blocks, other_policy)) == {"weights": 12}
+    assert found.matched[Match.RECORD_ID] == 12
+    assert {item.what for item in found.manifest} >= {"recipe.packing.max_length"}
 
 
 def test_sizes_of_batches_change_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,8 +391,8 @@ def test_the_command_shows_changes_without_colour(base: Path, tmp_path: Path) ->
     assert "talk-0 \u00b7 ids changed" in done.stdout
 
 
-def test_the_command_on_equal_builds(base: Path, base_blocks: Path) -> None:
-    done = run(base, base_blocks)
+def test_the_command_on_equal_builds(base: Path, tmp_path: Path) -> None:
+    done = run(base, built(tmp_path / "b"))
     assert done.exit_code == 0
     assert "All records are equal." in done.stdout
 
@@ -453,7 +435,7 @@ def test_code_of_the_pages_runs(
     assert len(blocks) == 1
     exec(compile(blocks[0], page, "exec"), {"__name__": "docs"})
     out = capsys.readouterr().out
-    assert ("talk-0 weights ('train', 0) ('train', 0)" if page == "diff" else "blocks hold no facts") in out
+    assert ("talk-0 weights ('train', 0) ('train', 0)" if page == "diff" else "stands in export.json alone") in out
 
 
 def test_what_cannot_be_compared_is_said(base: Path, tmp_path: Path) -> None:

@@ -23,17 +23,19 @@ FULL = [
     "after_spool_write:1",
     "before_spool_rename:1",
     "after_state_write:1",
-    "after_part_write:2",
+    "after_shard_write:2",
     "before_receipt:1",
     "before_receipt_rename:2",
-    "before_part_folder_rename:2",
-    "during_join:1",
-    "during_join:3",
-    "before_journal:2",
-    "after_journal:2",
-    "after_part_removal:2",
-    "before_split_move:2",
-    "before_rejected_rename:1",
+    "before_shard_folder_rename:2",
+    "after_val_receipt_write:1",
+    "before_val_folder_rename:1",
+    "before_moves_rename:1",
+    "after_shard_move:2",
+    "before_split_manifest_rename:1",
+    "after_pack_array_write:1",
+    "before_pack_plan_rename:1",
+    "before_rejected_file_rename:1",
+    "before_move:2",
     "before_manifest:1",
     "before_manifest_file_rename:1",
 ]
@@ -59,7 +61,7 @@ def test_a_full_disk(
     monkeypatch.setenv(FAULTS, f"{point}:enospc")
     monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
     with pytest.raises(StorageError, match=r"No space left on device \(ENOSPC\); free some space") as caught:
-        run_build(recipe, fast / "out", workers=0, chunk_bytes=8000)
+        run_build(recipe, fast / "out", workers=0)
     assert caught.value.path.startswith(str(fast / "out"))
     assert faults_hit(fast / "log") == [point.split(":")[0]]
     assert published(fast / "out") == []
@@ -85,7 +87,7 @@ def test_a_full_disk_on_the_command_line(fast: Path) -> None:
         "--chunk-bytes",
         "4000",
     ]
-    done = chatmill(*command, env={FAULTS: "after_part_write:2:enospc"})
+    done = chatmill(*command, env={FAULTS: "after_shard_write:2:enospc"})
     text = " ".join(done.stderr.replace("│", " ").split())
     assert done.returncode == 2
     assert done.stderr.count("chatmill: ") == 1, "one message"
@@ -171,19 +173,18 @@ def test_two_builds_in_one_folder_at_a_time(fast: Path) -> None:
     assert leftovers(fast / "out") == []
 
 
-def test_few_open_files_are_enough_for_many_parts(fast: Path) -> None:
-    """The final join opens one part at a time, whatever the format."""
+def test_few_open_files_are_enough_for_many_shards(fast: Path) -> None:
+
     path = write_jsonl(fast / "chats.jsonl", chats(150))
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); import sys, json; "
         "from chatmill.compiler.run import run_build; "
-        "run_build(json.loads(sys.argv[1]), sys.argv[2], workers=0, chunk_bytes=1000)"
+        "run_build(json.loads(sys.argv[1]), sys.argv[2], workers=0, shard_bytes=1000)"
     )
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64
-    for name in ("episodes", "blocks"):
-        recipe = plain_recipe(path, format=name, packing={"max_length": 400, "overflow": "windows"})
-        recipe["gates"] = {"records_without_trained_tokens": None}
-        command = [sys.executable, "-c", code, json.dumps(recipe), str(fast / name)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert leftovers(fast / name) == []
+    recipe = plain_recipe(path, packing={"max_length": 400, "overflow": "windows"})
+    recipe["gates"] = {"records_without_trained_tokens": None}
+    command = [sys.executable, "-c", code, json.dumps(recipe), str(fast / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert leftovers(fast / "out") == []

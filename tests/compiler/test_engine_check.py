@@ -66,11 +66,11 @@ def recipe(fast: Path) -> dict[str, Any]:
 def test_workers_with_a_bad_engine_build_the_same_bytes(
     engine: str, prepared: bool, recipe: dict[str, Any], fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
 ) -> None:
-    run_build(recipe, fast / "good", workers=1, chunk_bytes=4000)
+    run_build(recipe, fast / "good", workers=1, shard_bytes=4000)
     if not prepared:
         monkeypatch.setattr(LocalExecutor, "prepare", lambda self, job, spec, most: None)
     monkeypatch.setenv("TEST_ENGINE", engine)
-    run_build(recipe, fast / "bad", workers=2, chunk_bytes=4000)
+    run_build(recipe, fast / "bad", workers=2, shard_bytes=4000)
     assert digest(fast / "bad") == digest(fast / "good")
     assert leftovers(fast / "bad") == []
 
@@ -99,8 +99,8 @@ def test_one_process_loads_each_engine_once(
         return original(text)
 
     monkeypatch.setattr(GigatokenBackend, "from_json", count)
-    run_build(recipe, fast / "here", workers=0, chunk_bytes=4000)
-    run_build(recipe, fast / "again", workers=0, chunk_bytes=4000)
+    run_build(recipe, fast / "here", workers=0, shard_bytes=4000)
+    run_build(recipe, fast / "again", workers=0, shard_bytes=4000)
     assert len(loaded) == 1
     assert digest(fast / "here") == digest(fast / "again")
 

@@ -24,16 +24,15 @@ from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameErro
 from chatmill.export.export import export_dataset
 from chatmill.export.targets import TARGETS
 from chatmill.load.hf import to_hf_dataset
+from chatmill.look.dataset import open_for_looking
 from chatmill.look.inspect_packed import view_block
 from chatmill.look.packed_rows import open_packed
 from chatmill.prove.compare.diff import Change, diff_datasets
 from chatmill.store import documents as documents_module
-from chatmill.store.block_writer import BlockWriter
-from chatmill.store.blocks import BlockDataset, check_blocks
 from chatmill.store.documents import open_dataset
-from chatmill.store.episode_check import check_episodes
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.pack_plan import PackPlan, read_pack_plan
 from chatmill.tokenizer.load import load_tokenizer
 
 DATA = Path(__file__).parents[1] / "data" / "conversations"
@@ -47,7 +46,7 @@ def recipe(**options: Any) -> dict[str, Any]:
         "template": "chatml",
         "add_control_tokens": True,
         "split": {"val_fraction": 0.2},
-        "shard_tokens": 30_000,
+        "shard_bytes": 30_000 if "pack" not in options else 32 << 20,
         **options,
     }
 
@@ -61,11 +60,17 @@ def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("built") / "blocks"
-    run_build(recipe(format="blocks", packing={"max_length": CAPACITY}), out, workers=0)
-    assert len(BlockDataset(out).shards) > 2
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("built") / "rows"
+    run_build(recipe(pack={"length": CAPACITY}), out, workers=0)
     return out
+
+
+def plan_of(folder: Path, split: str = "train") -> PackPlan:
+    dataset = EpisodeDataset(folder, split)
+    found = read_pack_plan(dataset.folder, dataset.lengths)
+    assert found is not None
+    return found
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -77,45 +82,7 @@ def split_files(folder: Path) -> dict[str, str]:
     return {name: digest for name, digest in files_of(folder).items() if "/" in name}
 
 
-# --- episodes and blocks ------------------------------------------------------------------------------------------
-
-
-def test_episodes_become_the_blocks_that_a_build_makes(episodes: Path, blocks: Path, tmp_path: Path) -> None:
-    result = export_dataset(episodes, "blocks", tmp_path / "out", max_length=CAPACITY)
-    made, wanted = split_files(tmp_path / "out"), split_files(blocks)
-    assert made == wanted
-    assert len(made) > 20
-    assert check_blocks(tmp_path / "out") == ()
-    (sentence,) = result.not_held
-    assert sentence.startswith("record_id, source, turns: blocks hold no facts")
-
-
-def test_blocks_become_the_episodes_that_a_build_makes(episodes: Path, blocks: Path, tmp_path: Path) -> None:
-    result = export_dataset(blocks, "episodes", tmp_path / "out")
-    assert check_episodes(tmp_path / "out").problems == ()
-    made, wanted = split_files(tmp_path / "out"), split_files(episodes)
-    same = [name for name in wanted if name.endswith((".bin", ".idx", "kinds.u8", "trained.u32"))]
-    assert len(same) > 15
-    assert {name: made[name] for name in same} == {name: wanted[name] for name in same}
-    assert len(result.not_held) == 1
-    assert "shared a row" in result.not_held[0]
-
-
-@pytest.mark.parametrize("strategy", ["best_fit", "greedy"])
-def test_round_trip_keeps_every_record(episodes: Path, tmp_path: Path, strategy: str) -> None:
-    export_dataset(episodes, "blocks", tmp_path / "packed", max_length=CAPACITY, packing_strategy=strategy)
-    export_dataset(tmp_path / "packed", "blocks", tmp_path / "again", max_length=2 * CAPACITY)
-    export_dataset(tmp_path / "again", "episodes", tmp_path / "back")
-    for split in ("train", "val"):
-        before, after = EpisodeDataset(episodes, split), EpisodeDataset(tmp_path / "back", split)
-        assert len(before) == len(after) > 20
-        for one, other in zip(before, after, strict=True):
-            assert np.array_equal(one.ids, other.ids)
-            assert np.array_equal(one.weights, other.weights)  # type: ignore[arg-type]
-            assert np.array_equal(one.kinds, other.kinds)  # type: ignore[arg-type]
-    found = diff_datasets(episodes, tmp_path / "back")
-    assert found.equal
-    assert not found.manifest  # the exports say how their source was built
+# --- episodes ---------------------------------------------------------------------------------------------------
 
 
 def test_a_copy_keeps_facts_about_records(episodes: Path, tmp_path: Path) -> None:
@@ -125,14 +92,15 @@ def test_a_copy_keeps_facts_about_records(episodes: Path, tmp_path: Path) -> Non
     assert diff_datasets(episodes, tmp_path / "out").counts[Change.ONLY_IN_B] == 0
 
 
-def test_a_copy_of_blocks_is_the_same(blocks: Path, tmp_path: Path) -> None:
-    assert export_dataset(blocks, "blocks", tmp_path / "out").not_held == ()
-    assert split_files(tmp_path / "out") == split_files(blocks)
+def test_a_copy_keeps_the_plan(rows: Path, tmp_path: Path) -> None:
+    assert export_dataset(rows, "episodes", tmp_path / "out").not_held == ()
+    assert split_files(tmp_path / "out") == split_files(rows)
+    assert "train/pack/order.u64" in split_files(rows)
 
 
 @pytest.mark.parametrize("overflow", ["drop", "cut"])
 def test_documents_longer_than_a_row(episodes: Path, tmp_path: Path, overflow: str) -> None:
-    result = export_dataset(episodes, "blocks", tmp_path / "out", split="train", max_length=1000, overflow=overflow)
+    result = export_dataset(episodes, "parquet", tmp_path / "out", split="train", max_length=1000, overflow=overflow)
     source = [(e.ids.tolist(), e.weights) for e in EpisodeDataset(episodes)]
     long = [i for i, (ids, _) in enumerate(source) if len(ids) > 1000]
     assert 3 < len(long) < len(source)
@@ -143,17 +111,12 @@ def test_documents_longer_than_a_row(episodes: Path, tmp_path: Path, overflow: s
     assert said.startswith(f"train: {len(long)} of {len(source)} documents are longer than a row of 1,000 tokens")
     assert f"{lost:,} tokens, {trained:,} of them trained" in said
     made = {}
-    for block in BlockDataset(tmp_path / "out"):
-        borders = [*block.document_starts.tolist(), block.row_length]
-        for number, start, end in zip(block.documents.tolist(), borders[:-1], borders[1:], strict=True):
-            made[number] = block.ids[start:end].tolist()
+    for row in pq.read_table(tmp_path / "out" / "train").to_pylist():
+        borders = [*row["document_starts"], len(row["input_ids"])]
+        for number, start, end in zip(row["documents"], borders[:-1], borders[1:], strict=True):
+            made[number] = row["input_ids"][start:end]
     wanted = {i: ids[:1000] for i, (ids, _) in enumerate(source) if overflow == "cut" or len(ids) <= 1000}
     assert made == wanted  # under their numbers in the source, also where some were dropped
-    back = export_dataset(tmp_path / "out", "episodes", tmp_path / "back")
-    assert [e.ids.tolist() for e in EpisodeDataset(back.directory)] == [wanted[i] for i in sorted(wanted)]
-    repacked = export_dataset(tmp_path / "out", "blocks", tmp_path / "re", max_length=2000)
-    numbers = [n for block in BlockDataset(repacked.directory) for n in block.documents.tolist()]
-    assert sorted(numbers) == sorted(wanted)
 
 
 def test_a_cut_that_leaves_nothing_to_train_is_said(tmp_path: Path) -> None:
@@ -161,23 +124,11 @@ def test_a_cut_that_leaves_nothing_to_train_is_said(tmp_path: Path) -> None:
         writer.append([1, 2, 3, 4], [0, 0, 0, 1])
         writer.append([1, 2, 3, 4], [0, 1, 0, 1])
         writer.append([1, 2, 3, 4], [0, 1, 0, 0])
-    result = export_dataset(tmp_path / "a", "blocks", tmp_path / "out", max_length=3, overflow="cut")
+    result = export_dataset(tmp_path / "a", "parquet", tmp_path / "out", max_length=3, overflow="cut")
     assert any("3 tokens, 2 of them trained" in sentence for sentence in result.not_held)
     assert any("1 of the cut documents have no trained token left" in sentence for sentence in result.not_held)
     with pytest.raises(DataError, match="nothing would be left"):
-        export_dataset(tmp_path / "a", "blocks", tmp_path / "none", max_length=3, overflow="drop")
-
-
-def test_pieces_under_one_number_stay_apart(tmp_path: Path) -> None:
-    with BlockWriter(tmp_path / "a", "train", capacity=4, pad_id=0, rows_per_shard=1) as writer:
-        ids = [[7, 8, 9, 0], [5, 6, 1, 2]]
-        writer.append(ids, [3, 4], [0, 0, 2], [0, 1, 3], [5, 2, 5], weights=[[0, 0, 1, 0], [0, 1, 1, 1]])
-    result = export_dataset(tmp_path / "a", "episodes", tmp_path / "out")
-    made = [(e.ids.tolist(), e.weights.tolist()) for e in EpisodeDataset(tmp_path / "out")]  # type: ignore[union-attr]
-    assert made == [([5, 6], [0, 1]), ([7, 8, 9], [0, 0, 1]), ([1, 2], [1, 1])]
-    assert "train: 1 pieces of documents became episodes of their own" in result.not_held
-    export_dataset(tmp_path / "a", "blocks", tmp_path / "copy", max_length=6)
-    assert sorted(BlockDataset(tmp_path / "copy").rows(slice(None)).documents.tolist()) == [2, 5, 5]
+        export_dataset(tmp_path / "a", "parquet", tmp_path / "none", max_length=3, overflow="drop")
 
 
 # --- hf -----------------------------------------------------------------------------------------------------------
@@ -211,38 +162,38 @@ def test_hf_rows_are_the_episodes(episodes: Path, tmp_path: Path) -> None:
         assert same["labels"][:] == rows["labels"][:]
 
 
-def test_hf_rows_are_the_packed_rows(blocks: Path, tmp_path: Path) -> None:
+def test_hf_rows_are_the_packed_rows(rows: Path, tmp_path: Path) -> None:
     import datasets
 
-    result = export_dataset(blocks, "hf", tmp_path / "out", split="train", kinds=False)
-    rows = datasets.load_from_disk(str(tmp_path / "out"))
-    assert rows.column_names == ["input_ids", "labels", "document_starts", "documents", "seq_lengths"]
-    stored = BlockDataset(blocks)
-    assert len(rows) == len(stored) > 3
-    for row, block in zip(rows, stored, strict=True):
-        assert row["input_ids"] == block.ids[: block.row_length].tolist()
-        assert row["document_starts"] == block.document_starts.tolist()
-        assert row["documents"] == block.documents.tolist()
-        assert row["seq_lengths"] == np.diff([*row["document_starts"], block.row_length]).tolist()
-        wanted = labels_of(row["input_ids"], block.weights[: block.row_length])  # type: ignore[index]
-        for start in row["document_starts"]:
-            wanted[start] = -100
-        assert row["labels"] == wanted
+    result = export_dataset(rows, "hf", tmp_path / "out", split="train", kinds=False)
+    found = datasets.load_from_disk(str(tmp_path / "out"))
+    names = ["input_ids", "labels", "document_starts", "documents", "seq_lengths", "record_id", "source", "turns"]
+    assert found.column_names == names
+    stored, plan = EpisodeDataset(rows), plan_of(rows)
+    assert len(found) == len(plan) > 3
+    for number, row in enumerate(found):
+        episodes = [stored[episode] for episode in plan.row(number).tolist()]
+        assert row["documents"] == [episode.index for episode in episodes]
+        assert row["record_id"] == [episode.record_id for episode in episodes]
+        assert row["input_ids"] == [token for episode in episodes for token in episode.ids.tolist()]
+        assert row["seq_lengths"] == [len(episode) for episode in episodes]
+        assert row["document_starts"] == np.cumsum([0, *row["seq_lengths"][:-1]]).tolist()
+        labels = [labels_of(episode.ids.tolist(), episode.weights) for episode in episodes]
+        assert row["labels"] == [label for one in labels for label in (-100, *one[1:])]
     assert any("kinds are left out" in sentence for sentence in result.not_held)
     assert any(f"{CAPACITY:,} tokens, stands in export.json" in sentence for sentence in result.not_held)
+    assert result.manifest["source"]["layout"] == {"train": "rows"}
 
 
-def test_episodes_can_be_packed_on_the_way(episodes: Path, blocks: Path, tmp_path: Path) -> None:
-    import datasets
-
-    export_dataset(episodes, "hf", tmp_path / "a", split="train", max_length=CAPACITY)
-    export_dataset(blocks, "hf", tmp_path / "b", split="train")
-    a, b = (datasets.load_from_disk(str(tmp_path / name)) for name in "ab")
-    for name in b.column_names:
-        assert a[name][:] == b[name][:], name
-    ids = EpisodeDataset(episodes)
-    assert a[0]["record_id"] == [ids[number].record_id for number in a[0]["documents"]]
-    assert len(a[0]["record_id"]) > 1
+def test_packing_on_the_way_gives_the_rows_of_a_packed_build(episodes: Path, rows: Path, tmp_path: Path) -> None:
+    export_dataset(episodes, "parquet", tmp_path / "a", max_length=CAPACITY)
+    export_dataset(rows, "parquet", tmp_path / "b")
+    for split in ("train", "val"):
+        a, b = (pq.read_table(tmp_path / name / split) for name in "ab")
+        assert a.equals(b)
+        assert len(a) == len(plan_of(rows, split))
+    export_dataset(rows, "parquet", tmp_path / "c", max_length=2 * CAPACITY)
+    assert len(pq.read_table(tmp_path / "c" / "train")) < len(plan_of(rows))
 
 
 @pytest.fixture(scope="module")
@@ -265,9 +216,6 @@ def test_weights_that_labels_cannot_hold(fractional: Path, tmp_path: Path) -> No
     assert [s for s in result.not_held if "2 tokens have another weight than 0 and 1" in s]
     packed = export_dataset(fractional, "hf", tmp_path / "packed", max_length=9)
     assert any("2 trained tokens are the first of a packed document" in s for s in packed.not_held)
-    export_dataset(fractional, "blocks", tmp_path / "blocks", max_length=4)
-    export_dataset(tmp_path / "blocks", "episodes", tmp_path / "back")
-    assert [e.weights.tolist() for e in EpisodeDataset(tmp_path / "back")] == rows["loss_weights"][:]  # type: ignore[union-attr]
 
 
 # --- parquet ------------------------------------------------------------------------------------------------------
@@ -275,11 +223,10 @@ def test_weights_that_labels_cannot_hold(fractional: Path, tmp_path: Path) -> No
 
 def test_parquet_holds_everything(episodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents_module, "BATCH_TOKENS", 10_000)
-    result = export_dataset(episodes, "parquet", tmp_path / "out")
+    result = export_dataset(episodes, "parquet", tmp_path / "out", shard_tokens=30_000)
     assert result.not_held == ()
     names = sorted(path.name for path in (tmp_path / "out" / "train").iterdir())
     assert names[:2] == ["shard_00000.parquet", "shard_00001.parquet"]
-    assert len(names) == len(EpisodeDataset(episodes).shards)
     for split in ("train", "val"):
         table = pq.read_table(tmp_path / "out" / split)
         rows = table.to_pylist()
@@ -298,18 +245,18 @@ def test_parquet_holds_everything(episodes: Path, tmp_path: Path, monkeypatch: p
     assert about["source_fingerprint"] == open_dataset(episodes).fingerprint
 
 
-def test_inspect_reads_packed_parquet(blocks: Path, tmp_path: Path) -> None:
-    result = export_dataset(blocks, "parquet", tmp_path / "out")
-    assert result.not_held == ()
+def test_inspect_reads_packed_parquet(rows: Path, tmp_path: Path) -> None:
+    assert export_dataset(rows, "parquet", tmp_path / "out").not_held == ()
     tokenizer = load_tokenizer("bytes", control_tokens=["<|im_start|>", "<|im_end|>"])
     shown = [view_block(row, tokenizer) for row in open_packed(tmp_path / "out" / "train").rows()]
-    stored = BlockDataset(blocks)
+    stored: Any = open_for_looking(rows).split("train")
     assert len(shown) == len(stored) > 3
-    for view, block in zip(shown, stored, strict=True):
+    for number, view in enumerate(shown):
+        row = stored.item(number)
         assert view.problem is None
-        assert [d.start for d in view.documents] == block.document_starts.tolist()
-        assert [i for d in view.documents for i in d.ids] == block.ids[: block.row_length].tolist()
-        assert sum(d.trained or 0 for d in view.documents) == int((block.weights > 0).sum())  # type: ignore[operator]
+        assert [d.start for d in view.documents] == row.starts.tolist()
+        assert [i for d in view.documents for i in d.ids] == row.ids.tolist()
+        assert sum(d.trained or 0 for d in view.documents) == row.trained
 
 
 def test_parquet_holds_other_weights(fractional: Path, tmp_path: Path) -> None:
@@ -327,11 +274,10 @@ def test_parquet_holds_other_weights(fractional: Path, tmp_path: Path) -> None:
 def test_every_target_gives_the_same_bytes_again(
     episodes: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"max_length": CAPACITY} if to == "blocks" else {}
-    first = export_dataset(episodes, to, tmp_path / "one", **options)
-    if to in ("episodes", "blocks"):
+    first = export_dataset(episodes, to, tmp_path / "one")
+    if to == "episodes":
         monkeypatch.setattr(documents_module, "BATCH_TOKENS", 5000)
-    export_dataset(episodes, to, tmp_path / "two", **options)
+    export_dataset(episodes, to, tmp_path / "two")
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
     manifest = json.loads((tmp_path / "one" / "export.json").read_text())
     assert manifest == first.manifest
@@ -349,18 +295,16 @@ def test_every_target_gives_the_same_bytes_again(
 
 def test_what_is_refused(episodes: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(UnknownNameError, match="Known: hf, parquet, episodes, blocks"):
+    with pytest.raises(UnknownNameError, match="Known: hf, parquet, episodes, megatron"):
         export_dataset(episodes, "tfrecord", out)
-    with pytest.raises(ConfigError, match="blocks need max_length, the tokens of a row"):
-        export_dataset(episodes, "blocks", out)
     with pytest.raises(DataError, match=r"longer than a row of 500 tokens: \w+-\d+ \([\d,]+\), .* drop or cut"):
-        export_dataset(episodes, "blocks", out, max_length=500)
+        export_dataset(episodes, "parquet", out, max_length=500)
     with pytest.raises(ConfigError, match="works on the turns"):
-        export_dataset(episodes, "blocks", out, max_length=500, overflow="windows")
+        export_dataset(episodes, "parquet", out, max_length=500, overflow="windows")
     with pytest.raises(UnknownNameError, match="Known: error, drop, cut"):
-        export_dataset(episodes, "blocks", out, max_length=500, overflow="truncate")
+        export_dataset(episodes, "parquet", out, max_length=500, overflow="truncate")
     with pytest.raises(UnknownNameError, match="packing strategy"):
-        export_dataset(episodes, "blocks", out, max_length=CAPACITY, packing_strategy="best")
+        export_dataset(episodes, "parquet", out, max_length=CAPACITY, packing_strategy="best")
     with pytest.raises(ConfigError, match="not packed into rows"):
         export_dataset(episodes, "episodes", out, max_length=500)
     with pytest.raises(UnknownNameError, match="unknown split 'test'"):
@@ -403,17 +347,17 @@ app.command("export")(export_command.command)
 app.command("other")(lambda: None)
 
 
-def test_the_command(blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(episodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runner = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
-    done = runner.invoke(app, ["export", str(blocks), "--to", "episodes", "--out", "here"])
+    done = runner.invoke(app, ["export", str(episodes), "--to", "episodes", "--out", "here", "--no-kinds"])
     assert done.exit_code == 0, done.output
     assert "Not held by this export (episodes):" in done.stdout
-    assert "- which documents shared a row" in done.stdout
+    assert "- kinds are left out, as asked" in done.stdout
     assert "train" in done.stdout
-    done = runner.invoke(app, ["export", "here", "--to", "parquet", "--split", "val", "--no-kinds", "--json"])
+    done = runner.invoke(app, ["export", "here", "--to", "parquet", "--split", "val", "--json"])
     manifest = json.loads(done.stdout)
-    assert manifest["not_held"] == ["kinds are left out, as asked"]
+    assert manifest["not_held"] == []
     assert list(manifest["splits"]) == ["val"]
-    assert pq.read_schema("here-parquet/val/shard_00000.parquet").names == ["input_ids", "loss_mask"]
+    assert pq.read_schema("here-parquet/val/shard_00000.parquet").names[:3] == ["input_ids", "loss_mask", "record_id"]
     assert manifest["source"]["about"]["template"]["name"] == "chatml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.compiler.run import run_build
 from chatmill.core.kinds import Part, RoleCode, kind, role_of
 from chatmill.core.tokens import offsets_of
@@ -192,15 +194,17 @@ def test_shards_hold_whole_documents_in_order(tmp_path: Path, shard_tokens: int)
     assert len(shards) == {1: 19, 10_000: 1}.get(shard_tokens, len(shards)) > 0
 
 
-def test_blocks_and_the_same_bytes_again(built: Path, tmp_path: Path) -> None:
-    export_dataset(built, "blocks", tmp_path / "blocks", max_length=8000)
-    result = export_dataset(tmp_path / "blocks", "megatron", tmp_path / "one", eod_id=EOD)
+def test_a_packed_dataset_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built, tmp_path / "rows")
+    for split in ("train", "val"):
+        write_pack_plan(tmp_path / "rows" / split, EpisodeDataset(built, split).lengths, 8000)
+    result = export_dataset(tmp_path / "rows", "megatron", tmp_path / "one", eod_id=EOD)
+    assert "Megatron packs anew" in result.not_held[0]
     export_dataset(built, "megatron", tmp_path / "two", eod_id=EOD)
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("shard_*"))
     assert len(files) == 12
     for path in files:
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes()
-    assert "Megatron packs anew" in result.not_held[0]
 
 
 def test_options_that_do_not_fit(built: Path, tmp_path: Path) -> None:

@@ -11,17 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chatmill.compiler.chunk_job import compile_chunk
 from chatmill.compiler.engines.executor import EventKind, ExecutorEvent, JobKilledWorkers
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.compiler.run import BuildProgress, Outcome, merge_build, run_build
-from chatmill.errors import FormatError
+from chatmill.compiler.shards import join_val
+from chatmill.errors import ConfigError
 from tests.cli.run import chatmill
 from tests.compiler.builds import (
     chats,
@@ -43,30 +44,40 @@ POINTS = [
     "after_state_write:1",
     "before_state_rename:1",
     "after_state_rename:1",
-    "after_part_write:1",
-    "after_part_write:3",
+    "after_shard_write:1",
+    "after_shard_write:3",
     "before_receipt:2",
     "after_receipt_write:2",
     "before_receipt_rename:2",
     "after_receipt_rename:2",
-    "before_part_rename:2",
-    "before_part_folder_rename:2",
-    "after_part_folder_rename:2",
-    "after_part_rename:3",
-    "during_join:1",
-    "during_join:3",
-    "before_journal:1",
-    "after_journal:1",
-    "after_part_removal:1",
-    "before_journal:4",
-    "after_journal:4",
-    "after_part_removal:4",
+    "before_shard_rename:2",
+    "before_shard_folder_rename:2",
+    "after_shard_folder_rename:2",
+    "after_shard_rename:3",
+    "after_chunk:2",
+    "after_val_receipt_write:1",
+    "before_val_folder_rename:1",
+    "after_val_folder_rename:1",
     "before_publish:1",
-    "before_split_move:1",
-    "after_split_move:1",
-    "after_split_move:2",
-    "before_rejected_rename:1",
-    "after_rejected_rename:1",
+    "before_moves_rename:1",
+    "after_moves_rename:1",
+    "after_shard_move:1",
+    "after_shard_move:3",
+    "after_split_manifest_write:1",
+    "after_split_manifest_rename:1",
+    "after_split_manifest_rename:2",
+    "after_pack_array_write:1",
+    "after_pack_array_rename:1",
+    "after_pack_array_rename:2",
+    "before_pack_plan_rename:1",
+    "after_pack_plan_rename:1",
+    "after_pack_plan_rename:2",
+    "before_rejected_file_rename:1",
+    "after_rejected_file_rename:1",
+    "before_move:1",
+    "after_move:1",
+    "after_move:2",
+    "after_move:3",
     "before_manifest:1",
     "after_manifest_file_write:1",
     "before_manifest_file_rename:1",
@@ -79,9 +90,9 @@ POINTS = [
 def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
     """The reports of `tests.compiler.killing`."""
     write_inputs(home / "in", 12)
-    recipe = mixed_recipe(home / "in", shard_tokens=4000)
+    recipe = mixed_recipe(home / "in", shard_bytes=3000)
     recipe["sources"] = recipe["sources"][:2]  # a plain and a packed file are enough here
-    text = json.dumps({"home": str(home), "recipe": recipe, "chunk_bytes": 3000, **order})
+    text = json.dumps({"home": str(home), "recipe": recipe, **order})
     done = subprocess.run(
         [sys.executable, "-m", "tests.compiler.killing"],
         input=text,
@@ -119,6 +130,7 @@ def test_killed_before_and_after_every_rename(fast: Path) -> None:
     assert len(renames) == reports[0]["renames"] >= 20
     targets = {Path(report["operation"][2]).name for report in renames}
     assert targets >= {"state.json", "receipt.json", "000000", "shard_00000", "episodes.json", "train", "manifest.json"}
+    assert {"moves.json", "val", "rejected.jsonl"} <= targets
     assert len(reports) > 1.5 * len(renames)
     check(reports)
 
@@ -136,15 +148,14 @@ class Sets:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.input = write_jsonl(home / "chats.jsonl", chats(150, 5))
-        self.chunk_bytes = self.input.stat().st_size // 14
-        self.recipe = plain_recipe(self.input, split={"val_fraction": 0.1}, shard_tokens=20_000)
-        self.options = ["--chunk-bytes", str(self.chunk_bytes)]
-        run_build(self.recipe, home / "whole", workers=0, chunk_bytes=self.chunk_bytes)
+        self.shard_bytes = self.input.stat().st_size // 14
+        self.recipe = plain_recipe(self.input, split={"val_fraction": 0.1}, shard_bytes=self.shard_bytes)
+        run_build(self.recipe, home / "whole", workers=0)
         self.expected = digest(home / "whole")
         (home / "recipe.yaml").write_text(json.dumps(self.recipe))  # JSON is YAML
 
     def command(self, out: Path, *more: str) -> list[str]:
-        return ["build", str(self.home / "recipe.yaml"), "--out", str(out), *self.options, *more]
+        return ["build", str(self.home / "recipe.yaml"), "--out", str(out), *more]
 
     def check(self, out: Path) -> None:
         assert digest(out) == self.expected
@@ -156,11 +167,11 @@ def sets(fast_module: Path) -> Sets:
     return Sets(fast_module)
 
 
-def test_the_command_killed_in_the_final_join_and_resumed(sets: Sets, fast: Path) -> None:
-    faults = {FAULTS: "during_join:2", FAULTS_LOG: str(fast / "log")}
+def test_the_command_killed_at_its_end_and_resumed(sets: Sets, fast: Path) -> None:
+    faults = {FAULTS: "after_shard_move:2", FAULTS_LOG: str(fast / "log")}
     done = chatmill(*sets.command(fast / "out", "-w", "2"), env=faults)
     assert done.returncode == -signal.SIGKILL
-    assert faults_hit(fast / "log") == ["during_join"]
+    assert faults_hit(fast / "log") == ["after_shard_move"]
     assert not (fast / "out" / "manifest.json").exists()
     refused = chatmill(*sets.command(fast / "out"))
     assert refused.returncode == 2
@@ -180,14 +191,14 @@ def test_a_chunk_that_always_kills_is_named_and_the_rest_stays(
     monkeypatch.setenv(FAULTS, "before_receipt:1")
     monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
     with pytest.raises(JobKilledWorkers, match=r"chunk 0 .*chats.jsonl, from line or row 1 on.*3 times.*SIGKILL"):
-        run_build(sets.recipe, fast / "out", workers=1, chunk_bytes=sets.chunk_bytes)
+        run_build(sets.recipe, fast / "out", workers=1)
     assert faults_hit(fast / "log") == ["before_receipt"] * 3
     monkeypatch.delenv(FAULTS)
     assert run_build(sets.recipe, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
     sets.check(fast / "out")
 
 
-@pytest.mark.parametrize("point", ["after_part_write", "before_receipt", "after_part_folder_rename"])
+@pytest.mark.parametrize("point", ["after_shard_write", "before_receipt", "after_shard_folder_rename"])
 def test_one_killed_worker_does_not_even_stop_the_build(
     sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
@@ -198,7 +209,6 @@ def test_one_killed_worker_does_not_even_stop_the_build(
         sets.recipe,
         fast / "out",
         workers=2,
-        chunk_bytes=sets.chunk_bytes,
         on_progress=lambda state: retries.append(state.retries),
     )
     assert faults_hit(fast / "log") == [point]
@@ -213,10 +223,15 @@ class Killer:
         self.engine, self.victims, self.killed = LocalExecutor(workers), victims, 0
 
     def run(self, job: Any, specs: Any, on_done: Any, on_event: Any = None) -> None:
-        assert len(specs) >= 12
+        assert len(specs) >= 12 or job is join_val
 
         def watch(event: ExecutorEvent) -> None:
-            if event.kind is EventKind.JOB_STARTED and event.index in self.victims and event.attempt == 1:
+            if (
+                job is compile_chunk
+                and event.kind is EventKind.JOB_STARTED
+                and event.index in self.victims
+                and event.attempt == 1
+            ):
                 assert event.pid is not None
                 time.sleep(0.01 * (event.index % 3))
                 os.kill(event.pid, signal.SIGKILL)
@@ -229,7 +244,7 @@ class Killer:
 
 def test_workers_killed_from_outside_in_the_middle(sets: Sets, fast: Path) -> None:
     engine = Killer(2, {1, 6, 7, 12})
-    run_build(sets.recipe, fast / "out", executor=engine, chunk_bytes=sets.chunk_bytes)
+    run_build(sets.recipe, fast / "out", executor=engine)
     assert engine.killed == 4
     sets.check(fast / "out")
 
@@ -240,7 +255,7 @@ def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, monkeypatch: p
     pytest.importorskip("ray")
     from chatmill.compiler.engines.ray_engine import RayExecutor
 
-    points = ["after_part_write:2:kill_once", "after_part_rename:3:kill_once"]
+    points = ["after_shard_write:2:kill_once", "after_shard_rename:3:kill_once"]
     monkeypatch.setenv(FAULTS, ",".join(points))  # the workers of a Ray that we start see it
     monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
     retries = []
@@ -248,7 +263,6 @@ def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, monkeypatch: p
         sets.recipe,
         fast / "out",
         executor=RayExecutor(workers=2),
-        chunk_bytes=sets.chunk_bytes,
         on_progress=lambda state: retries.append(state.retries),
     )
     assert sorted(faults_hit(fast / "log")) == sorted(point.split(":")[0] for point in points)
@@ -256,16 +270,16 @@ def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, monkeypatch: p
     sets.check(fast / "out")
 
 
-def test_resumed_with_other_workers_another_engine_and_another_chunk_size(sets: Sets, fast: Path) -> None:
-    done = chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_rename:5"})
+def test_resumed_with_other_workers(sets: Sets, fast: Path) -> None:
+    done = chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_shard_rename:5"})
     assert done.returncode == -signal.SIGKILL
-    parts = sorted(path.name for path in (fast / "out" / ".build" / "parts").iterdir())
-    assert parts == ["000004"], "what is joined goes at once"
+    made = sorted(path.name for path in (fast / "out" / ".build" / "shards").iterdir())
+    assert made == [f"{number:06d}" for number in range(5)]
     states: list[Any] = []
-    options: dict[str, Any] = {"workers": 1, "resume": True, "chunk_bytes": 1 << 25}
+    options: dict[str, Any] = {"workers": 1, "resume": True}
     assert run_build(sets.recipe, fast / "out", on_progress=states.append, **options).outcome is Outcome.BUILT
-    assert states[0].chunks_done == 5, "finished parts are not made again"
-    assert states[0].chunks == states[-1].chunks_done >= 12, "the chunks of the first run are kept"
+    assert states[0].chunks_done == 5, "finished shards are not made again"
+    assert states[0].chunks == states[-1].chunks_done >= 12
     sets.check(fast / "out")
 
 
@@ -286,132 +300,71 @@ def zeroed(path: Path) -> None:
     os.truncate(path, size)
 
 
-@pytest.mark.parametrize(("file", "damage"), [("train/tokens.bin", flip), ("receipt.json", zeroed)])
-def test_a_damaged_part_is_made_again(sets: Sets, fast: Path, file: str, damage: Callable[[Path], None]) -> None:
-    chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_rename:4"})
-    damage(fast / "out" / ".build" / "parts" / "000003" / file)
-    states: list[BuildProgress] = []
-    run_build(sets.recipe, fast / "out", workers=0, resume=True, on_progress=states.append)
-    assert states[0].chunks_done == 3
-    sets.check(fast / "out")
-
-
-def test_a_journal_of_other_chunks_is_refused(sets: Sets, fast: Path) -> None:
-    chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_part_removal:4"})
-    (fast / "out" / ".build" / "state.json").unlink()
-    with pytest.raises(FormatError, match=r"000000 was made of .* but in this build it is .* Delete .*\.build and"):
-        run_build(sets.recipe, fast / "out", workers=0, resume=True, chunk_bytes=sets.chunk_bytes // 2)
-
-
 def lost(path: Path) -> None:
     path.unlink()
 
 
-@dataclass(frozen=True)
-class Crash:
-    """What a machine that goes down may do to the joined files, which are not synced while they grow."""
-
-    file: str
-    damage: Callable[[Path], None]
-    least: int
-    """Chunks that are still joined afterwards."""
-
-
-CRASHES = [
-    Crash("train/.shard_*.partial/tokens.bin", cut_off, 8),
-    Crash("train/.shard_*.partial/tokens.bin", zeroed, 6),
-    Crash("train/.shard_*.partial/record_id.utf8", lost, 1),
-    Crash("val/.shard_*.partial/mask.bin", cut_off, 4),
-    Crash("val/.shard_*.partial/kinds.u8", flip, 0),
-    Crash("train/shard_00000/kinds.u8", cut_off, 0),
-    Crash("train/shard_00000/tokens.bin", lost, 0),
-    Crash("journal.jsonl", cut_off, 8),
-    Crash("journal.jsonl", zeroed, 6),
-    Crash("journal.jsonl", lost, 0),
-    Crash("rejected.jsonl", cut_off, 3),
+DAMAGES = [
+    ("train/tokens.bin", flip),
+    ("train/tokens.bin", zeroed),
+    ("train/kinds.u8", cut_off),
+    ("train/record_id.utf8", lost),
+    ("val/mask.bin", flip),
+    ("rejected.jsonl", cut_off),
+    ("receipt.json", zeroed),
+    ("receipt.json", lost),
 ]
 
 
 @pytest.fixture(scope="module")
 def crashed(sets: Sets, fast_module: Path) -> Path:
-    """A build that was killed after nine of its parts were joined, in the third shard or later."""
-    out = fast_module / "crashed"
-    recipe = fast_module / "quarantine.yaml"
-    input = write_jsonl(fast_module / "more.jsonl", with_errors(chats(150, 5)))
-    recipe.write_text(json.dumps(crash_recipe(input)))
-    command = ["build", str(recipe), "--out", str(out), *sets.options, "-w", "0"]
-    assert chatmill(*command, env={FAULTS: "after_part_removal:9"}).returncode == -signal.SIGKILL
-    return out
-
-
-def with_errors(records: list[Any]) -> list[Any]:
-    for place in range(3, len(records), 20):
+    """A build that was killed when four of its shards were there, with rejected records in all of them."""
+    records: list[Any] = chats(150, 5)
+    for place in range(0, len(records), 8):
         records.insert(place, "{broken")
-    return records
+    (fast_module / "crash").mkdir()
+    path = write_jsonl(fast_module / "crash" / "chats.jsonl", records)
+    recipe = plain_recipe(path, split={"val_fraction": 0.3}, shard_bytes=sets.shard_bytes, on_error="quarantine")
+    (path.parent / "recipe.yaml").write_text(json.dumps(recipe))
+    run_build(recipe, path.parent / "whole", workers=0)
+    command = ["build", path.parent / "recipe.yaml", "-o", path.parent / "out", "-w", "0"]
+    assert chatmill(*command, env={FAULTS: "after_shard_rename:4"}).returncode == -signal.SIGKILL
+    return path.parent
 
 
-def crash_recipe(path: Path) -> dict[str, Any]:
-    return plain_recipe(path, split={"val_fraction": 0.1}, shard_tokens=20_000, on_error="quarantine")
-
-
-@pytest.mark.parametrize("crash", CRASHES, ids=lambda crash: f"{crash.file}-{crash.damage.__name__}")
-def test_the_machine_went_down(sets: Sets, crashed: Path, fast: Path, crash: Crash) -> None:
-    """The join goes back to where its files still bear it out; the parts that are gone by then are made again."""
-    recipe = crash_recipe(crashed.parent / "more.jsonl")
-    shutil.copytree(crashed, fast / "out")
-    (damaged,) = (fast / "out" / ".build" / "joined").glob(crash.file)
-    crash.damage(damaged)
+@pytest.mark.parametrize(("file", "damage"), DAMAGES, ids=lambda value: getattr(value, "__name__", value))
+def test_a_damaged_shard_is_made_again(crashed: Path, fast: Path, file: str, damage: Callable[[Path], None]) -> None:
+    """What a machine that goes down may leave of files that were not on the disk yet."""
+    shutil.copytree(crashed / "out", fast / "out")
+    damage(fast / "out" / ".build" / "shards" / "000002" / file)
     states: list[BuildProgress] = []
-    run_build(recipe, fast / "out", workers=0, resume=True, on_progress=states.append)
-    assert crash.least <= states[0].chunks_done < 9
-    run_build(recipe, fast / "whole", workers=0, chunk_bytes=sets.chunk_bytes)
-    assert digest(fast / "out") == digest(fast / "whole")
+    run_build(crashed / "recipe.yaml", fast / "out", workers=0, resume=True, on_progress=states.append)
+    assert states[0].chunks_done == 3
+    assert digest(fast / "out") == digest(crashed / "whole")
     assert leftovers(fast / "out") == []
 
 
-def test_parts_go_as_they_are_joined(sets: Sets, fast: Path) -> None:
-    parts = fast / "out" / ".build" / "parts"
-    there: list[int] = []
-
-    def count(state: BuildProgress) -> None:
-        if state.chunks_done:
-            there.append(len(list(parts.iterdir())))
-
-    run_build(sets.recipe, fast / "out", workers=0, chunk_bytes=sets.chunk_bytes, on_progress=count)
-    assert len(there) > 12
-    assert max(there) == 0
-    sets.check(fast / "out")
-
-
-def test_a_mask_that_was_made_wider_after_the_journal(fast: Path) -> None:
-    """One weight in the last chunk but one is fractional: all masks before it were written as uint8."""
-    records = chats(60, 4)
-    for record in records:
-        record["messages"][-1].pop("weight", None)
-    records[50]["messages"][-1]["weight"] = 0.25
-    path = write_jsonl(fast / "chats.jsonl", records)
-    recipe, chunk_bytes = plain_recipe(path), path.stat().st_size // 8
-    run_build(recipe, fast / "whole", workers=0, chunk_bytes=chunk_bytes)
+def test_a_share_damaged_by_a_crash_is_found_by_merge(crashed: Path, fast: Path) -> None:
+    recipe = crashed / "recipe.yaml"
     for share in range(2):
-        run_build(recipe, fast / "out", workers=0, shard=(share, 2), chunk_bytes=chunk_bytes)
-    for number in range(1, 9):
-        shutil.rmtree(fast / "killed", ignore_errors=True)
-        shutil.copytree(fast / "out", fast / "killed")
-        done = chatmill("merge", fast / "killed", env={FAULTS: f"during_join:{number}"})
-        assert done.returncode == -signal.SIGKILL
-        merge_build(fast / "killed")
-        assert digest(fast / "killed") == digest(fast / "whole")
+        run_build(recipe, fast / "out", workers=0, shard=(share, 2))
+    flip(fast / "out" / ".build" / "shards" / "000003" / "train" / "tokens.bin")
+    with pytest.raises(ConfigError, match=r"1 of \d+ chunks are not built yet; first: chunk 3 \("):
+        merge_build(fast / "out")
+    run_build(recipe, fast / "out", workers=0, shard=(1, 2))
+    merge_build(fast / "out")
+    assert digest(fast / "out") == digest(crashed / "whole")
 
 
-@pytest.mark.parametrize("point", ["after_journal:1", "during_join:5", "after_part_removal:9", "before_manifest:1"])
+@pytest.mark.parametrize("point", ["after_val_folder_rename:1", "after_shard_move:9", "before_manifest:1"])
 @pytest.mark.parametrize("then", ["merge", "share", "build"])
 def test_a_merge_that_was_killed(sets: Sets, fast: Path, point: str, then: str) -> None:
     for share in range(2):
-        run_build(sets.recipe, fast / "out", workers=0, shard=(share, 2), chunk_bytes=sets.chunk_bytes)
+        run_build(sets.recipe, fast / "out", workers=0, shard=(share, 2))
     done = chatmill("merge", fast / "out", env={FAULTS: point})
     assert done.returncode == -signal.SIGKILL
     if then == "share":  # for nothing, but somebody may
-        run_build(sets.recipe, fast / "out", workers=0, shard=(1, 2), chunk_bytes=sets.chunk_bytes)
+        run_build(sets.recipe, fast / "out", workers=0, shard=(1, 2))
     if then == "build":
         run_build(sets.recipe, fast / "out", workers=0, resume=True)
     else:
@@ -419,7 +372,7 @@ def test_a_merge_that_was_killed(sets: Sets, fast: Path, point: str, then: str) 
     sets.check(fast / "out")
 
 
-@pytest.mark.parametrize("first", ["after_journal:4", "before_manifest:1"])
+@pytest.mark.parametrize("first", ["after_shard_move:4", "before_manifest:1"])
 def test_killed_again_while_it_is_resumed(fast: Path, first: str) -> None:
     reports = kills(fast, kill="renames", first=first)
     assert len(reports) >= 4
@@ -427,7 +380,7 @@ def test_killed_again_while_it_is_resumed(fast: Path, first: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["after_journal:4", "before_manifest:1", "during_join:3"])
+@pytest.mark.parametrize("first", ["after_shard_rename:4", "after_shard_move:4", "before_manifest:1"])
 def test_killed_before_every_operation_of_a_resumed_build(fast: Path, first: str) -> None:
     reports = kills(fast, kill="everywhere", first=first)
     assert len(reports) == reports[0]["operations"] >= 20
@@ -454,18 +407,18 @@ def random_kills(command: list[str], env: dict[str, str], rng: random.Random, de
     return killed
 
 
-def python_build(recipe: Path, out: Path, chunk_bytes: int, workers: int) -> list[str]:
+def python_build(recipe: Path, out: Path, workers: int) -> list[str]:
     code = (
         "import sys; from chatmill.compiler.run import run_build; "
-        f"run_build({str(recipe)!r}, {str(out)!r}, workers={workers}, resume=True, chunk_bytes={chunk_bytes})"
+        f"run_build({str(recipe)!r}, {str(out)!r}, workers={workers}, resume=True)"
     )
     return [sys.executable, "-c", code]
 
 
 def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) -> None:
-    command = python_build(sets.home / "recipe.yaml", fast / "out", sets.chunk_bytes, workers=2)
+    command = python_build(sets.home / "recipe.yaml", fast / "out", workers=2)
     started = time.monotonic()
-    subprocess.run(python_build(sets.home / "recipe.yaml", fast / "calm", sets.chunk_bytes, 2), check=True)
+    subprocess.run(python_build(sets.home / "recipe.yaml", fast / "calm", 2), check=True)
     whole = time.monotonic() - started
     rng = random.Random(11)
     early, any_time = [rng.uniform(0.2, 0.6) for _ in range(3)], [rng.uniform(0.3, 0.95) for _ in range(5)]
@@ -476,24 +429,38 @@ def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["episodes", "blocks"])
-def test_a_long_build_killed_at_random_times(tmp_path: Path, format: str) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_fifty_signals_at_random_times(fast: Path, seed: int) -> None:
+    """SIGKILL, SIGSTOP and SIGTERM, to the driver and to its workers: 200 of them in all."""
+    reports = kills(fast, random=50, seed=seed)
+    assert len(reports) == 51
+    assert sum(report["hit"] for report in reports) >= 25
+    finished = [report for report in reports if report["finished"]]
+    assert reports[-1]["finished"], "the last one is left alone"
+    assert all(report["equal"] and not report["leftovers"] for report in finished)
+    hit = [report for report in reports if report["hit"]]
+    assert {report["driver"] for report in hit} == {True, False}
+    assert len({report["signal"] for report in hit}) == 3
+
+
+@pytest.mark.slow
+def test_a_long_build_killed_at_random_times(tmp_path: Path) -> None:
     """On a real disk; the build alone takes 10 seconds or more."""
     megabytes = 60
     while True:
         path = write_long_input(tmp_path / "long.jsonl", megabytes)
-        recipe = plain_recipe(path, format=format, packing={"max_length": 2048, "overflow": "windows"})
-        recipe["shard_tokens"] = 20_000_000
+        recipe = plain_recipe(path, packing={"max_length": 2048, "overflow": "windows"})
+        recipe["shard_bytes"] = 2_000_000
         (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
         started = time.monotonic()
         calm = tmp_path / f"calm{megabytes}"
-        subprocess.run(python_build(tmp_path / "recipe.yaml", calm, 2_000_000, 2), check=True)
+        subprocess.run(python_build(tmp_path / "recipe.yaml", calm, 2), check=True)
         whole = time.monotonic() - started
         if whole >= 10:
             break
         megabytes = int(megabytes * 13 / whole) + 1
     rng = random.Random(7)
-    command = python_build(tmp_path / "recipe.yaml", tmp_path / "out", 2_000_000, workers=2)
+    command = python_build(tmp_path / "recipe.yaml", tmp_path / "out", workers=2)
     killed = random_kills(command, dict(os.environ), rng, [rng.uniform(0.8, 5.0) for _ in range(12)])
     assert killed >= 3
     assert files_of(tmp_path / "out") == files_of(calm)

@@ -19,7 +19,6 @@ from chatmill.compiler.pipeline import copies_of, hashes_below
 from chatmill.compiler.recipe import Gates
 from chatmill.compiler.run import Outcome, run_build
 from chatmill.errors import DataError, FormatError, RecordError
-from chatmill.store.blocks import BlockDataset
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 
@@ -44,10 +43,9 @@ def episodes(out: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("overflow", OVERFLOWS)
-@pytest.mark.parametrize("name", ["episodes", "blocks"])
-def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str, name: str) -> None:
+def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str) -> None:
     packing = {"max_length": 250, "overflow": overflow}
-    manifest = build(mixed_recipe(write_inputs(fast / "in"), packing=packing, format=name), fast / "out")
+    manifest = build(mixed_recipe(write_inputs(fast / "in"), packing=packing), fast / "out")
     ledger = Ledger.from_json(manifest["ledger"])
     assert ledger.imbalance() == []
     assert ledger.as_json() == manifest["ledger"]
@@ -56,20 +54,15 @@ def test_the_ledger_is_what_the_files_hold(fast: Path, overflow: str, name: str)
     lost = {"drop": "dropped_trained", "cut": "cut_trained", "drop_oldest_turns": "cut_trained", "windows": "injected"}
     assert fates[lost[overflow]] > 0, "this input has nothing to lose"
     tokens = trained = stored = 0
-    for split in manifest["splits"]:
-        if name == "episodes":
-            for episode in EpisodeDataset(fast / "out", split):
-                tokens += len(episode)
-                trained += int((episode.weights > 0).sum())
-            stored = tokens
-        else:
-            blocks = BlockDataset(fast / "out", split)
-            rows = [blocks[i] for i in range(len(blocks))]
-            trained += sum(int((row.weights > 0).sum()) for row in rows)
-            stored += len(rows) * 250
+    for split, held in manifest["splits"].items():
+        for episode in EpisodeDataset(fast / "out", split):
+            tokens += len(episode)
+            trained += int((episode.weights > 0).sum())
+        stored += 250 * held["rows"]
+        assert held["fill"] == held["tokens"] / (250 * held["rows"])
     assert trained == fates["trained"]
     assert stored == ledger.stored == fates["trained"] + fates["context"] + fates["injected"] + ledger.padding
-    assert (ledger.padding > 0) == (name == "blocks")
+    assert ledger.padding == stored - tokens == sum(held["padding"] for held in manifest["splits"].values()) > 0
     read = ledger.total_records("read")
     assert read == sum(ledger.total_records(what) for what in ("built", "skipped", "quarantined")) > 100
 
@@ -253,7 +246,7 @@ BAD = [
 def test_quarantine_names_place_reason_and_message(fast: Path) -> None:
     path = write_jsonl(fast / "chats.jsonl", BAD)
     recipe = plain_recipe(path, on_error="quarantine")
-    manifest = build(recipe, fast / "out", chunk_bytes=40)
+    manifest = build(recipe, fast / "out", shard_bytes=40)
     lines = [json.loads(line) for line in (fast / "out" / "rejected.jsonl").read_text("utf-8").splitlines()]
     assert [(line["where"].removeprefix(str(path)), line["id"], line["field"], line["reason"]) for line in lines] == [
         (":2", "", "", "invalid_json"),
@@ -389,7 +382,7 @@ def test_hashes_below(fraction: float, key: str) -> None:
 def test_caps_count_over_the_files_of_a_source(fast: Path, cap: int) -> None:
     paths = [write_jsonl(fast / f"{n}.jsonl", [pair(f"{n}-{i}") for i in range(15)]) for n in ("a", "b")]
     sources = [{"path": [str(path) for path in paths], "name": "both", "max_records": cap}]
-    manifest = build(plain_recipe(paths[0], sources=sources), fast / "out", chunk_bytes=300)
+    manifest = build(plain_recipe(paths[0], sources=sources), fast / "out", shard_bytes=300)
     ids = [episode.record_id for episode in episodes(fast / "out")]
     assert ids == [*(f"a-{i}" for i in range(15)), *(f"b-{i}" for i in range(15))][:cap]
     left_out = manifest["ledger"]["notes"]["both"].get("records_beyond_max_records", 0)
@@ -417,7 +410,7 @@ def test_the_manifest_says_what_went_in_and_out(fast: Path) -> None:
 
 def test_the_docs_name_every_key_of_a_manifest(fast: Path) -> None:
     text = (Path(__file__).parents[2] / "docs" / "formats" / "dataset.md").read_text(encoding="utf-8")
-    recipe = mixed_recipe(write_inputs(fast / "in"), format="blocks")
+    recipe = mixed_recipe(write_inputs(fast / "in"))
     manifest = build(recipe, fast / "out")
     keys = {*manifest, *manifest["inputs"][0], *manifest["splits"]["train"], *manifest["ledger"], *TOKEN_FATES}
     for name in ("tokenizer", "template", "policy"):

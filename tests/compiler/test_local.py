@@ -117,10 +117,13 @@ def test_no_more_workers_than_jobs_and_none_without_jobs(monkeypatch: pytest.Mon
     assert len(started) == 2
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_worker_is_replaced_and_its_job_done_again(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize(("workers", "prepared"), [(1, False), (2, False), (2, True)])
+def test_a_killed_worker_is_replaced_and_its_job_done_again(tmp_path: Path, workers: int, prepared: bool) -> None:
     chunks = [Chunk(number=n, folder=str(tmp_path)) for n in range(6)]
-    seen = run(workers, jobs.kill_once_if_odd, chunks)
+    seen, engine = Seen(), LocalExecutor(workers)
+    if prepared:
+        engine.prepare(jobs.square, 1)
+    engine.run(jobs.kill_once_if_odd, chunks, seen.done, seen.events.append)
     assert {i: r["number"] for i, r in seen.receipts.items()} == {n: n for n in range(6)}
     for n in range(6):
         tries = (tmp_path / f"tries_{n}").read_text().split()
@@ -318,19 +321,23 @@ DRIVER = """
     from tests.compiler import executor_jobs
     specs = [executor_jobs.Chunk(number=n, folder=sys.argv[1]) for n in range(4)]
     # no `if __name__ == "__main__"`: the workers must not run this script again
-    LocalExecutor(2).run(getattr(executor_jobs, sys.argv[2]), specs, lambda *_: None)
+    engine = LocalExecutor(2)
+    if sys.argv[3] == "forked":
+        engine.prepare(executor_jobs.square, 1)
+    engine.run(getattr(executor_jobs, sys.argv[2]), specs, lambda *_: None)
 """
 
 
 @pytest.mark.parametrize("job", ["sleep_after_note", "hold_the_interpreter_after_note"])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_worker_outlives_its_driver(tmp_path: Path, end: int, job: str) -> None:
+@pytest.mark.parametrize("how", ["fresh", "forked"])
+def test_no_worker_outlives_its_driver(tmp_path: Path, end: int, job: str, how: str) -> None:
     script = tmp_path / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
     notes = tmp_path / "notes"
     notes.mkdir()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, str(script), str(notes), job]
+    command = [sys.executable, str(script), str(notes), job, how]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True) as driver:
         try:
             jobs.wait_for(lambda: len(list(notes.iterdir())) == 2)
@@ -350,9 +357,8 @@ def test_no_worker_outlives_its_driver(tmp_path: Path, end: int, job: str) -> No
 
 WATCHER = """
 import sys, time
-from chatmill.compiler.engines.local import _die_with_the_driver
-sys.platform = "elsewhere"  # a system that sends no signal when a parent dies
-_die_with_the_driver(0, int(sys.argv[1]))
+from chatmill.compiler.engines.worker import _watch
+_watch(int(sys.argv[1]))
 print("watching", flush=True)
 time.sleep(60)
 """
@@ -399,7 +405,53 @@ def noted(path: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def test_prepared_workers_do_their_first_job_once_and_are_taken_over(tmp_path: Path) -> None:
+def test_prepared_workers_share_what_one_process_has_loaded(tmp_path: Path) -> None:
+    engine = LocalExecutor(2)
+    engine.prepare(jobs.note_pid, tmp_path / "prepared")
+    done: dict[int, dict[str, int]] = {}
+    specs = [(number, str(tmp_path / "company")) for number in range(6)]
+    (tmp_path / "company").mkdir()
+    engine.run(jobs.square_in_company, specs, done.__setitem__)
+    (nursery,) = noted(tmp_path / "prepared")
+    pids = {receipt["pid"] for receipt in done.values()}
+    assert len(pids) == 2
+    assert int(nursery) not in pids
+    assert not any(alive(pid) for pid in (*pids, int(nursery)))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_killed_nursery_is_done_without(tmp_path: Path, when: str) -> None:
+    """Its workers end with it; the others are started one by one, and each loads for itself."""
+    engine, seen, before = LocalExecutor(2), Seen(), child_pids()
+    engine.prepare(jobs.note_pid, tmp_path / "prepared")
+    (nursery,) = child_pids() - before
+    if when == "before":
+        os.kill(nursery, signal.SIGKILL)
+
+    def hear(event: ExecutorEvent) -> None:
+        seen.events.append(event)
+        if when == "after" and event.kind is EventKind.JOB_STARTED and alive(nursery):
+            os.kill(nursery, signal.SIGKILL)
+
+    engine.run(jobs.square, list(range(8)), seen.done, hear)
+    assert {index: receipt["square"] for index, receipt in seen.receipts.items()} == {n: n * n for n in range(8)}
+    assert set(noted(tmp_path / "prepared")) - {str(nursery)} or when == "after"
+
+
+def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
+    engine = LocalExecutor(2)
+    done: dict[int, dict[str, int]] = {}
+    engine.prepare(jobs.start_thread, tmp_path / "prepared")
+    engine.run(jobs.square, list(range(4)), done.__setitem__)
+    assert len(done) == 4
+    assert {str(receipt["pid"]) for receipt in done.values()} <= set(noted(tmp_path / "prepared"))
+
+
+def test_prepared_workers_do_their_first_job_once_and_are_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system cannot fork."""
+    monkeypatch.setattr("chatmill.compiler.engines.local.can_fork", lambda: False)
     engine = LocalExecutor(2)
     before = child_pids()
     try:
@@ -417,11 +469,31 @@ def test_prepared_workers_do_their_first_job_once_and_are_taken_over(tmp_path: P
     assert child_pids() == before
 
 
+def test_workers_are_kept_between_runs_until_they_are_not_needed(tmp_path: Path) -> None:
+    engine = LocalExecutor(2, keep=True)
+    before = child_pids()
+    found: list[set[int]] = []
+    try:
+        for number in range(3):
+            done: dict[int, int] = {}
+            engine.run(jobs.note_pid, [tmp_path / f"run{number}"] * 4, done.__setitem__)
+            assert len(done) == 4
+            found.append(set(done.values()))
+        assert len(set.union(*found)) <= 2
+        with pytest.raises(ValueError):
+            engine.run(jobs.fail, ["data"], lambda index, receipt: None)
+        assert child_pids() == before, "an error ends them"
+        engine.run(jobs.note_pid, [tmp_path / "again"] * 4, lambda index, receipt: None)
+    finally:
+        engine.close()
+    assert child_pids() == before
+
+
 def test_prepared_workers_that_are_not_needed_end() -> None:
     engine = LocalExecutor(2)
     before = child_pids()
     engine.prepare(jobs.fail, "data")
-    assert len(child_pids()) == len(before) + 2
+    assert len(child_pids()) == len(before) + 1, "the process from which they would have been forked"
     engine.close()
     engine.close()
     assert child_pids() == before

@@ -16,7 +16,6 @@ CODE = """
 import json, os, sys
 from pathlib import Path
 
-from chatmill.compiler import join, join_blocks
 from chatmill.compiler.run import run_build
 
 def peak(pid):
@@ -43,9 +42,7 @@ def look(state):
             pass
 
 order = json.load(sys.stdin)
-for module in (join, join_blocks):
-    module.SLICE_TOKENS = order["slice_tokens"] or module.SLICE_TOKENS
-result = run_build(order["recipe"], order["out"], workers=1, chunk_bytes=order["chunk_bytes"], on_progress=look)
+result = run_build(order["recipe"], order["out"], workers=1, on_progress=look)
 tokens = sum(split["tokens"] for split in result.manifest["splits"].values())
 print(json.dumps({"driver": peak("self"), "worker": workers, "tokens": tokens}))
 """
@@ -62,12 +59,11 @@ def write_input(path: Path, size: int) -> Path:
     return path
 
 
-def measured(home: Path, size: int, chunk_bytes: int, name: str, slice_tokens: int | None) -> dict[str, Any]:
+def measured(home: Path, size: int, shard_bytes: int) -> dict[str, Any]:
     path = write_input(home / f"{size}.jsonl", size)
     packing = {"max_length": 2048, "overflow": "windows"}
-    recipe = plain_recipe(path, format=name, packing=packing, split={"val_fraction": 0.1})
-    order = {"recipe": recipe, "out": str(home / f"{name}{size}"), "chunk_bytes": chunk_bytes}
-    order["slice_tokens"] = slice_tokens
+    recipe = plain_recipe(path, packing=packing, split={"val_fraction": 0.1}, shard_bytes=shard_bytes)
+    order = {"recipe": recipe, "out": str(home / f"out{size}")}
     done = subprocess.run(
         [sys.executable, "-c", CODE], input=json.dumps(order), capture_output=True, text=True, check=False
     )
@@ -77,8 +73,8 @@ def measured(home: Path, size: int, chunk_bytes: int, name: str, slice_tokens: i
     return found
 
 
-def check(home: Path, size: int, chunk_bytes: int, name: str, slice_tokens: int | None = None) -> None:
-    once, eight = (measured(home, times * size, chunk_bytes, name, slice_tokens) for times in (1, 8))
+def check(home: Path, size: int, shard_bytes: int) -> None:
+    once, eight = (measured(home, times * size, shard_bytes) for times in (1, 8))
     assert eight["tokens"] > 7.5 * once["tokens"]
     for process in ("driver", "worker"):
         assert eight[process] < 1.2 * once[process], (process, once, eight)
@@ -88,15 +84,13 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 
 @needs_proc
-@pytest.mark.parametrize("name", ["episodes", "blocks"])
-def test_flat_memory(fast: Path, name: str) -> None:
-    """Everything smaller than usual; leaving the parts mapped would still be far above the limit."""
-    check(fast, 900_000, 240_000, name, slice_tokens=1 << 17)
+def test_flat_memory(fast: Path) -> None:
+    """Everything smaller than usual."""
+    check(fast, 900_000, 240_000)
 
 
 @pytest.mark.slow
 @needs_proc
-@pytest.mark.parametrize("name", ["episodes", "blocks"])
-def test_flat_memory_with_large_input(tmp_path: Path, name: str) -> None:
+def test_flat_memory_with_large_input(tmp_path: Path) -> None:
     """Five chunks, and forty: 40 MB, and 320 MB."""
-    check(tmp_path, 40_000_000, 8 << 20, name)
+    check(tmp_path, 40_000_000, 8 << 20)

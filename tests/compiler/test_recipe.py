@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chatmill.compiler.recipe import OnError, OutputFormat, Recipe, Source, recipe_of
+from chatmill.compiler.recipe import OnError, Recipe, Source, recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
 from chatmill.pack.overflow import Overflow
@@ -43,11 +43,11 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "traces": "shared",
         "strict_text": False,
         "policy": None,
-        "packing": {"max_length": None, "overflow": "error", "packing_strategy": "best_fit"},
+        "packing": {"max_length": None, "overflow": "error"},
+        "pack": None,
         "split": {"val_fraction": 0.0},
-        "format": "episodes",
         "keep_kinds": True,
-        "shard_tokens": 250_000_000,
+        "shard_bytes": 32 << 20,
         "on_error": "fail",
         "gates": {
             "trained_tokens_lost": None,
@@ -56,18 +56,32 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
             "records_quarantined": None,
         },
     }
-    assert recipe.format is OutputFormat.EPISODES
     assert recipe.on_error is OnError.FAIL
     assert recipe.packing.overflow is Overflow.ERROR
-    assert recipe.packing.packing_strategy is Strategy.BEST_FIT
+
+
+def test_a_recipe_of_episodes_of_0_1_0_is_still_read() -> None:
+    old = changed(format="episodes", packing={"max_length": 99, "packing_strategy": "best_fit"})
+    assert recipe_of(old) == recipe_of(changed(packing={"max_length": 99}))
+
+
+def test_a_row_and_the_longest_episode_have_one_length_unless_both_are_given() -> None:
+    for changes in ({"pack": {"length": 64}}, {"pack": {}, "packing": {"max_length": 64}}):
+        recipe = recipe_of(changed(**changes))
+        assert recipe.pack is not None
+        assert (recipe.pack.length, recipe.packing.max_length) == (64, 64)
+        assert recipe.pack.strategy is Strategy.BEST_FIT
+    both = recipe_of(changed(pack={"length": 64}, packing={"max_length": 32}))
+    assert both.pack is not None
+    assert (both.pack.length, both.packing.max_length) == (64, 32)
 
 
 def test_plain_values_make_the_same_recipe_again() -> None:
     full = changed(
         sources=[{"path": ["a.jsonl", "b/*.parquet"], "name": "x", "weight": 0.5, "max_records": 9, "shape": "openai"}],
-        packing={"max_length": 128, "overflow": "windows", "packing_strategy": "first_fit"},
+        packing={"max_length": 128, "overflow": "windows"},
+        pack={"length": 512, "strategy": "first_fit"},
         split={"val_fraction": 0.1},
-        format="blocks",
         gates={"trained_tokens_lost": 0.001, "records_without_trained_tokens": None},
     )
     recipe = recipe_of(full)
@@ -86,19 +100,26 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"gates": {"quarantined": 0}}, "unknown key 'gates.quarantined', did you mean 'records_quarantined'?"),
         ({"sources": [{"path": "a"}, {"path": "b", "wieght": 2}]}, "unknown key 'sources[1].wieght', did you mean"),
         ({"zzz": 1}, "unknown key 'zzz', known: version, sources, tokenizer"),
-        ({"packing": {"zzz": 1}}, "unknown key 'packing.zzz', known: max_length, overflow, packing_strategy"),
+        ({"packing": {"zzz": 1}}, "unknown key 'packing.zzz', known: max_length, overflow"),
         ({"sources": []}, "sources: List should have at least 1 item"),
         ({"sources": [{}]}, "'sources[0].path' is missing"),
         ({"sources": [{"path": "a", "weight": -1}]}, "sources[0].weight: "),
         ({"sources": [{"path": "a", "weight": float("nan")}]}, "sources[0].weight: "),
         ({"sources": [{"path": "a", "max_records": 0}]}, "sources[0].max_records: "),
-        ({"format": "block"}, "format: Input should be 'episodes' or 'blocks' (found 'block')"),
-        ({"format": "blocks"}, "the format 'blocks' needs packing.max_length"),
+        ({"format": "block"}, "'format' is gone, since all datasets hold episodes: remove it (found 'block')"),
+        ({"format": "blocks"}, "the format 'blocks' is gone: remove 'format' and write pack: {length: N}"),
+        ({"packing": {"packing_strategy": "greedy"}}, "unknown key 'packing.packing_strategy', known: "),
+        ({"pack": {}}, "pack needs a length, the tokens of a row (or packing.max_length)"),
+        ({"pack": {"length": 1}}, "pack.length: "),
+        ({"pack": {"length": 2**31}}, "pack.length: "),
+        ({"pack": {"length": 64, "strategy": "tight"}}, "pack.strategy: Input should be 'best_fit', 'first_fit'"),
+        ({"pack": {"len": 64}}, "unknown key 'pack.len', did you mean 'length'?"),
+        ({"pack": {"length": 64}, "packing": {"max_length": 65}}, "do not fit into rows of 64"),
         ({"packing": {"overflow": "truncate"}}, "packing.overflow: "),
         ({"packing": {"max_length": 1}}, "packing.max_length: "),
         ({"split": {"val_fraction": 1.0}}, "split.val_fraction: "),
         ({"gates": {"trained_tokens_lost": 1.5}}, "gates.trained_tokens_lost: "),
-        ({"shard_tokens": 0}, "shard_tokens: "),
+        ({"shard_bytes": 0}, "shard_bytes: "),
         ({"on_error": "skip"}, "on_error: Input should be 'fail' or 'quarantine' (found 'skip')"),
         ({"version": 2}, "version: this package reads recipes of version 1 (found 2)"),
         ({"tokenizer": None}, "tokenizer: "),
@@ -114,9 +135,9 @@ def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:
 
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        recipe_of({"sources": [{"path": "a"}], "tokeniser": "x", "format": "rows"})
+        recipe_of({"sources": [{"path": "a"}], "tokeniser": "x", "on_error": "rows"})
     text = str(caught.value)
-    for part in ("'tokenizer' is missing", "'template' is missing", "did you mean 'tokenizer'", "format: Input should"):
+    for part in ("'tokenizer' is missing", "'template' is missing", "did you mean 'tokenizer'", "on_error: Input"):
         assert part in text
 
 

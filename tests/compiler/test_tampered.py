@@ -25,7 +25,6 @@ from chatmill.export.export import export_dataset
 from chatmill.look.dataset import open_for_looking
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.prove.verify import verify
-from chatmill.store.block_writer import BlockWriter
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_manifest import plain_file_name
 from chatmill.store.episode_writer import EpisodeWriter
@@ -49,8 +48,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = write_jsonl(folder / "chats.jsonl", records)
     recipe = plain_recipe(source, split={"val_fraction": 0.5}, on_error="quarantine")
     run_build(recipe, folder / "episodes", workers=0)
-    packing = {"max_length": 2048, "overflow": "drop"}
-    run_build({**recipe, "format": "blocks", "packing": packing}, folder / "blocks", workers=0)
     rows = [row(f"r{number}", chat(user=f"What is {number}?")) for number in range(6)]
     kd = write_input(folder / "in", [[*rows, row("bad", "not json")]])
     build_synth_kd(kd, folder / "kd", workers=0, audit=0, valid_fraction=0.3, on_error="quarantine")
@@ -64,7 +61,6 @@ def read_kd_root(folder: Path) -> Any:
 
 KINDS: dict[str, tuple[str, Check, Check]] = {
     "episodes": ("manifest.json", verify, read_manifest),
-    "blocks": ("manifest.json", verify, read_manifest),
     "kd": ("manifest.json", verify_synth_kd, read_kd_manifest),
     "export": ("export.json", verify_export, read_export),
 }
@@ -193,7 +189,7 @@ def test_a_receipt_without_a_hash_opens_and_is_a_finding(kind: str, home: Path, 
 
 def test_every_reader_refuses_a_changed_manifest(home: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
-    for path, value in ((("tokenizer", "pad_id"), 7), (("recipe", "shard_tokens"), 3)):
+    for path, value in ((("tokenizer", "pad_id"), 7), (("recipe", "shard_bytes"), 3)):
         content = json.loads((home / "episodes" / "manifest.json").read_bytes())
         content[path[0]][path[1]] = value
         (folder / "manifest.json").write_bytes(receipt_bytes(content))
@@ -252,7 +248,7 @@ def test_names_that_are_fine() -> None:
     assert not is_inner_path(None)
 
 
-@pytest.mark.parametrize("target", ["hf", "parquet", "episodes", "blocks", "megatron"])
+@pytest.mark.parametrize("target", ["hf", "parquet", "episodes", "megatron"])
 @pytest.mark.parametrize("name", ["../outside/x", "/abs", "a/b", "..", "a\\b", ".x", ""])
 def test_a_split_of_a_manifest_never_leads_out_of_an_export(name: str, target: str, home: Path, tmp_path: Path) -> None:
     """As in the attack: the split lies where the name leads, and export would write outside of --out."""
@@ -263,7 +259,7 @@ def test_a_split_of_a_manifest_never_leads_out_of_an_export(name: str, target: s
     (folder / "manifest.json").write_bytes(receipt_bytes(sealed(content)))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(FormatError, match="plain name of a split"):
-        export_dataset(folder, target, tmp_path / "data" / "out", max_length=64 if target == "blocks" else None)
+        export_dataset(folder, target, tmp_path / "data" / "out")
     with pytest.raises(FormatError, match="plain name of a split"):
         verify(folder)
     with pytest.raises(FormatError, match="plain name of a split"):
@@ -315,22 +311,19 @@ def test_names_in_the_manifests_of_splits(name: str, home: Path, tmp_path: Path)
         plain_file_name(name, "here")
     with pytest.raises(ConfigError, match="no name for a split"):
         EpisodeWriter(tmp_path, name)
-    with pytest.raises(ConfigError, match="no name for a split"):
-        BlockWriter(tmp_path, name, capacity=8, pad_id=0, rows_per_shard=1)
-    for kind, receipt in (("episodes", "episodes.json"), ("blocks", "blocks.json")):
-        folder = shutil.copytree(home / kind, tmp_path / kind)
-        content = json.loads((folder / "train" / receipt).read_bytes())
-        for change in ("shard", "file"):
-            if (kind, change, name) == ("episodes", "shard", ""):
-                continue  # the flat layout
-            made = copy.deepcopy(content)
-            if change == "shard":
-                made["shards"][0]["name"] = name
-            else:
-                made["shards"][0]["files"][name] = next(iter(made["shards"][0]["files"].values()))
-            (folder / "train" / receipt).write_text(json.dumps(made))
-            with pytest.raises(FormatError, match=r"no plain file name|no name of a shard"):
-                open_dataset(folder)
+    folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
+    content = json.loads((folder / "train" / "episodes.json").read_bytes())
+    for change in ("shard", "file"):
+        if (change, name) == ("shard", ""):
+            continue  # the flat layout
+        made = copy.deepcopy(content)
+        if change == "shard":
+            made["shards"][0]["name"] = name
+        else:
+            made["shards"][0]["files"][name] = next(iter(made["shards"][0]["files"].values()))
+        (folder / "train" / "episodes.json").write_text(json.dumps(made))
+        with pytest.raises(FormatError, match=r"no plain file name|no name of a shard"):
+            open_dataset(folder)
 
 
 @pytest.mark.parametrize("splits", [["../x"], ["/abs"], ["a", ""], [3], "train", None])
@@ -407,10 +400,10 @@ def test_verify_checks_the_files_of_an_export(
     assert "is an export" in text
 
 
-@pytest.mark.parametrize("target", ["hf", "episodes", "blocks", "megatron"])
+@pytest.mark.parametrize("target", ["hf", "episodes", "megatron"])
 def test_exports_of_every_kind_verify(target: str, home: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    export_dataset(home / "episodes", target, out, max_length=2048 if target == "blocks" else None)
+    export_dataset(home / "episodes", target, out)
     assert is_export(out)
     report = verify_export(out)
     assert report.passed

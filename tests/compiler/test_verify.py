@@ -21,7 +21,6 @@ from chatmill.label.policy import Policy
 from chatmill.prove.report import VerifyReport
 from chatmill.prove.verify import verify
 from chatmill.render.registry import PYTHON_TEMPLATES
-from chatmill.store.blocks import BlockDataset
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.byte_level import ByteTokenizer
 from tests.cli.run import chatmill
@@ -40,18 +39,18 @@ from tests.data.tokenizer_files import unpacked
 
 SETS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "harmony": ("o200k", "harmony", {"packing": {"max_length": 512, "overflow": "windows"}}),
-    "harmony_blocks": ("o200k", "harmony", {"format": "blocks", "packing": {"max_length": 700, "overflow": "cut"}}),
+    "harmony_rows": ("o200k", "harmony", {"packing": {"overflow": "cut"}, "pack": {"length": 700}}),
     "chatml_o200k": ("o200k", "chatml", {"keep_kinds": False, "policy": "last_turn"}),
     "qwen3": ("qwen3", "qwen3", {"policy": "trl"}),
     "qwen3_training": (
         "bytes",
         "qwen3_training",
-        {"format": "blocks", "packing": {"max_length": 3000, "overflow": "windows"}},
+        {"packing": {"max_length": 3000, "overflow": "windows"}},
     ),
     "token_native": (
         "bytes",
         "token_native",
-        {"format": "blocks", "packing": {"max_length": 900, "overflow": "drop_oldest_turns"}},
+        {"packing": {"max_length": 900, "overflow": "drop_oldest_turns"}, "pack": {"strategy": "in_order"}},
     ),
     "markers": ("bytes", "markers", {"packing": {"max_length": 1500, "overflow": "drop"}}),
     "llama3": ("bytes", "llama3", {"policy": "per_message"}),
@@ -117,21 +116,21 @@ def sound(fast_module: Path, source: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sound_blocks(fast_module: Path, source: Path) -> Path:
-    more = {"format": "blocks", "packing": {"max_length": 6000, "overflow": "windows"}}
-    folder = build_into(fast_module / "sound_blocks", small_recipe(source, **more))
-    assert len(BlockDataset(folder).shards) > 1
+def sound_rows(fast_module: Path, source: Path) -> Path:
+    more = {"packing": {"overflow": "windows"}, "pack": {"length": 6000}}
+    folder = build_into(fast_module / "sound_rows", small_recipe(source, **more))
+    assert len(EpisodeDataset(folder).shards) > 1
     return folder
+
+
+@pytest.fixture
+def damaged_rows(sound_rows: Path, fast: Path) -> Path:
+    return Path(shutil.copytree(sound_rows, fast / "damaged"))
 
 
 @pytest.fixture
 def damaged(sound: Path, fast: Path) -> Path:
     return Path(shutil.copytree(sound, fast / "damaged"))
-
-
-@pytest.fixture
-def damaged_blocks(sound_blocks: Path, fast: Path) -> Path:
-    return Path(shutil.copytree(sound_blocks, fast / "damaged"))
 
 
 def files_named(report: VerifyReport) -> set[str]:
@@ -165,40 +164,63 @@ def test_a_changed_byte_is_found_in_its_record(name: str, size: int, is_rehashed
     assert any("bytes were changed" in finding.message for finding in report.findings) != is_rehashed
 
 
-@pytest.mark.parametrize("name", ["ids.u32", "weights.u8", "kinds.u8"])
-def test_a_changed_byte_of_a_packed_row_is_found_in_its_record(name: str, damaged_blocks: Path) -> None:
-    block = BlockDataset(damaged_blocks)[1]
-    assert len(block.documents) > 1
-    token = int(block.document_starts[1]) + 7
-    size = 4 if name == "ids.u32" else 1
-    offset = (6000 * 1 + token) * size
-    flip(damaged_blocks / "train" / "shard_00000" / name, offset)
-    rehash(damaged_blocks)
-    found = [finding for finding in verify(damaged_blocks, deep=True).findings if finding.token is not None]
-    assert [(f.file, f.episode, f.token, f.offset) for f in found] == [
-        (f"train/shard_00000/{name}", int(block.documents[1]), 7, offset)
-    ]
-    assert found[0].record
+def test_the_rows_of_a_plan_are_counted_and_compared(sound_rows: Path) -> None:
+    report = verify(sound_rows)
+    assert report.passed
+    held = json.loads((sound_rows / "manifest.json").read_bytes())["splits"]["train"]
+    assert (report.counts["rows"], report.counts["padding"]) == (held["rows"], held["padding"])
+    assert any(f"{held['rows']:,} packed rows of train with those" in line for line in report.compared)
 
 
-def test_rows_that_are_packed_in_another_way_are_found(damaged_blocks: Path) -> None:
-    for manifest in edited(damaged_blocks):
-        manifest["recipe"]["packing"]["packing_strategy"] = "greedy"
-    report = verify(damaged_blocks, deep=True)
-    assert any("where the plan has" in finding.message for finding in report.findings)
-    assert files_named(report) >= {"manifest.json", "train/shard_00000/documents.i64"}
+@pytest.mark.parametrize("is_rehashed", [False, True], ids=["flipped", "built_wrong"])
+def test_episodes_that_changed_places_are_found(is_rehashed: bool, damaged_rows: Path) -> None:
+    """The two still fit their rows: only the planner knows, or the hash."""
+    path = damaged_rows / "train" / "pack" / "order.u64"
+    order = np.fromfile(path, dtype="<u8")
+    borders = np.fromfile(damaged_rows / "train" / "pack" / "rows.u64", dtype="<u8")
+    row = next(row for row in range(len(borders) - 1) if borders[row + 1] - borders[row] > 1)
+    at = int(borders[row])
+    order[[at, at + 1]] = order[[at + 1, at]]
+    order.tofile(path)
+    if is_rehashed:
+        rehash(damaged_rows)
+    report = verify(damaged_rows)
+    planned = [f for f in report.findings if "the planner gives" in f.message]
+    assert [(f.file, f.offset) for f in planned] == [("train/pack/order.u64", at * 8)]
+    assert any("bytes were changed" in finding.message for finding in report.findings) != is_rehashed
 
 
-def test_padding_that_is_none_is_found(damaged_blocks: Path) -> None:
-    dataset = BlockDataset(damaged_blocks)
-    row = next(row for row in range(len(dataset)) if dataset[row].row_length < dataset.capacity)
-    shard = int(np.searchsorted(dataset.row_offsets, row, side="right")) - 1
-    local = row - int(dataset.row_offsets[shard])
-    path = dataset.shards[shard].folder / "weights.u8"
-    flip(path, (local + 1) * dataset.capacity - 1)
-    rehash(damaged_blocks)
-    report = verify(damaged_blocks)
-    assert any("padding has the weight 0" in finding.message for finding in report.findings)
+def test_a_plan_that_cannot_be_is_found(damaged_rows: Path) -> None:
+    path = damaged_rows / "train" / "pack" / "order.u64"
+    order = np.fromfile(path, dtype="<u8")
+    order[3] = order[0]
+    order.tofile(path)
+    rehash(damaged_rows)
+    report = verify(damaged_rows)
+    assert files_named(report) >= {"train/pack"}
+    assert any("already in place 0" in finding.message for finding in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"strategy": "greedy"}, "the strategy of its rows is best_fit; the recipe says greedy"),
+        ({"length": 6001}, "the length of its rows is 6000; the recipe says 6001"),
+        (None, "a pack plan, and the recipe has no 'pack'"),
+    ],
+)
+def test_rows_of_another_recipe_are_found(damaged_rows: Path, changes: dict[str, Any] | None, words: str) -> None:
+    for manifest in edited(damaged_rows):
+        recipe = manifest["recipe"]
+        recipe["pack"] = None if changes is None else recipe["pack"] | changes
+    report = verify(damaged_rows)
+    assert any(words in finding.message for finding in report.findings), report.findings
+
+
+def test_a_plan_that_is_gone_is_found(damaged_rows: Path) -> None:
+    shutil.rmtree(damaged_rows / "train" / "pack")
+    report = verify(damaged_rows)
+    assert files_named(report) >= {"train/pack", "train/pack/order.u64", "train/pack/plan.json"}
 
 
 def _truncate(folder: Path) -> None:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from chatmill.compiler import chunk_job
-from chatmill.compiler.recipe import OutputFormat
 from chatmill.core.kinds import RoleCode
 from chatmill.prove.columns import ColumnCounts
-from chatmill.prove.stored import open_split
+from chatmill.prove.stored import StoredSplit
 from chatmill.prove.verify import verify
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.verify_sets import build_into, records, small_recipe, write_lines
@@ -27,30 +26,28 @@ def test_an_episode_that_ends_with_bos_before_one_that_begins_with_it_is_no_doub
     sound = [[BOS, 1, 2, BOS], [BOS, 3, BOS], [BOS]]
     folder = write_set(tmp_path / "sound", [Item(ids=ids, weights=[1] * len(ids)) for ids in sound])
     counts = ColumnCounts()
-    assert list(counts.count(open_split(folder, "train", OutputFormat.EPISODES), "train", vocab_size=9, bos_id=7)) == []
+    assert list(counts.count(StoredSplit(folder, "train"), "train", vocab_size=9, bos_id=7)) == []
     assert (counts.double_bos, counts.episodes) == (0, 3)
     doubled = [[BOS, 1, BOS], [BOS, BOS, 3, BOS], [BOS, 2, BOS, BOS]]
     folder = write_set(tmp_path / "doubled", [Item(ids=ids, weights=[1] * len(ids)) for ids in doubled])
     counts = ColumnCounts()
-    found = list(counts.count(open_split(folder, "train", OutputFormat.EPISODES), "train", vocab_size=9, bos_id=7))
+    found = list(counts.count(StoredSplit(folder, "train"), "train", vocab_size=9, bos_id=7))
     assert counts.double_bos == 2
     assert [(finding.episode, finding.token) for finding in found] == [(1, 1)]
     assert found[0].message == "7: one BOS token follows another"
 
 
-@pytest.mark.parametrize("form", ["episodes", "blocks"])
-def test_episodes_that_no_input_gives_are_found(fast: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_that_no_input_gives_are_found(fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build that writes its last record three times stores more than its inputs give."""
     rows = records("oasst_en100", 12)
     write_lines(fast / "chats.jsonl", rows)
-    more: dict[str, Any] = {"format": form, "packing": {"max_length": 6000, "overflow": "cut"}}
+    more: dict[str, Any] = {"packing": {"max_length": 6000, "overflow": "cut"}}
     more["sources"] = [{"path": str(fast / "chats.jsonl"), "weight": 1.000001}]  # not 1: copies are counted
     with monkeypatch.context() as patch:
         patch.setattr(chunk_job, "copies_of", lambda key, weight: 3 if key == rows[-1]["id"] else 1)
         folder = build_into(fast / "out", small_recipe(fast / "chats.jsonl", **more))
     manifest = json.loads((folder / "manifest.json").read_text())
-    stored = manifest["splits"]["train"]
-    assert stored.get("episodes", stored.get("documents")) == 14
+    assert manifest["splits"]["train"]["episodes"] == 14
     assert verify(folder).passed
     found = [finding for finding in verify(folder, deep=True).findings if "its ledger says" not in finding.message]
     surplus = "has 2 episodes more than its inputs give, from 12 on"

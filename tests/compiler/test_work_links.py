@@ -51,7 +51,7 @@ def stopped(recipe: dict[str, Any], out: Path, point: str, monkeypatch: pytest.M
             raise StoppedError
 
     with monkeypatch.context() as patched:
-        patched.setattr("chatmill.compiler.run.fault_point", stop)
+        patched.setattr("chatmill.compiler.finish.fault_point", stop)
         with pytest.raises(StoppedError):
             run_build(recipe, out, workers=0)
 
@@ -62,11 +62,10 @@ def linked(out: Path, target: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("form", ["episodes", "blocks"])
 def test_a_build_in_a_linked_work_folder_leaves_the_target_as_it_was(
-    form: str, recipe: dict[str, Any], tmp_path: Path, victim: Path
+    recipe: dict[str, Any], tmp_path: Path, victim: Path
 ) -> None:
-    recipe |= {"format": form, "packing": {"max_length": 2048, "overflow": "drop"}}
+    recipe |= {"packing": {"max_length": 2048, "overflow": "drop"}}
     before = holds(victim)
     run_build(recipe, tmp_path / "plain", workers=0)
     out = linked(tmp_path / "out", victim)
@@ -118,7 +117,7 @@ def test_a_build_behind_a_link_is_resumed_also_from_another_disk(
     assert digest(out) == digest(tmp_path / "plain")
 
 
-@pytest.mark.parametrize("name", ["joined", "parts", "spool", "parts/000000", "joined/train"])
+@pytest.mark.parametrize("name", ["joined", "shards", "spool", "shards/000000", "joined/train"])
 def test_a_link_inside_a_work_folder_is_refused(
     name: str, recipe: dict[str, Any], tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,7 +94,7 @@ def recipe(inputs: Path, tokenizer: str, template: str, **more: Any) -> dict[str
         "on_error": "quarantine",
         "split": {"val_fraction": 0.2},
         "gates": {"records_without_trained_tokens": None},
-        "shard_tokens": 40_000,
+        "shard_bytes": 40_000,
         **more,
     }
 
@@ -106,7 +106,7 @@ def small_recipe(source: Path, **more: Any) -> dict[str, Any]:
         "tokenizer": "bytes",
         "template": "chatml",
         "add_control_tokens": True,
-        "shard_tokens": 12_000,
+        "shard_bytes": 12_000,
         "on_error": "quarantine",
     }
     return {**base, **more}

@@ -18,8 +18,7 @@ from chatmill.core.machine_limits import is_full_disk, is_out_of_memory
 from chatmill.errors import ChatmillError, ConfigError, OutOfMemoryError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.read.files import read_records
-from chatmill.store import block_writer, episode_writer
-from chatmill.store.block_writer import BlockWriter
+from chatmill.store import episode_writer
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.mapped import MappedFile
 from chatmill.tokenizer.load import load_tokenizer
@@ -72,20 +71,6 @@ def test_an_episode_writer_on_a_full_disk_names_the_way_out(
         EpisodeWriter(tmp_path, "train") as writer,
     ):
         writer.append([1, 2, 3])
-
-
-@pytest.mark.parametrize("at", ["_begin", "GrowingFile"])
-def test_a_block_writer_on_a_full_disk_names_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
-) -> None:
-    monkeypatch.setattr(block_writer if at == "GrowingFile" else BlockWriter, at, full)
-
-    def write() -> None:
-        with BlockWriter(tmp_path, "train", capacity=2, pad_id=0, rows_per_shard=2) as writer:
-            writer.append([[1, 2]], [2], [0], [0, 1], [0])
-
-    with pytest.raises(ConfigError, match=r"No space left on device; .*free some space there"):
-        write()
 
 
 @pytest.mark.parametrize("as_library", [False, True])

@@ -1,4 +1,4 @@
-"""Datasets to look at, made once per process: the same nasty conversations as episodes, blocks and rows of files."""
+"""Datasets to look at, made once per process: nasty conversations as episodes, packed rows, and rows of files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tokenizer_once(source: Any, *, pattern: str | None = None) -> Any:
 
 @cache
 def folder() -> Path:
-    """`episodes`, `blocks`, `hf`, `parquet` (of the blocks) and `kd`, with train and val each."""
+    """`episodes`, `rows` (packed), `hf` and `parquet` (of the rows) and `kd`, with train and val each."""
     place = Path(tempfile.mkdtemp(prefix="chatmill-look-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     (place / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records()))
@@ -61,14 +61,14 @@ def folder() -> Path:
         "add_control_tokens": True,
         "split": {"val_fraction": 0.2},
         "on_error": "quarantine",
-        "shard_tokens": 8000,
+        "shard_bytes": 8000,
         "gates": {"records_without_trained_tokens": None},
     }
     chatmill.build(recipe, place / "episodes", workers=0)
-    packing = {"max_length": 1024, "overflow": "cut"}
-    chatmill.build({**recipe, "format": "blocks", "packing": packing}, place / "blocks", workers=0)
+    packed = {"packing": {"overflow": "cut"}, "pack": {"length": 1024}}
+    chatmill.build({**recipe, **packed}, place / "rows", workers=0)
     for target in ("hf", "parquet"):
-        export_dataset(place / "blocks", target, place / target)
+        export_dataset(place / "rows", target, place / target)
     write_kd(place / "kd")
     return place
 

@@ -48,7 +48,7 @@ def slow_counts(split: LookSplit) -> tuple[Counter[Any], Counter[Any]]:
     return kinds, turns
 
 
-@pytest.mark.parametrize("name", ["episodes", "blocks", "hf"])
+@pytest.mark.parametrize("name", ["episodes", "rows", "hf"])
 def test_counts_equal_counting_one_by_one(name: str) -> None:
     split = open_for_looking(folder() / name).split("val")
     counts = count_tokens(split)
@@ -120,13 +120,12 @@ def test_stats_add_up() -> None:
     assert made["splits"]["train"]["roles"][0]["share"] == stats.splits[0].roles[0].share
 
 
-def test_blocks_have_fill_and_padding() -> None:
-    stats = split_stats(open_for_looking(folder() / "blocks").split("train"))
-    assert stats.capacity == 1024
+def test_rows_have_fill_and_padding() -> None:
+    stats = split_stats(open_for_looking(folder() / "rows").split("train"))
+    assert (stats.capacity, stats.item) == (1024, "row")
     assert stats.padding == 1024 * stats.items - stats.tokens > 0
     assert sum(one.count for one in stats.fill_bins) == sum(one.count for one in stats.documents_bins) == stats.items
     assert stats.fill["mean"] == pytest.approx(stats.tokens / (1024 * stats.items))
-    assert stats.sources == ()
 
 
 def test_spans_of_a_distillation_set() -> None:

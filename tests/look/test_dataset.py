@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,20 +13,20 @@ from hypothesis import strategies as st
 
 from chatmill.core.kinds import KINDS, Part, part_of, role_of
 from chatmill.errors import ChatmillError, ConfigError, FormatError, UnknownNameError
-from chatmill.look import stored_splits
+from chatmill.look import row_split, stored_splits
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item, LookLayout, LookSplit, message_starts, segment_sums
 from chatmill.look.packed_rows import PackedRow
 from chatmill.look.packed_split import document_starts, item_of_row
 from chatmill.store import documents as documents_module
-from chatmill.store.blocks import BlockDataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.pack_plan import read_pack_plan
 from tests.look.sets import HOSTILE, folder, tokenizer_once
 
 LAYOUTS = {
     "episodes": LookLayout.EPISODES,
-    "blocks": LookLayout.BLOCKS,
+    "rows": LookLayout.ROWS,
     "hf": LookLayout.PACKED,
     "parquet": LookLayout.PACKED,
     "kd": LookLayout.KD,
@@ -46,7 +48,7 @@ def test_every_layout_opens(name: str) -> None:
         check_columns(split)
     assert dataset.decoder is not None
     assert dataset.decoder_problem == ""
-    assert (dataset.ledger is not None) == (name in ("episodes", "blocks")), "exports speak of their source in short"
+    assert (dataset.ledger is not None) == (name in ("episodes", "rows")), "exports speak of their source in short"
 
 
 def check_columns(split: LookSplit) -> None:
@@ -75,9 +77,9 @@ def check_columns(split: LookSplit) -> None:
 
 def test_small_batches_and_released_files_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents_module, "BATCH_TOKENS", 300)
-    monkeypatch.setattr(stored_splits, "BATCH_TOKENS", 300)
     monkeypatch.setattr(stored_splits, "RELEASE_TOKENS", 500)
-    for name in ("episodes", "blocks"):
+    monkeypatch.setattr(row_split, "RELEASE_TOKENS", 500)
+    for name in ("episodes", "rows"):
         split = open_for_looking(folder() / name).split("train")
         assert len(list(split.batches())) > 5
         check_columns(split)
@@ -93,22 +95,37 @@ def test_items_are_what_the_stores_hold() -> None:
         assert opened.record_ids(np.array([number])) == [episode.record_id]
         assert opened.sources is not None
         assert opened.source_names[opened.sources[number]] == episode.source
-    rows, blocks = open_for_looking(folder() / "blocks").split("train"), BlockDataset(folder() / "blocks")
-    assert rows.fill is not None
-    for number, block in enumerate(blocks):
-        item = rows.item(number)
-        assert np.array_equal(item.ids, block.ids[: block.row_length])
-        assert item.padding == 1024 - block.row_length
-        assert rows.fill[number] == block.row_length / 1024
-        assert item.documents is not None
-        for place, document in enumerate(item.documents.tolist()):
-            part = item.part(place)
-            assert part.ids.tolist() == item.ids[slice(*item.borders[place])].tolist()
-            assert number in rows.rows_of_document(document)  # type: ignore[attr-defined]
 
 
-def test_the_counted_column_is_the_stored_one() -> None:
-    split = open_for_looking(folder() / "episodes").split("train")
+def test_rows_are_those_of_the_plan() -> None:
+    rows: Any = open_for_looking(folder() / "rows").split("train")
+    stored = EpisodeDataset(folder() / "rows")
+    plan = read_pack_plan(stored.folder, stored.lengths)
+    assert plan is not None
+    assert len(rows) == len(plan) > 3
+    for number in range(len(plan)):
+        item, episodes = rows.item(number), [stored[episode] for episode in plan.row(number).tolist()]
+        assert item.ids.tolist() == [token for episode in episodes for token in episode.ids.tolist()]
+        assert item.document_ids == tuple(episode.record_id for episode in episodes)
+        assert item.padding == 1024 - int(plan.row_tokens[number])
+        assert rows.fill[number] == plan.row_tokens[number] / 1024
+        for place, episode in enumerate(episodes):
+            for part in (item.part(place), rows.episode(episode.index)):
+                assert part.ids.tolist() == episode.ids.tolist()
+                assert (part.record_id, part.number) == (episode.record_id, number)
+            assert number in rows.find(episode.record_id)
+
+
+def test_a_split_without_a_plan_is_episodes(tmp_path: Path) -> None:
+    shutil.copytree(folder() / "rows", tmp_path / "set")
+    shutil.rmtree(tmp_path / "set" / "val" / "pack")
+    assert open_for_looking(tmp_path / "set").layout is LookLayout.EPISODES
+    assert open_for_looking(tmp_path / "set" / "train").layout is LookLayout.ROWS
+
+
+@pytest.mark.parametrize("name", ["episodes", "rows"])
+def test_the_counted_column_is_the_stored_one(name: str) -> None:
+    split = open_for_looking(folder() / name).split("train")
     calls: list[tuple[int, int]] = []
     counted = split._count_trained(lambda done, total: calls.append((done, total)))
     assert counted.tolist() == split.trained().tolist()
@@ -131,7 +148,7 @@ def test_plain_files_without_columns(tmp_path: Path) -> None:
     assert open_for_looking(tmp_path / "set", tokenizer="bytes").decoder.text(split.item(0).ids) == "ABC"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", ["episodes", "blocks", "hf", "kd"])
+@pytest.mark.parametrize("name", ["episodes", "rows", "hf", "kd"])
 def test_one_split_opens_by_its_folder(name: str) -> None:
     whole = open_for_looking(folder() / name)
     second = list(whole.splits)[1]

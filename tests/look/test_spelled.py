@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chatmill.look import stored_splits
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.decoder import Decoder
 from chatmill.look.spelled import NEVER_IN_UTF8, TextBytes, spelled_controls, spelled_pattern
@@ -16,11 +15,10 @@ from chatmill.store.episode_writer import EpisodeWriter
 from tests.look.sets import folder, tokenizer_once
 
 
-@pytest.mark.parametrize("name", ["episodes", "blocks"])
+@pytest.mark.parametrize("name", ["episodes", "rows"])
 @pytest.mark.parametrize("batch", [50, 1 << 20])
 def test_what_users_typed_is_counted(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents_module, "BATCH_TOKENS", batch)
-    monkeypatch.setattr(stored_splits, "BATCH_TOKENS", batch)
     dataset = open_for_looking(folder() / name)
     assert dataset.decoder is not None
     found = [spelled_controls(split, dataset.decoder) for split in dataset.splits.values()]

@@ -14,8 +14,6 @@ from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.mixture import MixtureLoader
 from chatmill.load.token_stream import GPTDataLoader
 from chatmill.store import checksums
-from chatmill.store.block_writer import BlockWriter
-from chatmill.store.blocks import BlockDataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from tests.load.sets import items, write_set
@@ -100,19 +98,3 @@ def test_a_set_without_hashes_cannot_be_checked(tmp_path: Path, name: str) -> No
     write_set(tmp_path / "plain", items(6))
     with pytest.raises(ConfigError, match=r"check=True compares .*this split has none"):
         LOADERS[name](tmp_path / "plain")
-
-
-def test_blocks_are_checked_too(tmp_path: Path) -> None:
-    with BlockWriter(tmp_path, "train", capacity=4, pad_id=0, rows_per_shard=2) as writer:
-        ids = np.arange(4)[:, None] + np.arange(4)
-        writer.append(ids, [4] * 4, [0] * 4, [0, 1, 2, 3, 4], [0, 1, 2, 3])
-    dataset = BlockDataset(tmp_path, check=True)
-    assert [int(block.ids[0]) for block in dataset] == [0, 1, 2, 3]
-    flip(sorted((tmp_path / "train").rglob("ids*"))[1])
-    dataset = BlockDataset(tmp_path, check=True)
-    assert int(dataset[0].ids[0]) == 0
-    with pytest.raises(FormatError, match="bytes were changed"):
-        dataset[2]
-    with pytest.raises(FormatError, match="bytes were changed"):
-        dataset.rows([3])
-    BlockDataset(tmp_path)[2]

@@ -143,7 +143,7 @@ FAULTS = {
     "column cut": (lambda f: (f / "turns.u32").write_bytes(b"1234"), ["turns.u32", "4 bytes"]),
     "no manifest format": (
         lambda f: (f / "episodes.json").write_text('{"format": "x"}'),
-        ["episodes.json", "'x'", "version 1"],
+        ["episodes.json", "'x'", "versions 1 and 2"],
     ),
     "broken manifest": (lambda f: (f / "episodes.json").write_text("{"), ["episodes.json", "not a manifest"]),
     "manifest that points elsewhere": (

@@ -1,4 +1,4 @@
-"""Files that grow: piece by piece, synced by another thread meanwhile, gone on with behind what they begin with."""
+"""Files that grow: piece by piece, and synced by another thread meanwhile."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.errors import ConfigError, FormatError
+from chatmill.errors import ConfigError
 from chatmill.store import durable
 from chatmill.store.durable import Durability, GrowingFile
 from chatmill.store.episode_writer import EpisodeWriter
@@ -26,46 +24,26 @@ from tests.store.writing import (
     begin,
     files,
     folder,
-    go_on,
     make,
     open_files,
     record_of,
-    undisturbed,
 )
 
 
 @settings(max_examples=100)
-@given(st.lists(st.binary(max_size=40), max_size=12), st.integers(0, 12), st.binary(max_size=50), st.booleans())
-def test_files_grow_piece_by_piece(parts: list[bytes], cut: int, lost: bytes, arrays: bool) -> None:
-    """The hash and the bytes of what was written, in one go or in two, for pieces and stretches of any size."""
-    whole, first = b"".join(parts), b"".join(parts[:cut])
-
-    def write(file: GrowingFile, parts: Sequence[bytes]) -> None:
-        for part in parts:
-            file.write(np.frombuffer(part, dtype=np.uint8) if arrays else part)
-
+@given(st.lists(st.binary(max_size=40), max_size=12), st.booleans())
+def test_files_grow_piece_by_piece(parts: list[bytes], arrays: bool) -> None:
+    """The hash and the bytes of what was written, for pieces and stretches of any size."""
+    whole = b"".join(parts)
     with folder() as home, pytest.MonkeyPatch.context() as patch:
         for name, value in {"PIECE": 7, "BUFFER": 4, "STRETCH": 16}.items():
             patch.setattr(durable, name, value)
-        path = home / "file"
         for durability in Durability:
-            file = GrowingFile(path, durability)
-            write(file, parts)
+            file = GrowingFile(home / "file", durability)
+            for part in parts:
+                file.write(np.frombuffer(part, dtype=np.uint8) if arrays else part)
             assert file.finish() == record_of(whole)
-            assert path.read_bytes() == whole
-        file = GrowingFile(path)
-        write(file, parts[:cut])
-        begun = file.progress()
-        assert begun == record_of(first)
-        assert path.read_bytes() == first
-        file.write(lost)
-        file.discard()
-        file = GrowingFile(path, begun=begun)
-        assert path.read_bytes() == first
-        assert file.progress() == begun
-        write(file, parts[cut:])
-        assert file.finish() == record_of(whole)
-        assert path.read_bytes() == whole
+            assert (home / "file").read_bytes() == whole
 
 
 def test_arrays_that_do_not_lie_in_a_row(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,31 +55,6 @@ def test_arrays_that_do_not_lie_in_a_row(home: Path, monkeypatch: pytest.MonkeyP
     expected = values[:, ::3].tobytes() + values.T.tobytes() + values.astype("<f4").tobytes()
     assert file.finish() == record_of(expected)
     assert (home / "file").read_bytes() == expected
-
-
-@pytest.mark.parametrize(
-    ("there", "says"),
-    [
-        (b"0123", "4 bytes, but 10 were written"),
-        (b"", "0 bytes, but 10 were written"),
-        (None, "there is no such file"),
-        (b"x123456789", "does not begin with the 10 bytes"),
-        (b"012345678x and more", "does not begin with the 10 bytes"),
-    ],
-)
-def test_a_file_that_does_not_begin_as_it_should(
-    home: Path, monkeypatch: pytest.MonkeyPatch, there: bytes | None, says: str
-) -> None:
-    monkeypatch.setattr(durable, "PIECE", 4)
-    path = home / "file"
-    if there is not None:
-        path.write_bytes(there)
-    now = open_files()
-    with pytest.raises(FormatError, match=says) as caught:
-        GrowingFile(path, begun=record_of(b"0123456789"))
-    assert str(path) in str(caught.value)
-    assert open_files() == now
-    assert (path.read_bytes() if path.exists() else None) == there
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
@@ -124,16 +77,12 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 def test_what_is_a_stretch_behind_leaves_the_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch(monkeypatch)
-    begun = b"*" * 30
-    (home / "file").write_bytes(begun)
-    file = GrowingFile(home / "file", begun=record_of(begun))
-    assert seen == [("sync", 30), ("forget", 30)]  # so that what is read is what the disk has
-    seen.clear()
+    file = GrowingFile(home / "file")
     for _ in range(10):
         file.write(b"x" * 40)
     file.finish()
-    assert [size for what, size in seen if what == "sync"] == [150, 270, 390, 430]
-    assert [size for what, size in seen if what == "forget"] == [30, 150, 270]
+    assert [size for what, size in seen if what == "sync"] == [120, 240, 360, 400]
+    assert [size for what, size in seen if what == "forget"] == [120, 240]
     for place, (what, size) in enumerate(seen):
         if what == "forget":
             assert seen[place - 1][0] == "sync"
@@ -176,7 +125,6 @@ def test_a_writer_goes_on_while_the_disk_is_at_work_but_not_far(home: Path, monk
     file = GrowingFile(home / "file")
     file.write(b"x" * 100)
     assert at_work.wait(30)
-    assert file.progress() == record_of(b"x" * 100)
     file.write(b"x" * 99)
     waiting = threading.Thread(target=file.write, args=(b"x",))
     waiting.start()
@@ -215,23 +163,6 @@ def test_an_error_of_the_disk_is_told_by_the_next_stretch(home: Path, monkeypatc
     assert open_files() == now
 
 
-def test_an_error_of_the_disk_is_told_by_a_progress(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one that is taken when the other thread is done; none waits for it."""
-    errors = fail_once(monkeypatch)
-    file = GrowingFile(home / "file")
-    file.write(b"x" * 100)
-
-    def told() -> None:
-        end = time.monotonic() + 300
-        while time.monotonic() < end:
-            file.progress()
-
-    with pytest.raises(OSError, match="Input/output error"):
-        told()
-    assert not errors
-    file.discard()
-
-
 def test_an_error_of_the_disk_is_told_at_the_end(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = fail_once(monkeypatch)
     file = GrowingFile(home / "file")
@@ -256,17 +187,13 @@ def test_discard_says_nothing_of_an_error_of_the_disk(home: Path, monkeypatch: p
 @pytest.mark.parametrize("says", ["writing failed", "publishing failed"])
 def test_a_split_whose_disk_failed_is_not_published(home: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
     batches = [[make(30, number=number)] for number in range(6)]
-    expected = undisturbed(home / "whole", batches, 10_000)
     writer = begin(home / "begun", batches[:1], 10_000)
-    progress = writer.progress()
     errors = fail_once(monkeypatch)
     append(writer, batches[1])
     with pytest.raises(ConfigError, match=f"{says}: Input/output error"):
         append(writer, batches[2]) if says == "writing failed" else writer.close()
     assert not errors
-    assert not list((home / "begun/train").glob("shard_*"))
-    assert go_on(home / "begun", progress, batches[1:], 10_000) == expected
-    assert files(home / "begun") == files(home / "whole")
+    assert files(home / "begun") == {}
 
 
 FORKED = """

@@ -19,6 +19,7 @@ from chatmill.cli.train_data import make_model, open_data
 from chatmill.cli.train_recipe import read_recipe
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError
+from chatmill.load.rows import PlannedRows
 from chatmill.load.token_stream import GPTDataLoader
 from chatmill.render.registry import bind
 from chatmill.tokenizer.load import load_tokenizer
@@ -242,3 +243,19 @@ def test_the_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
         assert run["losses"] == pytest.approx(runs[0]["losses"], abs=1e-5)
         assert run["positions"] > runs[0]["positions"]
     assert [check["passed"] for check in isolation(CPU)] == [True]
+
+
+def test_a_pack_plan_gives_rows_and_their_size(built: Path, tmp_path: Path) -> None:
+    recipe = json.loads((built / "manifest.json").read_bytes())["recipe"]
+    run_build({**recipe, "pack": {"length": 300}, "packing": {"overflow": "cut"}}, tmp_path / "packed", workers=0)
+    text = RECIPE.replace(", block_size: 256}", "MORE}")
+    for more, size, planned in (("", 299, True), (", block_size: 300", 300, True), (", block_size: 200", 200, False),
+                                (", planning: epoch", 1024, False), (", pack: false", 1024, False)):  # fmt: skip
+        settings = read_recipe(recipe_file(tmp_path, tmp_path / "packed", text=text.replace("MORE", more)), {})
+        loader = open_data(settings)[0]
+        assert loader.block_size == size, more
+        assert isinstance(loader._episode_feed("train").rows, PlannedRows) == planned, more
+    loader = open_data(read_recipe(recipe_file(tmp_path, tmp_path / "packed", text=text.replace("MORE", "")), {}))[0]
+    batch = loader.get_batch()
+    assert batch.x.shape == (2, 299)
+    assert int((batch.document_starts >= 0).sum()) > 2

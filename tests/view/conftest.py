@@ -29,8 +29,8 @@ def pair(sets: Sets) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="session")
-def blocks(sets: Sets) -> Iterator[Running]:
-    with running(sets.blocks) as found:
+def rows(sets: Sets) -> Iterator[Running]:
+    with running(sets.rows) as found:
         yield found
 
 

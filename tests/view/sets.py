@@ -63,7 +63,8 @@ class Sets:
     episodes: Path
     other: Path
     """The same records under the policy last_turn; one changed, one gone, one new."""
-    blocks: Path
+    rows: Path
+    """The same records, packed."""
     hostile: Path
 
 
@@ -85,10 +86,10 @@ def make_sets(folder: Path) -> Sets:
     first, second = write_jsonl(folder / "chats.jsonl", chats), write_jsonl(folder / "changed.jsonl", changed)
     chatmill.build({**recipe, "sources": [{"path": str(first)}]}, folder / "episodes", workers=0)
     chatmill.build({**recipe, "sources": [{"path": str(second)}], "policy": "last_turn"}, folder / "other", workers=0)
-    packed = {"format": "blocks", "packing": {"max_length": 384}}
-    chatmill.build({**recipe, **packed, "sources": [{"path": str(first)}]}, folder / "blocks", workers=0)
+    packed = {"pack": {"length": 384}}
+    chatmill.build({**recipe, **packed, "sources": [{"path": str(first)}]}, folder / "rows", workers=0)
     write_hostile(folder / "hostile")
-    return Sets(folder / "episodes", folder / "other", folder / "blocks", folder / "hostile")
+    return Sets(folder / "episodes", folder / "other", folder / "rows", folder / "hostile")
 
 
 HOSTILE = {

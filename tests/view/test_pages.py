@@ -11,8 +11,8 @@ import pytest
 
 from chatmill.core.kinds import RoleCode, kind_name, roles_of
 from chatmill.label.presets import PRESETS
+from chatmill.look.dataset import open_for_looking
 from chatmill.prove.compare.diff import diff_datasets
-from chatmill.store.blocks import BlockDataset
 from chatmill.store.episodes import Episode, EpisodeDataset
 from tests.view.sets import RARE, WORDS, Running, Sets
 
@@ -330,37 +330,37 @@ def test_colourings_and_policies(page: Page, pair: Running, episodes: list[Episo
     page.watch.check(pair.url)
 
 
-def test_a_block_is_a_map_of_its_documents(page: Page, blocks: Running, sets: Sets) -> None:
-    dataset = BlockDataset(sets.blocks, "train")
-    row = int(np.argmax([len(block.documents) for block in dataset]))
-    block = dataset[row]
-    assert len(block.documents) > 2
-    show(page, blocks, f"a/train/item/{row}?colour=document", "#map")
-    assert page.locator("#n-documents").inner_text() == str(len(block.documents))
-    assert page.locator("#map .documents tbody tr").count() == len(block.documents)
-    ends = [*block.document_starts[1:].tolist(), block.row_length]
-    for i, line in enumerate(page.locator("#map .documents tbody tr").all()):
-        start, end = int(block.document_starts[i]), ends[i]
+def test_a_row_is_a_map_of_its_documents(page: Page, rows: Running, sets: Sets) -> None:
+    split = open_for_looking(sets.rows).split("train")
+    number = int(np.argmax(split.documents))
+    row = split.item(number)
+    assert len(row.starts) > 2
+    show(page, rows, f"a/train/item/{number}?colour=document", "#map")
+    assert page.locator("#n-documents").inner_text() == str(len(row.starts))
+    assert page.locator("#map .documents tbody tr").count() == len(row.starts)
+    for (start, end), line in zip(row.borders, page.locator("#map .documents tbody tr").all(), strict=True):
         assert line.locator("td.n").first.inner_text() == f"{end - start:,}"
-    assert (page.locator("#map .pad").count() > 0) == (block.row_length < dataset.capacity)
+    assert (page.locator("#map .pad").count() > 0) == (row.padding > 0)
     titles = {text.split(":")[0] for text in page.locator("#map svg .doc title").all_text_contents()}
-    assert titles == {f"document {i}" for i in range(len(block.documents))}
+    assert titles == {f"document {i}" for i in range(len(row.starts))}
     dividers = page.locator("#runs .divider[data-document]").all_inner_texts()
-    assert [numbers_of(text)[1] for text in dividers] == block.documents.tolist()
+    assert row.documents is not None
+    assert [numbers_of(text)[1] for text in dividers] == row.documents.tolist()
     page.locator("#map .documents tbody tr").last.click()
     page.wait_for_selector(".token.here")
-    assert f"0 in its document, {int(block.document_starts[-1]):,} in all" in page.locator("#tip").inner_text()
-    page.watch.check(blocks.url)
+    assert f"0 in its document, {int(row.starts[-1]):,} in all" in page.locator("#tip").inner_text()
+    page.watch.check(rows.url)
 
 
-def test_blocks_are_browsed_with_their_fill(page: Page, blocks: Running, sets: Sets) -> None:
-    dataset = BlockDataset(sets.blocks, "train")
-    show(page, blocks, "a/train/browse", "#list tbody tr")
-    assert listed(page) == list(range(min(50, len(dataset))))
-    show(page, blocks, "a/train/overview", "text=Fill of the rows")
-    padding = len(dataset) * dataset.capacity - dataset.tokens
+def test_rows_are_browsed_with_their_fill(page: Page, rows: Running, sets: Sets) -> None:
+    split = open_for_looking(sets.rows).split("train")
+    assert split.capacity == 384
+    show(page, rows, "a/train/browse", "#list tbody tr")
+    assert listed(page) == list(range(min(50, len(split))))
+    show(page, rows, "a/train/overview", "text=Fill of the rows")
+    padding = len(split) * split.capacity - split.total_tokens
     assert page.locator(f"#tiles [title='{padding:,} positions of padding']").count() == 1
-    page.watch.check(blocks.url)
+    page.watch.check(rows.url)
 
 
 def test_two_datasets_side_by_side(page: Page, pair: Running, differences: dict[str, Any]) -> None:

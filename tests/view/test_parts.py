@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.kinds import KINDS, RoleCode, roles_of
 from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
@@ -24,7 +25,6 @@ from chatmill.look.viewer.overview_page import histogram, overview_json, trained
 from chatmill.look.viewer.pieces import TokenText, pieces_of
 from chatmill.look.viewer.search import search
 from chatmill.look.viewer.vocabulary import Vocabulary
-from chatmill.store.block_writer import BlockWriter
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.byte_level import ByteTokenizer
@@ -332,13 +332,12 @@ def test_an_empty_episode_and_a_split_folder_can_be_shown(tmp_path: Path) -> Non
     assert overview_json(split)["items"] == 2
 
 
-def test_blocks_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
-    ids = np.array([[7, 8, 9, 0], [5, 6, 3, 4]])
-    weights = np.array([[0, 1, 1, 0], [0, 1, 0, 1]], dtype=np.uint8)
-    with BlockWriter(tmp_path, "train", capacity=4, pad_id=0, rows_per_shard=8) as writer:
-        writer.append(
-            ids, np.array([3, 4]), np.array([0, 0, 2]), np.array([0, 1, 3]), np.array([2, 0, 1]), weights=weights
-        )
+def test_rows_have_a_map_of_trained_stretches(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([5, 6], [0, 1])
+        writer.append([3, 4], [0, 1])
+        writer.append([7, 8, 9], [0, 1, 1])
+    write_pack_plan(tmp_path / "train", EpisodeDataset(tmp_path).lengths, 4)
     split = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
     split.scan.wait()
     first, second = item_json(split, 0), item_json(split, 1)

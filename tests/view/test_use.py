@@ -40,9 +40,9 @@ def test_no_page_scrolls_sideways_at_320_pixels(page: Page, pair: Running, name:
     page.watch.check(pair.url)
 
 
-def test_a_block_fits_a_phone(page: Page, blocks: Running) -> None:
+def test_a_row_fits_a_phone(page: Page, rows: Running) -> None:
     page.set_viewport_size({"width": 320, "height": 600})
-    page.goto(f"{blocks.url}#/a/train/item/0?colour=position")
+    page.goto(f"{rows.url}#/a/train/item/0?colour=position")
     page.wait_for_selector("#map svg")
     assert page.evaluate("document.documentElement.scrollWidth") <= 320
     page.locator("#runs .token").nth(3).click()

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from chatmill.compiler.run import BuildResult
 
 
-def _formats() -> list[str]:
-    return ["episodes", "blocks"]
-
-
 def _on_error() -> list[str]:
     return ["fail", "quarantine"]
 
@@ -54,12 +50,12 @@ def command(
     strict_text: Annotated[bool, options.STRICT_TEXT] = False,
     policy: Annotated[str | None, options.POLICY] = None,
     max_length: Annotated[
-        int | None, typer.Option("--max-length", metavar="N", help="Longest episode, or tokens of a row.")
+        int | None, typer.Option("--max-length", metavar="N", help="Tokens of the longest episode.")
     ] = None,
     overflow: Annotated[str | None, options.OVERFLOW] = None,
     pack: Annotated[str | None, options.PACK] = None,
-    format_: Annotated[
-        str | None, typer.Option("--format", metavar="NAME", autocompletion=_formats, help="episodes or blocks.")
+    pack_length: Annotated[
+        int | None, typer.Option("--pack-length", metavar="N", help="Tokens of a packed row; default: --max-length.")
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     val_fraction: Annotated[
@@ -81,10 +77,12 @@ def command(
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="Do the I-th (from 0) of N shares, then merge.")
     ] = None,
-    chunk_bytes: Annotated[
-        int,
-        typer.Option("--chunk-bytes", metavar="N", min=1, help="Input bytes of one piece of work; changes no output."),
-    ] = 32 << 20,
+    shard_bytes: Annotated[
+        int | None,
+        typer.Option(
+            "--shard-bytes", "--chunk-bytes", metavar="N", min=1, help="Input bytes of a shard [default: recipe's]."
+        ),
+    ] = None,
     resume: Annotated[bool, options.RESUME] = False,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
@@ -94,9 +92,10 @@ def command(
     from chatmill.compiler.run import run_build
 
     keys: dict[str, Any] = {
-        "tokenizer": tokenizer, "template": template, "policy": policy, "format": format_, "on_error": on_error,
-        "packing.max_length": max_length, "packing.overflow": overflow, "packing.packing_strategy": pack,
-        "split.val_fraction": val_fraction, "add_control_tokens": add_control_tokens or None,
+        "tokenizer": tokenizer, "template": template, "policy": policy, "on_error": on_error,
+        "packing.max_length": max_length, "packing.overflow": overflow, "pack.strategy": pack,
+        "pack.length": pack_length, "split.val_fraction": val_fraction,
+        "add_control_tokens": add_control_tokens or None,
         "template_options": options.template_options(template_option), "date": date, "expand": expand,
         "unproved": unproved, "strict_text": strict_text or None,
     }  # fmt: skip
@@ -109,7 +108,7 @@ def command(
             executor=_executor(engine, ray_address, workers),
             resume=resume,
             shard=_share(shard),
-            chunk_bytes=chunk_bytes,
+            shard_bytes=shard_bytes,
             on_progress=on_progress,
         )
     show_result(result, as_json=as_json)
@@ -142,12 +141,10 @@ def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | N
         "template": "" if has_template(given.get("tokenizer", "")) else "chatml",
         # the defaults fit each other: o200k gets ChatML's control tokens; a tokenizer that is named is left as it is
         "add_control_tokens": "tokenizer" not in given and "template" not in given,
-        "packing": {},
-        "split": {},
     }
     for key, value in given.items():
         *outer, name = key.split(".")
-        place = recipe[outer[0]] if outer else recipe
+        place = recipe.setdefault(outer[0], {}) if outer else recipe
         place[name] = value
     return recipe
 
@@ -179,7 +176,7 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     """The manifest as JSON, or one summary table."""
     from chatmill.compiler.run import Outcome
     from chatmill.console import plain_console
-    from chatmill.look.ledger import ledger_table
+    from chatmill.look.ledger import ledger_table, rows_lines
 
     if as_json:
         typer.echo(json.dumps(result.manifest))
@@ -191,6 +188,8 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     if result.outcome is Outcome.ALREADY_BUILT:
         console.print(f"{result.directory} already holds exactly this build; nothing to do.")
     console.print(ledger_table(result.manifest))
+    for line in rows_lines(result.manifest):
+        console.print(line)
     if result.outcome is Outcome.ALREADY_BUILT:
         return
     rate = sum(split["tokens"] for split in result.manifest["splits"].values()) / max(result.seconds, 1e-9)

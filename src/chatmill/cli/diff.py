@@ -30,7 +30,7 @@ LONGEST = 600
 
 
 def command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a dataset: episodes or blocks.")],
+    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a dataset.")],
     b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the other one.")],
     show: Annotated[
         int, typer.Option("--count", "-n", "--show", metavar="N", min=0, help="How many changed records to show.")

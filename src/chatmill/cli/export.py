@@ -1,8 +1,8 @@
-"""Write a dataset in another layout: hf, parquet, episodes, blocks or megatron; and say what that cannot hold.
+"""Write a dataset in another layout: hf, parquet, episodes or megatron; and say what that cannot hold.
 
 Example: chatmill export data/built --to hf --out data/built-hf
 
-Example: chatmill export data/built --to blocks --max-length 4096
+Example: chatmill export data/built --to parquet --max-length 4096
 
 Example: chatmill export data/built --to megatron --eod-id 199999
 """
@@ -25,12 +25,10 @@ def _targets() -> list[str]:
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a dataset: episodes or blocks.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a dataset.")],
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="NAME", autocompletion=_targets, help="hf, parquet, episodes, blocks or megatron."
-        ),
+        typer.Option("--to", metavar="NAME", autocompletion=_targets, help="hf, parquet, episodes or megatron."),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="New folder; default: DIR-hf and so on.")

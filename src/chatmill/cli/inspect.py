@@ -1,6 +1,6 @@
 """Show the items of a dataset: tokens, documents, text and exactly what is trained.
 
-DATASET is a folder of episodes or blocks (from chatmill build or export), one split of it, a
+DATASET is a folder of episodes (from chatmill build or export), one split of it, a
 distillation set, or packed rows: a .parquet or .arrow file, a folder of them, or a folder made by
 Dataset.save_to_disk. Exit status 1 when a block's boundaries cannot be right.
 
@@ -40,10 +40,10 @@ def command(
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
     episode: Annotated[
-        int | None, typer.Option("--episode", metavar="N", help="Episode N; of blocks: document N of the build.")
+        int | None, typer.Option("--episode", metavar="N", help="Episode N, also of packed rows.")
     ] = None,
     record_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="All items of one record.")] = None,
-    block: Annotated[int | None, typer.Option("--block", metavar="N", help="Block N.")] = None,
+    row: Annotated[int | None, typer.Option("--row", "--block", metavar="N", help="Packed row N.")] = None,
     random: Annotated[bool, typer.Option("--random", help="Items drawn at random.")] = False,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of --random.")] = 0,
     examples: Annotated[int, typer.Option("--examples", "-n", metavar="N", min=1, help="How many items to show.")] = 5,
@@ -64,7 +64,7 @@ def command(
 
     opened = open_for_looking(dataset, None, tokenizer=tokenizer)
     choice = Choice(
-        episode=episode, block=block, record_id=record_id, random=random, seed=seed, split=split, start=start,
+        episode=episode, row=row, record_id=record_id, random=random, seed=seed, split=split, start=start,
         examples=examples,
     )  # fmt: skip
     chosen = choose(opened, choice)

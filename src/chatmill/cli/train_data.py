@@ -11,6 +11,7 @@ from typing import Any
 from chatmill.cli.train_recipe import DataSection, TrainRecipe
 from chatmill.errors import ConfigError, FormatError
 
+DEFAULT_BLOCK_SIZE = 1024
 VOCABULARY_MULTIPLE = 128
 """A new model's embedding is rounded up to this many rows, which GPUs like."""
 
@@ -39,11 +40,6 @@ def open_data(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
         raise ConfigError("nothing to train on: set data.dataset, or data.transcripts with train.post_training")
     directory = Path(data.dataset)
     manifest = _manifest(directory)
-    if manifest is not None and manifest.get("recipe", {}).get("format") == "blocks":
-        raise ConfigError(
-            f"{directory} has the format blocks; training packs episodes by itself: build with format: episodes, or "
-            f"chatmill export {directory} --to episodes"
-        )
     known = _vocabulary(recipe, manifest)
     return *_dataset_loaders(recipe, directory, known), known
 
@@ -56,7 +52,7 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
     pad_id = data.pad_token_id if data.pad_token_id is not None else known.pad_id
     config: dict[str, Any] = {
         "batch_size": data.batch_size,
-        "block_size": data.block_size,
+        "block_size": data.block_size or _planned_block_size(directory, data) or DEFAULT_BLOCK_SIZE,
         "dataset_mode": "sft_episode" if is_episodes else "token_stream",
         "use_loss_mask": _has_masks(directory) if data.use_loss_mask is None else data.use_loss_mask,
         "epoch_seed": data.epoch_seed,
@@ -70,13 +66,25 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
                "episode_min_tokens": data.episode_min_tokens, "pad_token_id": pad_id}  # fmt: skip
     options: dict[str, Any] = {"pack": data.pack, "policy": data.policy, "strict": strict, "check": data.check}
     if data.pack:
-        options["packing_strategy"] = data.packing_strategy
+        options |= {"packing_strategy": data.packing_strategy, "planning": data.planning}
     with _mask_way_out(strict):
         loader: Any = make_loader(config, directory, **options)
     if not (directory / "val").exists() or loader.steps_per_epoch("val"):
         return loader, None
     # fewer val rows than a batch has: fill up with padding, which the training split need not do
     return loader, make_loader(config | {"epoch_drop_last": False}, directory, **options)
+
+
+def _planned_block_size(directory: Path, data: DataSection) -> int | None:
+    """What the rows of a pack plan fill: a row is cut from block_size + 1 tokens. None where no plan is to be used."""
+    from chatmill.store.episodes import EpisodeDataset
+    from chatmill.store.pack_plan import PACK, read_pack_plan
+
+    if not data.pack or data.planning != "auto" or not (directory / "train" / PACK).is_dir():
+        return None
+    dataset = EpisodeDataset(directory, "train", strict=False)
+    stored = read_pack_plan(dataset.folder, dataset.lengths)
+    return None if stored is None else stored.length - 1
 
 
 def _has_masks(directory: Path) -> bool:
@@ -134,7 +142,7 @@ def _stream_loader(files: tuple[str, ...], data: DataSection, tokenizer: Any, eo
     packed = pack_transcripts(
         [transcript.text for transcript in found],
         tokenizer=tokenizer,
-        block_size=data.block_size,
+        block_size=data.block_size or DEFAULT_BLOCK_SIZE,
         drop_last=data.drop_last,
         places=[transcript.where for transcript in found],
     )

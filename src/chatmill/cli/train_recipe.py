@@ -24,11 +24,14 @@ class DataSection:
     val_transcripts: tuple[str, ...] = ()
     batch_size: int = 8
     """Rows per batch on one rank."""
-    block_size: int = 1024
-    """Tokens per row."""
+    block_size: int | None = None
+    """Positions per row; default: what the dataset's pack plan needs, else 1024."""
     pack: bool = True
     """Several episodes in a row."""
-    packing_strategy: str = "best_fit"
+    packing_strategy: str | None = None
+    """Default: that of the dataset's pack plan, else best_fit."""
+    planning: str = "auto"
+    """`auto`: by the dataset's pack plan where it has one that fits; `epoch`: packed anew for each epoch."""
     policy: str | None = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""
     use_loss_mask: bool | None = None
@@ -138,7 +141,7 @@ def _data_section(given: Mapping[str, Any]) -> DataSection:
             values[name] = tuple(str(value).split() if isinstance(value, str) else map(str, value or ()))
         elif isinstance(default, bool) or (name == "use_loss_mask" and value is not None):
             values[name] = as_flag(f"data.{name}", value)
-        elif isinstance(default, int) or name == "pad_token_id":
+        elif isinstance(default, int) or name in ("pad_token_id", "block_size"):
             values[name] = _whole(f"data.{name}", value)
         else:
             values[name] = None if value is None else str(value)

@@ -1,9 +1,11 @@
-"""The work of one chunk: its records become episodes in a part folder, published whole, its receipt last."""
+"""The work of one chunk: its records become a shard, written once and published whole, with a receipt."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import platform
 import re
 import shutil
 from collections import Counter
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,19 +26,18 @@ from chatmill.compiler.plain_recipe import OnError, plain_recipe
 from chatmill.compiler.publish import (
     canonical_json,
     publish_folder,
-    sha256_file,
     storing,
     temporary_folder,
     write_atomic,
 )
 from chatmill.core.conversations import Conversations
-from chatmill.errors import RecordError
+from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
 from chatmill.read.shapes import find_shape
 from chatmill.store.durable import Durability
-from chatmill.store.episode_columns import EpisodeColumns
-from chatmill.store.episode_writer import EpisodeWriter
+from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes
+from chatmill.store.shard_writer import write_shard
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
 
@@ -47,6 +48,20 @@ BATCH_ROWS = 1024
 """Entries of a list that are rendered together."""
 REJECTED = "rejected.jsonl"
 RECEIPT = "receipt.json"
+STATE = "state.json"
+"""In the work folder: which build is at work there."""
+SHARDS = "shards"
+"""In the work folder: the shards that are made, by the number of their chunk."""
+
+
+class Piece(NamedTuple):
+    """A range of one input file, and what its source says about it."""
+
+    range: Chunk
+    weight: float
+    """Weight of its source."""
+    max_records: int | None
+    """Take only so many lines or rows of it; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,33 +70,33 @@ class ChunkJob:
 
     number: int
     """Place of the chunk in the build's order."""
-    chunk: Chunk
-    weight: float
-    """Weight of the chunk's source."""
-    max_records: int | None
-    """Take only so many lines or rows of this chunk."""
+    pieces: tuple[Piece, ...]
+    """Its input, in order: a range of a large file, or several small files."""
     recipe: str
     """The recipe as JSON."""
-    parts: str
-    """Folder of all parts."""
+    work: str
+    """The work folder of the build."""
+    fingerprint: str
+    """That of the build, by which a worker knows that it sees the same work folder as the driver."""
     answers: ProbeAnswers | None = None
     """What the worker's fast engine has to make of the probe; None: it is compared with a reference in the worker."""
 
     @property
     def label(self) -> str:
         """The chunk in words, for messages."""
-        return f"chunk {self.number} ({self.chunk.path}, from line or row {self.chunk.first} on)"
+        first = self.pieces[0].range
+        more = f" and {len(self.pieces) - 1} more files" if len(self.pieces) > 1 else ""
+        return f"chunk {self.number} ({first.path}, from line or row {first.first} on{more})"
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What the chunk is, so that a part is never taken for that of another cut of the same input."""
-        chunk = self.chunk
-        return {"path": chunk.path, "first": chunk.first, "count": chunk.count, "max_records": self.max_records}
+    def bytes(self) -> int:
+        """Bytes of its input, unpacked."""
+        return sum(piece.range.bytes for piece in self.pieces)
 
     @property
     def folder(self) -> Path:
-        """Where the part is published."""
-        return Path(self.parts) / f"{self.number:06d}"
+        """Where the shard is published."""
+        return Path(self.work) / SHARDS / f"{self.number:06d}"
 
 
 _KEPT: dict[tuple[str, Engine], Pipeline] = {}
@@ -117,54 +132,56 @@ def checked_pipeline(recipe: str, answers: ProbeAnswers | None) -> Pipeline:
 
 
 def compile_chunk(job: ChunkJob) -> dict[str, Any]:
-    """Do the work of one chunk and publish it; gives its receipt.
+    """Do the work of one chunk and publish its shard; gives the receipt.
 
-    The folder is written under a temporary name, re-read and hashed, and renamed; the receipt inside it was written
-    last, so a folder with its final name is whole. It is not synced to disk: should the machine itself go down, a
-    resumed build finds out by the hashes of the receipt, and makes the chunk again.
+    All episodes are made in memory first, so that every type is known when the files are written. The folder has a
+    temporary name until it is whole, and the receipt in it is written last. It is not synced here, so that nobody waits
+    for the disk: the driver does that. Should the machine itself go down before, a resumed build finds out by the
+    hashes of the receipt, and makes the chunk again.
     """
+    _check_reach(job)
     pipeline = checked_pipeline(job.recipe, job.answers)
+    output = _Output(pipeline)
+    with without_collector():
+        for piece in job.pieces:
+            for batch in _batches(piece, output):
+                output.add(batch)
+            output.end_piece()
     temporary = temporary_folder(job.folder)
     try:
         with storing(job.folder):
-            receipt = _write_part(job, pipeline, temporary)
-            fault_point("before_part_rename")
-            publish_folder(temporary, job.folder, replace=True, step="part_folder", durability=Durability.SCRATCH)
-            fault_point("after_part_rename")
+            receipt = output.write(job.number, temporary)
+            fault_point("before_shard_rename")
+            publish_folder(temporary, job.folder, replace=True, step="shard_folder", durability=Durability.SCRATCH)
+            fault_point("after_shard_rename")
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # on a full disk this may be what lets the others finish
         raise
     return receipt
 
 
-def _write_part(job: ChunkJob, pipeline: Pipeline, folder: Path) -> dict[str, Any]:
-    """Write everything that a part holds into a folder, the receipt last."""
-    part = _Part(folder, pipeline)
-    with without_collector():
-        for batch in _batches(job, part):
-            part.add(batch)
-    counts = part.finish()
-    fault_point("after_part_write")
-    receipt = {
-        "number": job.number,
-        "chunk": job.identity,
-        "splits": counts,
-        "ledger": part.ledger.as_json(),
-        "files": part.file_records(),
-    }
-    fault_point("before_receipt")
-    write_atomic(folder / RECEIPT, canonical_json(receipt), step="receipt", durability=Durability.SCRATCH)
-    return receipt
+def _check_reach(job: ChunkJob) -> None:
+    """A worker on another machine must see the folder that the driver looks into."""
+    try:
+        found = json.loads((Path(job.work) / STATE).read_bytes())["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if found != job.fingerprint:
+        raise ConfigError(
+            f"a worker on {platform.node()} cannot reach {job.work}, where the driver of this build keeps its work: "
+            "workers write their shards there, so the output folder must be on a file system that all machines share, "
+            "under the same path"
+        )
 
 
-def _batches(job: ChunkJob, part: _Part) -> Iterator[Conversations]:
-    """The conversations of a chunk in groups, each as often as its weight says; what is left out is in the ledger."""
-    for batch, errors in _read(job):
-        part.read.update(batch.sources)
+def _batches(piece: Piece, output: _Output) -> Iterator[Conversations]:
+    """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger."""
+    for batch, errors in _read(piece):
+        output.read.update(batch.sources)
         for error in errors:
-            part.read[job.chunk.source] += 1
-            part.reject(error, job.chunk.source)
-        weighted = batch if job.weight == 1 else _weighted(batch, job.weight, part.ledger)
+            output.read[piece.range.source] += 1
+            output.reject(error, piece.range.source)
+        weighted = batch if piece.weight == 1 else _weighted(batch, piece.weight, output.ledger)
         if len(weighted):
             yield weighted
 
@@ -181,9 +198,9 @@ def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversati
     return batch.take(chosen)
 
 
-def _read(job: ChunkJob) -> Iterator[tuple[Conversations, list[RecordError]]]:
-    """The records of a chunk in groups that are bounded in number or in text, with the errors among them."""
-    chunk, shape, left = job.chunk, find_shape(job.chunk.shape), job.max_records
+def _read(piece: Piece) -> Iterator[tuple[Conversations, list[RecordError]]]:
+    """The records of a piece in groups that are bounded in number or in text, with the errors among them."""
+    chunk, shape, left = piece.range, find_shape(piece.range.shape), piece.max_records
     path, source = chunk.path, chunk.source
     if chunk.kind is ChunkKind.LINES:
         data, first = chunk_bytes(chunk)
@@ -206,17 +223,18 @@ def _read(job: ChunkJob) -> Iterator[tuple[Conversations, list[RecordError]]]:
                 break
 
 
-class _Part:
-    """The growing output of one chunk: a split of episodes each for train and val, and the rejected records."""
+class _Output:
+    """What is made of one chunk: the episodes of each split, and the rejected records."""
 
-    def __init__(self, folder: Path, pipeline: Pipeline) -> None:
-        self.folder = folder
+    def __init__(self, pipeline: Pipeline) -> None:
         self.ledger = Ledger()
         self.read: Counter[str] = Counter()
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
-        self._writers: dict[str, EpisodeWriter] = {}
-        self._rejected: list[tuple[int, str]] = []  # line or row, and the entry
+        self._episodes: dict[str, list[EpisodeColumns]] = {}
+        self._sources: dict[str, SourceCodes] = {}
+        self._rejected: list[tuple[int, str]] = []  # line or row of the piece that is being read, and the entry
+        self._rejected_lines: list[str] = []
 
     def reject(self, error: RecordError, source: str) -> None:
         """Quarantine a record, or end the build."""
@@ -246,45 +264,47 @@ class _Part:
 
     def _append(self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Conversations) -> None:
         ids, offsets, weights, kinds = compiled.columns(wanted)
-        if split not in self._writers:
-            self._writers[split] = EpisodeWriter(self.folder, split, durability=Durability.SCRATCH)
+        sources = self._sources.setdefault(split, SourceCodes())
         columns = EpisodeColumns(
             ids=ids.view(np.uint32),
             lengths=np.diff(offsets),
-            mask=weights,
+            mask=as_bytes(weights),
             kinds=kinds if self._pipeline.recipe.keep_kinds else None,
-            source=compiled.source_codes[wanted].astype(np.uint32),
+            source=sources.translate(compiled.source_codes[wanted].astype(np.uint32), compiled.source_names),
             turns=compiled.turns[wanted].astype(np.uint32),
             trained=compiled.trained[wanted].astype(np.uint32),
             record_id=conversations.keys.take(compiled.source_index[wanted]),
         )
-        self._writers[split].append_columns(columns, compiled.source_names)
+        self._episodes.setdefault(split, []).append(columns)
 
-    def finish(self) -> dict[str, dict[str, int]]:
-        """Close all files; episodes and tokens per split."""
+    def end_piece(self) -> None:
+        """All of a piece was read; its rejected records are put in order: reading and rendering refuse separately."""
+        self._rejected_lines += [f"{line}\n" for _, line in sorted(self._rejected, key=itemgetter(0))]
+        self._rejected = []
+
+    def write(self, number: int, folder: Path) -> dict[str, Any]:
+        """Write everything into a folder, the receipt last."""
         for source, count in self.read.items():
             self.ledger.records[source, "read", ""] += count
-        counts = {}
-        for split, writer in self._writers.items():
-            writer.close()
-            counts[split] = {"episodes": writer.episodes, "tokens": writer.tokens}
-        if self._rejected:
-            in_order = sorted(self._rejected, key=itemgetter(0))  # reading and rendering refuse at different times
-            (self.folder / REJECTED).write_text("".join(f"{line}\n" for _, line in in_order), encoding="utf-8")
-        return counts
-
-    def file_records(self) -> dict[str, dict[str, Any]]:
-        """Size and hash of every file of the finished part, as they were read back."""
-        records: dict[str, dict[str, Any]] = {}
-        for split, writer in self._writers.items():
-            (shard,) = writer.manifest().shards
-            for name, record in shard.files.items():
-                records[f"{split}/{name}"] = {"bytes": record.bytes, "sha256": record.sha256}
-        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
-            name = path.relative_to(self.folder).as_posix()
-            if name not in records:
-                records[name] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        return records
+        splits = {
+            split: write_shard(
+                folder / split, "", parts, sources=self._sources[split].names, durability=Durability.SCRATCH
+            ).to_json()
+            for split, parts in sorted(self._episodes.items())
+        }
+        rejected = "".join(self._rejected_lines).encode()
+        if rejected:
+            (folder / REJECTED).write_bytes(rejected)
+        fault_point("after_shard_write")
+        receipt = {
+            "number": number,
+            "splits": splits,
+            "ledger": self.ledger.as_json(),
+            "rejected": {"bytes": len(rejected), "sha256": hashlib.sha256(rejected).hexdigest()} if rejected else None,
+        }
+        fault_point("before_receipt")
+        write_atomic(folder / RECEIPT, canonical_json(receipt), step="receipt", durability=Durability.SCRATCH)
+        return receipt
 
 
 def _line_number(where: str) -> int:

@@ -389,14 +389,14 @@ def _rows(look: Look) -> list[str]:
     longer = f"; {over:,} are longer than the row" if over else ""
     shares = ", ".join(f"{share}% have {int(np.percentile(lengths, share)):,} or fewer" for share in (50, 90, 99))
     return [
-        *_comment("episodes: one conversation each. blocks: rows of max_length tokens, packed by one global plan."),
-        f"format: {look.recipe.format}",
         "packing:",
         *_comment(f"Tokens in the sample: {shares}; the longest has {int(lengths[-1]):,}{longer}.", "  "),
         f"  max_length: {packing.max_length}",
         *_comment("Longer ones: error, drop, drop_oldest_turns, cut, or windows (several episodes).", "  "),
         f"  overflow: {packing.overflow}",
-        "  # packing_strategy: best_fit   # blocks only: also first_fit, greedy, in_order",
+        "# pack:                       # plan rows that hold several conversations, ready for training",
+        f"#   length: {packing.max_length}",
+        "#   strategy: best_fit        # also: first_fit, greedy, in_order",
     ]
 
 
@@ -417,7 +417,7 @@ def _rest(look: Look) -> list[str]:
         *(f"  {name}: {_scalar(limit)}   # {found[name]}" for name, limit in limits.items()),
         "",
         "# keep_kinds: true           # store what each token is, so that the policy can change at load time",
-        "# shard_tokens: 250000000    # tokens of an output shard, at most",
+        "# shard_bytes: 33554432    # bytes of input that become one shard",
     ]
 
 

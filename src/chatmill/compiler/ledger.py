@@ -35,7 +35,7 @@ class Ledger:
     notes: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(source, what) -> count: episodes, repeated records, stripped characters, untrained terminators, ..."""
     padding: int = 0
-    """Tokens of padding in stored rows."""
+    """Places of packed rows that hold no token."""
 
     def add(self, other: Ledger) -> None:
         """Add the counts of another part of the build."""
@@ -78,7 +78,7 @@ class Ledger:
 
     @property
     def stored(self) -> int:
-        """Tokens that stand in the dataset, padding included."""
+        """Tokens of the dataset, and the padding of its packed rows."""
         return self.total("trained") + self.total("context") + self.total("injected") + self.padding
 
     @property

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chatmill import __version__
-from chatmill.compiler.chunk_job import REJECTED
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.publish import canonical_json, sha256_file
-from chatmill.compiler.recipe import OutputFormat, Recipe
-from chatmill.errors import FormatError
-from chatmill.store.block_manifest import MANIFEST as BLOCKS_MANIFEST
-from chatmill.store.episode_layout import MANIFEST as EPISODES_MANIFEST
+from chatmill.compiler.publish import canonical_json
+from chatmill.compiler.recipe import Recipe
+from chatmill.store.episode_layout import MANIFEST
+from chatmill.store.episode_manifest import EpisodeManifest, FileRecord
 from chatmill.store.receipts import FORMAT, FORMAT_VERSION, sealed
 
 if TYPE_CHECKING:
     from chatmill.compiler.inputs import InputFile
     from chatmill.compiler.sources import SourcePlan
-
-SPLIT_MANIFESTS = {OutputFormat.EPISODES: EPISODES_MANIFEST, OutputFormat.BLOCKS: BLOCKS_MANIFEST}
 
 
 def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints: Mapping[str, str]) -> str:
@@ -49,19 +43,17 @@ def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints:
 
 
 def make_manifest(
-    directory: Path,
     recipe: Recipe,
     planned: SourcePlan,
     pipeline: Pipeline,
     fingerprint: str,
-    splits: Mapping[str, Any],
+    splits: Mapping[str, Mapping[str, Any]],
     ledger: Ledger,
-    pad_id: int,
+    files: Mapping[str, FileRecord],
 ) -> dict[str, Any]:
-    """The manifest of a dataset that stands, whole, in `directory`."""
+    """The manifest of a dataset with these splits and files."""
     tokenizer = pipeline.template.tokenizer
-    files = sorted(path for split in splits for path in (directory / split).rglob("*") if path.is_file())
-    files += [path for path in (directory / REJECTED,) if path.exists()]
+    pad_id = next(i for i in (tokenizer.pad_id, tokenizer.eos_id, 0) if i is not None)
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -87,29 +79,21 @@ def make_manifest(
             "declares": pipeline.template.declares,
         },
         "policy": {"name": pipeline.policy.name, "fingerprint": pipeline.fingerprints["policy"]},
-        "splits": dict(splits),
+        "splits": {name: dict(split) for name, split in splits.items()},
         "ledger": ledger.as_json(),
-        "files": _file_records(directory, files, splits, SPLIT_MANIFESTS[recipe.format]),
+        "files": {path: {"bytes": file.bytes, "sha256": file.sha256} for path, file in sorted(files.items())},
     }
     return sealed(content)
 
 
-def _file_records(
-    directory: Path, files: Sequence[Path], splits: Iterable[str], split_manifest: str
-) -> dict[str, dict[str, Any]]:
-    """Size and hash of every file: as its writer recorded them where it did, else as they are."""
-    written: dict[str, dict[str, Any]] = {}
-    for split in splits:
-        for shard in json.loads((directory / split / split_manifest).read_bytes())["shards"]:
-            folder = Path(split, shard["name"])
-            written |= {(folder / name).as_posix(): record for name, record in shard["files"].items()}
-    records: dict[str, dict[str, Any]] = {}
-    for path in files:
-        name, size = path.relative_to(directory).as_posix(), path.stat().st_size
-        records[name] = written.get(name) or {"bytes": size, "sha256": sha256_file(path)}
-        if records[name]["bytes"] != size:
-            raise FormatError(f"{path}: {records[name]['bytes']} bytes were written, and {size} are there")
-    return records
+def split_files(split: EpisodeManifest) -> dict[str, FileRecord]:
+    """Every file of a split by its path in the dataset, as it was written."""
+    data = split.to_bytes()
+    files = {f"{split.split}/{MANIFEST}": FileRecord(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())}
+    for shard in split.shards:
+        place = f"{split.split}/{shard.name}" if shard.name else split.split
+        files |= {f"{place}/{file}": record for file, record in shard.files.items()}
+    return files
 
 
 def git_sha() -> str | None:

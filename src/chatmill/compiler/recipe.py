@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import difflib
 import os
-from enum import StrEnum
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -22,15 +22,9 @@ from chatmill.render.registry import bundled_names, has_template
 
 RECIPE_VERSION = 1
 NO_TEMPLATE = "no_template"
-
-
-class OutputFormat(StrEnum):
-    """How a dataset is laid out on disk."""
-
-    EPISODES = "episodes"
-    """One conversation (or window of one) per episode, spec 4."""
-    BLOCKS = "blocks"
-    """Rows of a fixed size that hold several, packed by one global plan."""
+OLD_SHARDS = "shard_tokens"
+"""A key of recipes of 0.1.0."""
+MAX_ROW = 2**31 - 1
 
 
 class _Strict(BaseModel):
@@ -61,11 +55,18 @@ class Packing(_Strict):
     """How conversations meet rows, under the names of spec 3."""
 
     max_length: Annotated[int, Field(ge=2)] | None = None
-    """Tokens of the longest episode, or of a row; absent: no limit (episodes only)."""
+    """Tokens of the longest episode; absent: no limit."""
     overflow: Overflow = Overflow.ERROR
     """What happens to longer conversations."""
-    packing_strategy: Strategy = Strategy.BEST_FIT
-    """How rows are filled (blocks only)."""
+
+
+class Pack(_Strict):
+    """Rows that hold several episodes: a plan beside the episodes of each split."""
+
+    length: Annotated[int, Field(ge=2, le=MAX_ROW)] | None = None
+    """Tokens of a row; default: `packing.max_length`."""
+    strategy: Strategy = Strategy.BEST_FIT
+    """How rows are filled."""
 
 
 class Split(_Strict):
@@ -116,12 +117,13 @@ class Recipe(_Strict):
     policy: str | None = None
     """Default: the template's own."""
     packing: Packing = Packing()
+    pack: Pack | None = None
+    """Absent: the build plans no rows; loaders can still pack."""
     split: Split = Split()
-    format: OutputFormat = OutputFormat.EPISODES
     keep_kinds: bool = True
     """Store the kind of every token, so that the policy can be changed at load time."""
-    shard_tokens: Annotated[int, Field(ge=1)] = 250_000_000
-    """Tokens of an output shard, at most."""
+    shard_bytes: Annotated[int, Field(ge=1)] = 32 << 20
+    """Bytes of input that become one shard, about; what one worker does at a time, and has in memory."""
     on_error: OnError = OnError.FAIL
     gates: Gates = Gates()
 
@@ -147,15 +149,49 @@ class Recipe(_Strict):
             {"holds_none": holds_none, "names": ", ".join(bundled_names())},
         )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_format(cls, given: Any) -> Any:
+        """Recipes of 0.1.0, and manifests with them, have two keys that mattered to blocks alone."""
+        if not isinstance(given, dict) or "format" not in given:
+            return given
+        refuse_old_format(given["format"])
+        kept = {key: value for key, value in given.items() if key != "format"}
+        if isinstance(packing := kept.get("packing"), dict):
+            kept["packing"] = {key: value for key, value in packing.items() if key != "packing_strategy"}
+        return kept
+
     @model_validator(mode="after")
-    def _rows_have_a_length(self) -> Recipe:
-        if self.format is OutputFormat.BLOCKS and self.packing.max_length is None:
-            raise ValueError("the format 'blocks' needs packing.max_length, the tokens of a row")
+    def _episodes_fit_rows(self) -> Self:
+        """A row and the longest episode have the same length unless both are given."""
+        if self.pack is None:
+            return self
+        row, longest = self.pack.length, self.packing.max_length
+        if row is None and longest is None:
+            raise ValueError("pack needs a length, the tokens of a row (or packing.max_length)")
+        if row is not None and longest is not None and longest > row:
+            raise ValueError(
+                f"episodes of up to {longest:,} tokens (packing.max_length) do not fit into rows of {row:,} "
+                "(pack.length): make them equal, or rows longer"
+            )
+        object.__setattr__(self, "pack", self.pack.model_copy(update={"length": row or longest}))
+        object.__setattr__(self, "packing", self.packing.model_copy(update={"max_length": longest or row}))
         return self
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, every default written out."""
         return self.model_dump(mode="json")
+
+
+def refuse_old_format(value: Any) -> None:
+    """`format` was `episodes`, as all datasets are now, or `blocks`."""
+    if value == "blocks":
+        raise ValueError(
+            "the format 'blocks' is gone: remove 'format' and write pack: {length: N}, which packs episodes into rows "
+            "that every loader reads"
+        )
+    if value != "episodes":
+        raise ValueError(f"'format' is gone, since all datasets hold episodes: remove it (found {value!r})")
 
 
 def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe:
@@ -173,6 +209,11 @@ def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe
     return _validated(data, str(path))
 
 
+def recorded_recipe(manifest: Mapping[str, Any]) -> Recipe:
+    """The recipe that a manifest holds; one of 0.1.0 has a key that does not matter any more."""
+    return _validated({key: value for key, value in manifest["recipe"].items() if key != OLD_SHARDS}, "the manifest")
+
+
 def _validated(data: dict[str, Any], where: str) -> Recipe:
     try:
         return Recipe.model_validate(data)
@@ -183,6 +224,8 @@ def _validated(data: dict[str, Any], where: str) -> Recipe:
 
 def _sentence(detail: Any, data: Any) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")
+    if detail["type"] == "extra_forbidden" and detail["loc"] == (OLD_SHARDS,):
+        return f"{OLD_SHARDS!r} is gone: a shard is what 'shard_bytes' bytes of input become; set that, or remove it"
     if detail["type"] == "extra_forbidden":
         known = _keys_beside(detail["loc"])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
@@ -198,6 +241,7 @@ def _sentence(detail: Any, data: Any) -> str:
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     """The keys that are known where an unknown one stands."""
-    models: dict[str, type[BaseModel]] = {"sources": Source, "packing": Packing, "split": Split, "gates": Gates}
+    models: dict[str, type[BaseModel]] = {"sources": Source, "packing": Packing, "pack": Pack}
+    models |= {"split": Split, "gates": Gates}
     model = models.get(str(location[0]), Recipe) if len(location) > 1 else Recipe
     return list(model.model_fields)

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
+from chatmill.compiler.chunk_job import Piece
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor, available_cores
 from chatmill.compiler.inputs import (
-    CHUNK_BYTES,
-    Chunk,
     InputFile,
     InputScan,
     ScannedInput,
@@ -26,17 +24,8 @@ from chatmill.compiler.inputs import (
 from chatmill.compiler.recipe import Recipe
 from chatmill.read.shapes import shape_key
 
-SCAN_ON_NODES = 1 << 30
-"""Bytes of input from which on the nodes of a cluster scan the files."""
-
-
-class Work(NamedTuple):
-    """One chunk, and what its source says about it."""
-
-    chunk: Chunk
-    weight: float
-    max_records: int | None
-    """Lines or rows to take of the chunk; None: all."""
+SCAN_IN_WORKERS = 1 << 30
+"""Bytes of input from which on workers scan the files: the driver would be in their way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +33,8 @@ class SourcePlan:
     """All input of a build, in order."""
 
     files: tuple[InputFile, ...]
-    work: tuple[Work, ...]
+    chunks: tuple[tuple[Piece, ...], ...]
+    """The input of each shard: a range of a large file, or several small files."""
     capped: Counter[str]
     """Lines or rows of each source that its `max_records` leaves out."""
 
@@ -53,10 +43,11 @@ class SourcePlan:
         check_inputs_unchanged(self.files)
 
 
-def plan_sources(
-    recipe: Recipe, spool: Path, executor: Executor | None = None, *, chunk_bytes: int = CHUNK_BYTES
-) -> SourcePlan:
-    """Find, hash and cut the files of all sources."""
+def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None) -> SourcePlan:
+    """Find, hash and cut the files of all sources.
+
+    A source whose records are used more than once is cut finer, so that a shard of it is no larger than others.
+    """
     scans: list[InputScan] = []
     owners: list[int] = []
     for number, source in enumerate(recipe.sources):
@@ -68,13 +59,13 @@ def plan_sources(
                     spool=str(spool),
                     source=source.name,
                     shape=shape,
-                    chunk_bytes=chunk_bytes,
+                    chunk_bytes=max(1, int(recipe.shard_bytes / max(1.0, source.weight))),
                 )
             )
             owners.append(number)
     check_inputs(scans)
     scanned = _scan_all(scans, executor)
-    work: list[Work] = []
+    pieces: list[Piece] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
     for owner, one in zip(owners, scanned, strict=True):
@@ -85,21 +76,37 @@ def plan_sources(
                 left[owner] = remaining - taken
                 capped[chunk.source] += chunk.count - taken
             if taken:
-                numbered = replace(chunk, ordinal=len(work))
+                numbered = replace(chunk, ordinal=len(pieces))
                 limit = taken if taken < chunk.count else None
-                work.append(Work(numbered, recipe.sources[owner].weight, limit))
-    return SourcePlan(files=tuple(one.file for one in scanned), work=tuple(work), capped=capped)
+                pieces.append(Piece(numbered, recipe.sources[owner].weight, limit))
+    chunks = shared_chunks(pieces, recipe.shard_bytes)
+    return SourcePlan(files=tuple(one.file for one in scanned), chunks=chunks, capped=capped)
+
+
+def shared_chunks(pieces: Sequence[Piece], shard_bytes: int) -> tuple[tuple[Piece, ...], ...]:
+    """Put neighbours together while they are small, so that many small files make few shards."""
+    chunks: list[list[Piece]] = []
+    room = 0.0
+    for piece in pieces:
+        size = piece.range.bytes * max(1.0, piece.weight)
+        if not chunks or size > room:
+            chunks.append([])
+            room = float(shard_bytes)
+        chunks[-1].append(piece)
+        room -= size
+    return tuple(map(tuple, chunks))
 
 
 def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[ScannedInput]:
-    """Scan all files: by the nodes of a cluster where there is much, else in threads.
+    """Scan all files: in threads, since reading and hashing need no interpreter; where there is much, on the engine.
 
-    Reading and hashing need no interpreter, and local workers are busy loading what the chunks will need.
+    Local workers for that are others than those of the chunks: these come when what they need is loaded.
     """
     size = sum(Path(scan.path).stat().st_size for scan in scans)
-    if executor is None or isinstance(executor, LocalExecutor) or size < SCAN_ON_NODES:
+    if executor is None or size < SCAN_IN_WORKERS or (isinstance(executor, LocalExecutor) and not executor.workers):
         with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
             return list(threads.map(scan_input, scans))
+    engine = LocalExecutor(executor.workers) if isinstance(executor, LocalExecutor) else executor
     found: dict[int, ScannedInput] = {}
-    executor.run(scan_input, scans, found.__setitem__, LateJobs(lambda: None).hear)
+    engine.run(scan_input, scans, found.__setitem__, LateJobs(lambda: None).hear)
     return [found[index] for index in range(len(scans))]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from chatmill.compiler.chunk_job import STATE
 from chatmill.compiler.engines.executor import EventKind, Executor, ExecutorEvent
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor
@@ -28,7 +29,7 @@ from chatmill.compiler.publish import (
     write_atomic,
 )
 from chatmill.compiler.recipe import OnError
-from chatmill.compiler.run import STATE, BuildProgress, OnProgress, Outcome
+from chatmill.compiler.run import BuildProgress, OnProgress, Outcome
 from chatmill.compiler.work import claim_work, move_path, remove_work, work_folder
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.chunk import KDChunk, render_chunk

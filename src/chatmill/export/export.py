@@ -10,17 +10,18 @@ from typing import Any
 
 from chatmill import __version__
 from chatmill.compiler.publish import publish_folder, sha256_file, storing, temporary_folder
-from chatmill.compiler.recipe import Recipe
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.export.targets import TARGETS, Export
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
-from chatmill.store.documents import BlockDocuments, StoredDataset, open_dataset
+from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.names import is_split_name
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
 
 ABOUT = ("fingerprint", "package_version", "git_sha", "recipe", "inputs", "tokenizer", "template", "policy")
 """What an export keeps of its source's manifest."""
+SHARD_TOKENS = 250_000_000
+"""Tokens of an exported shard, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +52,13 @@ def export_dataset(
     kinds: bool = True,
     eod_id: int | None = None,
 ) -> ExportResult:
-    """Write a dataset (episodes or blocks) as `to`: hf, parquet, episodes, blocks or megatron.
+    """Write a dataset as `to`: hf, parquet, episodes or megatron.
 
     - `out` must not exist yet; default: the folder's name with `-hf` and so on behind it.
     - `split`: only this one.
     - `max_length`: pack into rows of so many tokens; `overflow` error, drop or cut is for longer documents.
-    - `pad_id`, `shard_tokens`: default as in the build; megatron makes one shard a split. `kinds`: False leaves
-      them out.
+    - `pad_id`: default as in the build. `kinds`: False leaves them out.
+    - `shard_tokens`: tokens of a file, at most; default 250 million, and one shard a split for megatron.
     - `eod_id`: megatron only: this token, untrained, behind every document that does not end in it.
 
     Tokens are copied about a million at a time. Nothing is at `out` before everything is.
@@ -110,16 +111,14 @@ def _out(directory: Path, to: str, out: str | Path | None) -> Path:
 
 
 def _pad_id(source: StoredDataset) -> int:
-    """That of the packed rows or of the build; 0 where neither is known (padding is told by lengths, never by id)."""
-    stored = [documents.pad_id for documents in source.splits.values() if isinstance(documents, BlockDocuments)]
-    return int((stored or [source.about.get("tokenizer", {}).get("pad_id", 0)])[0])
+    """That of the build; 0 where it is not known (padding is known by lengths, never by its id)."""
+    return int(source.about.get("tokenizer", {}).get("pad_id", 0))
 
 
 def _shard_tokens(source: StoredDataset, to: str) -> int:
     if to == "megatron":  # few large files serve it best: all of a split in one, each document with an added EOD
         return max(1, *(int((documents.lengths + 1).sum()) for documents in source.splits.values()))
-    default = Recipe.model_fields["shard_tokens"].default
-    return int(source.about.get("recipe", {}).get("shard_tokens", default))
+    return SHARD_TOKENS
 
 
 def _manifest(export: Export, to: str) -> dict[str, Any]:
@@ -136,7 +135,9 @@ def _manifest(export: Export, to: str) -> dict[str, Any]:
         "source": {
             "name": source.directory.resolve().name,
             "fingerprint": source.fingerprint,
-            "layout": {name: str(documents.layout) for name, documents in source.splits.items()},
+            "layout": {
+                name: "episodes" if documents.plan is None else "rows" for name, documents in source.splits.items()
+            },
             "about": {name: source.about[name] for name in ABOUT if name in source.about},
         },
         "splits": export.counts,

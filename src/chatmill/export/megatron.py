@@ -19,7 +19,7 @@ from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
 from chatmill.export.rows import one_each
-from chatmill.store.documents import BlockDocuments, Documents
+from chatmill.store.documents import Documents
 from chatmill.store.kd import LOSSMASK, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
 
@@ -40,8 +40,8 @@ def to_megatron(export: Export) -> None:
         raise ConfigError(f"eod_id is {export.eod_id:,}; token ids are stored as int32, up to {MAX_ID:,}")
     lost = _Lost()
     for split, documents in export.source.splits.items():
-        if isinstance(documents, BlockDocuments):
-            export.say("which documents shared a row, and its padding, are not kept: Megatron packs anew")
+        if documents.plan is not None:
+            export.say("which episodes share a row is not kept: Megatron packs anew")
         with _Shards(export.folder / split, export.shard_tokens) as shards:
             for batch in export.batches(split, one_each(documents)):
                 some = batch.documents

@@ -1,10 +1,9 @@
-"""Documents laid out as rows for an export: one a row, as they were packed, or packed anew by one global plan."""
+"""Documents laid out as rows for an export: one a row, by the plan beside them, or packed anew by one global plan."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, UnknownNameError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy, plan
-from chatmill.store.documents import BlockDocuments, Documents, DocumentSet, even_ranges
+from chatmill.store.documents import Documents, DocumentSet, even_ranges
 
 Ints = NDArray[np.int64]
 
@@ -82,16 +81,16 @@ def one_each(documents: DocumentSet) -> RowPlan:
 
 
 def as_stored(documents: DocumentSet) -> RowPlan:
-    """The rows of packed blocks as they are on disk; episodes one a row."""
-    if not isinstance(documents, BlockDocuments):
+    """The rows of the plan beside the episodes; without one, episodes one a row."""
+    stored = documents.plan
+    if stored is None:
         return one_each(documents)
-    numbers = np.argsort(documents.order, kind="stable")
     return RowPlan(
-        documents=numbers,
-        lengths=documents.lengths[numbers],
-        row_offsets=documents.row_documents,
+        documents=stored.order,
+        lengths=documents.lengths[stored.order],
+        row_offsets=stored.row_offsets,
         packed=True,
-        capacity=documents.capacity,
+        capacity=stored.length,
     )
 
 
@@ -143,7 +142,7 @@ def _policy(overflow: str) -> Overflow:
     if policy not in ON_STORED:
         raise ConfigError(
             f"the overflow policy {policy!s} works on the turns of conversations, which a stored dataset does not "
-            f"have: use {', '.join(names)}, or build again with format: blocks and this policy"
+            f"have: use {', '.join(names)}, or build again with pack: {{length: N}} and this policy"
         )
     return policy
 
@@ -184,11 +183,3 @@ def row_batches(documents: DocumentSet, rows: RowPlan) -> Iterator[RowBatch]:
             numbers=numbers,
             row_offsets=rows.row_offsets[first : last + 1] - begin,
         )
-
-
-def padded(batch: RowBatch, values: NDArray[Any], capacity: int, pad: int) -> NDArray[Any]:
-    """A flat column of the rows as rows x capacity, `pad` behind the tokens of each."""
-    lengths = np.diff(batch.token_offsets)
-    dense = np.full((len(batch), capacity), pad, dtype=values.dtype)
-    dense[np.arange(capacity) < lengths[:, None]] = values
-    return dense

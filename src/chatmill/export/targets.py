@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 from chatmill.export.megatron import to_megatron
-from chatmill.export.rows import RowBatch, RowPlan, as_stored, one_each, packed_anew, padded, row_batches
-from chatmill.store.block_writer import BlockWriter
-from chatmill.store.documents import BlockDocuments, DocumentSet, StoredDataset
+from chatmill.export.rows import RowBatch, RowPlan, as_stored, one_each, packed_anew, row_batches
+from chatmill.store.documents import DocumentSet, StoredDataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.parquet import ParquetShards
 
@@ -57,7 +57,7 @@ class Export:
             self.not_held.append(sentence)
 
     def rows(self, split: str) -> RowPlan:
-        """Rows as they are stored; packed anew where a length is given."""
+        """Rows of the pack plan, or one document a row; packed anew where a length is given."""
         documents = self.source.splits[split]
         if self.max_length is None:
             return as_stored(documents)
@@ -90,21 +90,18 @@ class Export:
         return stored and self.kinds
 
 
-# --- episodes and blocks ------------------------------------------------------------------------------------------
+# --- episodes ---------------------------------------------------------------------------------------------------
 
 
 def to_episodes(export: Export) -> None:
-    """One document an episode, in the order of the build; packed rows are taken apart."""
+    """One document an episode, in the order of the build, and the pack plan where there is one."""
     if export.max_length is not None:
-        raise ConfigError("episodes are not packed into rows: leave out max_length, or export to blocks")
+        raise ConfigError("episodes are not packed into rows: leave out max_length, or export to hf or parquet")
     kinds = export.holds_kinds
     facts = [name for name in FACTS if export.holds(name)]
     for split, documents in export.source.splits.items():
-        if isinstance(documents, BlockDocuments):
-            export.say("which documents shared a row, and its padding, are not kept in episodes")
-            if documents.repeated:
-                export.say(f"{split}: {documents.repeated:,} pieces of documents became episodes of their own")
-        with EpisodeWriter(export.folder, split, shard_tokens=export.shard_tokens) as writer:
+        is_flat = int(documents.lengths.sum()) <= export.shard_tokens
+        with EpisodeWriter(export.folder, split, None if is_flat else export.shard_tokens) as writer:
             for batch in export.batches(split, one_each(documents)):
                 some = batch.documents
                 columns = {name: documents.facts(name, batch.numbers) for name in facts}
@@ -117,42 +114,8 @@ def to_episodes(export: Export) -> None:
                     turns=columns.get("turns"),
                     record_ids=columns.get("record_id"),
                 )
-
-
-def to_blocks(export: Export) -> None:
-    """Rows of a fixed size: those that are there, or packed by one plan over each split."""
-    kinds = export.holds_kinds
-    lost = [name for name in FACTS if export.holds(name)]
-    if lost:
-        export.say(
-            f"{', '.join(lost)}: blocks hold no facts about records; the column documents has the number of each "
-            "record in its split of the source"
-        )
-    for split, documents in export.source.splits.items():
-        rows = export.rows(split)
-        if rows.capacity is None:
-            longest = int(documents.lengths.max())
-            raise ConfigError(
-                f"blocks need max_length, the tokens of a row (the longest episode of {split} has {longest:,})"
-            )
-        with BlockWriter(
-            export.folder,
-            split,
-            capacity=rows.capacity,
-            pad_id=export.pad_id,
-            rows_per_shard=max(1, export.shard_tokens // rows.capacity),
-        ) as writer:
-            for batch in export.batches(split, rows):
-                some = batch.documents
-                writer.append(
-                    padded(batch, some.ids, rows.capacity, export.pad_id),
-                    np.diff(batch.token_offsets),
-                    batch.starts,
-                    batch.row_offsets,
-                    documents.stored_numbers(batch.numbers),
-                    weights=None if some.weights is None else padded(batch, some.weights, rows.capacity, 0),
-                    kinds=padded(batch, some.kinds, rows.capacity, 0) if kinds and some.kinds is not None else None,
-                )
+        if documents.plan is not None:
+            write_pack_plan(export.folder / split, documents.lengths, documents.plan.length, documents.plan.strategy)
 
 
 # --- columns of Arrow ---------------------------------------------------------------------------------------------
@@ -259,7 +222,7 @@ class _Columns:
             "loss_mask": (some.trained.astype(np.uint8), tokens),
             "document_starts": (batch.starts.astype(np.int32), batch.row_offsets),
             "seq_lengths": (np.diff(some.offsets).astype(np.int32), batch.row_offsets),
-            "documents": (self._export.source.splits[split].stored_numbers(batch.numbers), batch.row_offsets),
+            "documents": (batch.numbers, batch.row_offsets),
         }
         if self._weights:
             weights = some.full_weights.astype(np.float32)
@@ -322,7 +285,6 @@ TARGETS: dict[str, Callable[[Export], None]] = {
     "hf": to_hf,
     "parquet": to_parquet,
     "episodes": to_episodes,
-    "blocks": to_blocks,
     "megatron": to_megatron,
 }
 """Adding a target is adding a function and its entry."""

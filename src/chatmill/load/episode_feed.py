@@ -14,7 +14,7 @@ from chatmill.label.policy import Policy
 from chatmill.load.config import SamplingMode
 from chatmill.load.order import Draws, EpochPlace, Share, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch, document_starts
-from chatmill.load.rows import EpisodeRows, PackedRows, Weights
+from chatmill.load.rows import EpisodeRows, PackedRows, Planning, Weights, packed_rows
 from chatmill.load.stage import Stage
 from chatmill.pack.plan import Strategy
 from chatmill.store.episodes import EpisodeDataset
@@ -40,13 +40,16 @@ class EpisodeOptions:
     min_tokens: int
     use_mask: bool
     policy: Policy | None
+    pack: bool
+    """Several episodes per row."""
     strategy: Strategy | None
-    """How rows are packed; None: one episode per row."""
+    """How rows are packed; None: as the plan beside the episodes, else best_fit."""
+    planning: Planning
     pin: bool
     """Batches in pinned memory, for copies to a GPU."""
 
-    def rows(self, dataset: EpisodeDataset) -> EpisodeRows:
-        """The rows of a split under these options."""
+    def rows(self, dataset: EpisodeDataset, *, check: bool = False) -> EpisodeRows:
+        """The rows of a split under these options; `check` compares a plan with its hashes."""
         options: dict[str, Any] = {
             "width": self.block_size + 1,
             "min_tokens": self.min_tokens,
@@ -55,17 +58,17 @@ class EpisodeOptions:
             "use_mask": self.use_mask,
             "policy": self.policy,
         }
-        if self.strategy is None:
+        if not self.pack:
             return EpisodeRows(dataset, **options)
-        return PackedRows(dataset, strategy=self.strategy, **options)
+        return packed_rows(dataset, strategy=self.strategy, planning=self.planning, check=check, **options)
 
     def order(self) -> dict[str, Any]:
         """The options that give a position its meaning."""
         order: dict[str, Any] = {"batch_sampling_mode": str(self.sampling), "epoch_seed": self.seed}
-        if self.sampling is SamplingMode.EPOCH or self.strategy is not None:
+        if self.sampling is SamplingMode.EPOCH or self.pack:
             order["epoch_shuffle"] = self.shuffle
-        if self.strategy is not None:
-            order |= {"packing_strategy": str(self.strategy), "block_size": self.block_size}
+        if self.pack:
+            order |= {"packing_strategy": str(self.strategy or Strategy.BEST_FIT), "block_size": self.block_size}
         return order
 
 
@@ -86,7 +89,7 @@ class RowBatcher:
         """All sources follow the same options; masks are given when every source has them."""
         self.sources = list(sources)
         self.masks = options.use_mask and all(s.weights is not Weights.ONES for s in sources)
-        self._packed = options.strategy is not None
+        self._packed = options.pack
         dtype: np.dtype[Any] | None = None
         if self.masks or self._packed:
             dtype = np.result_type(*(s.weight_dtype for s in sources))
@@ -138,7 +141,7 @@ class EpisodeFeed:
     @property
     def order(self) -> dict[str, Any]:
         """What gives a position its meaning."""
-        return self._options.order() | {"episodes": self.rows.episodes}
+        return self._options.order() | self.rows.order_facts
 
     def begin(self) -> EpochPlace:
         """The first row of epoch 0; in random mode the first draw."""
@@ -190,7 +193,7 @@ class EpisodeFeed:
             flag(options.drop_last),
             options.pad_id,
             flag(self.masks),
-            "" if options.strategy is None else f" packed_rows={self.rows.rows_of(step.epoch)}",
+            "" if not options.pack else f" packed_rows={self.rows.rows_of(step.epoch)}",
         )
 
     def place_to_json(self, place: EpochPlace) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from chatmill.load.distributed import rank_and_world
 from chatmill.load.episode_feed import EpisodeFeed, EpisodeOptions, flag
 from chatmill.load.loader import BatchLoader, choose_device, directory_of
 from chatmill.load.order import Share
-from chatmill.load.rows import EpisodeRows, Weights, strategy_named
-from chatmill.pack.plan import Strategy
+from chatmill.load.rows import EpisodeRows, PlannedRows, Planning, Weights, planning_named, strategy_named
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 
@@ -48,7 +47,8 @@ class GPTEpisodeDataLoader(BatchLoader):
         episode_min_tokens: int | None = None,
         device: Any = None,
         pack: bool = False,
-        packing_strategy: str = Strategy.BEST_FIT,
+        packing_strategy: str | None = None,
+        planning: str = Planning.AUTO,
         policy: Policy | str | None = None,
         strict: bool = False,
         check: bool = False,
@@ -59,7 +59,10 @@ class GPTEpisodeDataLoader(BatchLoader):
     ) -> None:
         """Open `dataset_dir` (or the config's); an option that is None is as the config says.
 
-        - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`).
+        - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`); default: that of the plan
+          beside the episodes, else best_fit.
+        - `planning`: `auto` takes the rows of that plan where they fill block_size, and changes their order alone from
+          epoch to epoch; `epoch` packs anew for each epoch.
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
         - `strict`: masks that are asked for and are missing or of the wrong length, and a split whose writer
           did not finish, are errors instead of a warning.
@@ -88,12 +91,15 @@ class GPTEpisodeDataLoader(BatchLoader):
             rank=self.rank,
             world_size=self.world_size,
             policy=policy,
-            strategy=packing_strategy if pack else None,
+            pack=pack,
+            strategy=packing_strategy,
+            planning=planning,
             pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
         )
         self.directory = directory_of(dataset_dir, self.config)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
-        opened = {s: self.options.rows(EpisodeDataset(self.directory, s, strict=strict, check=check)) for s in splits}
+        datasets = {s: EpisodeDataset(self.directory, s, strict=strict, check=check) for s in splits}
+        opened = {split: self.options.rows(dataset, check=check) for split, dataset in datasets.items()}
         report_opened(opened, self.options, strict=strict)
         feeds = {split: EpisodeFeed(split, rows, self.options) for split, rows in opened.items()}
         super().__init__(feeds, dataset=str(self.directory), device=device, prefetch=prefetch)
@@ -126,7 +132,9 @@ def episode_options(
     rank: int,
     world_size: int,
     policy: Policy | str | None,
+    pack: bool,
     strategy: str | None,
+    planning: str,
     pin: bool,
 ) -> EpisodeOptions:
     """Settle every option; a policy asks for masks by itself."""
@@ -141,7 +149,9 @@ def episode_options(
         min_tokens=config.episode_min_tokens,
         use_mask=config.use_loss_mask or policy is not None,
         policy=None if policy is None else find_policy(policy),
+        pack=pack,
         strategy=None if strategy is None else strategy_named(strategy),
+        planning=planning_named(planning),
         pin=pin,
     )
 
@@ -161,7 +171,8 @@ def report_opened(opened: dict[str, EpisodeRows], options: EpisodeOptions, *, st
             dataset.tokens,
             len(dataset.shards),
             flag(dataset.has_masks),
-            f" shorter_than_{options.min_tokens}={left_out}" if left_out else "",
+            (f" shorter_than_{options.min_tokens}={left_out}" if left_out else "")
+            + (f" planned_rows={rows.rows_of(0)}" if isinstance(rows, PlannedRows) else ""),
         )
     if not problems:
         return

@@ -15,10 +15,10 @@ from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, MissingExtraError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
-from chatmill.load.rows import EpisodeRows, PackedRows, strategy_named
+from chatmill.load.rows import EpisodeRows, PackedRows, Planning, packed_rows, planning_named, strategy_named
 from chatmill.load.stage import Stage
-from chatmill.pack.plan import Strategy
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.pack_plan import read_pack_plan
 
 TOKENS_AT_A_TIME = 1 << 20
 
@@ -29,7 +29,8 @@ def to_hf_dataset(
     *,
     max_length: int | None = None,
     pack: bool = False,
-    packing_strategy: str = Strategy.BEST_FIT,
+    packing_strategy: str | None = None,
+    planning: str = Planning.AUTO,
     shuffle: bool = False,
     seed: int = 1337,
     episode_min_tokens: int = 2,
@@ -39,13 +40,19 @@ def to_hf_dataset(
     """A `datasets.Dataset` with `input_ids` and `labels`, and with `pack=True` also `seq_lengths`.
 
     `labels` are the ids where the weight is above 0 (all of them without masks), -100 elsewhere and on the first
-    token of each packed document. Episodes give their first `max_length` tokens (default: all; needed to pack).
+    token of each packed document. Episodes give their first `max_length` tokens (default: all). Rows are packed by the
+    plan beside the episodes where it has that length and `packing_strategy` (default: its own), else here; without a
+    plan, packing needs `max_length`. `planning="epoch"` leaves a plan aside.
     The rows stand in dataset order, or with `shuffle` in the order of epoch 0 of the loaders. `arrow_file`: write
     there in constant memory and map it; else the table is held in memory.
     """
     opened = dataset if isinstance(dataset, EpisodeDataset) else EpisodeDataset(dataset, split)
+    wanted = planning_named(planning)
     if pack and max_length is None:
-        raise ConfigError("pack=True needs max_length: the tokens of a packed row")
+        stored = None if wanted is Planning.EPOCH else read_pack_plan(opened.folder, opened.lengths)
+        if stored is None:
+            raise ConfigError("pack=True needs max_length: the tokens of a packed row")
+        max_length = stored.length
     longest = int(opened.lengths.max())
     options: dict[str, Any] = {
         "width": longest if max_length is None else max_length,
@@ -55,10 +62,9 @@ def to_hf_dataset(
         "use_mask": True,
         "policy": None if policy is None else find_policy(policy),
     }
+    strategy = None if packing_strategy is None else strategy_named(packing_strategy)
     rows = (
-        PackedRows(opened, strategy=strategy_named(packing_strategy), **options)
-        if pack
-        else EpisodeRows(opened, **options)
+        packed_rows(opened, strategy=strategy, planning=wanted, **options) if pack else EpisodeRows(opened, **options)
     )
     return _dataset(_batches(rows), arrow_file)
 

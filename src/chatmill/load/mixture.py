@@ -20,8 +20,7 @@ from chatmill.load.episode_feed import EpisodeOptions, Group, RowBatcher
 from chatmill.load.episodes import episode_options, report_opened
 from chatmill.load.loader import BatchLoader, choose_device
 from chatmill.load.order import CHUNK, Draws, EpochPlace, random_state, take_rows
-from chatmill.load.rows import EpisodeRows
-from chatmill.pack.plan import Strategy
+from chatmill.load.rows import EpisodeRows, Planning
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 
@@ -128,7 +127,7 @@ class MixtureFeed:
     def order(self) -> dict[str, Any]:
         """What gives a position its meaning."""
         sources = {
-            name: {"weight": weight, "episodes": source.episodes}
+            name: {"weight": weight, **source.order_facts}
             for name, weight, source in zip(self.names, self._weights, self.rows, strict=True)
         }
         seeds = {} if self._draws is None else {"source_seeds": self._source_seeds}
@@ -216,7 +215,8 @@ class MixtureLoader(BatchLoader):
         *,
         device: Any = None,
         pack: bool = False,
-        packing_strategy: str = Strategy.BEST_FIT,
+        packing_strategy: str | None = None,
+        planning: str = Planning.AUTO,
         policy: Policy | str | None = None,
         strict: bool = False,
         check: bool = False,
@@ -239,11 +239,15 @@ class MixtureLoader(BatchLoader):
             rank=self.rank,
             world_size=self.world_size,
             policy=policy,
-            strategy=packing_strategy if pack else None,
+            pack=pack,
+            strategy=packing_strategy,
+            planning=planning,
             pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
         )
         opened = {
-            (split, source.name): self.options.rows(EpisodeDataset(source.directory, split, strict=strict, check=check))
+            (split, source.name): self.options.rows(
+                EpisodeDataset(source.directory, split, strict=strict, check=check), check=check
+            )
             for split in SPLITS
             for source in self.sources
             if split == "train" or (source.directory / split).exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +18,9 @@ from chatmill.load.order import epoch_order, random_state
 from chatmill.load.stage import Stage
 from chatmill.pack.plan import Plan, Strategy, plan
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.pack_plan import PackPlan, read_pack_plan
 
+log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 ValueT = TypeVar("ValueT")
 
@@ -31,6 +34,15 @@ class Weights(StrEnum):
     """Stored in the dataset."""
     ONES = "ones"
     """Every token counts: only packed rows, which always come with a mask, lay these."""
+
+
+class Planning(StrEnum):
+    """Where packed rows come from."""
+
+    AUTO = "auto"
+    """The plan beside the episodes where it has rows of this size and strategy; else as `EPOCH`."""
+    EPOCH = "epoch"
+    """Planned from the lengths of the episodes, anew for each epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +100,11 @@ class EpisodeRows:
         if self.weights is Weights.POLICY or (self.weights is Weights.MASK and not whole):
             return np.dtype(np.float32)
         return np.dtype(np.uint8)
+
+    @property
+    def order_facts(self) -> dict[str, Any]:
+        """What gives a position its meaning, beside the options."""
+        return {"episodes": self.episodes}
 
     def rows_of(self, epoch: int) -> int:
         """Rows of an epoch: here the episodes, whatever the epoch."""
@@ -190,6 +207,68 @@ class PackedRows(EpisodeRows):
         return Laid(slots=slot_of, starts=starts, lengths=lengths)
 
 
+class PlannedRows(PackedRows):
+    """The rows of the plan beside the episodes: nothing is planned, and epochs differ in the order of rows alone."""
+
+    def __init__(self, dataset: EpisodeDataset, *, stored: PackPlan, **options: Any) -> None:
+        """`options` as for `EpisodeRows`. Episodes that are too short leave gaps; a row without any other goes."""
+        super().__init__(dataset, strategy=strategy_named(stored.strategy), **options)
+        self._fingerprint = stored.fingerprint
+        order, borders = stored.order, stored.row_offsets
+        if self._valid is not None:
+            among_valid = np.full(len(dataset), -1, dtype=np.int64)
+            among_valid[self._valid] = np.arange(self.episodes)
+            order = among_valid[order]
+            borders = np.unique(offsets_of((order >= 0).astype(np.int64))[borders])
+            order = order[order >= 0]
+        self._made = Plan(
+            order=order,
+            bin_offsets=borders,
+            capacity=stored.length,
+            strategy=self.strategy,
+            tokens=int(self._lengths.sum()),
+            lower_bound=stored.lower_bound,
+        )
+        self._identity: Ints = np.arange(self.episodes)
+
+    @property
+    def order_facts(self) -> dict[str, Any]:
+        """With another plan a position would mean other rows."""
+        return super().order_facts | {"pack_plan": self._fingerprint}
+
+    def _plan(self, epoch: int) -> tuple[Plan, Ints, Ints]:
+        rows = epoch_order(self.seed, epoch, self._made.bins, shuffle=self.shuffle)
+        return self._made, self._identity, rows
+
+
+def packed_rows(
+    dataset: EpisodeDataset,
+    *,
+    width: int,
+    strategy: Strategy | None,
+    planning: Planning,
+    check: bool = False,
+    **options: Any,
+) -> PackedRows:
+    """Packed rows by the plan beside the episodes, or planned here; `strategy` None takes the plan's, else best_fit.
+
+    A plan is used where its rows fill `width` tokens, or all but one: the last place of a row is a target only.
+    """
+    stored = None if planning is Planning.EPOCH else read_pack_plan(dataset.folder, dataset.lengths, check=check)
+    if stored is not None:
+        if width - stored.length in (0, 1) and strategy in (None, stored.strategy):
+            return PlannedRows(dataset, stored=stored, width=width, **options)
+        log.warning(
+            "%s: packed anew: its plan has rows of %d tokens by %s; rows of %d (block_size + 1) by %s are asked for",
+            dataset.folder,
+            stored.length,
+            stored.strategy,
+            width,
+            strategy or "any strategy",
+        )
+    return PackedRows(dataset, strategy=strategy or Strategy.BEST_FIT, width=width, **options)
+
+
 class _Recent(Generic[ValueT]):
     """The values of the last two epochs asked for; they are large, and steps ask for one or two of them."""
 
@@ -219,6 +298,13 @@ def strategy_named(name: str) -> Strategy:
     if name not in list(Strategy):
         raise UnknownNameError("packing strategy", name, list(Strategy))
     return Strategy(name)
+
+
+def planning_named(name: str) -> Planning:
+    """Where packed rows come from, by name; an unknown one lists the known."""
+    if name not in list(Planning):
+        raise UnknownNameError("planning", name, list(Planning))
+    return Planning(name)
 
 
 def _policy_weights(

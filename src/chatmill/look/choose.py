@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import LookDataset
 from chatmill.look.items import Item, LookSplit
-from chatmill.look.stored_splits import BlockSplit
+from chatmill.look.row_split import RowSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class Choice:
     """What a user asked to see; at most one of the first four."""
 
     episode: int | None = None
-    block: int | None = None
+    row: int | None = None
     record_id: str | None = None
     random: bool = False
     seed: int = 0
@@ -43,7 +43,7 @@ def choose(dataset: LookDataset, choice: Choice) -> Chosen:
         name
         for name, there in (
             ("--episode", choice.episode is not None),
-            ("--block", choice.block is not None),
+            ("--row", choice.row is not None),
             ("--id", choice.record_id is not None),
             ("--random", choice.random),
         )
@@ -54,13 +54,16 @@ def choose(dataset: LookDataset, choice: Choice) -> Chosen:
     split = dataset.split(choice.split)
     if choice.record_id is not None:
         found = dataset.find(choice.record_id, None if choice.split is None else [split])
+        if isinstance(found[0][0], RowSplit):
+            episodes = _record(found, choice.record_id)
+            return Chosen(split=found[0][0], items=iter(episodes), count=len(episodes))
         return Chosen(split=found[0][0], items=(one.item(number) for one, number in found), count=len(found))
-    if choice.episode is not None and isinstance(split, BlockSplit):
-        items = _documents(dataset, split, choice.episode)
-        return Chosen(split=split, items=iter(items), count=len(items))
-    if choice.block is not None and not dataset.layout.packed:
-        raise ConfigError(f"{dataset.path} holds {dataset.layout.item}s that are not packed into blocks: use --episode")
-    number = choice.block if choice.block is not None else choice.episode
+    if choice.episode is not None and isinstance(split, RowSplit):
+        alone = split.episode(dataset.check_number(split.episodes, choice.episode))
+        return Chosen(split=split, items=iter([alone]), count=1)
+    if choice.row is not None and not dataset.layout.packed:
+        raise ConfigError(f"{dataset.path} holds {dataset.layout.item}s that are not packed into rows: use --episode")
+    number = choice.row if choice.row is not None else choice.episode
     if number is not None:
         return _numbered(split, np.array([dataset.check_number(split, number)]))
     if choice.random:
@@ -74,18 +77,7 @@ def _numbered(split: LookSplit, numbers: np.ndarray) -> Chosen:
     return Chosen(split=split, items=map(split.item, numbers.tolist()), count=len(numbers))
 
 
-def _documents(dataset: LookDataset, split: BlockSplit, document: int) -> list[Item]:
-    """A document of packed rows, by its number in the order of the build; its pieces where it was cut."""
-    rows = split.rows_of_document(document)
-    if not rows:
-        count = int(split.documents.sum())
-        raise ConfigError(
-            f"{dataset.path}: no block of {split.name} holds document {document:,}: it has {count:,} documents"
-            + (f"; the nearest is {split.nearest_document(document):,}" if count else "")
-        )
-    items = []
-    for row in dict.fromkeys(rows):
-        item = split.item(row)
-        assert item.documents is not None
-        items += [item.part(place) for place in np.flatnonzero(item.documents == document).tolist()]
-    return items
+def _record(found: Sequence[tuple[LookSplit, int]], record_id: str) -> list[Item]:
+    """The episodes of a record, cut out of the rows that hold it."""
+    splits = dict.fromkeys(split for split, _ in found if isinstance(split, RowSplit))
+    return [split.episode(number) for split in splits for number in split.episodes.find(record_id)]

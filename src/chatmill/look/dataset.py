@@ -1,4 +1,4 @@
-"""Opens anything that can be looked at: episodes, blocks, packed rows of files and KD sets, by one function."""
+"""Opens anything that can be looked at: episodes, packed rows of files and KD sets, by one function."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from chatmill.look.items import LookLayout, LookSplit
 from chatmill.look.kd import is_kd, open_kd
 from chatmill.look.packed_rows import is_packed, open_packed, packed_splits
 from chatmill.look.packed_split import PackedSplit
-from chatmill.look.stored_splits import BlockSplit, EpisodeSplit
-from chatmill.store.documents import Layout, find_splits, split_layout
+from chatmill.look.row_split import RowSplit
+from chatmill.look.stored_splits import EpisodeSplit
+from chatmill.store.documents import find_splits
+from chatmill.store.episode_layout import is_episode_split
 from chatmill.store.receipts import MANIFEST, read_export
 
 CAN_BE_OPENED = (
@@ -94,7 +96,7 @@ class LookDataset:
         if not any(split.has_record_ids for split in where):
             raise ConfigError(
                 f"{self.path}: its {self.layout.item}s are stored without record ids: choose by number, with "
-                f"{'--block' if self.layout.packed else '--episode'}"
+                f"{'--row' if self.layout.packed else '--episode'}"
             )
         close = list(dict.fromkeys(text for split in where for text in split.similar_ids(record_id)))[:3]
         hint = f"; close ones: {', '.join(map(repr, close))}" if close else ""
@@ -103,7 +105,7 @@ class LookDataset:
 
 
 def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, tokenizer: Any = None) -> LookDataset:
-    """Open a dataset folder (episodes, blocks), one split of it, packed files, or a KD root; no tokens are read.
+    """Open a dataset folder, one split of it, packed files, or a KD root; no tokens are read.
 
     `splits` chooses some. `tokenizer` decodes in place of the one that the manifest names.
     """
@@ -113,7 +115,7 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
         return LookDataset(folder, found.splits, found.about, tokenizer)
     if not folder.exists():
         raise ConfigError(f"{folder} does not exist: {CAN_BE_OPENED}")
-    if folder.is_dir() and split_layout(folder) and not (folder / MANIFEST).is_file():
+    if folder.is_dir() and is_episode_split(folder) and not (folder / MANIFEST).is_file():
         return _open_stored(folder.resolve().parent, [folder.resolve().name], folder, tokenizer)
     if is_packed(folder):
         return _open_packed(folder, splits, tokenizer)
@@ -125,8 +127,7 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
 def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokenizer: Any) -> LookDataset:
     found = find_splits(folder, splits)
     opened: dict[str, LookSplit] = {
-        name: BlockSplit(folder, name) if layout is Layout.BLOCKS else EpisodeSplit(folder, name)
-        for name, layout in found.splits.items()
+        name: RowSplit(folder, name) if found.packed else EpisodeSplit(folder, name) for name in found.splits
     }
     return LookDataset(shown, opened, found.about, tokenizer)
 

@@ -41,8 +41,8 @@ def item_lines(
         yield Text(f"!! {view.problem}", style="bold red")
     with_roles = view.item.kinds is not None or view.item.spans is not None
     for number, document in enumerate(view.documents):
-        if view.name == "block":
-            yield Text(_boundary(number, document), style="bright_black")
+        if view.name in ("block", "row"):
+            yield from (Text(line, style="bright_black") for line in _cut(_boundary(number, document), width))
         speaker = None
         for group in _groups(document.runs):
             pieces = list(_pieces(view, group, with_roles, show_ids))
@@ -63,6 +63,7 @@ def item_lines(
 def _boundary(number: int, document: DocumentView) -> str:
     trained = "" if document.trained is None else f", {document.trained} trained"
     known = "" if document.number is None else f" document {document.number}"
+    known += "" if document.record_id is None else f" {visible(document.record_id, mark_newlines=False)}"
     last = document.start + len(document.ids) - 1
     return f"[{number}] tokens {document.start}-{last} ({len(document.ids)}{trained}){known}"
 

@@ -59,6 +59,8 @@ class DocumentView:
     """Tokens that are targets; None where nothing is stored about that."""
     number: int | None
     """Its number in the order of the build; None where that is not stored."""
+    record_id: str | None
+    """Its record, in packed rows that know it."""
     text: str | None
     """The decoded ids; None without a tokenizer."""
     runs: tuple[RunView, ...]
@@ -70,7 +72,7 @@ class ItemView:
 
     item: Item
     name: str
-    """What an item is called: episode, block or document."""
+    """What an item is called: episode, row, block or document."""
     documents: tuple[DocumentView, ...]
     decoder: Decoder | None
 
@@ -129,6 +131,8 @@ class ItemView:
         entry: dict[str, Any] = {"start": document.start, "tokens": len(document.ids)}
         if document.number is not None:
             entry["document"] = document.number
+        if document.record_id is not None:
+            entry["record_id"] = document.record_id
         if document.trained is not None:
             entry["trained"] = document.trained
         entry |= {"ids": document.ids.tolist()} if document.text is None else {"text": document.text}
@@ -166,6 +170,7 @@ def view_item(item: Item, decoder: Decoder | None, name: str = "block") -> ItemV
                 ids=ids,
                 trained=None if item.weights is None else int(np.count_nonzero(trained[first:last])),
                 number=None if item.documents is None else int(item.documents[index]),
+                record_id=None if item.document_ids is None else item.document_ids[index],
                 text=None if decoder is None else decoder.text(ids),
                 runs=tuple(runs[mine:at]),
             )

@@ -1,4 +1,4 @@
-"""What can be looked at: one item (an episode, a block, a row, a KD document) and one split of a million of them."""
+"""What can be looked at: one item (an episode, a row, a KD document) and one split of a million of them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class LookLayout(StrEnum):
 
     EPISODES = "episodes"
     """Conversations, one after the other."""
-    BLOCKS = "blocks"
-    """Packed rows of a fixed size."""
+    ROWS = "rows"
+    """Packed rows, by the plan beside the episodes."""
     PACKED = "packed"
     """Rows of Arrow or Parquet files, as `datasets` and its trainers read them."""
     KD = "kd"
@@ -34,12 +34,12 @@ class LookLayout(StrEnum):
     @property
     def item(self) -> str:
         """What one item is called."""
-        return {"episodes": "episode", "blocks": "block", "packed": "block", "kd": "document"}[self.value]
+        return {"episodes": "episode", "rows": "row", "packed": "block", "kd": "document"}[self.value]
 
     @property
     def packed(self) -> bool:
         """Whether an item may hold several documents."""
-        return self in (LookLayout.BLOCKS, LookLayout.PACKED)
+        return self in (LookLayout.ROWS, LookLayout.PACKED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,9 @@ class Item:
     has_starts: bool = True
     """False where the files say nothing about documents: the item is then taken as one."""
     documents: Ints | None = None
-    """The numbers of a block's documents in the order of the build; None where none are stored."""
+    """The numbers of a row's documents in the order of the build; None where none are stored."""
+    document_ids: tuple[str, ...] | None = None
+    """The record of each document of a packed row; None where that is not stored."""
     capacity: int | None = None
     """Positions of the row, padding included; None where rows have no fixed size."""
     record_id: str | None = None
@@ -108,6 +110,8 @@ class Item:
             spans=None if self.spans is None else self.spans[tokens],
             starts=np.zeros(1, dtype=np.int64),
             documents=None if self.documents is None else self.documents[document : document + 1],
+            document_ids=None,
+            record_id=self.record_id if self.document_ids is None else self.document_ids[document],
             capacity=None,
         )
 

@@ -10,6 +10,17 @@ from rich.table import Table
 from chatmill.look.safe_text import visible
 
 
+def rows_lines(manifest: dict[str, Any]) -> list[str]:
+    """How full the packed rows of each split are; nothing where the build does not pack."""
+    length = (manifest["recipe"].get("pack") or {}).get("length")
+    return [
+        f"{visible(name)}: {held['episodes']:,} episodes in {held['rows']:,} rows of {length:,} tokens, "
+        f"{held['fill']:.2%} full (no packing needs fewer than {held['lower_bound']:,} rows)"
+        for name, held in manifest["splits"].items()
+        if length is not None and "rows" in held
+    ]
+
+
 def ledger_table(manifest: dict[str, Any]) -> Table:
     """One row per source: records, and what became of the rendered tokens."""
     ledger = manifest["ledger"]

@@ -64,18 +64,22 @@ def _split_parts(split: SplitStats, width: int, ascii_only: bool) -> Iterator[Re
     if split.fill:
         full = f"mean {split.fill['mean']:.2%}, least full {split.fill['0%']:.1%}, median {split.fill['50%']:.1%}"
         yield histogram(
-            f"{split.name}: fill per block ({full})",
+            f"{split.name}: fill per {split.item} ({full})",
             split.fill_bins,
-            "blocks",
+            f"{split.item}s",
             width=width,
             ascii_only=ascii_only,
             percent=True,
         )
     if split.documents_bins:
         yield histogram(
-            f"{split.name}: documents per block", split.documents_bins, "blocks", width=width, ascii_only=ascii_only,
+            f"{split.name}: documents per {split.item}",
+            split.documents_bins,
+            f"{split.item}s",
+            width=width,
+            ascii_only=ascii_only,
             what="documents",
-        )  # fmt: skip
+        )
 
 
 def _headline(split: SplitStats) -> str:

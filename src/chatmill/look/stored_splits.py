@@ -1,21 +1,17 @@
-"""Splits of episodes and of blocks to look at: columns as arrays, items as views, whole passes in bounded memory."""
+"""Splits of episodes to look at: columns as arrays, items as views, whole passes in bounded memory."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.tokens import offsets_of
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
-from chatmill.store.block_rows import BlockRows
-from chatmill.store.blocks import BlockDataset, BlockShard
-from chatmill.store.documents import BATCH_TOKENS, EpisodeDocuments
+from chatmill.store.documents import DocumentSet
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.mapped import MappedFile
 
@@ -35,8 +31,8 @@ class EpisodeSplit(LookSplit):
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
         self._dataset = EpisodeDataset(directory, name)
-        self._documents = EpisodeDocuments(self._dataset)
-        self.has_weights, self.has_kinds = self._documents.has_weights, self._documents.has_kinds
+        self.stored = DocumentSet(self._dataset)
+        self.has_weights, self.has_kinds = self.stored.has_weights, self.stored.has_kinds
         self.has_record_ids = "record_id" in self._dataset.columns
         self.source_names = self._dataset.source_names
         self.features = ("tokens", *(("mask",) if self.has_weights else ()), *self._dataset.columns)
@@ -47,7 +43,7 @@ class EpisodeSplit(LookSplit):
     @property
     def tokens(self) -> Ints:
         """Tokens of every episode."""
-        return self._documents.lengths
+        return self.stored.lengths
 
     @cached_property
     def documents(self) -> Ints:
@@ -93,8 +89,8 @@ class EpisodeSplit(LookSplit):
     def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
         """All episodes in order."""
         read = 0
-        for numbers in self._documents.batches():
-            some = self._documents.gather(numbers)
+        for numbers in self.stored.batches():
+            some = self.stored.gather(numbers)
             yield TokenBatch(
                 items=numbers,
                 offsets=some.offsets,
@@ -106,12 +102,16 @@ class EpisodeSplit(LookSplit):
             if read >= RELEASE_TOKENS:
                 read = 0
                 del some
-                for shard in self._dataset.shards:
-                    shard.release()
+                self.release()
+
+    def release(self) -> None:
+        """Unmap the files; they are mapped again when they are needed."""
+        for shard in self._dataset.shards:
+            shard.release()
 
     def record_ids(self, numbers: Ints) -> list[str] | None:
         """Record ids of some episodes."""
-        return self._documents.facts("record_id", numbers)
+        return self.stored.facts("record_id", numbers)
 
     def find(self, record_id: str) -> list[int]:
         """The episodes of a record."""
@@ -155,108 +155,3 @@ def _places(data: NDArray[np.uint8], wanted: bytes) -> Iterator[int]:
         while place >= 0:
             yield begin + place
             place = piece.find(wanted, place + 1)
-
-
-class BlockSplit(LookSplit):
-    """Blocks: every item is a packed row."""
-
-    layout = LookLayout.BLOCKS
-
-    def __init__(self, directory: Path, name: str) -> None:
-        self.name = name
-        self._dataset = BlockDataset(directory, name)
-        self.capacity = self._dataset.capacity
-        self.has_weights, self.has_kinds = self._dataset.weights_dtype is not None, self._dataset.has_kinds
-        per_token = [name for name, there in (("weights", self.has_weights), ("kinds", self.has_kinds)) if there]
-        self.features = ("ids", *per_token, "document_starts", "documents")
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def _per_shard(self, values: Callable[[BlockShard], NDArray[Any]]) -> Ints:
-        """A column of all shards, one after the other."""
-        shards = range(len(self._dataset.shards))
-        return np.concatenate([values(self._dataset.shard(number)) for number in shards]).astype(np.int64)
-
-    @cached_property
-    def tokens(self) -> Ints:
-        """Tokens of every row."""
-        return self._dataset.row_lengths
-
-    @cached_property
-    def documents(self) -> Ints:
-        """Documents of every row."""
-        return self._per_shard(lambda shard: np.diff(shard.starts_offsets))
-
-    @cached_property
-    def document_lengths(self) -> Ints:
-        """Tokens of every document, row by row."""
-        starts = self._per_shard(lambda shard: shard.starts)
-        return _lengths(starts, offsets_of(self.documents), self.tokens)
-
-    def item(self, number: int) -> Item:
-        """One row without its padding."""
-        row = self._dataset[number]
-        tokens = slice(row.row_length)
-        return Item(
-            split=self.name,
-            number=number,
-            ids=row.ids[tokens],
-            weights=None if row.weights is None else row.weights[tokens],
-            kinds=None if row.kinds is None else row.kinds[tokens],
-            starts=row.document_starts.astype(np.int64),
-            documents=row.documents,
-            capacity=self.capacity,
-            features=self.features,
-        )
-
-    def nearest_document(self, document: int) -> int:
-        """The number of a document that is there and closest to a given one."""
-        stored = self._per_shard(lambda shard: shard.documents)
-        return int(stored[np.argmin(np.abs(stored - document))])
-
-    def rows_of_document(self, document: int) -> list[int]:
-        """The rows that hold a document, by its number in the order of the build."""
-        found: list[int] = []
-        for number, first in enumerate(self._dataset.row_offsets[:-1].tolist()):
-            shard = self._dataset.shard(number)
-            places = np.flatnonzero(shard.documents == document)
-            found += (first + np.searchsorted(shard.starts_offsets, places, side="right") - 1).tolist()
-        return found
-
-    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
-        """All rows in order, their documents without padding."""
-        capacity, read = self._dataset.capacity, 0
-        for number, base in enumerate(self._dataset.row_offsets[:-1].tolist()):
-            step = max(1, BATCH_TOKENS // capacity)
-            for first in range(0, self._dataset.shards[number].record.rows, step):
-                shard = self._dataset.shard(number)
-                yield _row_batch(shard.rows(first, min(first + step, len(shard))), base + first, capacity, ids)
-                read += step * capacity
-                if read >= RELEASE_TOKENS:
-                    read = 0
-                    shard.release()
-
-
-def _row_batch(rows: BlockRows, first: int, capacity: int, with_ids: bool) -> TokenBatch:
-    """Packed rows as flat documents; `first` is the number of the first row."""
-    counts = np.diff(rows.start_offsets)
-    lengths = _lengths(rows.start_values, rows.start_offsets, rows.row_lengths)
-    real = np.arange(capacity) < rows.row_lengths[:, None]
-    columns = (rows.ids if with_ids else None, rows.weights, rows.kinds)
-    ids, weights, kinds = (None if column is None else column[real] for column in columns)
-    return TokenBatch(
-        items=first + np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-        offsets=offsets_of(lengths),
-        ids=ids,
-        weights=weights,
-        kinds=kinds,
-    )
-
-
-def _lengths(starts: Ints, offsets: Ints, row_lengths: Ints) -> Ints:
-    """Tokens of each document from the starts in its row; `offsets` cut the starts into rows."""
-    ends = np.empty_like(starts)
-    ends[:-1] = starts[1:]
-    ends[offsets[1:] - 1] = row_lengths
-    return ends - starts

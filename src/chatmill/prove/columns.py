@@ -21,14 +21,12 @@ class ColumnCounts:
 
     episodes: int = 0
     tokens: int = 0
-    """Of episodes, padding not counted."""
-    padding: int = 0
     trained: int = 0
     """Tokens with a weight above 0."""
     trained_of_role: Counter[str] = field(default_factory=Counter)
     """By the roles of the kinds; empty where kinds are not stored."""
     trained_of_source: Counter[str] = field(default_factory=Counter)
-    """Empty in blocks, which do not store sources."""
+    """Empty where sources are not stored."""
     turns: int = 0
     """Stretches of assistant tokens with a trained one in them."""
     unended_turns: int = 0
@@ -39,9 +37,6 @@ class ColumnCounts:
     def count(self, split: StoredSplit, name: str, *, vocab_size: int | None, bos_id: int | None) -> Iterator[Finding]:
         """Add a split; gives what is wrong with its values, files with their whole path."""
         self.episodes += split.episodes
-        self.padding += split.padding
-        for folder, sentence in split.padding_problems():
-            yield Finding(file=str(folder), split=name, message=sentence)
         for part in split.slices():
             self.tokens += len(part.ids)
             yield from _Values(part, split, name).problems(vocab_size)

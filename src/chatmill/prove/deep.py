@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +19,12 @@ from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.errors import DataError, RecordError, TokenizerError
-from chatmill.pack.plan import plan
 from chatmill.prove.inputs import ReadRecord, capped, read_inputs
 from chatmill.prove.reference import Reference, account, split_of
 from chatmill.prove.report import Finding, Notebook
 from chatmill.prove.spans import SpanCheck
-from chatmill.prove.stored import BlockSplit, StoredEpisode, StoredSplit
+from chatmill.prove.stored import StoredSplit
+from chatmill.store.episodes import Episode
 from chatmill.store.receipts import MANIFEST
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -64,8 +63,6 @@ class DeepCheck:
         self._splits, self._book = splits, book
         self._next: Counter[str] = Counter()
         """The number of the next episode of each split."""
-        self._lengths: defaultdict[str, array[int]] = defaultdict(lambda: array("i"))
-        """Tokens of all episodes so far, for the plan of packed rows."""
         self._ledger = Ledger()
         self._rejected = _lines(folder / REJECTED)
 
@@ -167,7 +164,6 @@ class DeepCheck:
         name = self._split_of(conversation)
         number = self._next[name]
         self._next[name] += 1
-        self._lengths[name].append(len(expected.ids))
         self._book.counts["episodes_compared"] += 1
         split = self._splits.get(name)
         if split is None:
@@ -185,7 +181,7 @@ class DeepCheck:
 
     def _differs(
         self, split: StoredSplit, name: str, number: int, conversation: Conversation, column: str, place: int,
-        sentence: str, stored: StoredEpisode, expected: Expected,
+        sentence: str, stored: Episode, expected: Expected,
     ) -> None:  # fmt: skip
         file, offset = split.place(number, column, place)
         around = slice(max(0, place - CONTEXT), place + CONTEXT)
@@ -216,35 +212,14 @@ class DeepCheck:
             return f"ids {[int(i) for i in ids]}"
 
     def _finish(self) -> None:
-        """Nothing is left over: no episode, no rejected record, no difference in the ledger, no other packing."""
+        """Nothing is left over: no episode, no rejected record, no difference in the ledger."""
         for name, split in self._splits.items():
             if self._next[name] < split.episodes:
                 over = split.episodes - self._next[name]
                 self._book.wrong(name, f"has {over:,} episodes more than its inputs give, from {self._next[name]:,} on")
-            if isinstance(split, BlockSplit) and self._next[name] == split.episodes:
-                self._check_plan(name, split)
         for count in (self._rejected - Counter()).values():
             self._book.wrong(REJECTED, f"has {count:,} records that the inputs do not give, or twice")
         self._check_ledger()
-
-    def _check_plan(self, name: str, split: BlockSplit) -> None:
-        """The rows hold the documents that the global plan puts there."""
-        lengths = np.array(self._lengths[name], dtype=np.int32)
-        planned = plan(lengths, split.capacity, self._recipe.packing.packing_strategy).order
-        at = 0
-        for file, documents in split.row_documents():
-            wrong = np.flatnonzero(documents != planned[at : at + len(documents)])
-            if len(wrong):
-                first = int(wrong[0])
-                self._book.found(
-                    Finding(
-                        file=file.relative_to(self._folder).as_posix(),
-                        offset=first * 8,
-                        split=name,
-                        message=f"document {documents[first]:,} stands where the plan has {planned[at + first]:,}",
-                    )
-                )
-            at += len(documents)
 
     def _check_ledger(self) -> None:
         """The ledger of the manifest is the one that the records give."""
@@ -327,7 +302,7 @@ def _flat(ledger: Ledger, notes: Sequence[str]) -> Counter[tuple[str, ...]]:
 
 
 def _differences(
-    stored: StoredEpisode, expected: Expected, conversation: Conversation, keep_kinds: bool
+    stored: Episode, expected: Expected, conversation: Conversation, keep_kinds: bool
 ) -> list[tuple[str, int, str]]:
     """(column, first token, sentence) of everything that differs."""
     found: list[tuple[str, int, str]] = []

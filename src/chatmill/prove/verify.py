@@ -17,15 +17,16 @@ from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json, sha256_file
-from chatmill.compiler.recipe import Recipe, recipe_of
+from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS
 from chatmill.prove.columns import ColumnCounts
 from chatmill.prove.deep import DeepCheck
 from chatmill.prove.inputs import check_inputs
+from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
-from chatmill.prove.stored import StoredSplit, open_split
+from chatmill.prove.stored import StoredSplit
 from chatmill.render.registry import JinjaSource, bundled_names, find_template
 from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
@@ -58,9 +59,9 @@ def verify(
     """Check the dataset in a folder; what is wrong is in the report, with the file, and the record where it is known.
 
     Shallow: every file of the manifest with size and hash, no others in the splits, index in range, columns aligned,
-    the ledger against the columns, the tokenizer against its fingerprint. `deep` reads the inputs again and derives
-    every record by the slow reference path; with `sample` only so many of them, evenly spread, and the others by the
-    fast path. A folder that is no dataset is a `FormatError`.
+    packed rows against the planner, the ledger against the columns, the tokenizer against its fingerprint. `deep` reads
+    the inputs again and derives every record by the slow reference path; with `sample` only so many of them, evenly
+    spread, and the others by the fast path. A folder that is no dataset is a `FormatError`.
 
     A Python file that the manifest names as template is not run, and what needs it is not checked, unless `template`
     names the file again or `trust_template` is its sha256.
@@ -71,15 +72,16 @@ def verify(
         raise ConfigError("sample is a number of records, 1 or more, and goes with deep")
     manifest = _manifest(folder)
     book = Notebook(on_progress)
-    recipe = recipe_of(manifest["recipe"])
+    recipe = recorded_recipe(manifest)
     _check_recipe(manifest, book)
     _check_files(folder, manifest["files"], book)
     _check_others(folder, manifest, book)
     trust = TemplateTrust(template=template, sha256=trust_template)
     rules = _check_rules(folder, recipe, manifest, trust, book)
-    splits = _open_splits(folder, recipe, manifest, book)
+    splits = _open_splits(folder, manifest, book)
     counts = _check_columns(folder, splits, manifest["tokenizer"]["vocab_size"], _bos_id(rules), book)
-    ledger = _check_ledger(manifest, splits, counts, book)
+    padding = check_plans(folder, manifest, recipe, splits, book)
+    ledger = _check_ledger(manifest, splits, counts, padding, book)
     _check_rejected(folder, ledger, book)
     if deep:
         _check_records(folder, manifest, splits, rules, sample, book)
@@ -217,25 +219,25 @@ def _file_of(name: str, known: Sequence[str]) -> Path | None:
 
 def _check_fingerprint(recipe: Recipe, manifest: Mapping[str, Any], found: Mapping[str, str], book: Notebook) -> None:
     """The fingerprint of the build follows from what the manifest says went into it."""
-    if manifest["package_version"] != __version__:
-        return
+    if manifest["package_version"] != __version__ or manifest["recipe"] != recipe.as_json():
+        return  # of another version, which had other keys
     names = ("path", "source", "shape", "bytes", "sha256", "lines", "records")
     inputs = [InputFile(**{name: file[name] for name in names}, mtime_ns=0) for file in manifest["inputs"]]
     if build_fingerprint(recipe, inputs, found) != manifest["fingerprint"]:
         book.wrong(MANIFEST, "its recipe, inputs and fingerprint do not belong together: it was edited")
 
 
-def _open_splits(folder: Path, recipe: Recipe, manifest: Mapping[str, Any], book: Notebook) -> dict[str, StoredSplit]:
+def _open_splits(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> dict[str, StoredSplit]:
     """The splits that can be read; the others are findings."""
     splits: dict[str, StoredSplit] = {}
     for name, recorded in manifest["splits"].items():
         try:
-            splits[name] = open_split(folder, name, recipe.format)
+            splits[name] = StoredSplit(folder, name)
         except FormatError as error:
             book.wrong(name, f"the split cannot be read: {error}")
             continue
         split = splits[name]
-        for key, found in (("episodes", split.episodes), ("documents", split.episodes), ("tokens", split.tokens)):
+        for key, found in (("episodes", split.episodes), ("tokens", split.tokens)):
             if recorded.get(key, found) != found:
                 book.wrong(MANIFEST, f"says {recorded[key]:,} {key} in {name}; {found:,} are there")
     return splits
@@ -263,7 +265,6 @@ def _check_columns(
         {
             "episodes": counts.episodes,
             "tokens": counts.tokens,
-            "padding": counts.padding,
             "trained_tokens": counts.trained,
             "trained_turns": counts.turns,
             "trained_turns_without_trained_terminator": counts.unended_turns,
@@ -274,7 +275,11 @@ def _check_columns(
 
 
 def _check_ledger(
-    manifest: Mapping[str, Any], splits: Mapping[str, StoredSplit], counts: ColumnCounts, book: Notebook
+    manifest: Mapping[str, Any],
+    splits: Mapping[str, StoredSplit],
+    counts: ColumnCounts,
+    padding: int | None,
+    book: Notebook,
 ) -> Ledger | None:
     """The ledger balances, and says what the columns say."""
     try:
@@ -288,9 +293,9 @@ def _check_ledger(
         book.unchecked.append("the ledger was not compared with the columns, since a split cannot be read")
         return ledger
     accounts: list[tuple[str, int, int]] = [
-        ("tokens stored", ledger.stored, counts.tokens + counts.padding),
+        ("tokens stored", ledger.stored - ledger.padding, counts.tokens),
+        ("tokens of padding", ledger.padding, ledger.padding if padding is None else padding),
         ("trained tokens", ledger.total("trained"), counts.trained),
-        ("tokens of padding", ledger.padding, counts.padding),
         ("episodes", ledger.total_notes("episodes"), counts.episodes),
     ]
     for name, found, column in (("source", counts.trained_of_source, 0), ("role", counts.trained_of_role, 1)):

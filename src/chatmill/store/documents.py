@@ -1,13 +1,12 @@
-"""A dataset on disk as documents with numbers, whatever its layout: episodes as they are, packed rows taken apart."""
+"""A dataset on disk as documents with numbers: the episodes of its splits."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError, UnknownNameError
-from chatmill.store.block_manifest import MANIFEST as BLOCKS_MANIFEST
-from chatmill.store.blocks import BlockDataset
 from chatmill.store.episode_layout import SPLITS, is_episode_split
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.pack_plan import PACK, PackPlan, read_pack_plan
 from chatmill.store.receipts import MANIFEST, read_export, read_manifest
 
 Ints = NDArray[np.int64]
@@ -28,15 +26,6 @@ WORK = ".build"
 """Where a build keeps its unfinished work."""
 BATCH_TOKENS = 1 << 20
 """Tokens that are read at a time; bounds memory."""
-
-
-class Layout(StrEnum):
-    """How a split lies on disk."""
-
-    EPISODES = "episodes"
-    """One conversation (or window of one) per episode."""
-    BLOCKS = "blocks"
-    """Rows of a fixed size that hold several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,35 +52,54 @@ class Documents:
         return self.full_weights > 0
 
 
-class DocumentSet(ABC):
-    """The documents of one split, numbered from 0 in the order of the build; read in any order."""
+class DocumentSet:
+    """The episodes of one split, numbered from 0 in the order of the build; read in any order."""
 
-    layout: Layout
-    lengths: Ints
-    """Tokens of every document."""
-    has_weights: bool
-    has_kinds: bool
-    shards: int
-    fingerprint: str
+    def __init__(self, dataset: EpisodeDataset) -> None:
+        self._dataset = dataset
+        self.lengths: Ints = dataset.lengths
+        """Tokens of every episode."""
+        self.has_weights = dataset.has_masks
+        self.has_kinds = "kinds" in dataset.columns
+        self.shards = len(dataset.shards)
+        self.fingerprint = dataset.fingerprint
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def stored_numbers(self, numbers: Ints) -> Ints:
-        """The numbers under which packed rows know these documents; the same, except where some were dropped."""
-        return numbers
+    @cached_property
+    def plan(self) -> PackPlan | None:
+        """Which episodes share a row; None where the split is not packed. Read and checked when first asked for."""
+        return read_pack_plan(self._dataset.folder, self.lengths)
 
-    @abstractmethod
-    def locate(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """Shard and first token, in the flat columns of that shard, of some documents."""
-
-    @abstractmethod
     def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
         """Ids, weights and kinds of a whole shard, flat (views of its files)."""
+        files = self._dataset.shard(shard)
+        return (
+            files.token_ids,
+            files.mask if self.has_weights else None,
+            files.column("kinds") if self.has_kinds else None,
+        )
 
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
-        """The record ids, source names or turns of some documents; None where the dataset does not store them."""
-        return None
+        """Record ids (`record_id`), source names (`source`) or assistant turns (`turns`) of some episodes.
+
+        None where the dataset does not store them.
+        """
+        if name not in self._dataset.columns:
+            return None
+        shards = np.searchsorted(self._dataset.episode_offsets, numbers, side="right") - 1
+        rows = numbers - self._dataset.episode_offsets[shards]
+        breaks = (np.flatnonzero(np.diff(shards)) + 1).tolist()
+        values: list[Any] = []
+        for first, last in itertools.pairwise([0, *breaks, len(numbers)] if len(numbers) else []):
+            shard = self._dataset.shard(int(shards[first]))
+            mine = rows[first:last]
+            if name == "record_id":
+                values += [shard.text(name, row) for row in mine.tolist()]
+            else:
+                values += shard.column(name)[mine].tolist()
+        return [self._dataset.source_names[code] for code in values] if name == "source" else values
 
     def gather(self, numbers: Ints, lengths: Ints | None = None) -> Documents:
         """Some documents in the order asked for, or only the first `lengths` tokens of each.
@@ -99,7 +107,7 @@ class DocumentSet(ABC):
         Neighbours on disk are read in one piece, so a walk in the order of the files costs no loop over documents.
         """
         taken = self.lengths[numbers] if lengths is None else lengths
-        shards, starts = self.locate(numbers)
+        shards, starts, _ = self._dataset.locate(numbers)
         ends = starts + taken
         breaks = np.flatnonzero((shards[1:] != shards[:-1]) | (starts[1:] != ends[:-1])) + 1
         firsts = np.append(0, breaks)[: len(numbers)]
@@ -143,120 +151,22 @@ def even_ranges(tokens: Ints) -> Iterator[tuple[int, int]]:
         first = last
 
 
-class EpisodeDocuments(DocumentSet):
-    """Episodes: each is one document."""
-
-    layout = Layout.EPISODES
-
-    def __init__(self, dataset: EpisodeDataset) -> None:
-        self._dataset = dataset
-        self.lengths = dataset.lengths
-        self.has_weights = dataset.has_masks
-        self.has_kinds = "kinds" in dataset.columns
-        self.shards = len(dataset.shards)
-        self.fingerprint = dataset.fingerprint
-
-    def locate(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """Shard and first token of some episodes."""
-        shards, starts, _ = self._dataset.locate(numbers)
-        return shards, starts
-
-    def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
-        """The files of a shard."""
-        files = self._dataset.shard(shard)
-        return (
-            files.token_ids,
-            files.mask if self.has_weights else None,
-            files.column("kinds") if self.has_kinds else None,
-        )
-
-    def facts(self, name: str, numbers: Ints) -> list[Any] | None:
-        """Record ids (`record_id`), source names (`source`) or assistant turns (`turns`) of some episodes."""
-        if name not in self._dataset.columns:
-            return None
-        shards = np.searchsorted(self._dataset.episode_offsets, numbers, side="right") - 1
-        rows = numbers - self._dataset.episode_offsets[shards]
-        breaks = (np.flatnonzero(np.diff(shards)) + 1).tolist()
-        values: list[Any] = []
-        for first, last in itertools.pairwise([0, *breaks, len(numbers)] if len(numbers) else []):
-            shard = self._dataset.shard(int(shards[first]))
-            mine = rows[first:last]
-            if name == "record_id":
-                values += [shard.text(name, row) for row in mine.tolist()]
-            else:
-                values += shard.column(name)[mine].tolist()
-        return [self._dataset.source_names[code] for code in values] if name == "source" else values
-
-
-class BlockDocuments(DocumentSet):
-    """Packed rows: the documents they hold, by their stored numbers. 36 bytes of memory for each.
-
-    Pieces of one document that stand there under one number count as documents of their own, in row order.
-    """
-
-    layout = Layout.BLOCKS
-
-    def __init__(self, dataset: BlockDataset) -> None:
-        self._dataset = dataset
-        self.capacity, self.pad_id = dataset.capacity, dataset.pad_id
-        self.has_weights = dataset.weights_dtype is not None
-        self.has_kinds = dataset.has_kinds
-        self.shards = len(dataset.shards)
-        self.fingerprint = dataset.fingerprint
-        shards = [_stored_documents(dataset, number) for number in range(len(dataset.shards))]
-        stored, starts, lengths, counts = (np.concatenate(parts) for parts in zip(*shards, strict=True))
-        self.order: Ints = np.argsort(stored, kind="stable")
-        """For each document, by number, its place among all documents in row order."""
-        self.row_documents: Ints = offsets_of(counts)
-        """One more than there are rows: where the documents of each row begin in row order."""
-        self._stored: Ints = stored[self.order]
-        self.repeated: int = int(np.count_nonzero(np.diff(self._stored) == 0))
-        """Pieces that stand there under the number of another one."""
-        self.lengths = lengths[self.order]
-        self._starts = starts[self.order]
-        per_shard = np.array([len(part[0]) for part in shards], dtype=np.int64)
-        self._shards = np.repeat(np.arange(len(shards), dtype=np.int32), per_shard)[self.order]
-
-    def stored_numbers(self, numbers: Ints) -> Ints:
-        """The numbers in the files."""
-        return self._stored[numbers]
-
-    def locate(self, numbers: Ints) -> tuple[Ints, Ints]:
-        """Shard and first token of some documents."""
-        return self._shards[numbers].astype(np.int64), self._starts[numbers]
-
-    def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
-        """The rows of a shard as one flat column, padding included."""
-        files = self._dataset.shard(shard)
-        columns = (files.ids, files.weights, files.kinds)
-        ids, weights, kinds = (None if column is None else column.reshape(-1) for column in columns)
-        assert ids is not None
-        return ids, weights, kinds
-
-
-def _stored_documents(dataset: BlockDataset, number: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Number, first token and length of each document of a shard, and the documents of each row."""
-    shard = dataset.shard(number)
-    counts = np.diff(shard.starts_offsets).astype(np.int64)
-    row = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-    starts = shard.starts.astype(np.int64)
-    ends = np.empty_like(starts)
-    ends[:-1] = starts[1:]
-    ends[shard.starts_offsets[1:] - 1] = shard.row_lengths
-    return shard.documents.astype(np.int64), row * dataset.capacity + starts, ends - starts, counts
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFolder:
     """What stands in the folder of a dataset, before any split is opened."""
 
     directory: Path
-    splits: dict[str, Layout]
-    """The splits, train and val first."""
+    splits: tuple[str, ...]
+    """Train and val first."""
     about: dict[str, Any]
     """The build's manifest; for an export what it says about its source; empty where there is neither."""
     fingerprint: str | None
     """That of the build; None where there is no manifest of one."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether all splits have a pack plan."""
+        return all((self.directory / split / PACK).is_dir() for split in self.splits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,12 +182,12 @@ class StoredDataset:
 
 
 def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> StoredDataset:
-    """Open a finished build, an export of episodes or blocks, or a plain folder of such splits.
+    """Open a finished build, an export of episodes, or a plain folder of such splits.
 
     `splits` chooses some; by default all that are there are opened.
     """
     found = find_splits(directory, splits)
-    opened = {name: _open_split(found.directory, name, layout) for name, layout in found.splits.items()}
+    opened = {name: DocumentSet(EpisodeDataset(found.directory, name)) for name in found.splits}
     return StoredDataset(
         directory=found.directory,
         about=found.about,
@@ -292,7 +202,7 @@ def find_splits(directory: str | Path, splits: Sequence[str] | None = None) -> D
     if not folder.is_dir():
         raise FormatError(f"{folder}: no such folder; give the folder of a dataset, which holds a split such as train/")
     manifest = read_manifest(folder)
-    if manifest is None and split_layout(folder):
+    if manifest is None and is_episode_split(folder):
         raise FormatError(f"{folder}: this is one split of a dataset; give the folder above it")
     if manifest is None and (folder / WORK).is_dir():
         raise FormatError(f"{folder}: an unfinished build ({MANIFEST} is missing): go on with chatmill build --resume")
@@ -304,17 +214,10 @@ def find_splits(directory: str | Path, splits: Sequence[str] | None = None) -> D
             raise UnknownNameError("split", name, there)
     return DatasetFolder(
         directory=folder,
-        splits={name: split_layout(folder / name) or Layout.EPISODES for name in there if not splits or name in splits},
+        splits=tuple(name for name in there if not splits or name in splits),
         about=manifest if manifest is not None else _about_export(folder),
         fingerprint=None if manifest is None else manifest["fingerprint"],
     )
-
-
-def split_layout(folder: Path) -> Layout | None:
-    """How the split in a folder lies on disk; None where the folder is no split."""
-    if (folder / BLOCKS_MANIFEST).is_file():
-        return Layout.BLOCKS
-    return Layout.EPISODES if folder.is_dir() and is_episode_split(folder) else None
 
 
 def _split_order(name: str) -> tuple[int, str]:
@@ -323,21 +226,15 @@ def _split_order(name: str) -> tuple[int, str]:
 
 def _split_names(folder: Path) -> list[str]:
     found = [path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return sorted((name for name in found if split_layout(folder / name)), key=_split_order)
+    return sorted((name for name in found if is_episode_split(folder / name)), key=_split_order)
 
 
 def _why_nothing(folder: Path) -> str:
     there = sorted(path.name for path in folder.iterdir())[:10]
     return (
-        f"{folder}: holds no split of episodes or blocks (found: {', '.join(there) or 'nothing'}); give the folder "
+        f"{folder}: holds no split of episodes (found: {', '.join(there) or 'nothing'}); give the folder "
         "that chatmill build wrote"
     )
-
-
-def _open_split(folder: Path, split: str, layout: Layout) -> DocumentSet:
-    if layout is Layout.BLOCKS:
-        return BlockDocuments(BlockDataset(folder, split))
-    return EpisodeDocuments(EpisodeDataset(folder, split))
 
 
 def _about_export(folder: Path) -> dict[str, Any]:

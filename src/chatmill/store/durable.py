@@ -8,6 +8,7 @@ import functools
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.errors import ConfigError, FormatError
+from chatmill.errors import ConfigError
 from chatmill.store.episode_manifest import FileRecord
 
 PIECE = 1 << 16
@@ -31,9 +32,9 @@ class Durability(StrEnum):
     """What a crash of the machine may do to files that were published."""
 
     SYNCED = "synced"
-    """Nothing: they are on disk before they get their name. Their hash is that of what was written."""
+    """Nothing: they are on disk before they get their name."""
     SCRATCH = "scratch"
-    """They may be damaged, so whoever uses them after a restart checks the hash; it is that of what was read back."""
+    """They may be damaged until somebody syncs them, so whoever uses them after a restart checks their hashes."""
 
 
 class GrowingFile:
@@ -44,36 +45,15 @@ class GrowingFile:
     does not drive out of the memory of the machine what others have there.
     """
 
-    def __init__(
-        self, path: Path, durability: Durability = Durability.SYNCED, *, begun: FileRecord | None = None
-    ) -> None:
-        """`begun`: go on behind these first bytes of the file that is there; what follows them is cut off."""
+    def __init__(self, path: Path, durability: Durability = Durability.SYNCED) -> None:
+        """Create the file; one that is there is replaced."""
         self.path = path
         self._synced = durability is Durability.SYNCED
         self._hash = hashlib.sha256()
         self._bytes = 0
         self._pushed = 0
         self._pushing: Future[None] | None = None
-        if begun is None:
-            self._file: IO[bytes] = path.open("wb", buffering=BUFFER)
-        else:
-            self._go_on(begun)
-
-    def _go_on(self, begun: FileRecord) -> None:
-        size = size_of(self.path)
-        if size < begun.bytes:
-            raise FormatError(f"{self.path}: {size:,} bytes, but {begun.bytes:,} were written")
-        with self.path.open("rb", buffering=0) as file:
-            # After an error of the disk the system may show bytes that it could not write: read what is on the disk.
-            _bring_to_disk(file.fileno(), size)
-            while self._bytes < begun.bytes and (piece := file.read(min(PIECE, begun.bytes - self._bytes))):
-                self._hash.update(piece)
-                self._bytes += len(piece)
-        if self._hash.hexdigest() != begun.sha256:
-            raise FormatError(f"{self.path}: does not begin with the {begun.bytes:,} bytes that were written")
-        os.truncate(self.path, begun.bytes)
-        self._pushed = begun.bytes
-        self._file = self.path.open("ab", buffering=BUFFER)
+        self._file: IO[bytes] = path.open("wb", buffering=BUFFER)
 
     def write(self, values: NDArray[Any] | bytes) -> None:
         """Append the bytes of an array (or bytes)."""
@@ -81,8 +61,7 @@ class GrowingFile:
         for first in range(0, len(data), PIECE):
             piece = data[first : first + PIECE]
             self._file.write(piece)
-            if self._synced:
-                self._hash.update(piece)
+            self._hash.update(piece)
         self._bytes += len(data)
         if self._synced and self._bytes - self._pushed >= STRETCH:
             self._push()
@@ -101,33 +80,18 @@ class GrowingFile:
             pushing, self._pushing = self._pushing, None
             pushing.result()
 
-    def progress(self) -> FileRecord:
-        """Size and hash of what was written so far; the system has all of it, so that it outlives this process."""
-        assert self._synced, "the hash of a file that is read back is known at its end"
-        if self._pushing is not None and self._pushing.done():
-            self._wait()
-        self.flush()
-        return FileRecord(bytes=self._bytes, sha256=self._hash.hexdigest())
-
     def flush(self) -> None:
         """Hand everything to the system."""
         self._file.flush()
 
     def finish(self) -> FileRecord:
-        """Flush, sync to disk (or read it back) and close."""
+        """Flush, sync to disk where that is asked for, and close; size and hash of what was written."""
         self._wait()
         self._file.flush()
         if self._synced:
             os.fsync(self._file.fileno())
         self._file.close()
-        if self._synced:
-            return FileRecord(bytes=self._bytes, sha256=self._hash.hexdigest())
-        with self.path.open("rb", buffering=0) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = os.fstat(file.fileno()).st_size
-        if size != self._bytes:
-            raise OSError(errno.EIO, f"{self._bytes} bytes were written, and {size} are there", str(self.path))
-        return FileRecord(bytes=size, sha256=digest)
+        return FileRecord(bytes=self._bytes, sha256=self._hash.hexdigest())
 
     def discard(self) -> None:
         """Close without a sync; a write error at this point changes nothing."""
@@ -152,14 +116,6 @@ def _bring_to_disk(descriptor: int, before: int) -> None:
     if before and hasattr(os, "posix_fadvise"):  # 0 would mean all of it
         with contextlib.suppress(OSError):  # a hint, which a file system need not know
             os.posix_fadvise(descriptor, 0, before, os.POSIX_FADV_DONTNEED)
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file that must be there."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        raise FormatError(f"{path}: there is no such file") from None
 
 
 def as_buffer(values: NDArray[Any]) -> memoryview:
@@ -221,3 +177,14 @@ def write_published(path: Path, data: bytes, durability: Durability) -> None:
         write_synced(path, data)
     else:
         path.write_bytes(data)
+
+
+def sync_files(folder: Path, names: Iterable[str]) -> None:
+    """Wait until files of a folder, and their names in it, are on disk."""
+    for name in names:
+        descriptor = os.open(folder / name, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    sync_folder(folder)

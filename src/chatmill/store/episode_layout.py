@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -15,6 +16,9 @@ MASK = "mask.bin"
 """uint8 or float32 weights, one per token; which of the two is told from the file size."""
 MANIFEST = "episodes.json"
 """What was written: counts, columns and hashes; written last. Readers of the three files do not need it."""
+
+BLOCKS_MANIFEST = "blocks.json"
+"""In a split of packed blocks, which version 0.1.0 could write."""
 
 SPLITS = ("train", "val")
 SHARD_NAME = re.compile(r"shard_\d+")
@@ -50,13 +54,26 @@ def split_folder(directory: Path, split: str) -> Path:
     raise FormatError(f"{folder}: no such folder; {directory} holds {', '.join(there) or 'nothing'}")
 
 
+def blocks_are_gone(where: Path) -> FormatError:
+    """The error of an old dataset of packed blocks, with the way out."""
+    return FormatError(
+        f"{where}: packed blocks, which this version no longer reads: build the dataset again with pack: {{length: N}} "
+        "in the recipe, which packs episodes into rows; chatmill 0.1.0 can still read this one, and `chatmill export "
+        "--to episodes` of 0.1.0 takes its rows apart"
+    )
+
+
 def shard_folders(folder: Path) -> list[Path]:
     """`shard_*` folders of a split in name order; empty for the flat layout."""
-    return sorted(p for p in folder.iterdir() if SHARD_NAME.fullmatch(p.name) and p.is_dir())
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if SHARD_NAME.fullmatch(entry.name) and entry.is_dir())
+    return [folder / name for name in names]
 
 
 def episode_folders(folder: Path) -> list[Path]:
     """The folders that hold the three files: the split itself (flat layout), or its shards in name order."""
+    if (folder / BLOCKS_MANIFEST).is_file():
+        raise blocks_are_gone(folder)
     flat = (folder / INDEX).exists() or (folder / TOKENS).exists()
     shards = shard_folders(folder)
     if flat and shards:
@@ -70,14 +87,11 @@ def episode_folders(folder: Path) -> list[Path]:
             f"{folder}: an empty split: neither {INDEX} nor a shard folder is there "
             f"(found: {', '.join(there) or 'nothing'})"
         )
-    folders = shards or [folder]
-    for shard in folders:
-        for name in (TOKENS, INDEX):
-            if not (shard / name).is_file():
-                raise FormatError(f"{shard}: {name} is missing; a shard has {TOKENS} and {INDEX}, and may have {MASK}")
-    return folders
+    return shards or [folder]
 
 
 def is_episode_split(folder: Path) -> bool:
     """Whether a split folder holds episodes (flat or sharded) rather than plain token files."""
+    if (folder / BLOCKS_MANIFEST).is_file():
+        raise blocks_are_gone(folder)
     return (folder / INDEX).exists() or any((shard / INDEX).exists() for shard in shard_folders(folder))

@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from chatmill.errors import FormatError
-from chatmill.store.episode_layout import MANIFEST
+from chatmill.store.episode_layout import INDEX, MANIFEST, MASK, TOKENS
 from chatmill.store.names import is_plain_name
 
 FORMAT = "chatmill-episodes"
 VERSION = 1
+OWN_SOURCES = 2
+"""The version of a manifest in which shards have source tables of their own, which readers of 1 would ignore."""
 
 
 class Per(StrEnum):
@@ -68,13 +71,17 @@ class ShardRecord:
     episodes: int
     tokens: int
     files: Mapping[str, FileRecord]
+    sources: tuple[str, ...] | None = None
+    """Names of the codes in its `source` column; None: those of the split."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain object; `shard_from_json` reads it."""
+        own = {} if self.sources is None else {"sources": list(self.sources)}
         return {
             "name": self.name,
             "episodes": self.episodes,
             "tokens": self.tokens,
+            **own,
             "files": {n: {"bytes": f.bytes, "sha256": f.sha256} for n, f in sorted(self.files.items())},
         }
 
@@ -103,7 +110,7 @@ class EpisodeManifest:
         """A plain object of strings, numbers, lists and objects."""
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION if all(shard.sources is None for shard in self.shards) else OWN_SOURCES,
             "split": self.split,
             "episodes": self.episodes,
             "tokens": self.tokens,
@@ -144,10 +151,10 @@ def read_manifest(folder: Path) -> EpisodeManifest | None:
 
 def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
     """Read the object that `to_json` gave; `where` names its place in errors."""
-    if value.get("format") != FORMAT or value.get("version") != VERSION:
+    if value.get("format") != FORMAT or value.get("version") not in (VERSION, OWN_SOURCES):
         raise FormatError(
             f"{where}: format {value.get('format')!r} version {value.get('version')!r}; "
-            f"this package reads {FORMAT!r} version {VERSION}"
+            f"this package reads {FORMAT!r} versions {VERSION} and {OWN_SOURCES}"
         )
     return EpisodeManifest(
         split=str(value["split"]),
@@ -172,11 +179,52 @@ def shard_from_json(value: Mapping[str, Any], where: str) -> ShardRecord:
         name=plain_file_name(value["name"], where) if value["name"] else "",  # the flat layout has one without a name
         episodes=int(value["episodes"]),
         tokens=int(value["tokens"]),
-        files={
-            plain_file_name(name, where): FileRecord(bytes=int(file["bytes"]), sha256=str(file["sha256"]))
-            for name, file in value["files"].items()
-        },
+        files=_FileRecords(value["files"], where),
+        sources=tuple(map(str, value["sources"])) if "sources" in value else None,
     )
+
+
+def manifest_of_shards(split: str, columns: tuple[ColumnSpec, ...], shards: Sequence[ShardRecord]) -> EpisodeManifest:
+    """The manifest of a split whose shards were written apart from each other, each with a source table of its own.
+
+    A shard keeps its table only where the codes of the split, which has all names in the order of the shards, differ.
+    """
+    names = tuple(dict.fromkeys(name for shard in shards for name in shard.sources or ()))
+    shared = [
+        replace(shard, sources=None) if shard.sources == names[: len(shard.sources or ())] else shard
+        for shard in shards
+    ]
+    return EpisodeManifest(split=split, columns=columns, sources=names, shards=tuple(shared))
+
+
+class _FileRecords(Mapping[str, FileRecord]):
+    """Records as they are in JSON, made into objects when they are asked for: opening a split needs none of them."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self._values, self._where = values, where
+        if not values.keys() <= _known_names():
+            for name in values:
+                plain_file_name(name, where)
+
+    def __getitem__(self, name: str) -> FileRecord:
+        value = self._values[name]
+        try:
+            return FileRecord(bytes=int(value["bytes"]), sha256=str(value["sha256"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"{self._where}: the record of {name} is damaged ({error!r})") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@functools.cache
+def _known_names() -> frozenset[str]:
+    """The files that the writer makes."""
+    extra = [name for column in COLUMNS for name in (column.file, column.offsets_file) if name]
+    return frozenset((TOKENS, INDEX, MASK, *extra))
 
 
 def plain_file_name(name: str, where: str) -> str:

@@ -2,150 +2,215 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from chatmill.core.texts import Texts
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import ColumnSpec, Per
-from chatmill.store.mapped import MappedFile, file_size
+from chatmill.store.mapped import MappedFile, whole_records
 
 CHECK_CHUNK = 1 << 18
 """Index records checked at a time, so that opening needs no memory of the size of the index."""
+MAX_CODE = 2**32 - 1
+INDEX_TYPE = np.dtype(("<u8", (2,)))
+MASK_TYPES = (np.dtype("u1"), np.dtype("<f4"))
 
 
 class EpisodeShard:
-    """The files of one folder. `index` is (episodes, 2) uint64: start and length, counted in tokens."""
+    """The files of one folder. `index` is (episodes, 2) uint64: start and length, counted in tokens.
 
-    def __init__(self, folder: Path, specs: Sequence[ColumnSpec] = ()) -> None:
-        """Open and check; masks are judged by size alone and a wrong one is kept as `mask_problem`."""
+    Opening costs one look at the folder and one at the index, so that a split may have thousands of shards; files are
+    mapped when they are first used.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        specs: Sequence[ColumnSpec] = (),
+        source_codes: NDArray[np.uint32] | None = None,
+        *,
+        check_columns: bool = True,
+    ) -> None:
+        """Open and check; masks are judged by size alone and a wrong one is kept as `mask_problem`.
+
+        `source_codes`: for each code in the `source` file of the shard, that of the split; None: they are the same.
+        Without `check_columns` the size of a column is compared when it is first used.
+        """
         self.folder = folder
-        self._tokens = MappedFile(folder / TOKENS, "<u4")
-        self._index = MappedFile(folder / INDEX, np.dtype(("<u8", (2,))))
-        self.tokens, self.episodes = self._tokens.records, self._index.records
+        self._source_codes = source_codes
+        self._specs = {spec.name: spec for spec in specs}
+        self._mapped: dict[str, MappedFile] = {}
+        """The files that were used so far. Loaders read in two threads: `list` takes a copy in one step."""
+        self._names, self._sizes = _files(folder)
+        for name in (TOKENS, INDEX):
+            if name not in self._names:
+                raise FormatError(f"{folder}: {name} is missing; a shard has {TOKENS} and {INDEX}, and may have {MASK}")
+        self.tokens = self._records(TOKENS, 4)
+        self.episodes = self._records(INDEX, 16)
         self.mask_dtype: np.dtype[Any] | None = None
         self.mask_problem = ""
-        self._mask = self._open_mask()
-        self._columns: dict[str, MappedFile] = {}
-        self._offsets: dict[str, MappedFile] = {}
-        _check_index(self._index, self._tokens)
+        self._judge_mask()
+        self._check_index()
         for spec in specs:
-            self._open_column(spec)
+            self._check_column(spec, size=check_columns)
 
-    def _open_mask(self) -> MappedFile | None:
-        path = self.folder / MASK
-        if not path.exists():
-            return None
-        size = file_size(path)
-        for dtype in (np.dtype("u1"), np.dtype("<f4")):
+    def _records(self, name: str, record: int) -> int:
+        size = self._sizes[name]
+        return size // record if size % record == 0 else whole_records(self.folder / name, size, record)
+
+    def _judge_mask(self) -> None:
+        size = self._sizes.get(MASK)
+        if size is None:
+            return
+        for dtype in MASK_TYPES:
             if size == self.tokens * dtype.itemsize:
                 self.mask_dtype = dtype
-                return MappedFile(path, dtype, self.tokens)
+                return
         self.mask_problem = (
-            f"{path}: {size:,} bytes for {self.tokens:,} tokens; a mask has 1 byte (uint8) or 4 bytes (float32) "
-            "per token"
+            f"{self.folder / MASK}: {size:,} bytes for {self.tokens:,} tokens; a mask has 1 byte (uint8) or 4 bytes "
+            "(float32) per token"
         )
-        return None
 
-    def _open_column(self, spec: ColumnSpec) -> None:
-        path = self.folder / spec.file
-        if not path.is_file():
+    def _check_column(self, spec: ColumnSpec, *, size: bool) -> None:
+        if spec.file not in self._names or spec.offsets_file not in self._names | {""}:
             raise FormatError(
                 f"{self.folder}: {spec.file} is missing; the manifest names it as the column {spec.name!r}"
             )
-        if spec.offsets_file:
-            offsets = MappedFile(self.folder / spec.offsets_file, "<u8", self.episodes + 1)
-            last = int(offsets.array[-1])
-            offsets.release()
-            self._offsets[spec.name] = offsets
-            self._columns[spec.name] = MappedFile(path, "u1", last)
-        else:
-            records = self.tokens if spec.per is Per.TOKEN else self.episodes
-            self._columns[spec.name] = MappedFile(path, spec.dtype, records)
+        if size:
+            self._map(spec.offsets_file, "<u8", self.episodes + 1) if spec.offsets_file else self._map_column(spec)
+
+    def _read(self, name: str, start: int, size: int) -> bytes:
+        path = f"{self.folder}/{name}"
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                return os.pread(descriptor, size, start)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+    def _check_index(self) -> None:
+        """Every episode lies inside `tokens.bin`; unsigned sums that would wrap around are caught too."""
+        total = np.uint64(self.tokens)
+        for first in range(0, self.episodes, CHECK_CHUNK):
+            data = self._read(INDEX, first * 16, min(CHECK_CHUNK, self.episodes - first) * 16)
+            records = np.frombuffer(data, dtype="<u8")
+            starts, lengths = records[::2], records[1::2]
+            outside = (starts > total) | (lengths > total - np.minimum(starts, total))
+            if outside.any():
+                row = int(np.argmax(outside))
+                start, length = int(starts[row]), int(lengths[row])
+                raise FormatError(
+                    f"{self.folder / INDEX}: record {first + row:,} is start {start:,}, length {length:,} and ends at "
+                    f"token {start + length:,}, but {TOKENS} has {self.tokens:,} tokens: one of the two files was cut "
+                    "or replaced"
+                )
+
+    def _map(self, name: str, dtype: DTypeLike, records: int | None) -> MappedFile:
+        """A file that must hold so many records; None: any number."""
+        mapped = self._mapped.get(name)
+        if mapped is None:  # another thread may be here as well: one of the two stays
+            mapped = self._mapped.setdefault(name, MappedFile(self.folder / name, dtype, records))
+        return mapped
+
+    def _map_column(self, spec: ColumnSpec) -> MappedFile:
+        if spec.offsets_file:  # the bytes of texts are compared with their offsets when they are read
+            return self._map(spec.file, "u1", None)
+        return self._map(spec.file, spec.dtype, self.tokens if spec.per is Per.TOKEN else self.episodes)
 
     @property
     def index(self) -> NDArray[np.uint64]:
         """(episodes, 2): start and length of every episode, in tokens of this shard."""
-        return self._index.array
+        return self._map(INDEX, INDEX_TYPE, self.episodes).array
 
     @property
     def token_ids(self) -> NDArray[np.uint32]:
         """All token ids of the shard."""
-        return self._tokens.array
+        return self._map(TOKENS, "<u4", self.tokens).array
 
     @property
     def mask(self) -> NDArray[Any]:
         """Token-aligned weights, uint8 or float32."""
-        if self._mask is None:
+        if self.mask_dtype is None:
             raise FormatError(self.mask_problem or f"{self.folder}: there is no {MASK}")
-        return self._mask.array
+        return self._map(MASK, self.mask_dtype, self.tokens).array
+
+    def _values(self, spec: ColumnSpec) -> NDArray[Any]:
+        return self._map_column(spec).array
+
+    def _offsets(self, spec: ColumnSpec) -> NDArray[np.uint64]:
+        return self._map(spec.offsets_file, "<u8", self.episodes + 1).array
 
     def column(self, name: str) -> NDArray[Any]:
-        """One of the extra columns that the manifest names, raw."""
-        return self._columns[name].array
+        """One of the extra columns that the manifest names; source codes are those of the split."""
+        values = self._values(self._specs[name])
+        return values if name != "source" or self._source_codes is None else _recoded(values, self._source_codes)
 
     def value(self, name: str, row: int) -> int | None:
         """One number of a per-episode column; None when there is no such column."""
-        return int(self._columns[name].array[row]) if name in self._columns else None
+        if name not in self._specs:
+            return None
+        values = self._values(self._specs[name])[row : row + 1]
+        if name == "source" and self._source_codes is not None:
+            values = _recoded(values, self._source_codes)
+        return int(values[0])
 
     def text(self, name: str, row: int) -> str | None:
         """One string of a per-episode column; None when there is no such column."""
-        if name not in self._offsets:
+        if name not in self._specs:
             return None
-        first, last = (int(v) for v in self._offsets[name].array[row : row + 2])
-        data = self._columns[name].array
+        spec = self._specs[name]
+        first, last = (int(v) for v in self._offsets(spec)[row : row + 2])
+        data = self._values(spec)
         if not first <= last <= len(data):
             raise FormatError(f"{self.folder}: {name} of episode {row} is bytes {first}..{last} of {len(data):,}")
         return bytes(data[first:last]).decode("utf-8", errors="replace")
 
     def texts(self, name: str, first: int, last: int) -> Texts:
         """The strings of episodes `first` up to `last - 1` of a per-episode column (views of its file)."""
-        offsets = self._offsets[name].array[first : last + 1].astype(np.int64)
-        data = self._columns[name].array
+        spec = self._specs[name]
+        offsets = self._offsets(spec)[first : last + 1].astype(np.int64)
+        data = self._values(spec)
         lengths = np.diff(offsets)
         if len(offsets) and (lengths.min(initial=0) < 0 or not 0 <= offsets[0] <= offsets[-1] <= len(data)):
             raise FormatError(f"{self.folder}: the offsets of {name} do not fit its {len(data):,} bytes")
         return Texts.packed_in(data[offsets[0] : offsets[-1]], lengths)
 
-    def files(self) -> list[MappedFile]:
-        """Every file of the shard that readers may map."""
-        mask = [self._mask] if self._mask else []
-        return [self._tokens, self._index, *mask, *self._columns.values(), *self._offsets.values()]
+    @property
+    def mapped_files(self) -> int:
+        """Files that are mapped now; each takes a file descriptor."""
+        return sum(mapped.is_mapped for mapped in list(self._mapped.values()))
 
     def check_sizes(self) -> None:
         """Raise when a mapped file has changed its size since it was opened."""
-        self._tokens.check()
-        self._index.check()
-        if self._mask is not None:
-            self._mask.check()
-        for file in self._columns.values():
-            file.check()
-        for file in self._offsets.values():
-            file.check()
+        for mapped in list(self._mapped.values()):
+            mapped.check()
 
     def release(self) -> None:
         """Unmap all files; they are mapped again when they are needed."""
-        for file in self.files():
-            file.release()
+        for mapped in list(self._mapped.values()):
+            mapped.release()
 
 
-def _check_index(index: MappedFile, tokens: MappedFile) -> None:
-    """Every episode lies inside `tokens.bin`; unsigned sums that would wrap around are caught too."""
-    records: NDArray[np.uint64] = index.array
-    total = np.uint64(tokens.records)
-    for first in range(0, len(records), CHECK_CHUNK):
-        starts, lengths = records[first : first + CHECK_CHUNK].T
-        outside = (starts > total) | (lengths > total - np.minimum(starts, total))
-        if outside.any():
-            row = first + int(np.argmax(outside))
-            start, length = (int(v) for v in records[row])
-            raise FormatError(
-                f"{index.path}: record {row:,} is start {start:,}, length {length:,} and ends at token "
-                f"{start + length:,}, but {tokens.path.name} has {tokens.records:,} tokens: one of the two files was "
-                "cut or replaced"
-            )
+def _files(folder: Path) -> tuple[set[str], dict[str, int]]:
+    """The names in a folder, and the sizes of the three files that every reader knows."""
+    try:
+        with os.scandir(folder) as entries:
+            there = {entry.name: entry for entry in entries}
+        return set(there), {name: there[name].stat().st_size for name in (TOKENS, INDEX, MASK) if name in there}
+    except OSError as error:
+        raise FormatError(f"{folder}: {error.strerror or error}; the dataset is not complete") from error
+
+
+def _recoded(values: NDArray[np.uint32], codes: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Codes of a shard as those of the split; one that the shard's table does not have becomes the largest number."""
+    table = np.append(codes, np.uint32(MAX_CODE))
+    return table[np.minimum(values, len(codes))]

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -20,8 +20,8 @@ from numpy.typing import ArrayLike
 
 from chatmill.core.machine_limits import disk_way_out
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.store.durable import Durability, lock_file, remove_path, size_of, sync_folder, write_published
+from chatmill.errors import ConfigError, DataError
+from chatmill.store.durable import Durability, lock_file, remove_path, sync_folder, write_published
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes, checked_columns
 from chatmill.store.episode_layout import MANIFEST, shard_name, writing_mark
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
@@ -30,19 +30,6 @@ from chatmill.store.shard_writer import ShardWriter
 
 PARTIAL = re.compile(r"\.(shard_\d+|episodes\.json)\.partial")
 """Names under which the parts of a split grow."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriterProgress:
-    """How far a writer of shards has come: what another one needs to go on, should this one be killed."""
-
-    names: tuple[str, ...]
-    """The optional columns, the mask among them."""
-    sources: tuple[str, ...]
-    """Names of the source codes given so far."""
-    published: tuple[ShardRecord, ...]
-    growing: ShardRecord
-    """The shard that is being written; of its files, the first bytes."""
 
 
 class EpisodeWriter:
@@ -59,13 +46,10 @@ class EpisodeWriter:
         shard_tokens: int | None = None,
         *,
         durability: Durability = Durability.SYNCED,
-        begun: WriterProgress | None = None,
     ) -> None:
         """`shard_tokens`: a shard is closed before it would hold more; None writes the flat layout.
 
-        An episode longer than `shard_tokens` gets a shard of its own. `begun`: go on with a split whose writer was
-        stopped, from this `progress` of it; what was written after that goes. Files that do not hold what the progress
-        says (a machine that went down may lose them) are a `FormatError`.
+        An episode longer than `shard_tokens` gets a shard of its own.
         """
         if shard_tokens is not None and shard_tokens < 1:
             raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more, or None for the flat layout")
@@ -83,9 +67,8 @@ class EpisodeWriter:
         self._closed = False
         self._durability = durability
         self._folder = self.directory / split
-        self._told = False
         try:
-            self._lock = self._begin() if begun is None else self._go_on(begun)
+            self._lock = self._begin()
         except OSError as error:
             raise ConfigError(
                 f"{self.directory}: cannot write a dataset here: {error.strerror or error}; "
@@ -119,42 +102,6 @@ class EpisodeWriter:
                 self._release(lock)
             raise
         return lock
-
-    def _go_on(self, begun: WriterProgress) -> IO[bytes]:
-        """Claim a split that was begun, go back to where it was, and open its last shard again."""
-        lock = lock_file(writing_mark(self.directory, self.split))
-        try:
-            self._names, self._told = begun.names, True
-            self._sources = SourceCodes(codes={name: code for code, name in enumerate(begun.sources)})
-            self._published = list(begun.published)
-            self._leave_only(begun)
-            masks = "mask" in begun.names
-            self._shard = ShardWriter(
-                self._shard_folder(), self.columns, masks=masks, durability=self._durability, begun=begun.growing
-            )
-        except BaseException:
-            lock.close()
-            raise
-        shards = [*begun.published, begun.growing]
-        self.episodes, self.tokens = sum(s.episodes for s in shards), sum(s.tokens for s in shards)
-        return lock
-
-    def _leave_only(self, begun: WriterProgress) -> None:
-        """Take away what came after `begun`; a shard that grew then, and was published since, grows again."""
-        for shard in begun.published:
-            for name, record in shard.files.items():
-                path = self._folder / shard.name / name
-                if (size := size_of(path)) != record.bytes:
-                    raise FormatError(f"{path}: {size:,} bytes, but {record.bytes:,} were written")
-        growing, since = self._shard_folder(), self._folder / begun.growing.name
-        if since.exists():
-            since.rename(growing)
-        if not growing.exists():
-            raise FormatError(f"{growing}: there is no such folder")
-        known = {growing.name, *(shard.name for shard in begun.published)}
-        for path in list(self._folder.iterdir()):
-            if path.name not in known:
-                remove_path(path)
 
     @property
     def _flat_folder(self) -> Path:
@@ -292,21 +239,6 @@ class EpisodeWriter:
         self._sync(self._folder)
         self._shard = None
 
-    def progress(self) -> WriterProgress:
-        """How far this writer of shards has come, with one episode or more; see `begun` of the constructor.
-
-        What it speaks of stays when this process is killed, and from now on also after `abort`.
-        """
-        assert self.shard_tokens is not None, "the flat layout is published in one step"
-        assert self._shard is not None, "nothing was appended"
-        self._told = True
-        return WriterProgress(
-            names=self._names or (),
-            sources=self._sources.names,
-            published=tuple(self._published),
-            growing=self._shard.progress(shard_name(len(self._published))),
-        )
-
     def manifest(self) -> EpisodeManifest:
         """What has been published so far."""
         return EpisodeManifest(
@@ -356,18 +288,12 @@ class EpisodeWriter:
             sync_folder(folder)
 
     def abort(self) -> None:
-        """Stop without publishing anything more; what is published stays, marked as unfinished.
-
-        So does what a `progress` speaks of.
-        """
+        """Stop without publishing anything more; what is published stays, marked as unfinished."""
         if self._closed:
             return
         self._closed = True
         if self._shard is not None:
-            if self._told:
-                self._shard.leave()
-            else:
-                self._shard.discard()
+            self._shard.discard()
             self._shard = None
         with contextlib.suppress(OSError):
             self._folder.rmdir()  # only when nothing was published

@@ -18,11 +18,14 @@ from chatmill.errors import ConfigError, FormatError
 from chatmill.store.checksums import CheckedShards, no_hashes
 from chatmill.store.episode_layout import MASK, episode_folders, split_folder, writing_mark
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_manifest
-from chatmill.store.episode_shard import EpisodeShard
+from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.fingerprint import probe
 from chatmill.store.mapped import RecentlyUsed, open_file_limit
 
 log = logging.getLogger(__name__)
+
+FEW_SHARDS = 1000
+"""Up to so many, all columns are looked at when a split is opened; of more, when they are first used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +71,8 @@ class EpisodeDataset:
         specs = self.manifest.columns if self.manifest else ()
         self.columns: dict[str, ColumnSpec] = {spec.name: spec for spec in specs}
         self.shards: list[EpisodeShard] = []
-        for folder in folders:
-            self.shards.append(EpisodeShard(folder, specs))
-            if len(folders) > 1:
-                self.shards[-1].release()
+        for folder, codes in zip(folders, _source_codes(self.manifest, len(folders)), strict=True):
+            self.shards.append(EpisodeShard(folder, specs, codes, check_columns=len(folders) <= FEW_SHARDS))
         self.episode_offsets: NDArray[np.int64] = offsets_of(np.array([s.episodes for s in self.shards]))
         """First episode of each shard, and the number of all episodes."""
         self.tokens: int = sum(shard.tokens for shard in self.shards)
@@ -83,7 +84,10 @@ class EpisodeDataset:
         self.has_masks: bool = not self.mask_problem and all(s.mask_dtype is not None for s in self.shards)
         if len(self) == 0:
             raise FormatError(f"{self.folder}: an empty split: its index has no episodes")
-        self._mapped = RecentlyUsed(open_file_limit(files_per_shard=3 + len(specs)))
+        self._files_per_shard = 3
+        """That readers have needed so far, at most; loaders need only these."""
+        self._mapped = RecentlyUsed(open_file_limit(self._files_per_shard))
+        self._last = 0
         self._checked = checked_shards(self.folder, self.manifest) if check else None
         self._fingerprint = ""
 
@@ -165,6 +169,12 @@ class EpisodeDataset:
         shard = self.shards[number]
         if self._checked is not None:
             self._checked.check(number)
+        used, self._last = self.shards[self._last].mapped_files, number
+        if used > self._files_per_shard:
+            self._files_per_shard = used
+            self._mapped.limit = open_file_limit(used)
+            for one in self._mapped.excess():
+                self.shards[one].release()
         old = self._mapped.use(number)
         if old is not None:
             self.shards[old].release()
@@ -202,6 +212,17 @@ class EpisodeDataset:
                     probe(digest, shard.mask, shards=len(self.shards))
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
+
+
+def _source_codes(manifest: EpisodeManifest | None, shards: int) -> list[NDArray[np.uint32] | None]:
+    """For each shard with a source table of its own, the codes of the split for those names."""
+    if manifest is None:
+        return [None] * shards
+    known = {name: code for code, name in enumerate(manifest.sources)}
+    return [
+        None if shard.sources is None else np.array([known.get(name, MAX_CODE) for name in shard.sources], "<u4")
+        for shard in manifest.shards
+    ]
 
 
 def checked_shards(folder: Path, manifest: EpisodeManifest | None) -> CheckedShards:

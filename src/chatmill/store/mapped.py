@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class RecentlyUsed:
 
     def __init__(self, limit: int) -> None:
         """At most `limit` at a time."""
-        self._limit = limit
+        self.limit = limit
         self._keys: OrderedDict[int, None] = OrderedDict()
 
     def use(self, key: int) -> int | None:
@@ -44,9 +45,14 @@ class RecentlyUsed:
             self._keys.move_to_end(key)
         except KeyError:
             self._keys[key] = None
-            if len(self._keys) > self._limit:
+            if len(self._keys) > self.limit:
                 return self._keys.popitem(last=False)[0]
         return None
+
+    def excess(self) -> Iterator[int]:
+        """The shards that must be let go since the limit was lowered."""
+        while len(self._keys) > self.limit:
+            yield self._keys.popitem(last=False)[0]
 
 
 class MappedFile:
@@ -91,6 +97,11 @@ class MappedFile:
             refuse_out_of_memory(error, f"{self.path} cannot be mapped")
             raise FormatError(f"{self.path}: cannot be read any more: {error.strerror or error}") from error
         self._array = np.frombuffer(self._map, dtype=self.dtype)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether it holds a descriptor now."""
+        return self._map is not None
 
     def check(self) -> None:
         """Raise a `FormatError` when the file no longer has the size it had at opening."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+PLAIN = re.compile(r"[^/\\\0]+", re.DOTALL)
 
 
 def is_plain_name(name: Any) -> bool:
     """Whether a value names one file or folder: not empty, no separator of any system, no NUL, not dots alone."""
-    return isinstance(name, str) and name not in {"", ".", ".."} and not any(mark in name for mark in "/\\\0")
+    return isinstance(name, str) and name not in {".", ".."} and PLAIN.fullmatch(name) is not None
 
 
 def is_split_name(name: Any) -> bool:

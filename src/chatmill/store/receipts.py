@@ -14,6 +14,7 @@ from typing import Any
 
 from chatmill.core.canonical import canonical_json
 from chatmill.errors import FormatError
+from chatmill.store.episode_layout import blocks_are_gone
 from chatmill.store.forms import (
     COUNT,
     FLAG,
@@ -56,7 +57,7 @@ _RECIPE = {
     "policy": Maybe(TEXT),
     "pattern": Maybe(TEXT),
     "add_control_tokens": FLAG,
-    "shard_tokens": COUNT,
+    "shard_bytes?": COUNT,
 }
 _INPUT = {**_FILE, "path": TEXT, "source": TEXT, "shape": TEXT, "lines": Maybe(COUNT), "records": Maybe(COUNT)}
 _COUNTS = Named(COUNT, TEXT)
@@ -164,6 +165,8 @@ def read_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any]
     if manifest is None:
         return None
     _check_kind(path, manifest, FORMAT, FORMAT_VERSION, "the manifest of a")
+    if isinstance(recipe := manifest.get("recipe"), dict) and recipe.get("format") == "blocks":
+        raise blocks_are_gone(directory)
     return _checked(path, manifest, _DATASET, check_seal)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import FormatError
-from chatmill.store.durable import Durability, GrowingFile, as_buffer, sync_folder
+from chatmill.store.durable import Durability, GrowingFile, sync_folder
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
-from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, FileRecord, ShardRecord
+from chatmill.store.episode_manifest import COLUMNS, RECORD_ID, ColumnSpec, ShardRecord
 
 COPY = 1 << 22
-FLOAT = np.dtype("<f4")
+BYTE, FLOAT = np.dtype(np.uint8), np.dtype("<f4")
 
 
 class ShardWriter:
@@ -33,23 +32,17 @@ class ShardWriter:
         *,
         masks: bool,
         durability: Durability,
-        begun: ShardRecord | None = None,
+        mask_dtype: np.dtype[Any] = BYTE,
     ) -> None:
-        """Create the folder and open its files; what an earlier, killed writer left there goes.
-
-        `begun`: go on with the files that are there, behind what this `progress` of theirs speaks of.
-        """
+        """Create the folder and open its files; what an earlier, killed writer left there goes."""
         self.folder = folder
         self._durability = durability
         self._specs = tuple(columns)
         self.episodes = 0
         self.tokens = 0
-        self._mask_dtype: np.dtype[Any] = np.dtype(np.uint8)
+        self._mask_dtype = mask_dtype
         self._text_bytes = 0
         self._files: dict[str, GrowingFile] = {}
-        if begun is not None:
-            self._go_on(begun)
-            return
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
@@ -58,59 +51,6 @@ class ShardWriter:
         self._files = {name: GrowingFile(folder / name, durability) for name in names}
         if RECORD_ID in self._specs:
             self._files[RECORD_ID.offsets_file].write(np.zeros(1, dtype="<u8"))
-
-    def _go_on(self, begun: ShardRecord) -> None:
-        self.episodes, self.tokens = begun.episodes, begun.tokens
-        if MASK in begun.files and begun.files[MASK].bytes > begun.tokens:
-            self._mask_dtype = FLOAT
-        if RECORD_ID in self._specs:
-            self._text_bytes = begun.files[RECORD_ID.file].bytes
-        if self._narrow.exists():  # the mask was being made wider when the writer was stopped
-            self._narrow.replace(self.folder / MASK)
-        try:
-            for name, record in begun.files.items():
-                self._files[name] = self._opened_again(name, record)
-        except BaseException:
-            self.leave()
-            raise
-        for path in list(self.folder.iterdir()):
-            if path.name not in begun.files:
-                path.unlink()
-
-    def _opened_again(self, name: str, begun: FileRecord) -> GrowingFile:
-        path = self.folder / name
-        try:
-            return GrowingFile(path, self._durability, begun=begun)
-        except FormatError:
-            if name != MASK or self._mask_dtype != np.uint8 or not self._made_narrow(begun):
-                raise
-        return GrowingFile(path, self._durability, begun=begun)
-
-    def _made_narrow(self, begun: FileRecord) -> bool:
-        """Undo that a mask was made float32 since: write its first weights as the uint8 they were made of.
-
-        False, and nothing is changed, when that does not give the bytes that are wanted.
-        """
-        if not (self.folder / MASK).exists():
-            return False
-        again, digest, left = self.folder / f"{MASK}.again", hashlib.sha256(), begun.bytes
-        with again.open("wb") as narrow, (self.folder / MASK).open("rb") as wide, np.errstate(invalid="ignore"):
-            while left and len(piece := wide.read(min(COPY, left) * FLOAT.itemsize)) >= FLOAT.itemsize:
-                whole = len(piece) // FLOAT.itemsize
-                data = as_buffer(np.frombuffer(piece, dtype=FLOAT, count=whole).astype(np.uint8))
-                narrow.write(data)
-                digest.update(data)
-                left -= whole
-        if digest.hexdigest() != begun.sha256:
-            again.unlink()
-            return False
-        again.replace(self.folder / MASK)
-        return True
-
-    @property
-    def _narrow(self) -> Path:
-        """Where the uint8 mask lies while it is written anew as float32."""
-        return self.folder / f"{MASK}.uint8"
 
     def append(self, columns: EpisodeColumns) -> None:
         """Write whole episodes behind the ones that are there."""
@@ -142,7 +82,7 @@ class ShardWriter:
     def _widen_mask(self) -> None:
         """The first fractional weight of the shard: rewrite what is there as float32, piece by piece."""
         self._files[MASK].finish()
-        narrow = self._narrow
+        narrow = self.folder / f"{MASK}.uint8"
         (self.folder / MASK).rename(narrow)
         self._mask_dtype = FLOAT
         self._files[MASK] = GrowingFile(self.folder / MASK, self._durability)
@@ -152,11 +92,6 @@ class ShardWriter:
         self._files[MASK].flush()
         narrow.unlink()
 
-    def progress(self, name: str) -> ShardRecord:
-        """What was appended so far, in files that outlive this process."""
-        files = {file: growing.progress() for file, growing in self._files.items()}
-        return ShardRecord(name=name, episodes=self.episodes, tokens=self.tokens, files=files)
-
     def finish(self, name: str) -> ShardRecord:
         """Sync every file and the folder; the caller renames the folder."""
         files = {file: growing.finish() for file, growing in self._files.items()}
@@ -164,12 +99,29 @@ class ShardWriter:
             sync_folder(self.folder)
         return ShardRecord(name=name, episodes=self.episodes, tokens=self.tokens, files=files)
 
-    def leave(self) -> None:
-        """Close the files as they are."""
-        for growing in self._files.values():
-            growing.discard()
-
     def discard(self) -> None:
         """Close and remove everything."""
-        self.leave()
+        for growing in self._files.values():
+            growing.discard()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def write_shard(
+    folder: Path, name: str, parts: Sequence[EpisodeColumns], *, sources: Sequence[str], durability: Durability
+) -> ShardRecord:
+    """Write a whole shard from episodes in memory, each file once; `parts` have the same columns.
+
+    `sources` are the names of their source codes.
+    """
+    names = parts[0].names
+    specs = tuple(column for column in COLUMNS if column.name in names)
+    is_wide = any(part.mask is not None and part.mask.dtype != np.uint8 for part in parts)
+    dtype = FLOAT if is_wide else BYTE
+    writer = ShardWriter(folder, specs, masks="mask" in names, durability=durability, mask_dtype=dtype)
+    try:
+        for part in parts:
+            writer.append(part)
+        return replace(writer.finish(name), sources=tuple(sources))
+    except BaseException:
+        writer.discard()
+        raise

@@ -7,16 +7,14 @@ needed). A worker is noticed to be dead by its process handle and by the end of 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
 import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -38,10 +36,10 @@ from chatmill.compiler.engines.executor import (
     describe_exit,
     label_of,
     pack_job,
-    run_packed,
     unpack_outcome,
 )
 from chatmill.compiler.engines.late import LATE_SECONDS, TICKS, Patience, late_event
+from chatmill.compiler.engines.nursery import ForkedProcess, Nursery, can_fork
 from chatmill.errors import ConfigError
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
@@ -49,9 +47,8 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAY
 BOOT_VARIABLE = "CHATMILL_WORKER"
 BOOT = (
     f"import json, os, sys; boot = json.loads(os.environ.pop({BOOT_VARIABLE!r})); sys.path[:] = boot['path']; "
-    "from chatmill.compiler.engines.local import worker_main; worker_main(boot)"
+    "from chatmill.compiler.engines.worker import worker_main; worker_main(boot)"
 )
-READY = b"ready"
 MAX_FAILED_STARTS = 3
 GOODBYE_SECONDS = 5.0
 """How long a worker that is idle, or whose pipe has ended, may take to end by itself."""
@@ -64,19 +61,24 @@ class LocalExecutor:
     nothing can be retried there. One worker or more are real processes, so that a killed one is survived.
     """
 
-    def __init__(self, workers: int | None = None, *, late_seconds: float = LATE_SECONDS) -> None:
+    def __init__(self, workers: int | None = None, *, late_seconds: float = LATE_SECONDS, keep: bool = False) -> None:
         """`workers`: processes; None takes one for each core that this process may use.
 
         A worker that is silent for `late_seconds` is reported as an event. It is not ended: it may be stopped, or slow.
+        With `keep` the workers stay after a run, with what they have loaded, for the next one; call `close` in the end.
         """
         if workers is not None and workers < 0:
             raise ConfigError(f"workers is {workers}; give 1 or more processes, 0 to run in this process, or None")
         self.workers = available_cores() if workers is None else workers
         self.late_seconds = late_seconds
+        self._keep = keep
         self._prepared: _Crew | None = None
+        """Workers that were started before a run, or stayed after one."""
 
     def prepare(self, job: Callable[[Spec], object], spec: Spec, *, most: int | None = None) -> None:
         """Start the workers (`most` of them) now and let each do this job first; the next `run` takes them over.
+
+        Where the system can fork, one process does the job, and the workers of the run are forked from it.
 
         What the job gives or raises is not looked at: it is there to load what the jobs of the run will need, while
         the driver is busy with something else. Call `close` in the end, in case there is no run.
@@ -84,19 +86,25 @@ class LocalExecutor:
         check_job(job)
         count = self.workers if most is None else min(self.workers, most)
         if count and self._prepared is None:
-            self._prepared = _Crew(first_job=pack_job(job, spec))
+            self._prepared = _Crew(first_job=pack_job(job, spec), late_seconds=self.late_seconds)
             try:
-                for _ in range(count):
-                    self._prepared.start_worker(self.workers)
+                if count > 1 and can_fork():
+                    self._prepared.start_nursery()
+                else:
+                    for _ in range(count):
+                        self._prepared.start_worker(self.workers)
             except BaseException:
                 self.close()
                 raise
 
     def close(self) -> None:
-        """End workers that were prepared and not used."""
-        if self._prepared is not None:
-            self._prepared.end()
-            self._prepared = None
+        """End workers that were prepared and not used, or kept."""
+        crew, self._prepared = self._prepared, None
+        if crew is not None:
+            try:
+                crew.dismiss()
+            finally:
+                crew.end()
 
     def run(
         self,
@@ -113,7 +121,8 @@ class LocalExecutor:
         else:
             crew, self._prepared = self._prepared or _Crew(), None
             late = self.late_seconds
-            _Supervisor(job, specs, on_done, tell, limit=self.workers, crew=crew, late_seconds=late).run()
+            _Supervisor(job, specs, on_done, tell, limit=self.workers, crew=crew, late_seconds=late).run(self._keep)
+            self._prepared = crew if self._keep else None
 
 
 def available_cores() -> int:
@@ -147,7 +156,7 @@ def _run_here(
 class _Worker:
     """One worker process as the driver sees it."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | ForkedProcess
     connection: Connection
     preparing: bool
     """Whether it has a job in hand that was given before the run; its outcome is not looked at."""
@@ -183,23 +192,36 @@ class _Worker:
 class _Crew:
     """The worker processes of one run; they end when this object is told to, and with this process, however it ends."""
 
-    def __init__(self, first_job: bytes | None = None) -> None:
-        """`first_job`: what every worker does before anything else."""
+    def __init__(self, first_job: bytes | None = None, late_seconds: float = LATE_SECONDS) -> None:
+        """`first_job`: what every worker does before anything else, or the process that they are forked from."""
         self.workers: list[_Worker] = []
-        self._first_job = first_job
+        self._first_job, self._late_seconds = first_job, late_seconds
+        self._nursery: Nursery | None = None
         # The workers hold the reading end and end themselves when the writing end goes.
         self._lifeline = os.pipe()
 
+    def start_nursery(self) -> None:
+        """Start the process that loads what the workers need."""
+        assert self._first_job is not None
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs, _interrupts_held():
+                self._nursery = Nursery(self._start_process(theirs.fileno(), nursery=True), ours, self._first_job)
+        except OSError as error:
+            raise WorkerStartError(f"no worker process can be started: {error}") from error
+
     def start_worker(self, limit: int) -> None:
         """Start one more; `limit` is how many there are to be, for the error."""
+        forking = self._nursery is not None and self._nursery.wait_ready(self._late_seconds)
         try:
             with contextlib.ExitStack() as opened:
                 ours, theirs = map(opened.enter_context, Pipe())
                 with _interrupts_held():
+                    forked = self._nursery.fork(theirs.fileno()) if self._nursery is not None and forking else None
                     worker = _Worker(
-                        process=self._start_process(theirs.fileno()),
+                        process=forked or self._start_process(theirs.fileno()),
                         connection=ours,
-                        preparing=self._first_job is not None,
+                        preparing=self._first_job is not None and forked is None,
                     )
                     self.workers.append(worker)
                     opened.pop_all()
@@ -210,16 +232,17 @@ class _Crew:
                 f"worker process {len(self.workers) + 1} of {limit} cannot be started: {error}; "
                 "use fewer workers, or raise the limit on processes or open files"
             ) from error
-        if self._first_job is not None:
+        if worker.preparing and self._first_job is not None:
             with contextlib.suppress(OSError):  # it has died already: that is noticed when it is waited for
                 worker.connection.send_bytes(self._first_job)
 
-    def _start_process(self, connection: int) -> subprocess.Popen[bytes]:
+    def _start_process(self, connection: int, *, nursery: bool = False) -> subprocess.Popen[bytes]:
         boot = {
             "path": [entry for entry in sys.path if isinstance(entry, str)],
             "connection": connection,
             "lifeline": self._lifeline[0],
             "driver": os.getpid(),
+            "nursery": nursery,
         }
         command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", BOOT, "chatmill-worker"]
         return subprocess.Popen(
@@ -230,6 +253,17 @@ class _Crew:
             stdout=2,  # a job that prints must not get into what the driver prints
         )
 
+    def dismiss(self) -> None:
+        """Let the idle workers end by themselves, so that their exit handlers run."""
+        for worker in self.workers:
+            worker.connection.close()
+            if worker.preparing:  # for nothing: there was no job for it
+                worker.process.kill()
+        until = time.monotonic() + GOODBYE_SECONDS
+        for worker in self.workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(timeout=max(0.0, until - time.monotonic()))
+
     def end(self) -> None:
         """End all workers at once."""
         try:
@@ -237,6 +271,8 @@ class _Crew:
                 worker.process.kill()
             for worker in self.workers:
                 worker.end()
+            if self._nursery is not None:
+                self._nursery.end(GOODBYE_SECONDS)
         finally:
             for descriptor in self._lifeline:
                 os.close(descriptor)
@@ -265,16 +301,21 @@ class _Supervisor:
         self._failed_starts = 0
         self._late_seconds = late_seconds
 
-    def run(self) -> None:
-        """Run all jobs; no worker outlives this call."""
+    def run(self, keep: bool) -> None:
+        """Run all jobs; no worker outlives this call, unless they are to be kept and all went well."""
+        is_done = False
         try:
+            self._dispatch()  # to those that were kept
             while self._left:
                 while len(self._workers) < min(self._limit, self._left):
                     self._crew.start_worker(self._limit)
                 self._serve_once()
-            self._dismiss()
+            if not keep:
+                self._crew.dismiss()
+            is_done = True
         finally:
-            self._crew.end()
+            if not (keep and is_done):
+                self._crew.end()
 
     def _serve_once(self) -> None:
         """Wait until something happens, and deal with it."""
@@ -390,17 +431,6 @@ class _Supervisor:
             return None
         return self._pending.popleft() if self._pending else None
 
-    def _dismiss(self) -> None:
-        """Let the idle workers end by themselves, so that their exit handlers run."""
-        for worker in self._workers:
-            worker.connection.close()
-            if worker.preparing:  # for nothing: there was no job for it
-                worker.process.kill()
-        until = time.monotonic() + GOODBYE_SECONDS
-        for worker in self._workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(timeout=max(0.0, until - time.monotonic()))
-
 
 def _handle_of(pid: int) -> int | None:
     """A descriptor that becomes readable when the process ends; without one, the end of its pipe must do."""
@@ -419,44 +449,3 @@ def _interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def worker_main(boot: dict[str, Any]) -> None:
-    """The life of a worker process: one job after the other until the pipe ends."""
-    # Ctrl-C reaches every process of the terminal; the driver alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for descriptor in (boot["connection"], boot["lifeline"]):
-        os.set_inheritable(descriptor, False)
-    _die_with_the_driver(boot["driver"], boot["lifeline"])
-    connection = Connection(boot["connection"])
-    with contextlib.suppress(EOFError, OSError):  # the driver has no more work, or is gone
-        connection.send_bytes(READY)
-        while True:
-            connection.send_bytes(run_packed(connection.recv_bytes()))
-    _leave()
-
-
-def _leave() -> None:
-    """End this process with its exit handlers, but without taking apart what it has loaded: the driver is waiting."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(0)
-
-
-def _die_with_the_driver(driver: int, lifeline: int) -> None:
-    """End this process when the driver ends in any way, also in the middle of a job."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != driver:  # it was gone before the line above
-            os._exit(1)
-
-    def watch() -> None:
-        with contextlib.suppress(OSError):
-            os.read(lifeline, 1)  # nothing is ever written: this returns when the last writer is gone
-        os._exit(1)
-
-    threading.Thread(target=watch, name="lifeline", daemon=True).start()

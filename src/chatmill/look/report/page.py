@@ -57,7 +57,7 @@ def report_page(data: ReportData, *, version: str = "") -> str:
 def _subtitle(dataset: LookDataset) -> str:
     about = dataset.about
     words = [
-        {"episodes": "episodes", "blocks": "packed blocks", "packed": "packed rows", "kd": "distillation set"}[
+        {"episodes": "episodes", "rows": "packed rows", "packed": "packed rows", "kd": "distillation set"}[
             dataset.layout
         ]
     ]

@@ -20,7 +20,7 @@ from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import PRESETS
 from chatmill.look.dataset import LookDataset, open_for_looking
-from chatmill.look.items import Ints, Item, LookLayout, LookSplit
+from chatmill.look.items import Ints, Item, LookSplit
 from chatmill.look.viewer.mapping import release
 from chatmill.look.viewer.pieces import TokenText
 from chatmill.look.viewer.scan import SplitScan
@@ -287,7 +287,7 @@ class OpenedDataset:
             "path": str(look.path),
             "layout": str(look.layout),
             "item": look.layout.item,
-            "packed": look.layout in (LookLayout.BLOCKS, LookLayout.PACKED),
+            "packed": look.layout.packed,
             "tokenizer": None if tokenizer is None else tokenizer.name,
             "tokenizer_problem": self._text[1],
             "splits": [split.as_json() for split in self.splits.values()],
