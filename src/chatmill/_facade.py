@@ -117,6 +117,7 @@ PUBLIC: dict[str, str] = {
     "SynthKDResult": "distill.run",
     "build_synth_kd": "distill.run",
     "synth_kd_blend": "store.kd",
+    "synth_kd_blends": "store.kd",
     "synth_kd_split": "systems.synth_kd",
     "verify_synth_kd": "distill.check",
     "write_synth_harmony": "distill.synth_harmony",

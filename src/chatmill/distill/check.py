@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.publish import sha256_file
 from chatmill.core.canonical import canonical_json
+from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
 from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
 from chatmill.store.kd import LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
-from chatmill.systems.synth_kd import EOD, VOCAB_SIZE, Split
+from chatmill.systems.synth_kd import Split
 
 SLICE_DOCUMENTS = 4096
 

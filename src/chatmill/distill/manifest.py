@@ -12,11 +12,12 @@ from typing import Any
 from chatmill import __version__
 from chatmill.compiler.manifest import git_sha
 from chatmill.compiler.publish import canonical_json
+from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
 from chatmill.distill.shards import GLOB, KDInput
 from chatmill.errors import MissingExtraError
 from chatmill.store.kd import SPAN_NAMES
 from chatmill.store.receipts import KD_SCHEMA, sealed
-from chatmill.systems.synth_kd import EOD, FLAGS, SPLIT_RULE, VOCAB_SIZE, Split
+from chatmill.systems.synth_kd import FLAGS, SPLIT_RULE, Split
 from chatmill.tokenizer.assets import O200K_SHA256
 
 SCHEMA = KD_SCHEMA
