@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from chatmill.core.harmony_ids import EOD, RETURN, UNUSED, VOCAB_SIZE
+from chatmill.core.harmony_ids import BOS, EOD, RETURN, UNUSED, VOCAB_SIZE
 from chatmill.errors import ConfigError, FormatError, MissingExtraError
 from chatmill.store.kd import LOSSMASK, SPAN, KDShard, sidecar_prefix, synth_kd_blend, synth_kd_blends, token_prefix
 
@@ -204,7 +204,7 @@ class HarmonyTokenizer(MegatronTokenizerBase):  # type: ignore[misc]
     eod: ClassVar[int] = EOD
     pad: ClassVar[int] = UNUSED
     eos: ClassVar[int] = RETURN
-    bos: ClassVar[int] = 199998
+    bos: ClassVar[int] = BOS
 
     def __init__(self, path: str | None = None) -> None:
         """`path`: an o200k_base.tiktoken; by default the one that is found, or the bundled one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+BOS = 199998
 EOD = 199999
 """`<|endoftext|>`: once after every conversation, not trained."""
 RETURN, CHANNEL, START, END, CALL = 200002, 200005, 200006, 200007, 200012

@@ -16,6 +16,7 @@ from chatmill.export.targets import TARGETS, Export
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import BlockDocuments, StoredDataset, open_dataset
+from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.names import is_split_name
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
 
@@ -35,6 +36,8 @@ class ExportResult:
     """Sentences about what the target cannot hold, or was asked to leave out; empty when nothing is lost."""
     manifest: Mapping[str, Any]
     """What stands in export.json."""
+    blend: BlendFiles | None = None
+    """Of an export to megatron: its shards as arguments for Megatron-LM, in two files beside the folder."""
 
 
 def export_dataset(
@@ -50,6 +53,7 @@ def export_dataset(
     shard_tokens: int | None = None,
     kinds: bool = True,
     eod_id: int | None = None,
+    record_ids: bool = False,
 ) -> ExportResult:
     """Write a dataset (episodes or blocks) as `to`: hf, parquet, episodes, blocks or megatron.
 
@@ -59,6 +63,7 @@ def export_dataset(
     - `pad_id`, `shard_tokens`: default as in the build; megatron makes one shard a split. `kinds`: False leaves
       them out.
     - `eod_id`: megatron only: this token, untrained, behind every document that does not end in it.
+    - `record_ids`: megatron only: the record id of every document in `shard_NN_ids`; the others keep them anyway.
 
     Tokens are copied about a million at a time. Nothing is at `out` before everything is.
     """
@@ -73,6 +78,8 @@ def export_dataset(
         raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
     if eod_id is not None and to != "megatron":
         raise ConfigError(f"eod_id is for exports to megatron; {to} keeps documents as they are")
+    if record_ids and to != "megatron":
+        raise ConfigError(f"record_ids is for exports to megatron; {to} has them where it can hold them")
     temporary = temporary_folder(final)
     try:
         export = Export(
@@ -86,6 +93,7 @@ def export_dataset(
             shard_tokens=shard_tokens or _shard_tokens(source, to),
             kinds=kinds,
             eod_id=eod_id,
+            record_ids=record_ids,
         )
         with storing(final, "write the export"):
             TARGETS[to](export)
@@ -94,8 +102,12 @@ def export_dataset(
         publish_folder(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    blend = None
+    if to == "megatron" and any(counts["documents"] for counts in export.counts.values()):
+        with storing(final, "write the blend arguments beside"):
+            blend = write_blend_arguments(final)
     return ExportResult(
-        directory=final, to=to, splits=export.counts, not_held=tuple(export.not_held), manifest=manifest
+        directory=final, to=to, splits=export.counts, not_held=tuple(export.not_held), manifest=manifest, blend=blend
     )
 
 
@@ -126,7 +138,8 @@ def _manifest(export: Export, to: str) -> dict[str, Any]:
     """Which dataset this was made of, how, what it holds and what it could not; nothing of time or place."""
     source, folder = export.source, export.folder
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    options = ("max_length", "packing_strategy", "overflow", "pad_id", "shard_tokens", "kinds", "eod_id")
+    options = ["max_length", "packing_strategy", "overflow", "pad_id", "shard_tokens", "kinds", "eod_id"]
+    options += ["record_ids"] if export.record_ids else []
     content = {
         "format": EXPORT_FORMAT,
         "format_version": EXPORT_VERSION,

@@ -330,7 +330,8 @@ def synth_kd_blend(root: str | os.PathLike[str], split: str = "train") -> KDBlen
 def synth_kd_blends(root: str | os.PathLike[str]) -> list[KDBlend | None]:
     """`blend_per_split` of a `GPTDatasetConfig`: train, valid and test; None for a split without documents."""
     found = find_kd_root(root).splits
-    return [synth_kd_blend(root, split) if split in found else None for split in ("train", "valid", "test")]
+    names = ("train", "val" if "val" in found and "valid" not in found else "valid", "test")
+    return [synth_kd_blend(root, split) if split in found else None for split in names]
 
 
 def shard_prefixes(folder: Path) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from chatmill.core.harmony_ids import CHANNEL, CHANNEL_NAMES, EOD, START
 from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, MANIFEST
 
-NO_EOD = "a document does not end in its EOD, or has one inside"
+NO_EOD = "EOD inside of a document, or none at its end"
 NO_START = "a span does not begin with <|start|>"
 OTHER_CHANNEL = "a span is not that of its message's channel"
 
@@ -55,10 +55,12 @@ class IdRules:
             # Documents of other templates may use the EOD between messages.
             found[NO_EOD] = (ids == self.eod) != is_end if self.harmony else (ids != self.eod) & is_end
         begins = np.roll(is_end, 1)
-        if self.harmony and bool((ids[begins] == START).all()):
+        if self.harmony:
+            # Only what begins as Harmony does is held to its rules.
+            known = np.repeat(ids[begins] == START, np.diff(ends, prepend=-1))
             own = np.zeros_like(span)
             own[1:] = span[:-1]
-            own[begins] = 0
+            own[begins | ~known] = 0
             changes = (own > 0) & (own != np.append(np.uint8(0), own[:-1]))
             found[NO_START] = changes & (ids != START)
             names = np.append(ids[1:], 0)

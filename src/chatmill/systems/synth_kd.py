@@ -71,8 +71,12 @@ def valid_threshold(valid_fraction: float) -> int:
 
 def synth_kd_split(synth_id: str, valid_fraction: float = 0.001) -> Split:
     """The split of a row: a pure function of its id."""
-    number = int.from_bytes(blake2b(synth_id.encode(), digest_size=8).digest(), "big")
-    return Split.VALID if number < valid_threshold(valid_fraction) else Split.TRAIN
+    return Split.VALID if is_valid(synth_id.encode(), valid_threshold(valid_fraction)) else Split.TRAIN
+
+
+def is_valid(synth_id: bytes, threshold: int) -> bool:
+    """Whether the row with this id, in UTF-8, is in `valid`."""
+    return int.from_bytes(blake2b(synth_id, digest_size=8).digest(), "big") < threshold
 
 
 def vocabulary_file(path: str | os.PathLike[str] | None = None) -> tuple[Path, str]:
