@@ -12,6 +12,7 @@ from chatmill.distill.draft import KDBatch
 from chatmill.distill.shards import KDInput, Shard, shard_batches
 from chatmill.errors import ConfigError
 
+UNLIMITED = 2**62
 Render = Callable[[RowTexts], KDBatch]
 
 
@@ -28,11 +29,11 @@ def cap_tokens(
             raise ConfigError(f"{option} is {value}; give 1 or more, or leave it out")
     shards, left = [], max_tokens
     for shard in source.shards:
-        caps = [cap for cap in (left, max_tokens_per_shard) if cap is not None]
-        rows, tokens = _rows_within(shard, render, min(caps)) if caps and min(caps) else (0, 0)
+        cap = min(UNLIMITED if left is None else left, max_tokens_per_shard or UNLIMITED)
+        rows, tokens = _rows_within(shard, render, cap) if cap else (0, 0)
         if left is not None:
             # A row that does not fit ends the build's input, even if a shorter one follows.
-            left = left - tokens if rows == shard.taken or min(caps) < left else 0
+            left = left - tokens if rows == shard.taken or cap < left else 0
         shards.append(replace(shard, taken=rows))
     if not any(shard.taken for shard in shards):
         raise ConfigError("no row fits into the cap of tokens: the first one alone has more. Give a larger cap")
