@@ -41,5 +41,15 @@ def add_teacher(root: str) -> int:
     return documents
 
 
+def teacher_dataset() -> type:
+    """The dataset class that serves it; Megatron Core is imported here, since adding the sidecar does not need it."""
+    from chatmill import SynthKDDataset
+
+    class TeacherDataset(SynthKDDataset):
+        sidecars = ("teacher_logprob",)
+
+    return TeacherDataset
+
+
 if __name__ == "__main__":
     print(f"{add_teacher(sys.argv[1]):,} documents have a teacher_logprob")

@@ -31,6 +31,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
+from megatron.core.utils import get_model_config
 from torch import Tensor
 
 from chatmill import SpanCounts, SynthKDDataset, span_counts, span_normalized_loss, sum_counts, synth_kd_blends
@@ -120,13 +121,12 @@ class SpanTraining:
         batch = get_batch(steps)
         # With context parallelism the batch is cut here; `step_counts` stays whole.
         losses = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
-        per_token = getattr(model, "config", None) or model.module.config
         return losses, partial(
             self.loss_func,
             batch,
             micro_batches=micro_batches(),
             ranks=parallel_state.get_data_parallel_world_size(with_context_parallel=True),
-            per_token=per_token.calculate_per_token_loss,
+            per_token=get_model_config(model).calculate_per_token_loss,
         )
 
     def loss_func(
@@ -147,22 +147,20 @@ class SpanTraining:
             divided_by = num_tokens.clamp(min=1) * micro_batches * ranks
         share = 1.0 / (micro_batches * ranks)
         report = {
-            "lm loss": (part.loss, share),
-            "reasoning loss": (part.sum_r, part.tokens_r),
-            "answer loss": (part.sum_f, part.tokens_f),
-            "reasoning tokens": (part.tokens_r, share),
-            "answer tokens": (part.tokens_f, share),
+            "lm loss": sum_and_count(part.loss, share),
+            "reasoning loss": sum_and_count(part.sum_r, part.tokens_r),
+            "answer loss": sum_and_count(part.sum_f, part.tokens_f),
+            "reasoning tokens": sum_and_count(part.tokens_r, share),
+            "answer tokens": sum_and_count(part.tokens_f, share),
         }
-        # The loop divides sums by counts. A count of 0 would give NaN; 1e-12 is lost as soon as there is one token.
-        pairs = {name: torch.as_tensor(pair).clamp(min=1e-12) for name, (_, pair) in report.items()}
-        return (
-            (part.loss * divided_by).to(losses.dtype),
-            num_tokens,
-            {
-                name: torch.stack((value.detach().float(), pairs[name].to(value.device).float()))
-                for name, (value, _) in report.items()
-            },
-        )
+        return (part.loss * divided_by).to(losses.dtype), num_tokens, report
+
+
+def sum_and_count(total: Tensor, count: Tensor | float) -> Tensor:
+    """A pair that Megatron-LM's loop adds up over micro-batches and ranks, and then divides."""
+    # A count of 0 would give NaN; 1e-12 is lost as soon as there is one token.
+    counts = torch.as_tensor(count, dtype=torch.float32, device=total.device).clamp(min=1e-12)
+    return torch.stack((total.detach().float(), counts))
 
 
 def read_report(reports: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:

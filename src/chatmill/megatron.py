@@ -25,6 +25,10 @@ try:
     from megatron.core.datasets.indexed_dataset import IndexedDataset
     from megatron.core.tokenizers import MegatronTokenizerBase
 except ImportError as error:
+    if error.name and not error.name.startswith("megatron"):  # newer versions ask for triton, also on CPUs
+        raise ConfigError(
+            f"megatron-core cannot be imported without {error.name!r}: pip install {error.name}"
+        ) from error
     raise MissingExtraError("megatron.core", "megatron", "SynthKDDataset") from error
 
 __all__ = ["HarmonyTokenizer", "SynthKDDataset", "drop_broken_cache", "synth_kd_blend", "synth_kd_blends"]

@@ -162,6 +162,8 @@ def test_the_example_adds_one_by_record_id(copied: Path) -> None:
     everything = shard.files["tokens"].array
     at = int(np.flatnonzero(mask)[0])
     assert found[at] == pytest.approx(np.log((everything == ids[at + 1]).mean()), rel=1e-6)
+    sample = dataset(shard.prefix, example.teacher_dataset())[0]
+    assert bool((sample[NAME][sample["loss_mask"] > 0] < 0).all())
     report = verify_synth_kd(copied)
     assert report.passed
     assert sum(NAME in sentence and "added later" in sentence for sentence in report.unchecked) == 4

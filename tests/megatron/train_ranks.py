@@ -54,12 +54,12 @@ def evaluated(options: Any, dataset: Any) -> dict[str, float]:
 
 def main(root: str, out: str) -> None:
     options = example.Options(
-        root, steps=6, sequence_length=32, micro_batch=2, global_batch=8, eval_every=6, eval_steps=1, lr=0.05,
+        root, steps=4, sequence_length=32, micro_batch=1, global_batch=4, eval_every=4, eval_steps=1, lr=0.05,
         layers=1, hidden=16, heads=2, cache=f"{out}-cache",
     )  # fmt: skip
     with example.megatron(options):
-        train_set, valid_set, _ = example.build_datasets(root, 32, [8, 16, 0], cache=options.cache)
-        everything = torch.utils.data.default_collate([train_set[i] for i in range(8)])
+        train_set, valid_set, _ = example.build_datasets(root, 32, [4, 8, 0], cache=options.cache)
+        everything = torch.utils.data.default_collate([train_set[i] for i in range(4)])
         found: dict[str, Any] = {}
         for per_token in (True, False):
             chosen = options._replace(per_token_loss=per_token)
