@@ -26,9 +26,7 @@ try:
     from megatron.core.tokenizers import MegatronTokenizerBase
 except ImportError as error:
     if error.name and not error.name.startswith("megatron"):  # newer versions ask for triton, also on CPUs
-        raise ConfigError(
-            f"megatron-core cannot be imported without {error.name!r}: pip install {error.name}"
-        ) from error
+        raise ConfigError(f"megatron-core needs {error.name!r} to be imported: pip install {error.name}") from error
     raise MissingExtraError("megatron.core", "megatron", "SynthKDDataset") from error
 
 __all__ = ["HarmonyTokenizer", "SynthKDDataset", "drop_broken_cache", "synth_kd_blend", "synth_kd_blends"]

@@ -436,7 +436,7 @@ def test_what_megatron_itself_lacks_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(builtins, "__import__", without_triton)
     monkeypatch.delitem(sys.modules, "chatmill.megatron", raising=False)
-    with pytest.raises(ConfigError, match="without 'triton': pip install triton"):
+    with pytest.raises(ConfigError, match="needs 'triton' to be imported: pip install triton"):
         importlib.import_module("chatmill.megatron")
 
 

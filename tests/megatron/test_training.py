@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from chatmill.train.span_loss import span_normalized_loss
-from tests.megatron.kd_sets import make_documents, write_root
+from tests.megatron.kd_sets import EOD, Document, make_documents, write_root
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "megatron" / "pretrain_synth_kd.py"
@@ -29,10 +30,14 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shards = [make_documents(30, 1, 1000), make_documents(11, 2, 50_000)]
-    return write_root(
-        tmp_path_factory.mktemp("kd") / "root", {"train": shards, "valid": [make_documents(9, 3, 90_000)]}
-    )
+    """Documents of few different tokens, so that a few steps teach something."""
+    splits = {"train": [few(30, 1), few(11, 2)], "valid": [few(9, 3)]}
+    return write_root(tmp_path_factory.mktemp("kd") / "root", splits)
+
+
+def few(count: int, seed: int) -> list[Document]:
+    made = make_documents(count, seed)
+    return [Document(ids=[*(number % 20 for number in d.ids[:-1]), EOD], spans=d.spans) for d in made]
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,20 @@ def test_the_command_in_one_process(root: Path, tmp_path: Path) -> None:
     assert [line.split(" | ")[0] for line in lines] == ["step     1", "step     2", "valid    2", "done"]
     for name in ("lm loss", "reasoning loss", "answer loss", "reasoning tokens", "answer tokens", "w_r", "w_f"):
         assert f"{name}: " in lines[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("option", ["--no-bf16", "--bf16"])
+def test_the_loss_falls_on_a_gpu(root: Path, tmp_path: Path, option: str) -> None:
+    small = "--steps 20 --sequence-length 32 --global-batch 8 --layers 1 --hidden 64 --heads 2 --lr 0.01"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), str(root), *small.split(), option, "--cache", str(tmp_path)],
+        capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, last = re.findall(r"(?:first|last): ([\d.]+)", done.stdout.splitlines()[-1])
+    assert float(last) < float(first) - 1
 
 
 @pytest.fixture(scope="module")
