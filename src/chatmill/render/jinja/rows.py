@@ -384,8 +384,7 @@ class _Labels:
     def _closing_size(self, owner: int, start: int, stop: int) -> int:
         """How much of a gap behind a message its own ending has too."""
         answered = any(one.message == owner and one.end == start for one in self._placed)
-        closing = self._turns.closing_behind_stop(owner) if answered else self._turns.closing(owner)
-        return _common(self._rendering.text[start:stop], closing)
+        return _common(self._rendering.text[start:stop], self._turns.closing(owner, behind_stop=answered))
 
     def _opening(self, start: int, stop: int, after: int | None) -> Iterator[Span]:
         """Before the first message: what begins the document, then system text that the template writes itself."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -48,6 +48,12 @@ class Answer(NamedTuple):
     """Whether the detail quotes nothing of the record."""
 
 
+@lru_cache(maxsize=256)
+def _any_of(names: tuple[str, ...]) -> re.Pattern[str] | None:
+    ordered = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
 class StopTokens(NamedTuple):
     """The tokens that end an answer."""
 
@@ -57,9 +63,7 @@ class StopTokens(NamedTuple):
 
     def pattern(self) -> re.Pattern[str] | None:
         """Finds a stop token; the longest one first."""
-        if not self.names:
-            return None
-        return re.compile("|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True)))
+        return _any_of(self.names)
 
     def are_same(self, one: str, other: str) -> bool:
         """Whether two stops end an answer in the same way."""
@@ -77,6 +81,8 @@ class Turns:
         self._noted: set[int] = set()
         self._prompts: dict[int, Rendering | Refusal] = {}
         self._ends: dict[int, Rendering | Refusal] = {}
+        self._closings: dict[tuple[int, bool], str] = {}
+        self._stable: dict[Answer, bool] = {}
         self.notes = Notes()
         """What the analysis depends on, beside the shape."""
 
@@ -227,6 +233,11 @@ class Turns:
 
     def is_stable(self, answer: Answer) -> bool:
         """Whether F has this answer behind its own prompt, character by character."""
+        if answer not in self._stable:
+            self._stable[answer] = self._is_stable(answer)
+        return self._stable[answer]
+
+    def _is_stable(self, answer: Answer) -> bool:
         full = ended = self.until(answer.message)
         assert isinstance(full, Rendering)
         assert isinstance(ended, Rendering)
@@ -245,8 +256,15 @@ class Turns:
         found = stop.match(whole.text, len(kept.text)) if stop else None
         return found is not None and self.stops.are_same(answer.stop, found.group())
 
-    def closing(self, message: int) -> str:
-        """Template text that A(message) has behind the message's own text."""
+    def closing(self, message: int, *, behind_stop: bool = False) -> str:
+        """Template text that A(message) has behind the message's own text, or behind the first stop token there."""
+        found = self._closings.get((message, behind_stop))
+        if found is None:
+            write = self._closing_behind_stop if behind_stop else self._closing
+            found = self._closings[message, behind_stop] = write(message)
+        return found
+
+    def _closing(self, message: int) -> str:
         ended = self.until(message)
         if isinstance(ended, Refusal):
             return ""
@@ -254,8 +272,7 @@ class Turns:
         last = max((piece.stop for piece in near.pieces if piece.owner == message), default=None)
         return "" if last is None else literal_from(near, last)
 
-    def closing_behind_stop(self, message: int) -> str:
-        """The rest of that, behind the first stop token."""
+    def _closing_behind_stop(self, message: int) -> str:
         ended, prompt = self.until(message), self.prompt(message)
         pattern = self.stops.pattern()
         if isinstance(ended, Refusal) or pattern is None:

@@ -16,7 +16,7 @@ from chatmill.errors import ConfigError, DataError
 from chatmill.store.kd import KDShard
 from tests.cli.run import chatmill
 from tests.conftest import DATA
-from tests.synth_kd.inputs import chat, digest, row, write_input
+from tests.distill.inputs import chat, digest, row, write_input
 
 
 @pytest.fixture(scope="module")
