@@ -18,7 +18,7 @@ import torch
 
 from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.run import build_synth_kd
-from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.export.check import verify_export
 from chatmill.store.kd import KDShard, synth_kd_blend, synth_kd_blends
 from chatmill.store.kd_blend import write_blend_arguments
@@ -146,6 +146,8 @@ def test_a_sidecar_that_does_not_fit_is_refused_at_opening(tmp_path: Path) -> No
     assert len(KDShard.open(prefix)) == 20, "who does not ask for it is not stopped by it"
     with pytest.raises(ConfigError, match="no name for a sidecar"):
         KDShard.open(prefix, ["span"])
+    with pytest.raises(UnknownNameError, match="labels, tokens"):
+        write_sidecar(prefix, "other", [], aligned="words")
 
 
 def test_the_example_adds_one_by_record_id(copied: Path) -> None:
