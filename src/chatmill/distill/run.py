@@ -111,16 +111,7 @@ def build_synth_kd(
     root = Path(out)
     _refuse_existing(root, resume=resume)
     chunk_bytes, chunk_rows = _chunk_size(root, chunk_bytes, chunk_rows)
-    source = read_input(
-        inputs,
-        max_rows=max_rows,
-        max_rows_per_shard=max_rows_per_shard,
-        chunk_bytes=chunk_bytes,
-        chunk_rows=chunk_rows,
-    )
-    if max_tokens is not None or max_tokens_per_shard is not None:
-        render = renderer_of(options.renderer, str(options.vocabulary[0].absolute())).render
-        source = cap_tokens(source, render, max_tokens=max_tokens, max_tokens_per_shard=max_tokens_per_shard)
+    source = _read_source(inputs, options, chunk_bytes, chunk_rows)
     state = {
         "fingerprint": kd_fingerprint(options.config, source),
         "chunk_bytes": chunk_bytes,
@@ -136,6 +127,24 @@ def build_synth_kd(
         blend = write_blend_arguments(root)
     seconds = time.monotonic() - started
     return SynthKDResult(outcome=outcome, root=root, manifest=manifest, audited=audited, seconds=seconds, blend=blend)
+
+
+def _read_source(
+    inputs: str | os.PathLike[str], options: _Options, chunk_bytes: int, chunk_rows: int | None
+) -> KDInput:
+    """The input, as far as the caps let it through."""
+    config = options.config
+    source = read_input(
+        inputs,
+        max_rows=config.max_rows,
+        max_rows_per_shard=config.max_rows_per_shard,
+        chunk_bytes=chunk_bytes,
+        chunk_rows=chunk_rows,
+    )
+    caps = {"max_tokens": config.max_tokens, "max_tokens_per_shard": config.max_tokens_per_shard}
+    if any(cap is not None for cap in caps.values()):
+        source = cap_tokens(source, renderer_of(options.renderer, str(options.vocabulary[0].absolute())).render, **caps)
+    return source
 
 
 def executor_of(engine: str, workers: int | None = None, address: str | None = None) -> Executor:

@@ -74,12 +74,7 @@ def export_dataset(
         if not is_split_name(name):
             raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
     final = _out(source.directory, to, out)
-    if shard_tokens is not None and shard_tokens < 1:
-        raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
-    if eod_id is not None and to != "megatron":
-        raise ConfigError(f"eod_id is for exports to megatron; {to} keeps documents as they are")
-    if record_ids and to != "megatron":
-        raise ConfigError(f"record_ids is for exports to megatron; {to} has them where it can hold them")
+    _check_options(to, shard_tokens, eod_id, record_ids)
     temporary = temporary_folder(final)
     try:
         export = Export(
@@ -109,6 +104,15 @@ def export_dataset(
     return ExportResult(
         directory=final, to=to, splits=export.counts, not_held=tuple(export.not_held), manifest=manifest, blend=blend
     )
+
+
+def _check_options(to: str, shard_tokens: int | None, eod_id: int | None, record_ids: bool) -> None:
+    if shard_tokens is not None and shard_tokens < 1:
+        raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
+    if eod_id is not None and to != "megatron":
+        raise ConfigError(f"eod_id is for exports to megatron; {to} keeps documents as they are")
+    if record_ids and to != "megatron":
+        raise ConfigError(f"record_ids is for exports to megatron; {to} has them where it can hold them")
 
 
 def _out(directory: Path, to: str, out: str | Path | None) -> Path:
