@@ -113,6 +113,8 @@ PUBLIC: dict[str, str] = {
     "SynthKDResult": "distill.run",
     "build_synth_kd": "distill.run",
     "synth_kd_blend": "store.kd",
+    "synth_kd_blends": "store.kd",
+    "write_sidecar": "store.kd_sidecars",
     "synth_kd_split": "systems.synth_kd",
     "verify_synth_kd": "distill.check",
     "write_synth_harmony": "distill.synth_harmony",

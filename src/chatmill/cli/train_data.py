@@ -10,6 +10,7 @@ from typing import Any
 
 from chatmill.cli.train_recipe import DataSection, TrainRecipe
 from chatmill.errors import ConfigError, FormatError
+from chatmill.store.kd import shard_prefixes
 
 DEFAULT_BLOCK_SIZE = 1024
 VOCABULARY_MULTIPLE = 128
@@ -39,6 +40,12 @@ def open_data(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
             )
         raise ConfigError("nothing to train on: set data.dataset, or data.transcripts with train.post_training")
     directory = Path(data.dataset)
+    if directory.is_dir() and (shard_prefixes(directory / "train") or shard_prefixes(directory)):
+        raise ConfigError(
+            f"{directory} holds Megatron's indexed datasets, which `chatmill train` does not read: train on them with "
+            "Megatron Core (docs/megatron.md), or build the same conversations as episodes with `chatmill build` "
+            "(template: harmony, policy: synth_kd)"
+        )
     manifest = _manifest(directory)
     known = _vocabulary(recipe, manifest)
     return *_dataset_loaders(recipe, directory, known), known
