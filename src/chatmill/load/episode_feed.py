@@ -175,6 +175,15 @@ class EpisodeFeed:
         rows, options = self.rows.rows_of(epoch), self._options
         return steps_per_epoch(rows, options.share, drop_last=options.drop_last)
 
+    def steps_left(self, place: EpochPlace, epochs: int) -> int:
+        """Global steps from a place to the end of epoch `epochs - 1`."""
+        if place.epoch >= epochs:
+            return 0
+        options = self._options
+        left = max(0, self.rows.rows_of(place.epoch) - place.position)
+        here = steps_per_epoch(left, options.share, drop_last=options.drop_last)
+        return here + sum(self.steps_per_epoch(epoch) for epoch in range(place.epoch + 1, epochs))
+
     def announce(self, step: EpisodeStep) -> None:
         """One line at each epoch's start."""
         if not step.starts_epoch:

@@ -113,6 +113,15 @@ class GPTEpisodeDataLoader(BatchLoader):
         """How many batches an epoch has; packed, that may differ from epoch to epoch."""
         return self._episode_feed(split).steps_per_epoch(epoch)
 
+    def batches_left(self, split: str = "train", epochs: int = 1) -> int:
+        """Batches of this rank from here to the end of the epoch with number `epochs - 1`; not for random mode."""
+        return self._episode_feed(split).steps_left(self._places[split], epochs)
+
+    def next_epoch(self, split: str = "train") -> int:
+        """The epoch of the batch that comes next: `epoch`, or the one after it where that is used up."""
+        epoch = self.epoch(split)
+        return epoch if self.batches_left(split, epoch + 1) else epoch + 1
+
     def _episode_feed(self, split: str) -> EpisodeFeed:
         feed = self._feed(split)
         assert isinstance(feed, EpisodeFeed)

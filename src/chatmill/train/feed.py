@@ -79,32 +79,28 @@ class Feed:
         if self._twin is not None:
             self._twin.follow(self.loader)
 
-    def batches(self, config: TrainConfig) -> int | None:
+    def batches(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
         """How many batches the data has: those of its epochs, or the length of what ends; None: endless."""
         passes = config.epochs or 1
         if isinstance(self.loader, GPTEpisodeDataLoader):
             if self.loader.options.sampling is not SamplingMode.EPOCH:
                 return None
-            return sum(self.loader.steps_per_epoch(self.split, epoch) for epoch in range(passes))
+            epochs = range(first_epoch, first_epoch + passes)
+            return sum(self.loader.steps_per_epoch(self.split, epoch) for epoch in epochs)
         try:
             return len(self.loader) * (passes if hasattr(self.loader, "get_batch") else 1)
         except TypeError:
             return None
 
+    def batches_left(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
+        """How many of them come after the place where the loader is now; None: the loader cannot say."""
+        if isinstance(self.loader, GPTEpisodeDataLoader):
+            if self.loader.options.sampling is not SamplingMode.EPOCH:
+                return None
+            return self.loader.batches_left(self.split, first_epoch + (config.epochs or 1))
+        left = getattr(self.loader, "batches_left", None)
+        return None if left is None else int(left())
 
-def phase_steps(feed: Feed, config: TrainConfig) -> int:
-    """Optimizer steps of a phase: as asked for, or as the data has; post-training never goes over its data twice."""
-    by_data = feed.batches(config)
-    steps_by_data = None if by_data is None else -(-by_data // config.accumulation)
-    if config.post_training:
-        if steps_by_data is None:
-            raise ConfigError(
-                "post_training ends when its data ends, and this loader never does: give transcripts, or an episode "
-                "loader in epoch mode"
-            )
-        return min(steps_by_data, config.steps or steps_by_data)
-    if config.steps is not None:
-        return config.steps
-    if steps_by_data is None or (config.epochs is None and hasattr(feed.loader, "get_batch")):
-        raise ConfigError("how long? Give steps (or epochs, where the loader has them): the loader itself never ends")
-    return steps_by_data
+    def first_epoch(self) -> int:
+        """The epoch that the next batch belongs to; 0 for data without epochs."""
+        return self.loader.next_epoch(self.split) if isinstance(self.loader, GPTEpisodeDataLoader) else 0

@@ -65,6 +65,10 @@ class StreamBlockLoader:
         """Batches of each rank in the one pass."""
         return math.ceil(len(self.kept) / (self.batch_size * self.world_size))
 
+    def batches_left(self) -> int:
+        """Batches of each rank that were not given yet."""
+        return math.ceil(max(0, len(self.kept) - self._position) / (self.batch_size * self.world_size))
+
     def sample(self, index: int) -> dict[str, NDArray[Any]]:
         """One kept block: `input_ids` and the token-aligned `loss_mask`, both of block_size."""
         block = self.kept[index]

@@ -3,6 +3,7 @@
 fit(model, loader)
   joined_ranks     which process this is                 ranks.py
   Feed             the next micro-batch                  feed.py, batch.py
+  Phase            how much is left, counted in data     phase.py
   Trainer.step     counts -> forward, backward -> AdamW  losses.py, schedule.py
   RunLog           lines, JSONL, TensorBoard, a bar      log.py
   save_checkpoint  atomically, with the loader's place   checkpoint.py
@@ -26,8 +27,9 @@ from chatmill.errors import ConfigError
 from chatmill.train.batch import TrainBatch
 from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_optimizer, read_state, save_checkpoint
 from chatmill.train.config import TrainConfig
-from chatmill.train.feed import Feed, phase_steps
+from chatmill.train.feed import Feed
 from chatmill.train.log import RunLog, bar_is_possible
+from chatmill.train.phase import Phase, phase_of
 from chatmill.train.ranks import Ranks, joined_ranks
 from chatmill.train.schedule import learning_rate, warmup_steps
 from chatmill.train.step import StepResult, Trainer
@@ -103,8 +105,7 @@ class _Run:
     ) -> None:
         self.out, self.config, self.ranks = out, config, ranks
         self.feed = Feed(loader, ranks.device)
-        self.steps = phase_steps(self.feed, config)
-        """Optimizer steps of this phase."""
+        self.phase: Phase = phase_of(self.feed, config, done=0, first_epoch=self.feed.first_epoch())
         self.trainer = Trainer(model, config, ranks)
         self.val, self._val_state = _val_feed(loader, val_loader, ranks)
         self.history: list[dict[str, Any]] = []
@@ -124,7 +125,8 @@ class _Run:
         mode = "post_training" if self.config.post_training else "training"
         fingerprint = getattr(tokenizer, "fingerprint", None)
         spec = TrainingSpec(mode=mode, data=self.feed.fingerprint, tokenizer=fingerprint)
-        self.state = RunState(step=0, phase_start=0, spec=spec, loader=None, notes=notes)
+        first_epoch = self.feed.first_epoch()
+        self.state = RunState(step=0, phase_start=0, spec=spec, loader=None, first_epoch=first_epoch, notes=notes)
         known = checkpoints(self.out) if self.out is not None else []
         if not known:
             return
@@ -137,7 +139,7 @@ class _Run:
         changed = spec.differences(stored.spec)
         self.state = replace(stored, spec=spec, notes=notes or stored.notes)
         if changed:
-            self.state = replace(self.state, phase_start=stored.step)
+            self.state = replace(self.state, phase_start=stored.step, first_epoch=first_epoch)
             self._say(
                 f"the training spec differs from that of {folder.name}: {', '.join(changed)}; the warmup restarts"
             )
@@ -145,12 +147,14 @@ class _Run:
             self.feed.load_state(stored.loader)
             self._say(f"going on from {folder.name}")
         self.saved, self._saved_step = folder, stored.step
+        done = self.state.step - self.state.phase_start
+        self.phase = phase_of(self.feed, self.config, done=done, first_epoch=self.state.first_epoch)
 
     def go(self, *, progress: bool) -> FitResult:
         """Run the phase to its end, or until a signal."""
-        end = self.state.phase_start + self.steps
+        end = self.state.step + self.phase.steps_left
         skipped = int(getattr(self.feed.loader, "skipped", 0))
-        if self.state.step >= end:
+        if not self.phase.steps_left:
             self._say(f"step {self.state.step} of {end}: nothing left to train")
             return self._result(Outcome.ALREADY_FINISHED, skipped)
         self._clock = time.perf_counter()
@@ -161,7 +165,7 @@ class _Run:
             active=self.ranks.first,
             bar=progress and bar_is_possible(),
         )
-        self.log.event("start", step=self.state.step, steps=end, warmup=warmup_steps(self.config, self.steps),
+        self.log.event("start", step=self.state.step, steps=end, warmup=warmup_steps(self.config, self.phase.steps),
                        phase_start=self.state.phase_start, skipped_blocks=skipped, ranks=self.ranks.world)  # fmt: skip
         if skipped:
             self._say(f"{skipped} blocks have nothing to train and are skipped")
@@ -177,13 +181,14 @@ class _Run:
 
         All ranks stop at the same step: what counts is what they agreed on, not what one of them has seen.
         """
-        config = self.config
+        config, phase, begun_at = self.config, self.phase, self.state.step
         while self.state.step < end and not self.stopped:
-            batches = self._micro_batches()
+            number = self.state.step - begun_at
+            batches = self._micro_batches(phase.micro_batches(number, config.accumulation))
             if not batches:
                 break
             torch.manual_seed(_seed_of(config.seed, self.state.step, self.ranks.rank))
-            rate = learning_rate(config, self.state.step - self.state.phase_start, self.steps)
+            rate = learning_rate(config, phase.first + number, phase.steps)
             result = self.trainer.step(batches, rate)
             self.state = replace(self.state, step=self.state.step + 1)
             self._unlogged.append((result, rate))
@@ -213,8 +218,8 @@ class _Run:
         self._progress = f"loss {self.loss:.4f}  {per_second:,.0f} tokens/s"
         self._log({"step": self.state.step, **values, "lr": rate, "tokens_per_s": per_second})
 
-    def _micro_batches(self) -> list[TrainBatch]:
-        taken = (self.feed.next() for _ in range(self.config.accumulation))
+    def _micro_batches(self, count: int) -> list[TrainBatch]:
+        taken = (self.feed.next() for _ in range(count))
         return [batch for batch in taken if batch is not None]
 
     def _evaluate(self) -> None:
