@@ -66,17 +66,15 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
     if not is_episodes:
         with _mask_way_out(strict):
             return make_loader(config, directory, strict=strict, check=data.check), None
-    config |= {"epoch_shuffle": data.epoch_shuffle, "epoch_drop_last": data.epoch_drop_last,
-               "episode_min_tokens": data.episode_min_tokens, "pad_token_id": pad_id}  # fmt: skip
+    config |= {"epoch_drop_last": bool(data.epoch_drop_last), "episode_min_tokens": data.episode_min_tokens,
+               "pad_token_id": pad_id, "val": data.val}  # fmt: skip
+    if data.epoch_shuffle is not None:
+        config["epoch_shuffle"] = data.epoch_shuffle
     options: dict[str, Any] = {"pack": data.pack, "policy": data.policy, "strict": strict, "check": data.check}
     if data.pack:
         options["packing_strategy"] = data.packing_strategy
     with _mask_way_out(strict):
-        loader: Any = make_loader(config, directory, **options)
-    if not (directory / "val").exists() or loader.steps_per_epoch("val"):
-        return loader, None
-    # fewer val rows than a batch has: fill up with padding, which the training split need not do
-    return loader, make_loader(config | {"epoch_drop_last": False}, directory, **options)
+        return make_loader(config, directory, **options), None
 
 
 def _has_masks(directory: Path) -> bool:

@@ -39,9 +39,13 @@ class DataSection:
     """Conversations of a stream block do not see each other."""
     drop_last: bool = False
     """Leave the last stream block out when it is not full."""
-    epoch_shuffle: bool = True
-    epoch_drop_last: bool = True
+    epoch_shuffle: bool | None = None
+    """None: train is shuffled, val is read in order."""
+    epoch_drop_last: bool | None = None
+    """None: every row is read; the last batch is filled up with padding."""
     epoch_seed: int = 1337
+    val: dict[str, Any] = field(default_factory=dict)
+    """Options of the split val, where they differ: batch_size, epoch_shuffle, ..."""
     episode_min_tokens: int = 2
     pad_token_id: int | None = None
     """Default: what the dataset's manifest says, else the tokenizer's eos id."""
@@ -70,6 +74,7 @@ class TrainRecipe:
 MODEL_KEYS = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "ffn", "tied", "rope_theta", "norm_eps",
               "init_std", "path", "random_weights", "dtype")  # fmt: skip
 TOP_KEYS = ("out", "tokenizer", "template", "add_control_tokens", "attention", "model", "data", "train")
+OPTIONAL_FLAGS = ("use_loss_mask", "epoch_shuffle", "epoch_drop_last")
 DATA_KEYS = tuple(f.name for f in fields(DataSection))
 
 
@@ -136,13 +141,21 @@ def _data_section(given: Mapping[str, Any]) -> DataSection:
         default = DataSection.__dataclass_fields__[name].default
         if name in ("transcripts", "val_transcripts"):
             values[name] = tuple(str(value).split() if isinstance(value, str) else map(str, value or ()))
-        elif isinstance(default, bool) or (name == "use_loss_mask" and value is not None):
+        elif name == "val":
+            values[name] = _mapping(f"data.{name}", value)
+        elif isinstance(default, bool) or (name in OPTIONAL_FLAGS and value is not None):
             values[name] = as_flag(f"data.{name}", value)
         elif isinstance(default, int) or name == "pad_token_id":
             values[name] = _whole(f"data.{name}", value)
         else:
             values[name] = None if value is None else str(value)
     return DataSection(**values)
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"{name} is {value!r}; a mapping of options is needed")
+    return dict(value or {})
 
 
 def _whole(name: str, value: Any) -> int | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from chatmill.core.special_ids import special_id
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
-from chatmill.load.config import DatasetMode, TrainingConfig, as_training_config
+from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig, as_training_config
 from chatmill.load.distributed import rank_and_world
 from chatmill.load.episode_feed import EpisodeFeed, EpisodeOptions, flag
 from chatmill.load.loader import BatchLoader, choose_device, directory_of
@@ -20,6 +21,9 @@ from chatmill.load.rows import EpisodeRows, Weights, strategy_named
 from chatmill.pack.plan import Strategy
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         pack: bool = False,
         packing_strategy: str = Strategy.BEST_FIT,
         policy: Policy | str | None = None,
+        val: Mapping[str, Any] | None = None,
         strict: bool = False,
         check: bool = False,
         prefetch: bool = True,
@@ -61,6 +66,8 @@ class GPTEpisodeDataLoader(BatchLoader):
 
         - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`).
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
+        - `val`: options of the split val alone, such as `{"batch_size": 16}`. Where neither these nor the config set
+          `epoch_shuffle` and `epoch_drop_last`, val is given in order and whole, the same in every pass.
         - `strict`: masks that are asked for and are missing or of the wrong length, and a split whose writer
           did not finish, are errors instead of a warning.
         - `check`: compare the files of each shard with the hashes of the split's manifest before it is read.
@@ -74,6 +81,7 @@ class GPTEpisodeDataLoader(BatchLoader):
             "epoch_seed": epoch_seed,
             "pad_token_id": pad_token_id,
             "episode_min_tokens": episode_min_tokens,
+            "val": val,
         }
         self.config = as_training_config(config).replace(
             **{name: value for name, value in overrides.items() if value is not None}
@@ -82,20 +90,24 @@ class GPTEpisodeDataLoader(BatchLoader):
             raise ConfigError(f"policy {policy!r} chooses what is trained, but use_loss_mask=False refuses masks")
         self.rank, self.world_size = rank_and_world(rank, world_size)
         device = choose_device(device, self.config.device)
-        self.options = episode_options(
-            self.config,
-            tokenizer,
-            rank=self.rank,
-            world_size=self.world_size,
-            policy=policy,
-            strategy=packing_strategy if pack else None,
-            pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
-        )
         self.directory = directory_of(dataset_dir, self.config)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
-        opened = {s: self.options.rows(EpisodeDataset(self.directory, s, strict=strict, check=check)) for s in splits}
+        options = {
+            split: episode_options(
+                self.config.for_split(split),
+                tokenizer,
+                rank=self.rank,
+                world_size=self.world_size,
+                policy=policy,
+                strategy=packing_strategy if pack else None,
+                pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
+            )
+            for split in splits
+        }
+        self.options = options["train"]
+        opened = {s: options[s].rows(EpisodeDataset(self.directory, s, strict=strict, check=check)) for s in splits}
         report_opened(opened, self.options, strict=strict)
-        feeds = {split: EpisodeFeed(split, rows, self.options) for split, rows in opened.items()}
+        feeds = {split: EpisodeFeed(split, rows, options[split]) for split, rows in opened.items()}
         super().__init__(feeds, dataset=str(self.directory), device=device, prefetch=prefetch)
         self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
         self.pad_token_id = self.options.pad_id
@@ -112,6 +124,57 @@ class GPTEpisodeDataLoader(BatchLoader):
     def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
         """How many batches an epoch has; packed, that may differ from epoch to epoch."""
         return self._episode_feed(split).steps_per_epoch(epoch)
+
+    def split_options(self, split: str) -> EpisodeOptions:
+        """The options that a split is read with."""
+        return self._episode_feed(split).options
+
+    def __len__(self) -> int:
+        """Batches of this rank in the train epoch that comes next."""
+        if self.options.sampling is not SamplingMode.EPOCH:
+            raise TypeError("batch_sampling_mode is random: the batches never end, so the loader has no length")
+        return self.steps_per_epoch("train", self.next_epoch("train"))
+
+    def __bool__(self) -> bool:
+        """Always true, whatever the length."""
+        return True
+
+    def one_pass(self, split: str = "val") -> Iterator[tuple[torch.Tensor, ...]]:
+        """The batches of the first epoch of a split, then no more: an evaluation.
+
+        It does not move the split: `get_batch` goes on as if nothing had been read. Every rank has as many batches.
+        """
+        feed = self._episode_feed(split)
+        if feed.options.sampling is not SamplingMode.EPOCH:
+            raise ConfigError(
+                f"batch_sampling_mode of {split} is random, which has no end: give epoch (for val alone: "
+                'val={"batch_sampling_mode": "epoch"})'
+            )
+        place = feed.begin()
+        for _ in range(feed.steps_per_epoch(0)):
+            step, tensors = self._prepare(split, place)
+            yield self._to_device(tensors)
+            place = step.after
+
+    def last_episodes(self, split: str = "train") -> list[list[int]]:
+        """The episodes in each row of the batch that `get_batch` gave last, as numbers in `dataset(split)`.
+
+        Rows of padding are not there. For a loss that jumps: look at what the batch held.
+        """
+        if split not in self._last:
+            raise ConfigError(f"get_batch({split!r}) was not called yet: there is no last batch")
+        return self._episode_feed(split).episodes_of(self._last[split])
+
+    def episodes_in_batch(self, number: int, split: str = "train") -> list[list[int]]:
+        """The same for the batch `number` of a split, counted from the first one (0) of epoch 0 on this rank.
+
+        Nothing is read and the split is not moved. Optimizer step s (from 0) with accumulation A has the batches
+        s * A up to s * A + A - 1.
+        """
+        if number < 0:
+            raise ConfigError(f"batch {number}: batches are counted from 0")
+        feed = self._episode_feed(split)
+        return feed.episodes_of(feed.step_at(feed.place_of(number)))
 
     def batches_left(self, split: str = "train", epochs: int = 1) -> int:
         """Batches of this rank from here to the end of the epoch with number `epochs - 1`; not for random mode."""

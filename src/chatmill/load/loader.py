@@ -75,6 +75,8 @@ class BatchLoader:
         self._dataset = dataset
         self._places = {split: feed.begin() for split, feed in self._feeds.items()}
         self._locks = {split: threading.Lock() for split in self._feeds}
+        self._last: dict[str, Any] = {}
+        """The step that was delivered last, by split."""
         self._prefetch = prefetch
         self._ahead = Prefetcher()
         self._worker: tuple[int, int] | None = None
@@ -87,7 +89,7 @@ class BatchLoader:
         place = self._places[split]
         started = self._ahead.take(split, place)
         step, tensors = self._prepare(split, place) if started is None else started.result()
-        self._places[split] = step.after
+        self._places[split], self._last[split] = step.after, step
         feed.announce(step)
         if self._prefetch and self._worker is None:
             self._ahead.start(split, step.after, lambda: self._prepare(split, step.after))

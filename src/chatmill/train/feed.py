@@ -71,6 +71,9 @@ class Feed:
                 "this run cannot go on: its data is a plain iterable that does not know where it stood; use a loader "
                 "with state_dict and load_state_dict, or another `out`"
             )
+        splits = state.get("splits") if isinstance(state, dict) else None
+        if splits and self.split in splits:  # another split may have changed: it is not read from here
+            state = {**state, "splits": {self.split: splits[self.split]}}
         self.loader.load_state_dict(state)
         self.align()
 
@@ -83,7 +86,7 @@ class Feed:
         """How many batches the data has: those of its epochs, or the length of what ends; None: endless."""
         passes = config.epochs or 1
         if isinstance(self.loader, GPTEpisodeDataLoader):
-            if self.loader.options.sampling is not SamplingMode.EPOCH:
+            if self.loader.split_options(self.split).sampling is not SamplingMode.EPOCH:
                 return None
             epochs = range(first_epoch, first_epoch + passes)
             return sum(self.loader.steps_per_epoch(self.split, epoch) for epoch in epochs)
@@ -95,7 +98,7 @@ class Feed:
     def batches_left(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
         """How many of them come after the place where the loader is now; None: the loader cannot say."""
         if isinstance(self.loader, GPTEpisodeDataLoader):
-            if self.loader.options.sampling is not SamplingMode.EPOCH:
+            if self.loader.split_options(self.split).sampling is not SamplingMode.EPOCH:
                 return None
             return self.loader.batches_left(self.split, first_epoch + (config.epochs or 1))
         left = getattr(self.loader, "batches_left", None)

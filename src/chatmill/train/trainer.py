@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from chatmill.errors import ConfigError
+from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.train.batch import TrainBatch
 from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_optimizer, read_state, save_checkpoint
 from chatmill.train.config import TrainConfig
@@ -35,6 +36,8 @@ from chatmill.train.schedule import learning_rate, warmup_steps
 from chatmill.train.step import StepResult, Trainer
 
 log = logging.getLogger("chatmill.train")
+ENDLESS_EVAL_BATCHES = 20
+"""Batches of one evaluation on a val split that never ends (random mode, token streams)."""
 
 
 class Outcome(StrEnum):
@@ -229,12 +232,13 @@ class _Run:
         self._evaluated = self.state.step
         if self._val_state is not None:
             self.val.load_state(self._val_state)
-        limit = self.config.eval_batches
         own = self.val.batches(TrainConfig())
+        limit = self.config.eval_batches or own or ENDLESS_EVAL_BATCHES
         count = limit if own is None else min(limit, own)
         found = (self.val.next() for _ in range(count))
         loss, tokens = self.trainer.evaluate(batch for batch in found if batch is not None)
-        self._log({"step": self.state.step, "val_loss": loss, "val_tokens": tokens})
+        part = {} if own is None or count == own else {"val_batches": count, "val_batches_in_all": own}
+        self._log({"step": self.state.step, "val_loss": loss, "val_tokens": tokens, **part})
 
     def _log(self, values: dict[str, Any]) -> None:
         self.history.append(values)
@@ -292,10 +296,20 @@ def _val_feed(loader: Any, val_loader: Any, ranks: Ranks) -> tuple[Feed | None, 
     source = loader if val_loader is None else val_loader
     state = source.state_dict() if hasattr(source, "get_batch") and hasattr(source, "state_dict") else {}
     splits = state.get("splits", {})
-    if "val" in splits:
-        # only the part that speaks of val: loading it again leaves train where it is
-        return Feed(source, ranks.device, "val"), {**state, "splits": {"val": splits["val"]}}
-    return (None, None) if val_loader is None else (Feed(val_loader, ranks.device, "val"), state or None)
+    if "val" not in splits:
+        if "position" in state:  # blocks of a stream
+            state = {**state, "position": 0}
+        return (None, None) if val_loader is None else (Feed(val_loader, ranks.device, "val"), state or None)
+    own = splits["val"]
+    if isinstance(source, GPTEpisodeDataLoader):
+        own = {**own, "place": {"epoch": 0, "position": 0}}
+        if not source.steps_per_epoch("val"):
+            raise ConfigError(
+                f"{source.directory}: val has fewer rows than a batch, and epoch_drop_last drops them all: leave "
+                'epoch_drop_last out, or give val={"epoch_drop_last": False}'
+            )
+    # only the part that speaks of val: loading it again leaves train where it is
+    return Feed(source, ranks.device, "val"), {**state, "splits": {"val": own}}
 
 
 def _due(step: int, every: int | None) -> bool:
