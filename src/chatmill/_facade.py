@@ -70,6 +70,7 @@ PUBLIC: dict[str, str] = {
     "DataCollatorForCausalLM": "load.collate",
     "block_tokenize_fn": "systems.document_boundaries",
     "get_pos_ids_for_packed_sequence": "load.collate",
+    "trainer_columns": "load.collate",
     # spec 4: episodes and loaders
     "Episode": "store.episodes",
     "MixtureLoader": "load.mixture",
