@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from chatmill.cli.train_data import make_model, open_data
+from chatmill.cli.train_recipe import read_recipe
+from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError
 from chatmill.pack.stream import PackedStream, pack_post_training_stream, post_training_loss_mask
 from chatmill.read.transcripts import read_transcripts
 from chatmill.systems.post_training import encode_transcripts, pack_transcripts, transcribe
 from chatmill.tokenizer.byte_level import ByteTokenizer
-from chatmill.train.batch import as_batch
+from chatmill.tokenizer.load import load_tokenizer
+from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
 from chatmill.train.step import Trainer
 from chatmill.train.stream_blocks import StreamBlockLoader
@@ -119,8 +124,12 @@ def test_more_steps_than_data_end_with_the_data(tmp_path: Path) -> None:
     result = tiny_gpt().fit(StreamBlockLoader(packed, batch_size=2, eos_id=0), post_training=True, steps=1000)
     assert result.step == 11
     write_set(tmp_path, small_items(21))
-    episodes = tiny_gpt().fit(loader_over(tmp_path), post_training=True, steps=1000)
-    assert episodes.step == 5
+    episodes = tiny_gpt().fit(loader_over(tmp_path, epoch_drop_last=False), post_training=True, steps=1000)
+    assert episodes.step == 6
+    with pytest.raises(ConfigError, match="would leave out 1 of"):
+        tiny_gpt().fit(loader_over(tmp_path), post_training=True)
+    with pytest.raises(ConfigError, match="trains every token"):
+        tiny_gpt().fit(loader_over(tmp_path, use_loss_mask=False, pack=True), post_training=True)
     endless = loader_over(tmp_path, batch_sampling_mode="random")
     with pytest.raises(ConfigError, match="never does"):
         tiny_gpt().fit(endless, post_training=True, steps=3)
@@ -197,3 +206,74 @@ def test_the_command_reads_transcripts_in_the_mode_and_only_in_it(transcripts: P
     assert trained == int(packed.loss_mask[:, 1:].sum())
     markers = encode_transcripts(texts, tokenizer=ByteTokenizer()).markers
     assert json.loads((tmp_path / said["checkpoint"] / "model.json").read_text())["vocab_size"] > markers.eos_id
+
+
+def test_a_dataset_of_episodes_trains_the_assistant_alone_and_every_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Built with the policy `all`, where one answer is not to be trained: neither it nor the users' words are."""
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": f"ask {n}"},
+                {"role": "assistant", "content": f"no {n}", "weight": 0},
+                {"role": "user", "content": f"more {n}"},
+                {"role": "assistant", "content": f"yes {n}"},
+            ]
+        }
+        for n in range(7)
+    ]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    common = {"sources": [{"path": str(tmp_path / "chats.jsonl")}], "tokenizer": "bytes", "template": "chatml"}
+    for policy in ("all", "assistant"):
+        run_build(common | {"add_control_tokens": True, "policy": policy}, tmp_path / policy, workers=0)
+    trained: list[TrainBatch] = []
+    step = Trainer.step
+
+    def recorded(trainer: Trainer, batches: Any, rate: float) -> Any:
+        trained.extend(batches)
+        return step(trainer, batches, rate)
+
+    monkeypatch.setattr(Trainer, "step", recorded)
+    tokenizer = load_tokenizer("bytes", control_tokens=["<|im_start|>", "<|im_end|>"])
+    wanted = Counter(token for n in range(7) for token in tokenizer.encode(f"yes {n}"))
+    wanted[tokenizer.control("<|im_end|>")] = 7
+    sizes = "model: {layers: 1, hidden: 16, heads: 2}"
+    for policy, extra in (("all", ""), ("all", "pack: false,"), ("assistant", ""), ("all", "policy: last_turn,")):
+        (tmp_path / "r.yaml").write_text(
+            f"out: {tmp_path / policy / ('run' + str(len(extra)))}\n{sizes}\n"
+            f"data: {{dataset: {tmp_path / policy}, {extra} batch_size: 4, block_size: 128}}\n"
+        )
+        recipe = read_recipe(tmp_path / "r.yaml", {"POST_TRAINING": "1"})
+        loader, _, vocabulary = open_data(recipe)
+        trained.clear()
+        make_model(recipe, vocabulary).fit(loader, config=recipe.train)
+        expected = Counter(wanted)
+        if policy == "all" and not extra.startswith("policy"):  # this policy trains wrappers of the assistant too
+            for token in [tokenizer.control("<|im_start|>"), *tokenizer.encode("assistant\n\n")]:
+                expected[token] += 7
+        assert trained_tokens(trained) == expected
+    with pytest.raises(ConfigError, match="trains more than the assistant"):
+        (tmp_path / "r.yaml").write_text(f"out: a\n{sizes}\ndata: {{dataset: {tmp_path / 'all'}, policy: all}}\n")
+        open_data(read_recipe(tmp_path / "r.yaml", {"POST_TRAINING": "1"}))
+
+
+def trained_tokens(batches: list[TrainBatch]) -> Counter[int]:
+    """The targets with a weight."""
+    found: Counter[int] = Counter()
+    for batch in batches:
+        assert batch.weights is not None
+        found.update(batch.labels[batch.weights != 0].tolist())
+    return found
+
+
+def test_masks_of_unknown_making_are_refused_unless_vouched_for(tmp_path: Path) -> None:
+    write_set(tmp_path / "set", small_items(8))
+
+    def opened(extra: str = "") -> Any:
+        (tmp_path / "r.yaml").write_text(f"out: a\ndata: {{dataset: {tmp_path / 'set'}, pad_token_id: 1{extra}}}\n")
+        return open_data(read_recipe(tmp_path / "r.yaml", {"POST_TRAINING": "1"}))[0]
+
+    with pytest.raises(ConfigError, match="does not say which tokens are the assistant's"):
+        opened()
+    assert opened(", use_loss_mask: true").gives_masks()

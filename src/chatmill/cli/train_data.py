@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from chatmill.cli.train_recipe import DataSection, TrainRecipe
 from chatmill.errors import ConfigError, FormatError
+from chatmill.label.presets import find_policy
 
+log = logging.getLogger("chatmill.train")
+ASSISTANT = "assistant"
+"""The policy of the post-training mode on a dataset of episodes."""
 VOCABULARY_MULTIPLE = 128
 """A new model's embedding is rounded up to this many rows, which GPUs like."""
 
@@ -45,7 +50,55 @@ def open_data(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
             f"chatmill export {directory} --to episodes"
         )
     known = _vocabulary(recipe, manifest)
+    if recipe.train.post_training:
+        recipe = replace(recipe, data=assistant_only(recipe.data, directory, manifest))
     return *_dataset_loaders(recipe, directory, known), known
+
+
+def assistant_only(data: DataSection, directory: Path, manifest: dict[str, Any] | None) -> DataSection:
+    """The data section for the post-training mode, which trains assistant tokens alone and sees every row.
+
+    Where kinds are stored, the trainer knows whose each token is and the masks may be of any policy; without masks the
+    policy `assistant` makes them. A dataset without kinds must have been built with a policy of the assistant alone.
+    """
+    if not any((directory / "train").rglob("episodes.idx")):
+        raise ConfigError(
+            f"{directory} holds token files, which are read at random without end: the post-training mode makes one "
+            "pass over episodes (chatmill build) or transcripts"
+        )
+    if data.policy is not None:
+        if not find_policy(data.policy).trains_assistant_only:
+            raise ConfigError(
+                f"data.policy is {data.policy!r}, which trains more than the assistant; the post-training mode trains "
+                "assistant tokens only: give assistant, or leave it out"
+            )
+        return data
+    masks = data.use_loss_mask is not False and _has_masks(directory)
+    if _stores_kinds(directory):
+        if masks:
+            return data
+        log.info("post_training: the policy 'assistant' chooses what is trained, from the stored kinds")
+        return replace(data, policy=ASSISTANT, use_loss_mask=None)
+    if masks and (data.use_loss_mask or (manifest is not None and _stored_policy_fits(manifest))):
+        return data
+    raise ConfigError(
+        f"{directory} does not say which tokens are the assistant's (it stores no kinds, and has no manifest with a "
+        "policy that trains the assistant alone), and the post-training mode trains nothing else: build it with "
+        "chatmill build, or, where its masks mark assistant tokens, set data.use_loss_mask to true"
+    )
+
+
+def _stored_policy_fits(manifest: dict[str, Any]) -> bool:
+    try:
+        return find_policy(str(manifest["recipe"].get("policy"))).trains_assistant_only
+    except ConfigError:  # a policy file of another machine
+        return False
+
+
+def _stores_kinds(directory: Path) -> bool:
+    from chatmill.store.episodes import EpisodeDataset
+
+    return "kinds" in EpisodeDataset(directory, "train").columns
 
 
 def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) -> tuple[Any, Any]:

@@ -129,6 +129,16 @@ class GPTEpisodeDataLoader(BatchLoader):
         """The options that a split is read with."""
         return self._episode_feed(split).options
 
+    def gives_masks(self, split: str = "train") -> bool:
+        """Whether batches say which tokens are trained, from stored masks or a policy; else every token is."""
+        return self._episode_feed(split).masks
+
+    def rows_left_out(self, split: str = "train") -> int:
+        """Rows of the epoch that is being read that no rank gets: they do not fill a global step (`epoch_drop_last`)."""
+        feed, place, epoch = self._episode_feed(split), self._places[split], self.next_epoch(split)
+        left = feed.rows.rows_of(epoch) - (place.position if epoch == place.epoch else 0)
+        return left % feed.options.share.step if feed.options.drop_last else 0
+
     def __len__(self) -> int:
         """Batches of this rank in the train epoch that comes next."""
         if self.options.sampling is not SamplingMode.EPOCH:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,9 +22,15 @@ log = logging.getLogger("chatmill.train")
 class Feed:
     """Batches of one split, on the device of the run, with their spans where these are known."""
 
-    def __init__(self, loader: Any, device: torch.device, split: str = "train") -> None:
-        """A loader has `get_batch(split)`; anything else is iterated over once."""
+    def __init__(
+        self, loader: Any, device: torch.device, split: str = "train", *, assistant_only: bool = False
+    ) -> None:
+        """A loader has `get_batch(split)`; anything else is iterated over once.
+
+        `assistant_only`: tokens of others are not trained, where the dataset knows whose they are.
+        """
         self.loader, self.split = loader, split
+        self._assistant_only, self._told = assistant_only, False
         self._device = device
         self._twin: SpanTwin | None = twin_of(loader, split)
         self._iterator: Iterator[Any] | None = None
@@ -41,7 +48,18 @@ class Feed:
                 "the loader gives no masks, so every token is trained, padding included: use pack=True, or store masks"
             )
         spans = None if self._twin is None else self._twin.next()
-        return as_batch(given, self._device, spans)
+        batch = as_batch(given, self._device, spans)
+        return self._assistant_tokens(batch) if self._assistant_only else batch
+
+    def _assistant_tokens(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with weight 0 on what is not the assistant's, in whatever way the masks were made."""
+        if batch.spans is None or batch.weights is None:
+            return batch
+        own = batch.weights * (batch.spans != 0)
+        if not self._told and not torch.equal(own, batch.weights):
+            self._told = True
+            log.info("post_training: the masks of the dataset train tokens of others too; the assistant's are trained")
+        return replace(batch, weights=own)
 
     def _take(self) -> Any:
         if hasattr(self.loader, "get_batch"):
@@ -107,3 +125,20 @@ class Feed:
     def first_epoch(self) -> int:
         """The epoch that the next batch belongs to; 0 for data without epochs."""
         return self.loader.next_epoch(self.split) if isinstance(self.loader, GPTEpisodeDataLoader) else 0
+
+    def refuse_partial_pass(self) -> None:
+        """`ConfigError` where the one pass of post-training would leave rows out, or train every token."""
+        loader = self.loader
+        if not isinstance(loader, GPTEpisodeDataLoader):
+            return
+        if not loader.gives_masks(self.split):
+            raise ConfigError(
+                f"post_training trains assistant tokens only, but the loader of {loader.directory} trains every token: "
+                'give it policy="assistant" (where kinds are stored) or use_loss_mask=True'
+            )
+        left_out = loader.rows_left_out(self.split)
+        if left_out:
+            raise ConfigError(
+                f"post_training sees every row once, but epoch_drop_last would leave out {left_out} of "
+                f"{loader.directory}: set epoch_drop_last to false"
+            )

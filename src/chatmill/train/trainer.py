@@ -107,10 +107,12 @@ class _Run:
         self, model: Any, loader: Any, val_loader: Any, out: Path | None, config: TrainConfig, ranks: Ranks
     ) -> None:
         self.out, self.config, self.ranks = out, config, ranks
-        self.feed = Feed(loader, ranks.device)
+        self.feed = Feed(loader, ranks.device, assistant_only=config.post_training)
         self.phase: Phase = phase_of(self.feed, config, done=0, first_epoch=self.feed.first_epoch())
+        if config.post_training:
+            self.feed.refuse_partial_pass()
         self.trainer = Trainer(model, config, ranks)
-        self.val, self._val_state = _val_feed(loader, val_loader, ranks)
+        self.val, self._val_state = _val_feed(loader, val_loader, ranks, assistant_only=config.post_training)
         self.history: list[dict[str, Any]] = []
         self.loss: float | None = None
         self.saved: Path | None = None
@@ -148,6 +150,8 @@ class _Run:
             )
         else:
             self.feed.load_state(stored.loader)
+            if self.config.post_training:
+                self.feed.refuse_partial_pass()
             self._say(f"going on from {folder.name}")
         self.saved, self._saved_step = folder, stored.step
         done = self.state.step - self.state.phase_start
@@ -291,7 +295,7 @@ class _Run:
             log.info(text)
 
 
-def _val_feed(loader: Any, val_loader: Any, ranks: Ranks) -> tuple[Feed | None, Any]:
+def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: bool) -> tuple[Feed | None, Any]:
     """What is evaluated on, and the state that brings it back to its beginning; None without a split val."""
     source = loader if val_loader is None else val_loader
     state = source.state_dict() if hasattr(source, "get_batch") and hasattr(source, "state_dict") else {}
@@ -309,7 +313,7 @@ def _val_feed(loader: Any, val_loader: Any, ranks: Ranks) -> tuple[Feed | None, 
                 'epoch_drop_last out, or give val={"epoch_drop_last": False}'
             )
     # only the part that speaks of val: loading it again leaves train where it is
-    return Feed(source, ranks.device, "val"), {**state, "splits": {"val": own}}
+    return Feed(source, ranks.device, "val", assistant_only=assistant_only), {**state, "splits": {"val": own}}
 
 
 def _due(step: int, every: int | None) -> bool:
