@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -68,29 +68,51 @@ class TrainRecipe:
     add_control_tokens: bool = False
     """Add the template's control tokens to the tokenizer where it lacks them."""
     from_environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables that replaced a key."""
+    """Environment variables that replaced a key; an empty one took it out."""
+    of_other_phase: dict[str, Any] = field(default_factory=dict)
+    """Lengths of `train` that are not applied, because the environment turned post-training on."""
+    not_read: tuple[str, ...] = ()
+    """Environment variables that have the name of a key, but not the prefix."""
+
+    def settings(self) -> dict[str, Any]:
+        """Everything as plain values, for the folder of the run."""
+        return asdict(self) | {"out": str(self.out)}
 
 
 MODEL_KEYS = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "ffn", "tied", "rope_theta", "norm_eps",
               "init_std", "path", "random_weights", "dtype")  # fmt: skip
-TOP_KEYS = ("out", "tokenizer", "template", "add_control_tokens", "attention", "model", "data", "train")
+TOP_KEYS = ("out", "tokenizer", "template", "add_control_tokens", "attention", "model", "data", "train",
+            "post_training")  # fmt: skip
+PREFIX = "CHATMILL_"
+"""Of environment variables, because names such as SEED and DEVICE are used by others too."""
+PLAIN_NAMES = ("post_training", "warmup_pct")
+"""Keys whose variables are also read without the prefix."""
+LENGTHS = ("steps", "epochs")
 OPTIONAL_FLAGS = ("use_loss_mask", "epoch_shuffle", "epoch_drop_last")
 DATA_KEYS = tuple(f.name for f in fields(DataSection))
 
 
 def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
-    """A recipe from a YAML file; every key of `data` and `train`, in capitals, is also an environment variable."""
+    """A recipe from a YAML file; every key of `data` and `train` is also an environment variable, see `PREFIX`."""
     data = _yaml(path)
     _refuse_unknown(data, TOP_KEYS, str(path), "")
-    sections = {name: _section(data, name, path) for name in ("model", "data", "train")}
+    sections = {name: _section(data, name, path) for name in ("model", "data", "train", "post_training")}
     _refuse_unknown(sections["model"], MODEL_KEYS, str(path), "model.")
     _refuse_unknown(sections["data"], DATA_KEYS, str(path), "data.")
     _refuse_unknown(sections["train"], tuple(CHECKS), str(path), "train.")
-    used: dict[str, str] = {}
+    _refuse_unknown(sections["post_training"], tuple(k for k in CHECKS if k != "post_training"), str(path),
+                    "post_training.")  # fmt: skip
+    used = _variables(environment)
+    not_read = tuple(
+        key.upper() for key in (*DATA_KEYS, *CHECKS) if key not in PLAIN_NAMES and key.upper() in environment
+    )
+    other_phase = _choose_phase(sections, used)
     for section, keys in (("data", DATA_KEYS), ("train", tuple(CHECKS))):
         for key in keys:
-            if key.upper() in environment:
-                sections[section][key] = used[key.upper()] = environment[key.upper()]
+            for name in _names_of(key):
+                if name in used:
+                    sections[section].pop(key, None)
+                    sections[section] |= {key: used[name]} if used[name] else {}
     if "out" not in data:
         raise ConfigError(f"{path}: 'out' is missing: the folder of log and checkpoints")
     try:
@@ -104,10 +126,42 @@ def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
             template=None if data.get("template") is None else str(data["template"]),
             add_control_tokens=as_flag("add_control_tokens", data.get("add_control_tokens", False)),
             from_environment=used,
+            of_other_phase=other_phase,
+            not_read=not_read,
         )
     except ConfigError as error:
         changed = f" (from the environment: {', '.join(used)})" if used else ""
         raise ConfigError(f"{path}{changed}: {error}") from None
+
+
+def _names_of(key: str) -> tuple[str, ...]:
+    """The environment variables of a key; the later one counts where both are set."""
+    plain = (key.upper(),) if key in PLAIN_NAMES else ()
+    return (*plain, PREFIX + key.upper())
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    names = [name for key in (*DATA_KEYS, *CHECKS) for name in _names_of(key)]
+    return {name: environment[name] for name in names if name in environment}
+
+
+def _choose_phase(sections: dict[str, dict[str, Any]], used: Mapping[str, str]) -> dict[str, Any]:
+    """Settle `train` for the phase that is run; gives the lengths that belong to the other one.
+
+    A recipe may describe two phases: `train`, and `post_training` with what differs there. Where the environment
+    turns post-training on, the length in `train` is that of the first phase.
+    """
+    train, own = sections["train"], sections.pop("post_training")
+    in_recipe = as_flag("train.post_training", train.get("post_training", False))
+    asked = [used[name] for name in _names_of("post_training") if name in used]
+    if not (as_flag("POST_TRAINING", asked[-1]) if asked else in_recipe):
+        return {}
+    other = {} if in_recipe else {name: train.pop(name) for name in LENGTHS if train.get(name) is not None}
+    if any(own.get(name) is not None for name in LENGTHS):
+        for name in LENGTHS:
+            train.pop(name, None)
+    train |= own
+    return other
 
 
 def _yaml(path: Path) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from chatmill.core.special_ids import special_id
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
@@ -134,10 +136,23 @@ class GPTEpisodeDataLoader(BatchLoader):
         return self._episode_feed(split).masks
 
     def rows_left_out(self, split: str = "train") -> int:
-        """Rows of the epoch that is being read that no rank gets: they do not fill a global step (`epoch_drop_last`)."""
+        """Rows of the present epoch that no rank gets, because they do not fill a global step (`epoch_drop_last`)."""
         feed, place, epoch = self._episode_feed(split), self._places[split], self.next_epoch(split)
         left = feed.rows.rows_of(epoch) - (place.position if epoch == place.epoch else 0)
         return left % feed.options.share.step if feed.options.drop_last else 0
+
+    def data_report(self, split: str = "train") -> dict[str, Any]:
+        """What of a split is not read: episodes that are too short, and tokens beyond the end of a row."""
+        rows = self._episode_feed(split).rows
+        lengths = rows.dataset.lengths
+        beyond = np.maximum(lengths[lengths >= self.options.min_tokens] - rows.width, 0)
+        return {
+            "episodes": rows.episodes,
+            "episodes_too_short": len(lengths) - rows.episodes,
+            "episodes_cut": int(np.count_nonzero(beyond)),
+            "tokens_left_out": int(beyond.sum() + lengths[lengths < self.options.min_tokens].sum()),
+            "rows_left_out": self.rows_left_out(split) if self.options.sampling is SamplingMode.EPOCH else 0,
+        }
 
     def __len__(self) -> int:
         """Batches of this rank in the train epoch that comes next."""

@@ -16,7 +16,7 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from chatmill.train.batch import TrainBatch
 from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_optimizer, read_state, save_checkpoint
 from chatmill.train.config import TrainConfig
 from chatmill.train.feed import Feed
-from chatmill.train.log import RunLog, bar_is_possible
+from chatmill.train.log import RunLog, bar_is_possible, write_settings
 from chatmill.train.phase import Phase, phase_of
 from chatmill.train.ranks import Ranks, joined_ranks
 from chatmill.train.schedule import learning_rate, warmup_steps
@@ -67,6 +67,8 @@ class FitResult:
     """The last one that was saved."""
     signal: int | None = None
     """The signal that stopped the run."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """What of the data is not read, as the loader counts it (`data_report`): tokens, records, rows left out."""
 
 
 def fit(
@@ -79,6 +81,7 @@ def fit(
     config: TrainConfig | None = None,
     tokenizer: Any = None,
     notes: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
     progress: bool = False,
     **options: Any,
 ) -> FitResult:
@@ -87,7 +90,8 @@ def fit(
     - `val_loader`: what `eval_every` reads its split "val" from; default: `loader`, where it has that split.
     - `out`: folder of log and checkpoints; a run that finds checkpoints there goes on from the newest (`resume`).
     - `tokenizer`: only its fingerprint is used, to see a changed training spec. `notes` are kept in checkpoints.
-    - `options`: those of `TrainConfig`, in place of `config`.
+    - `settings`: what else the run was made of; it is written to `config.json` in `out`, beside the whole `config`.
+    - `options`: those of `TrainConfig`, in place of `config`. Environment variables are read by `chatmill train` alone.
     """
     if config is None:
         config = TrainConfig.of(options)
@@ -96,6 +100,7 @@ def fit(
     torch.manual_seed(config.seed)
     with joined_ranks(config.device) as ranks:
         run = _Run(model, loader, val_loader, Path(out) if out is not None else None, config, ranks)
+        run.settings = {**(settings or {}), "train": asdict(config), "ranks": ranks.world}
         run.begin(tokenizer, notes or {}, resume=resume)
         return run.go(progress=progress)
 
@@ -113,6 +118,10 @@ class _Run:
             self.feed.refuse_partial_pass()
         self.trainer = Trainer(model, config, ranks)
         self.val, self._val_state = _val_feed(loader, val_loader, ranks, assistant_only=config.post_training)
+        report = getattr(loader, "data_report", None)
+        self.data: dict[str, Any] = {} if report is None else report()
+        self.settings: dict[str, Any] = {}
+        """All that the run is made of, for its folder."""
         self.history: list[dict[str, Any]] = []
         self.loss: float | None = None
         self.saved: Path | None = None
@@ -173,7 +182,10 @@ class _Run:
             bar=progress and bar_is_possible(),
         )
         self.log.event("start", step=self.state.step, steps=end, warmup=warmup_steps(self.config, self.phase.steps),
-                       phase_start=self.state.phase_start, skipped_blocks=skipped, ranks=self.ranks.world)  # fmt: skip
+                       phase_start=self.state.phase_start, skipped_blocks=skipped, ranks=self.ranks.world,
+                       data=self.data, config=self.settings)  # fmt: skip
+        if self.out is not None and self.ranks.first:
+            write_settings(self.out, self.settings)
         if skipped:
             self._say(f"{skipped} blocks have nothing to train and are skipped")
         try:
@@ -288,6 +300,7 @@ class _Run:
             skipped_blocks=skipped,
             checkpoint=self.saved,
             signal=(self.signal or signal.SIGTERM) if self.stopped else None,
+            data=self.data,
         )
 
     def _say(self, text: str) -> None:
