@@ -6,6 +6,7 @@ The first torch import on the way from text to loss. Labels here are unshifted: 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -192,6 +193,7 @@ class DataCollatorForCausalLM:
         self.cu_seqlens_size = cu_seqlens_size
         self.return_seq_idx = return_seq_idx
         self.document_mask = _mask_form(return_document_mask)
+        self._warned = False
         self._reads = None if model is None else attention_reads(model)
         self._dtype = getattr(model, "dtype", None) or torch.float32
         self._shape = _shape(tokenizer, pad_kwargs, needs_max_length=truncation)
@@ -282,7 +284,17 @@ class DataCollatorForCausalLM:
                 "packed_sequences=True, but the features carry no document_starts and the tokenizer has no "
                 "EOS id to find documents by: pack with block_tokenize_fn, or leave packed_sequences=None"
             )
-        return boundaries_from_token(np.concatenate(rows), offsets_of(lengths), self.eos_id, after=True), True
+        found = boundaries_from_token(np.concatenate(rows), offsets_of(lengths), self.eos_id, after=True)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the features carry no document_starts, so a document ends at each EOS id {self.eos_id}: this batch "
+                f"has {len(found.starts)} documents in {len(rows)} rows. A chat vocabulary whose EOS ends every message "
+                "is cut at every message: pack with block_tokenize_fn, which stores the starts",
+                UserWarning,
+                stacklevel=3,
+            )
+        return found, True
 
     def _targets(self, features: Sequence[Mapping[str, Any]], rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
         """Unshifted labels per row: the features' own or the ids, `ignore_index` where a `loss_mask` is 0."""
