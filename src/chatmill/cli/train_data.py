@@ -118,7 +118,7 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
     strict = config["use_loss_mask"] and data.policy is None
     if not is_episodes:
         with _mask_way_out(strict):
-            return make_loader(config, directory, strict=strict, check=data.check), None
+            return make_loader(config, directory, check=data.check), None
     config |= {"epoch_drop_last": bool(data.epoch_drop_last), "episode_min_tokens": data.episode_min_tokens,
                "pad_token_id": pad_id, "val": data.val}  # fmt: skip
     if data.epoch_shuffle is not None:
