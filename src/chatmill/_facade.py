@@ -43,7 +43,9 @@ PUBLIC: dict[str, str] = {
     "collate_sft_batch": "systems.token_native_sft",
     "pack_sft_ids_and_mask": "systems.token_native_sft",
     "serialize_chat_to_ids": "systems.token_native_sft",
+    "sft_batch": "systems.token_native_sft",
     "sft_loss_mask_for_ids": "systems.token_native_sft",
+    "sft_token_ids": "systems.token_native_sft",
     # spec 2: the post-training stream
     "PackedStream": "pack.stream",
     "StreamReport": "pack.stream",

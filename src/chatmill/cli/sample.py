@@ -38,6 +38,7 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Open, ask, print."""
+    from chatmill.load.device import named_device
     from chatmill.train.checkpoint import STATE, checkpoints, find_checkpoint, read_state
     from chatmill.train.generate import Sampling
     from chatmill.train.open_model import open_model
@@ -52,7 +53,7 @@ def command(
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens)
-    answer = ask(open_model(checkpoint).to(device), bound, messages, sampling=sampling)
+    answer = ask(open_model(checkpoint).to(named_device(device)), bound, messages, sampling=sampling)
     made = answer.generated
     if as_json:
         said = {"prompt": prompt, "text": answer.text, "ids": list(made.ids), "finish": str(made.finish)}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from chatmill.errors import ConfigError
 from chatmill.load.config import TrainingConfig
+from chatmill.load.device import named_device
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.prefetch import Prefetcher
 
@@ -216,7 +217,10 @@ class BatchLoader:
 
 def choose_device(device: Any, configured: str | None) -> Any:
     """The argument, else the config's device, else the CPU."""
-    return device if device is not None else configured or "cpu"
+    chosen = device if device is not None else configured or "cpu"
+    if isinstance(chosen, str) and chosen != "cpu":
+        named_device(chosen)
+    return chosen
 
 
 def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, TokenizerError, UnknownNameError
 from chatmill.pack.plan import Strategy, plan
+from chatmill.tokenizer.foreign import refuse_altering
 
 STRATEGIES = (Strategy.GREEDY, Strategy.BEST_FIT, Strategy.FIRST_FIT)
 """How documents may share blocks. Greedy with overflow is made here: the planner never splits a document."""
@@ -156,6 +157,12 @@ def _encode(tokenizer: Any, texts: list[str]) -> tuple[NDArray[np.int64], NDArra
     if hasattr(tokenizer, "encode_documents"):
         ids, offsets = tokenizer.encode_documents(texts)
         return ids.astype(np.int64), offsets
+    if not callable(tokenizer):
+        refuse_altering(tokenizer)
+        raise TokenizerError(
+            f"a {type(tokenizer).__name__} cannot encode a list of texts by a call: give a transformers tokenizer, or "
+            "chatmill.load_tokenizer(tokenizer)"
+        )
     rows = [np.asarray(row, dtype=np.int64) for row in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     if len(rows) != len(texts) or any(row.ndim != 1 for row in rows):
         raise DataError(f"the tokenizer made {len(rows)} rows of {len(texts)} texts: it must encode lists of texts")
