@@ -289,8 +289,8 @@ class DataCollatorForCausalLM:
             self._warned = True
             warnings.warn(
                 f"the features carry no document_starts, so a document ends at each EOS id {self.eos_id}: this batch "
-                f"has {len(found.starts)} documents in {len(rows)} rows. A chat vocabulary whose EOS ends every message "
-                "is cut at every message: pack with block_tokenize_fn, which stores the starts",
+                f"has {len(found.starts)} documents in {len(rows)} rows. A chat vocabulary whose EOS ends every "
+                "message is cut at every message: pack with block_tokenize_fn, which stores the starts",
                 UserWarning,
                 stacklevel=3,
             )

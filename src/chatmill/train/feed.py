@@ -126,6 +126,30 @@ class Feed:
         """The epoch that the next batch belongs to; 0 for data without epochs."""
         return self.loader.next_epoch(self.split) if isinstance(self.loader, GPTEpisodeDataLoader) else 0
 
+    def refuse_used(self, config: TrainConfig) -> None:
+        """Say that a loader was used before: an error where nothing is left of its one pass, else a warning."""
+        if self.loader_starts_again:
+            return
+        total, left = self.batches(config), self.batches_left(config)
+        if total is None or left is None or left == total:
+            return
+        if not left:
+            raise ConfigError(
+                f"this {type(self.loader).__name__} was used before: all of its {total} batches were given, and it "
+                "makes one pass. Make a new one for each fit"
+            )
+        log.warning(
+            "this %s was used before: %d of its %d batches were given, and the rest is trained",
+            type(self.loader).__name__,
+            total - left,
+            total,
+        )
+
+    @property
+    def loader_starts_again(self) -> bool:
+        """Whether the loader goes on with another epoch when one is over."""
+        return isinstance(self.loader, GPTEpisodeDataLoader)
+
     def refuse_partial_pass(self) -> None:
         """`ConfigError` where the one pass of post-training would leave rows out, or train every token."""
         loader = self.loader

@@ -143,6 +143,7 @@ class _Run:
         self.state = RunState(step=0, phase_start=0, spec=spec, loader=None, first_epoch=first_epoch, notes=notes)
         known = checkpoints(self.out) if self.out is not None else []
         if not known:
+            self.feed.refuse_used(self.config)
             return
         folder = known[-1][1]
         if not resume:
@@ -153,6 +154,7 @@ class _Run:
         changed = spec.differences(stored.spec)
         self.state = replace(stored, spec=spec, notes=notes or stored.notes)
         if changed:
+            self.feed.refuse_used(self.config)
             self.state = replace(self.state, phase_start=stored.step, first_epoch=first_epoch)
             self._say(
                 f"the training spec differs from that of {folder.name}: {', '.join(changed)}; the warmup restarts"
