@@ -12,6 +12,7 @@ from typing import Any
 from chatmill.cli.train_recipe import DataSection, TrainRecipe
 from chatmill.errors import ConfigError, FormatError
 from chatmill.label.presets import find_policy
+from chatmill.train.config import as_flag
 
 log = logging.getLogger("chatmill.train")
 ASSISTANT = "assistant"
@@ -252,7 +253,7 @@ def make_model(recipe: TrainRecipe, vocabulary: Vocabulary) -> Any:
     sizes = dict(recipe.model)
     torch.manual_seed(recipe.train.seed)
     if "path" in sizes:
-        extra = [name for name in sizes if name not in ("path", "random_weights", "dtype")]
+        extra = [name for name in sizes if name not in ("path", "random_weights", "dtype", "resize")]
         if extra:
             raise ConfigError(f"model.path names a model with sizes of its own: remove {', '.join(extra)}")
         dtype = getattr(torch, str(sizes.get("dtype", "float32")), None)
@@ -266,12 +267,15 @@ def make_model(recipe: TrainRecipe, vocabulary: Vocabulary) -> Any:
         )
         rows = len(model.head_weight)
         if vocabulary.size is not None and rows < vocabulary.size:
-            raise ConfigError(
-                f"{sizes['path']} has {rows:,} embeddings, but the tokenizer has {vocabulary.size:,} ids: use the "
-                "model's own tokenizer, or grow the embedding (model.resize_token_embeddings)"
-            )
+            if not as_flag("model.resize", sizes.get("resize", False)):
+                raise ConfigError(
+                    f"{sizes['path']} has {rows:,} embeddings, but the tokenizer has {vocabulary.size:,} ids: use the "
+                    "model's own tokenizer, or set model.resize to true, which adds embeddings"
+                )
+            model.grow(vocabulary.size)
+            log.info("model: %d embeddings added, each the mean of the %d others", vocabulary.size - rows, rows)
         return model
-    for name in ("random_weights", "dtype"):
+    for name in ("random_weights", "dtype", "resize"):
         if name in sizes:
             raise ConfigError(f"model.{name} goes with model.path")
     if "vocab_size" not in sizes:

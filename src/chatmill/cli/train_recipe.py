@@ -80,7 +80,7 @@ class TrainRecipe:
 
 
 MODEL_KEYS = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "ffn", "tied", "rope_theta", "norm_eps",
-              "init_std", "path", "random_weights", "dtype")  # fmt: skip
+              "init_std", "path", "random_weights", "dtype", "resize")  # fmt: skip
 TOP_KEYS = ("out", "tokenizer", "template", "add_control_tokens", "attention", "model", "data", "train",
             "post_training")  # fmt: skip
 PREFIX = "CHATMILL_"
