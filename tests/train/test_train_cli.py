@@ -186,7 +186,7 @@ def test_data_and_model_that_do_not_fit_are_told(built: Path, tmp_path: Path) ->
     ("template", "prompt", "stops"),
     [
         ("chatml", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", ["<|im_end|>"]),
-        ("markers", "<|USER|>Hi<|END|><|ASSISTANT|>", ["<|END|>"]),
+        ("markers", "<|USER|>Hi<|END|><|ASSISTANT|>", ["<|END|>", "<|EOS|>"]),
     ],
 )
 def test_a_prompt_ends_where_the_assistant_begins(template: str, prompt: str, stops: list[str]) -> None:
