@@ -34,7 +34,15 @@ SIGNAL_STATUS = 128
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A training recipe (.yaml).")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="A training recipe (.yaml), or a config of the loaders (.xml).")
+    ],
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="The dataset, in place of the recipe's.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Log and checkpoints, in place of the recipe's.")
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Refuse to go on from checkpoints that are already there.")
     ] = False,
@@ -48,7 +56,7 @@ def command(
 
     first = os.environ.get("RANK", "0") == "0"
     _show_log(first and not quiet)
-    settings = read_recipe(recipe, os.environ)
+    settings = read_recipe(recipe, os.environ, dataset=data, out=out)
     log = logging.getLogger("chatmill.train")
     if first:
         _tell_overrides(settings)

@@ -107,28 +107,43 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
 
     data = recipe.data
     is_episodes = any((directory / "train").rglob("episodes.idx"))
-    pad_id = data.pad_token_id if data.pad_token_id is not None else known.pad_id
+    mode = data.dataset_mode or ("sft_episode" if is_episodes else "token_stream")
+    if mode == "sft_episode" and not is_episodes:
+        raise ConfigError(
+            f"{directory}/train has no episodes.idx, but data.dataset_mode is sft_episode: use token_stream"
+        )
+    use_mask = data.use_loss_mask
+    if use_mask is None:
+        use_mask = not recipe.defaults_of_loader and _has_masks(directory)
     config: dict[str, Any] = {
         "batch_size": data.batch_size,
         "block_size": data.block_size,
-        "dataset_mode": "sft_episode" if is_episodes else "token_stream",
-        "use_loss_mask": _has_masks(directory) if data.use_loss_mask is None else data.use_loss_mask,
+        "dataset_mode": mode,
+        "batch_sampling_mode": data.batch_sampling_mode,
+        "use_loss_mask": use_mask,
         "epoch_seed": data.epoch_seed,
     }
     # A run that is to train on masks does not go on without them; a policy reads kinds in their place.
-    strict = config["use_loss_mask"] and data.policy is None
-    if not is_episodes:
+    strict = use_mask and data.policy is None
+    if mode == "token_stream":
+        if data.policy is not None:
+            raise ConfigError("data.policy chooses by episode; a token_stream has its stored masks (use_loss_mask)")
         with _mask_way_out(strict):
             return make_loader(config, directory, check=data.check), None
-    config |= {"epoch_drop_last": bool(data.epoch_drop_last), "episode_min_tokens": data.episode_min_tokens,
-               "pad_token_id": pad_id, "val": data.val}  # fmt: skip
-    if data.epoch_shuffle is not None:
-        config["epoch_shuffle"] = data.epoch_shuffle
-    options: dict[str, Any] = {"pack": data.pack, "policy": data.policy, "strict": strict, "check": data.check}
-    if data.pack:
-        options["packing_strategy"] = data.packing_strategy
+    config |= {
+        "epoch_shuffle": data.epoch_shuffle,
+        "epoch_drop_last": data.epoch_drop_last,
+        "episode_min_tokens": data.episode_min_tokens,
+        "pad_token_id": data.pad_token_id if data.pad_token_id is not None else known.pad_id,
+        "val": data.val,
+        "pack": data.pack,
+        "packing_strategy": data.packing_strategy,
+        "policy": data.policy,
+    }
+    if data.epoch_drop_last is None and (recipe.train.post_training or not recipe.defaults_of_loader):
+        config["epoch_drop_last"] = False
     with _mask_way_out(strict):
-        return make_loader(config, directory, **options), None
+        return make_loader(config, directory, strict=strict, check=data.check), None
 
 
 def _has_masks(directory: Path) -> bool:

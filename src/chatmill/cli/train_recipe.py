@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from chatmill.cli.train_xml import read_xml_recipe
 from chatmill.errors import ConfigError
 from chatmill.load.yaml_files import read_yaml
 from chatmill.train.config import CHECKS, TrainConfig, as_flag
@@ -26,6 +27,10 @@ class DataSection:
     """Rows per batch on one rank."""
     block_size: int = 1024
     """Tokens per row."""
+    dataset_mode: str | None = None
+    """None: sft_episode for episodes, else token_stream, which also reads the tokens of episodes."""
+    batch_sampling_mode: str | None = None
+    """None: epoch for sft_episode, random for token_stream."""
     pack: bool = True
     """Several episodes in a row."""
     packing_strategy: str = "best_fit"
@@ -67,6 +72,8 @@ class TrainRecipe:
     template: str | None = None
     add_control_tokens: bool = False
     """Add the template's control tokens to the tokenizer where it lacks them."""
+    defaults_of_loader: bool = False
+    """Options of the loader that are left out have its own defaults (an XML config), not those of a recipe."""
     from_environment: dict[str, str] = field(default_factory=dict)
     """Environment variables that replaced a key; an empty one took it out."""
     of_other_phase: dict[str, Any] = field(default_factory=dict)
@@ -92,9 +99,15 @@ OPTIONAL_FLAGS = ("use_loss_mask", "epoch_shuffle", "epoch_drop_last")
 DATA_KEYS = tuple(f.name for f in fields(DataSection))
 
 
-def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
-    """A recipe from a YAML file; every key of `data` and `train` is also an environment variable, see `PREFIX`."""
-    data = _yaml(path)
+def read_recipe(path: Path, environment: Mapping[str, str], **given: Any) -> TrainRecipe:
+    """A recipe from a YAML or XML file; every key of `data` and `train` is also an environment variable (`PREFIX`).
+
+    An XML file is the config of the loaders (spec 4): its section `<training>` holds their options and may hold those
+    of `train`; beside it may be the other sections of a recipe.
+    """
+    is_xml = path.suffix.lower() == ".xml"
+    data = read_xml_recipe(path, tuple(CHECKS), TOP_KEYS) if is_xml else _yaml(path)
+    data |= {name: value for name, value in given.items() if value is not None and name == "out"}
     _refuse_unknown(data, TOP_KEYS, str(path), "")
     sections = {name: _section(data, name, path) for name in ("model", "data", "train", "post_training")}
     _refuse_unknown(sections["model"], MODEL_KEYS, str(path), "model.")
@@ -102,6 +115,8 @@ def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
     _refuse_unknown(sections["train"], tuple(CHECKS), str(path), "train.")
     _refuse_unknown(sections["post_training"], tuple(k for k in CHECKS if k != "post_training"), str(path),
                     "post_training.")  # fmt: skip
+    if given.get("dataset") is not None:
+        sections["data"]["dataset"] = str(given["dataset"])
     used = _variables(environment)
     not_read = tuple(
         key.upper() for key in (*DATA_KEYS, *CHECKS) if key not in PLAIN_NAMES and key.upper() in environment
@@ -114,7 +129,7 @@ def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
                     sections[section].pop(key, None)
                     sections[section] |= {key: used[name]} if used[name] else {}
     if "out" not in data:
-        raise ConfigError(f"{path}: 'out' is missing: the folder of log and checkpoints")
+        raise ConfigError(f"{path}: 'out' is missing: the folder of log and checkpoints (or give --out)")
     try:
         return TrainRecipe(
             out=Path(str(data["out"])),
@@ -125,6 +140,7 @@ def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
             tokenizer=None if data.get("tokenizer") is None else str(data["tokenizer"]),
             template=None if data.get("template") is None else str(data["template"]),
             add_control_tokens=as_flag("add_control_tokens", data.get("add_control_tokens", False)),
+            defaults_of_loader=is_xml,
             from_environment=used,
             of_other_phase=other_phase,
             not_read=not_read,

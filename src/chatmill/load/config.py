@@ -58,6 +58,12 @@ class TrainingConfig:
     pad_token_id: int | None = None
     """None: the tokenizer's eos id."""
     episode_min_tokens: int = 2
+    pack: bool = False
+    """Several episodes in a row."""
+    packing_strategy: str | None = None
+    """How rows are packed; None: best_fit."""
+    policy: str | None = None
+    """Choose what is trained from the stored kinds, in place of the stored masks."""
     device: str | None = None
     dataset_dir: str | None = None
     val: Mapping[str, Any] = field(default_factory=dict)
@@ -249,7 +255,8 @@ SPEC_OPTIONS: dict[str, Any] = {
     "episode_min_tokens": _Whole(least=1),
 }
 """The options a misspelt name is compared with, and how each is checked."""
-CHECKS: dict[str, Any] = {**SPEC_OPTIONS, "device": _text, "dataset_dir": _text, "val": _val_options}
+CHECKS: dict[str, Any] = {**SPEC_OPTIONS, "pack": _flag, "packing_strategy": _text, "policy": _text,
+                          "device": _text, "dataset_dir": _text, "val": _val_options}  # fmt: skip
 VAL_OPTIONS = ("batch_size", "batch_sampling_mode", "epoch_shuffle", "epoch_drop_last", "epoch_seed")
 """What the split val may have of its own."""
 OPTIONS = tuple(CHECKS)

@@ -108,6 +108,14 @@ def _xml_section(path: Path, data: bytes) -> Section:
     return Section(entries=entries, where=f"{path}:{sections[0].line}")
 
 
+def read_elements(path: Path) -> dict[str, Any]:
+    """The elements beside `<training>`, by name: text, or a mapping; empty where `<training>` is the root."""
+    root = _parse_xml(path, path.read_bytes())
+    if root.name == SECTION:
+        return {}
+    return {child.name: child.value() for child in root.children if child.name != SECTION}
+
+
 def _parse_xml(path: Path, data: bytes) -> _Element:
     """The tree of a file; entity declarations, outside references and broken XML are errors with their line."""
     try:

@@ -54,7 +54,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         episode_min_tokens: int | None = None,
         device: Any = None,
         pack: bool = False,
-        packing_strategy: str = Strategy.BEST_FIT,
+        packing_strategy: str | None = None,
         policy: Policy | str | None = None,
         val: Mapping[str, Any] | None = None,
         strict: bool = False,
@@ -66,7 +66,7 @@ class GPTEpisodeDataLoader(BatchLoader):
     ) -> None:
         """Open `dataset_dir` (or the config's); an option that is None is as the config says.
 
-        - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`).
+        - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`; None: best_fit).
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
         - `val`: options of the split val alone, such as `{"batch_size": 16}`. Where neither these nor the config set
           `epoch_shuffle` and `epoch_drop_last`, val is given in order and whole, the same in every pass.
@@ -88,6 +88,8 @@ class GPTEpisodeDataLoader(BatchLoader):
         self.config = as_training_config(config).replace(
             **{name: value for name, value in overrides.items() if value is not None}
         )
+        policy = self.config.policy if policy is None else policy
+        strategy = packing_strategy or self.config.packing_strategy or Strategy.BEST_FIT
         if policy is not None and use_loss_mask is False:
             raise ConfigError(f"policy {policy!r} chooses what is trained, but use_loss_mask=False refuses masks")
         self.rank, self.world_size = rank_and_world(rank, world_size)
@@ -101,7 +103,7 @@ class GPTEpisodeDataLoader(BatchLoader):
                 rank=self.rank,
                 world_size=self.world_size,
                 policy=policy,
-                strategy=packing_strategy if pack else None,
+                strategy=strategy if pack or self.config.pack else None,
                 pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
             )
             for split in splits

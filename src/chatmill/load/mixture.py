@@ -216,7 +216,7 @@ class MixtureLoader(BatchLoader):
         *,
         device: Any = None,
         pack: bool = False,
-        packing_strategy: str = Strategy.BEST_FIT,
+        packing_strategy: str | None = None,
         policy: Policy | str | None = None,
         strict: bool = False,
         check: bool = False,
@@ -233,13 +233,14 @@ class MixtureLoader(BatchLoader):
         self.sources = _checked_sources(datasets)
         self.rank, self.world_size = rank_and_world(rank, world_size)
         device = choose_device(device, self.config.device)
+        strategy = packing_strategy or self.config.packing_strategy or Strategy.BEST_FIT
         self.options = episode_options(
             self.config,
             tokenizer,
             rank=self.rank,
             world_size=self.world_size,
-            policy=policy,
-            strategy=packing_strategy if pack else None,
+            policy=self.config.policy if policy is None else policy,
+            strategy=strategy if pack or self.config.pack else None,
             pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
         )
         opened = {
