@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError
-from chatmill.load.config_files import Entry, Section, close_name, read_section
+from chatmill.load.config_files import OTHER_NAMES, Entry, Section, close_name, read_section
 
 MAX_SEED = 2**32 - 1
 UNSET: Any = None
@@ -138,7 +138,7 @@ def _from_entries(entries: list[Entry], source: str) -> TrainingConfig:
     for entry in entries:
         if entry.name in CHECKS:
             values[entry.name] = _checked(entry)
-        elif (known := close_name(entry.name, SPEC_OPTIONS)) is not None:
+        elif entry.name not in OTHER_NAMES and (known := close_name(entry.name, SPEC_OPTIONS)) is not None:
             raise ConfigError(f"{entry.where}: <{entry.name}> is no option; did you mean <{known}>?")
         else:
             extra[entry.name] = entry.value

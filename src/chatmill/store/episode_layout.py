@@ -71,11 +71,24 @@ def episode_folders(folder: Path) -> list[Path]:
             f"(found: {', '.join(there) or 'nothing'})"
         )
     folders = shards or [folder]
+    refuse_gaps(folder, shards)
     for shard in folders:
         for name in (TOKENS, INDEX):
             if not (shard / name).is_file():
                 raise FormatError(f"{shard}: {name} is missing; a shard has {TOKENS} and {INDEX}, and may have {MASK}")
     return folders
+
+
+def refuse_gaps(folder: Path, shards: list[Path]) -> None:
+    """Shards are numbered from 0 on: a number that is not there is a shard that got lost, also without a manifest."""
+    numbers = {int(shard.name.removeprefix("shard_")) for shard in shards}
+    missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise FormatError(
+            f"{folder}: {shard_name(missing[0])} is missing{more}, but {shards[-1].name} is there: copy the dataset "
+            "again, or rename the shards to leave it out on purpose"
+        )
 
 
 def is_episode_split(folder: Path) -> bool:
