@@ -71,6 +71,8 @@ PUBLIC: dict[str, str] = {
     # spec 3: explicit document boundaries
     "DataCollatorForCausalLM": "load.collate",
     "block_tokenize_fn": "systems.document_boundaries",
+    "PackedRowLoader": "load.packed_row_loader",
+    "tokenize_blocks": "systems.document_boundaries",
     "get_pos_ids_for_packed_sequence": "load.collate",
     "trainer_columns": "load.collate",
     # spec 4: episodes and loaders

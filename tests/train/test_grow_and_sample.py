@@ -11,8 +11,9 @@ import torch
 from typer.testing import CliRunner
 
 from chatmill.cli import app
-from chatmill.cli.train_data import Vocabulary, make_model
+from chatmill.cli.train_data import make_model
 from chatmill.cli.train_recipe import read_recipe
+from chatmill.cli.vocabulary import Vocabulary
 from chatmill.errors import ChatmillError, ConfigError
 from chatmill.train.foreign_model import ForeignModel
 from chatmill.train.generate import Finish, Generated

@@ -121,7 +121,7 @@ def bound_template(
 
     A Python file that the notes name is run only when the user trusts it.
     """
-    from chatmill.cli.train_data import load_for
+    from chatmill.cli.vocabulary import load_for
     from chatmill.render.registry import bind
     from chatmill.render.trust import TemplateTrust, allowed_template
 

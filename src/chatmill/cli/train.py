@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.pack import packing_line
 
 if TYPE_CHECKING:
     from chatmill.cli.train_recipe import TrainRecipe
@@ -128,6 +129,8 @@ def _report(result: FitResult, *, as_json: bool) -> None:
 
 def data_line(data: dict[str, Any]) -> str:
     """What of the data was not trained, in words."""
+    if "documents" in data:
+        return packing_line(data)
     if "assistant_tokens" not in data:
         said = f"{data['episodes']:,} episodes, {data['tokens_left_out']:,} tokens left out"
         reasons = {"episodes_cut": "episodes longer than a row", "episodes_too_short": "episodes too short",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chatmill.cli.train_recipe import DataSection, TrainRecipe
+from chatmill.cli.train_rows import open_packed_rows
+from chatmill.cli.vocabulary import Vocabulary, findable, vocabulary_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.label.presets import find_policy
 from chatmill.train.config import as_flag
@@ -21,22 +23,13 @@ VOCABULARY_MULTIPLE = 128
 """A new model's embedding is rounded up to this many rows, which GPUs like."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
-    """What a run must know of its tokenizer; nothing is loaded where a manifest says it."""
-
-    size: int | None
-    pad_id: int | None
-    fingerprint: str | None
-    notes: dict[str, Any]
-    """How `chatmill sample` finds tokenizer and template again."""
-
-
 def open_data(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
     """Loader, loader of val (None: the loader's own, if it has one), and what is known of the tokenizer."""
     data = recipe.data
     if recipe.train.post_training and data.transcripts:
         return _stream(recipe)
+    if data.texts or data.rows:
+        return open_packed_rows(recipe)
     if data.dataset is None:
         if data.transcripts:
             raise ConfigError(
@@ -186,7 +179,7 @@ def _stream(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
     val = None
     if recipe.data.val_transcripts:
         val = _stream_loader(recipe.data.val_transcripts, recipe.data, tokenizer, eos, split="val")
-    notes = {"tokenizer": _findable(recipe.tokenizer), "template": "markers", "add_control_tokens": True}
+    notes = {"tokenizer": findable(recipe.tokenizer), "template": "markers", "add_control_tokens": True}
     size, fingerprint = tokenizer.vocab_size, tokenizer.fingerprint
     return loader, val, Vocabulary(size=size, pad_id=eos, fingerprint=fingerprint, notes=notes)
 
@@ -211,44 +204,17 @@ def _stream_loader(files: tuple[str, ...], data: DataSection, tokenizer: Any, eo
 def _vocabulary(recipe: TrainRecipe, manifest: dict[str, Any] | None) -> Vocabulary:
     """From the recipe's tokenizer, else from the dataset's manifest, else nothing is known."""
     if recipe.tokenizer is not None:
-        return _of_tokenizer(recipe, recipe.tokenizer)
+        return vocabulary_of(recipe, recipe.tokenizer)
     if manifest is None:
         return Vocabulary(size=None, pad_id=None, fingerprint=None, notes={})
     about, built = manifest["tokenizer"], manifest["recipe"]
     notes = {
-        "tokenizer": _findable(about["given_as"]),
+        "tokenizer": findable(about["given_as"]),
         "pattern": built.get("pattern"),
         "template": recipe.template or built["template"],
         "add_control_tokens": built["add_control_tokens"],
     }
     return Vocabulary(size=about["vocab_size"], pad_id=about["pad_id"], fingerprint=about["fingerprint"], notes=notes)
-
-
-def _of_tokenizer(recipe: TrainRecipe, name: str) -> Vocabulary:
-    tokenizer = load_for(name, recipe.template, add_control_tokens=recipe.add_control_tokens)
-    notes = {
-        "tokenizer": _findable(name),
-        "template": recipe.template,
-        "add_control_tokens": recipe.add_control_tokens,
-    }
-    pad_id = tokenizer.pad_id if tokenizer.eos_id is None else tokenizer.eos_id
-    return Vocabulary(size=tokenizer.vocab_size, pad_id=pad_id, fingerprint=tokenizer.fingerprint, notes=notes)
-
-
-def load_for(name: str, template: str | None, *, add_control_tokens: bool, pattern: str | None = None) -> Any:
-    """A tokenizer, with the template's control tokens where they are to be added."""
-    from chatmill.render.registry import find_template
-    from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-
-    tokenizer = load_tokenizer(name, pattern=pattern)
-    if add_control_tokens and template is not None:
-        return with_control_tokens(tokenizer, find_template(template).control_tokens)
-    return tokenizer
-
-
-def _findable(name: str) -> str:
-    """A path as one that holds in any folder; other names as they are."""
-    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def _manifest(directory: Path) -> dict[str, Any] | None:

@@ -23,6 +23,14 @@ class DataSection:
     transcripts: tuple[str, ...] = ()
     """Files of marker transcripts, for the post-training mode."""
     val_transcripts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    """Files of plain text records, `{"text": ...}` a line; they are packed as `packing` says."""
+    val_texts: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    """Files of packed rows, made by `chatmill pack`."""
+    val_rows: tuple[str, ...] = ()
+    packing: dict[str, Any] = field(default_factory=dict)
+    """Options of `block_tokenize_fn` for `texts`; `max_length` is block_size where it is left out."""
     batch_size: int = 8
     """Rows per batch on one rank."""
     block_size: int = 1024
@@ -95,6 +103,7 @@ PREFIX = "CHATMILL_"
 PLAIN_NAMES = ("post_training", "warmup_pct")
 """Keys whose variables are also read without the prefix."""
 LENGTHS = ("steps", "epochs")
+FILES = ("transcripts", "val_transcripts", "texts", "val_texts", "rows", "val_rows")
 OPTIONAL_FLAGS = ("use_loss_mask", "epoch_shuffle", "epoch_drop_last")
 DATA_KEYS = tuple(f.name for f in fields(DataSection))
 
@@ -209,9 +218,9 @@ def _data_section(given: Mapping[str, Any]) -> DataSection:
     values: dict[str, Any] = {}
     for name, value in given.items():
         default = DataSection.__dataclass_fields__[name].default
-        if name in ("transcripts", "val_transcripts"):
+        if name in FILES:
             values[name] = tuple(str(value).split() if isinstance(value, str) else map(str, value or ()))
-        elif name == "val":
+        elif name in ("val", "packing"):
             values[name] = _mapping(f"data.{name}", value)
         elif isinstance(default, bool) or (name in OPTIONAL_FLAGS and value is not None):
             values[name] = as_flag(f"data.{name}", value)

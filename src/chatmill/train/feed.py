@@ -12,6 +12,7 @@ import torch
 from chatmill.errors import ConfigError
 from chatmill.load.config import SamplingMode
 from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.load.packed_row_loader import PackedRowLoader
 from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
 from chatmill.train.span_twin import SpanTwin, twin_of
@@ -103,8 +104,8 @@ class Feed:
     def batches(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
         """How many batches the data has: those of its epochs, or the length of what ends; None: endless."""
         passes = config.epochs or 1
-        if isinstance(self.loader, GPTEpisodeDataLoader):
-            if self.loader.split_options(self.split).sampling is not SamplingMode.EPOCH:
+        if self.loader_starts_again:
+            if self._is_endless:
                 return None
             epochs = range(first_epoch, first_epoch + passes)
             return sum(self.loader.steps_per_epoch(self.split, epoch) for epoch in epochs)
@@ -115,8 +116,8 @@ class Feed:
 
     def batches_left(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
         """How many of them come after the place where the loader is now; None: the loader cannot say."""
-        if isinstance(self.loader, GPTEpisodeDataLoader):
-            if self.loader.split_options(self.split).sampling is not SamplingMode.EPOCH:
+        if self.loader_starts_again:
+            if self._is_endless:
                 return None
             return self.loader.batches_left(self.split, first_epoch + (config.epochs or 1))
         left = getattr(self.loader, "batches_left", None)
@@ -124,7 +125,13 @@ class Feed:
 
     def first_epoch(self) -> int:
         """The epoch that the next batch belongs to; 0 for data without epochs."""
-        return self.loader.next_epoch(self.split) if isinstance(self.loader, GPTEpisodeDataLoader) else 0
+        return int(self.loader.next_epoch(self.split)) if self.loader_starts_again else 0
+
+    @property
+    def _is_endless(self) -> bool:
+        if not isinstance(self.loader, GPTEpisodeDataLoader):
+            return False
+        return self.loader.split_options(self.split).sampling is not SamplingMode.EPOCH
 
     def refuse_used(self, config: TrainConfig) -> None:
         """Say that a loader was used before: an error where nothing is left of its one pass, else a warning."""
@@ -148,11 +155,13 @@ class Feed:
     @property
     def loader_starts_again(self) -> bool:
         """Whether the loader goes on with another epoch when one is over."""
-        return isinstance(self.loader, GPTEpisodeDataLoader)
+        return hasattr(self.loader, "next_epoch")
 
     def refuse_partial_pass(self) -> None:
         """`ConfigError` where the one pass of post-training would leave rows out, or train every token."""
         loader = self.loader
+        if isinstance(loader, PackedRowLoader):
+            raise ConfigError("post_training trains assistant tokens, and packed texts do not say which these are")
         if not isinstance(loader, GPTEpisodeDataLoader):
             return
         if not loader.gives_masks(self.split):
