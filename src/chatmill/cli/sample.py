@@ -82,8 +82,9 @@ def _earlier(conversation: Path | None, system: str | None) -> list[dict[str, An
             given = json.loads(conversation.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{conversation} cannot be read as JSON: {error}") from None
-        messages = given.get("messages") if isinstance(given, dict) else given
-        parse_messages(messages)
+        found = given.get("messages") if isinstance(given, dict) else given
+        parse_messages(found)
+        messages = list(found or ())
     if system is None:
         return list(messages)
     if messages and messages[0]["role"] == "system":

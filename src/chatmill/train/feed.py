@@ -108,7 +108,7 @@ class Feed:
             if self._is_endless:
                 return None
             epochs = range(first_epoch, first_epoch + passes)
-            return sum(self.loader.steps_per_epoch(self.split, epoch) for epoch in epochs)
+            return sum(int(self.loader.steps_per_epoch(self.split, epoch)) for epoch in epochs)
         try:
             return len(self.loader) * (passes if hasattr(self.loader, "get_batch") else 1)
         except TypeError:
@@ -119,7 +119,7 @@ class Feed:
         if self.loader_starts_again:
             if self._is_endless:
                 return None
-            return self.loader.batches_left(self.split, first_epoch + (config.epochs or 1))
+            return int(self.loader.batches_left(self.split, first_epoch + (config.epochs or 1)))
         left = getattr(self.loader, "batches_left", None)
         return None if left is None else int(left())
 

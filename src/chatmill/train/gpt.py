@@ -268,7 +268,8 @@ def grown_rows(weight: torch.Tensor, rows: int) -> torch.Tensor:
 
 def grown_embedding(embedding: nn.Embedding, rows: int) -> nn.Embedding:
     """An embedding with more rows, see `grown_rows`."""
-    return nn.Embedding.from_pretrained(grown_rows(embedding.weight.data, rows), freeze=False)
+    weight = grown_rows(embedding.weight.data, rows)
+    return nn.Embedding(rows, weight.shape[1], _weight=weight)
 
 
 def _activation_dtype(x: torch.Tensor) -> torch.dtype:
