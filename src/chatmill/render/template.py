@@ -58,6 +58,8 @@ class Template(BoundTemplate):
     control_tokens: tuple[str, ...] = ()
     stop_tokens: ClassVar[tuple[str, ...]] = ()
     """Those of them that end an answer, for people who ask."""
+    text_options: ClassVar[tuple[str, ...]] = ()
+    """Keyword arguments that a recipe may set as `template_options`; each is a text."""
     name = ""
     roles: ClassVar[frozenset[Role]] = frozenset(Role)
     """Roles it can write; another role is a `RecordError`."""
