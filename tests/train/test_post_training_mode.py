@@ -210,7 +210,7 @@ def test_the_command_reads_transcripts_in_the_mode_and_only_in_it(transcripts: P
     assert said["data"]["assistant_tokens"] == sum(int(mask.sum()) for mask in whole)
     assert said["data"]["trained_tokens"] == int(packed.loss_mask.sum())
     assert 0 < said["data"]["lost_at_edges"] < 1
-    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    stored = json.loads((tmp_path / "run" / "run.json").read_text())
     assert stored["from_environment"] == env
     assert (stored["data"]["batch_size"], stored["data"]["block_size"], stored["train"]["seed"]) == (2, 256, 1337)
     assert stored["train"]["warmup_pct"] == 0.5

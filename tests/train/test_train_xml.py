@@ -81,7 +81,7 @@ def test_the_command_trains_by_it(folder: Path, caplog: pytest.LogCaptureFixture
     said = json.loads(done.stdout.splitlines()[-1])
     assert (said["outcome"], said["step"]) == ("finished", 3)
     assert "not used: flavour" in caplog.text
-    stored = json.loads((folder / "run" / "config.json").read_text())
+    stored = json.loads((folder / "run" / "run.json").read_text())
     assert stored["train"]["learning_rate"] == 1e-3
     assert stored["data"]["dataset_mode"] == "sft_episode"
     assert stored["model"]["norm_eps"] == 1e-5

@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     import torch
 
 
-def named_device(name: Any) -> torch.device:
-    """The torch device of a name; one that does not exist, or is not in this machine, is a `ConfigError`."""
+def named_device(name: Any, *, present: bool = True) -> torch.device:
+    """The torch device of a name; one that does not exist, or (`present`) is not in this machine, is an error."""
     import torch
 
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError, ValueError):
         raise ConfigError(f"device is {name!r}; give cpu, cuda, cuda:1, mps, ...") from None
+    if not present:
+        return device
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device is {name!r}, but torch sees no GPU here: give cpu, or install torch with CUDA")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -219,7 +219,7 @@ def choose_device(device: Any, configured: str | None) -> Any:
     """The argument, else the config's device, else the CPU."""
     chosen = device if device is not None else configured or "cpu"
     if isinstance(chosen, str) and chosen != "cpu":
-        named_device(chosen)
+        named_device(chosen, present=False)  # a worker process may not see the GPU that its batches go to
     return chosen
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-LOG, SETTINGS = "log.jsonl", "config.json"
+LOG, SETTINGS = "log.jsonl", "run.json"
 log = logging.getLogger("chatmill.train")
 
 

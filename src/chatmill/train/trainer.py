@@ -90,7 +90,7 @@ def fit(
     - `val_loader`: what `eval_every` reads its split "val" from; default: `loader`, where it has that split.
     - `out`: folder of log and checkpoints; a run that finds checkpoints there goes on from the newest (`resume`).
     - `tokenizer`: only its fingerprint is used, to see a changed training spec. `notes` are kept in checkpoints.
-    - `settings`: what else the run was made of; it is written to `config.json` in `out`, beside the whole `config`.
+    - `settings`: what else the run was made of; it is written to `run.json` in `out`, beside the whole `config`.
     - `options`: those of `TrainConfig`, in place of `config`. Environment variables are read by `chatmill train` alone.
     """
     if config is None:
