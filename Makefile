@@ -11,7 +11,7 @@ BENCH_STAMP := $(BENCH_VENV)/.chatmill-installed
 NATIVE := hatch_build.py $(wildcard src/chatmill/core/native/*.[ch])
 BENCH_PIP := $(BENCH_BIN)/pip install -q --disable-pip-version-check -c constraints.txt -c benchmarks/constraints.txt
 
-.PHONY: demo test test-slow test-gpu check docs bench browser clean setup
+.PHONY: demo test test-slow test-gpu test-megatron check docs bench browser clean setup
 
 setup: $(STAMP)
 
@@ -43,6 +43,12 @@ test-slow: setup
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
 
+# The dataset class and the training example with another megatron-core than the installed one, newer than our Python or not.
+MEGATRON ?= 0.19.2
+test-megatron: setup
+	$(BIN)/pip install -q --no-deps --ignore-requires-python --target .megatron-$(MEGATRON) megatron-core==$(MEGATRON) triton
+	PYTHONPATH=$(CURDIR)/.megatron-$(MEGATRON) $(BIN)/python -m pytest tests/megatron
+
 $(BENCH_STAMP): pyproject.toml constraints.txt $(NATIVE) benchmarks/constraints.txt benchmarks/requirements.txt
 	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_PIP) torch
@@ -57,4 +63,4 @@ browser:
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out
+	rm -rf $(VENV) $(BENCH_VENV) .megatron-* .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out

@@ -40,7 +40,7 @@ def write_input(folder: Path, rows: int) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tests.synth_kd.inputs import SCHEMA
+    from tests.distill.inputs import SCHEMA
 
     home = folder / f"synth-harmony-{rows}"
     if (home / "manifest.json").exists():
@@ -61,7 +61,7 @@ def write_input(folder: Path, rows: int) -> Path:
 
 def _copies(seed: int, count: int) -> Iterator[dict[str, Any]]:
     """Real rows in turn, with new ids and a share of their longer words replaced by made-up ones."""
-    from tests.synth_kd.inputs import real_rows
+    from tests.distill.inputs import real_rows
 
     originals = []
     for row in real_rows():
@@ -119,7 +119,7 @@ class Contest:
 
     def peer(self, out: Path | None = None) -> Path:
         """The straightforward build."""
-        from tests.synth_kd import straightforward
+        from tests.distill import straightforward
 
         root, start = out or self._new(), time.process_time()
         counts = straightforward.build(self.source, root, valid_fraction=VALID_FRACTION, rows=self.peer_rows)

@@ -46,8 +46,11 @@ CHUNKS = """
 import json, sys, time
 from pathlib import Path
 from benchmarks.builds import Bench
-from chatmill.compiler.recipe import Recipe
 from tests.data.tokenizer_files import unpacked
+try:
+    from chatmill.compiler.recipe import Recipe
+except ImportError:  # the former tree
+    from chatmill.build.recipe import Recipe
 path, template, work = sys.argv[1:]
 recipe = {"sources": [{"path": [path]}], "tokenizer": str(unpacked("qwen3")), "template": template,
           "add_control_tokens": True, "on_error": "quarantine", "gates": {"records_without_trained_tokens": None}}

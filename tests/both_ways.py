@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
 from chatmill.core.native.library import SWITCH
 
+Made = TypeVar("Made")
 
-@pytest.fixture(scope="module", params=["compiled", "msgspec"], autouse=True)
+
+WAYS = {"compiled": "1", "msgspec": "0"}
+
+
+def in_each_way(work: Callable[[], Made]) -> tuple[Made, Made]:
+    """What some work makes with the compiled part and without it, for tests in which the rest is the same for both."""
+    made = []
+    for switch in WAYS.values():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(SWITCH, switch)
+            made.append(work())
+    return made[0], made[1]
+
+
+@pytest.fixture(scope="module", params=list(WAYS), autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both ways to make columns of lines, and to copy ranges; processes that a test starts inherit it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SWITCH, "1" if request.param == "compiled" else "0")
+        patch.setenv(SWITCH, WAYS[request.param])
         yield request.param

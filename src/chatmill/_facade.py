@@ -43,7 +43,9 @@ PUBLIC: dict[str, str] = {
     "collate_sft_batch": "systems.token_native_sft",
     "pack_sft_ids_and_mask": "systems.token_native_sft",
     "serialize_chat_to_ids": "systems.token_native_sft",
+    "sft_batch": "systems.token_native_sft",
     "sft_loss_mask_for_ids": "systems.token_native_sft",
+    "sft_token_ids": "systems.token_native_sft",
     # spec 2: the post-training stream
     "PackedStream": "pack.stream",
     "StreamReport": "pack.stream",
@@ -69,7 +71,10 @@ PUBLIC: dict[str, str] = {
     # spec 3: explicit document boundaries
     "DataCollatorForCausalLM": "load.collate",
     "block_tokenize_fn": "systems.document_boundaries",
+    "PackedRowLoader": "load.packed_row_loader",
+    "tokenize_blocks": "systems.document_boundaries",
     "get_pos_ids_for_packed_sequence": "load.collate",
+    "trainer_columns": "load.collate",
     # spec 4: episodes and loaders
     "Episode": "store.episodes",
     "MixtureLoader": "load.mixture",
@@ -113,6 +118,8 @@ PUBLIC: dict[str, str] = {
     "SynthKDResult": "distill.run",
     "build_synth_kd": "distill.run",
     "synth_kd_blend": "store.kd",
+    "synth_kd_blends": "store.kd",
+    "write_sidecar": "store.kd_sidecars",
     "synth_kd_split": "systems.synth_kd",
     "verify_synth_kd": "distill.check",
     "write_synth_harmony": "distill.synth_harmony",

@@ -7,24 +7,29 @@ as Megatron's config takes it, is told by `chatmill.synth_kd_blend`, which needs
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from chatmill.core.harmony_ids import BOS, EOD, RETURN, UNUSED, VOCAB_SIZE
 from chatmill.errors import ConfigError, FormatError, MissingExtraError
-from chatmill.store.kd import LOSSMASK, SPAN, KDShard, sidecar_prefix, synth_kd_blend, token_prefix
+from chatmill.store.kd import LOSSMASK, SPAN, KDShard, sidecar_prefix, synth_kd_blend, synth_kd_blends, token_prefix
 
 try:
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.tokenizers import MegatronTokenizerBase
 except ImportError as error:
+    if error.name and not error.name.startswith("megatron"):  # newer versions ask for triton, also on CPUs
+        raise ConfigError(f"megatron-core needs {error.name!r} to be imported: pip install {error.name}") from error
     raise MissingExtraError("megatron.core", "megatron", "SynthKDDataset") from error
 
-__all__ = ["SynthKDDataset", "drop_broken_cache", "synth_kd_blend"]
+__all__ = ["HarmonyTokenizer", "SynthKDDataset", "drop_broken_cache", "synth_kd_blend", "synth_kd_blends"]
 
 FINGERPRINT = "synth_kd_fingerprint"
 """The attribute of the config that tells one build from another in the key of Megatron's index cache."""
@@ -37,7 +42,12 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
     (int64: 1 analysis, 2 final, 0 neither) are aligned with `labels` and 0 on padding; the mask of the base class is
     not used. Opening refuses shards whose files do not fit together, and an index cache of another build is never
     used: its key holds a fingerprint of the six files.
+
+    A subclass with `sidecars = ("teacher_logprob",)` also serves `PREFIX_teacher_logprob` under that name, aligned
+    with `labels` and 0 on padding: floats in their dtype, integers as int64.
     """
+
+    sidecars: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -49,8 +59,8 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
         config: GPTDatasetConfig,
     ) -> None:
         """As Megatron's builder calls it; `indexed_dataset` is that of the tokens."""
-        shard = _open_shard(indexed_dataset.path_prefix)
-        self.lossmask, self.span = _Sidecar(shard, LOSSMASK, config), _Sidecar(shard, SPAN, config)
+        shard = _open_shard(indexed_dataset.path_prefix, self.sidecars)
+        self._open = self._open_sidecars(shard, config)
         # A copy: the config is shared by all shards of a blend, and the fingerprint is that of one.
         config = copy(config)
         setattr(config, FINGERPRINT, shard.fingerprint())
@@ -69,23 +79,25 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
     def __getitem__(self, idx: int | None) -> dict[str, Any]:
         """One sample: the keys of `GPTDataset` and `span_id`. `None` is Megatron's filler: nothing is trained."""
         sample = dict(super().__getitem__(idx))
-        mask, span, real = self._sidecar_slices(0 if idx is None else int(idx))
+        columns, real = self._sidecar_slices(0 if idx is None else int(idx))
         if self._pad_token_id >= 0:
             self._restore_tokens(sample, 0 if idx is None else int(idx), real)
-        if idx is None:
-            mask[:], span[:] = 0, 0
-        if self.config.add_extra_token_to_sequence:
-            mask, span = mask[:-1], span[:-1]
-        else:
-            mask[-1], span[-1] = 0, 0  # the token that this position predicts is not in the sample
-        sample["loss_mask"] = torch.from_numpy(mask.astype(np.float32))
-        sample["span_id"] = torch.from_numpy(span.astype(np.int64))
+        for name, values in columns.items():
+            if idx is None:
+                values[:] = 0
+            if self.config.add_extra_token_to_sequence:
+                values = values[:-1]
+            else:
+                values[-1] = 0  # the token that this position predicts is not in the sample
+            served = {LOSSMASK: "loss_mask", SPAN: "span_id"}.get(name, name)
+            dtype = np.float32 if name == LOSSMASK else values.dtype if values.dtype.kind == "f" else np.int64
+            sample[served] = torch.from_numpy(values.astype(dtype))
         return sample
 
-    def _sidecar_slices(self, idx: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:
-        """Mask and span of the tokens that Megatron cuts for a sample, 0 behind them; and how many tokens those are.
+    def _sidecar_slices(self, idx: int) -> tuple[dict[str, NDArray[Any]], int]:
+        """What the sidecars have for the tokens of a sample, 0 behind them; and how many tokens those are.
 
-        The walk is that of the base class over shuffle, sample and document index; both values are label-aligned.
+        The walk is that of the base class over shuffle, sample and document index; all values are label-aligned.
         """
         number = int(self.shuffle_index[idx])
         first, begin = (int(value) for value in self.sample_index[number])
@@ -96,10 +108,14 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
         stops = self.dataset.sequence_lengths[documents].astype(np.int64)
         starts[0], stops[-1] = begin, end + extra
         real = int((stops - starts).sum())
-        both = np.zeros((2, self.config.sequence_length + extra), dtype=np.uint8)
-        for values, sidecar in zip(both, (self.lossmask, self.span), strict=True):
-            values[:real] = sidecar.read(documents, starts, stops)
-        return both[0], both[1], real
+        columns = {}
+        for name, sidecar in self._open.items():
+            columns[name] = np.zeros(self.config.sequence_length + extra, dtype=sidecar.dtype)
+            columns[name][:real] = sidecar.read(documents, starts, stops)
+        return columns, real
+
+    def _open_sidecars(self, shard: KDShard, config: GPTDatasetConfig) -> dict[str, _Sidecar]:
+        return {name: _Sidecar(shard, name, config) for name in (LOSSMASK, SPAN, *self.sidecars)}
 
     def _restore_tokens(self, sample: dict[str, Any], idx: int, real: int) -> None:
         """Put back real tokens that have the pad id: the base class takes them for padding and makes them id 0."""
@@ -137,8 +153,7 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         """Everything but open files and cached masks: those are opened and made again on the other side."""
         state = self.__dict__.copy()
-        for name in ("lossmask", "span"):
-            del state[name]
+        del state["_open"]
         for name in ("cached_attention_mask", "cached_loss_mask", "cached_position_ids"):
             state[name] = None
         state["masks_and_position_ids_are_cached"] = False
@@ -146,14 +161,14 @@ class SynthKDDataset(GPTDataset):  # type: ignore[misc]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        shard = _open_shard(self.dataset.path_prefix)
+        shard = _open_shard(self.dataset.path_prefix, self.sidecars)
         expected, found = getattr(self.config, FINGERPRINT), shard.fingerprint()
         if found != expected:
             raise FormatError(
                 f"{shard.prefix}: had the fingerprint {expected[:16]} when the dataset was pickled and has "
                 f"{found[:16]} now: something wrote to the shard; build datasets anew after a new build"
             )
-        self.lossmask, self.span = _Sidecar(shard, LOSSMASK, self.config), _Sidecar(shard, SPAN, self.config)
+        self._open = self._open_sidecars(shard, self.config)
 
 
 class _Sidecar:
@@ -162,10 +177,9 @@ class _Sidecar:
     def __init__(self, shard: KDShard, column: str, config: GPTDatasetConfig) -> None:
         self._dataset = IndexedDataset(sidecar_prefix(shard.prefix, column), mmap=config.mmap_bin_files)
         self._file = shard.files[column] if config.mmap_bin_files else None
+        self.dtype = shard.files[column].array.dtype
 
-    def read(
-        self, documents: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
-    ) -> NDArray[np.uint8]:
+    def read(self, documents: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[Any]:
         """The values `starts[i]:stops[i]` of each document, one after another."""
         if self._file is None:
             places = zip(documents.tolist(), starts.tolist(), stops.tolist(), strict=True)
@@ -173,10 +187,58 @@ class _Sidecar:
                 [self._dataset.get(d, offset=first, length=last - first) for d, first, last in places]
             )
         lengths = stops - starts
-        begins = self._dataset.index.sequence_pointers[documents] + starts  # bytes, and a value is one
+        begins = self._dataset.index.sequence_pointers[documents] // self.dtype.itemsize + starts
         places = np.arange(int(lengths.sum())) + np.repeat(begins - (np.cumsum(lengths) - lengths), lengths)
-        values: NDArray[np.uint8] = self._file.array[places]
+        values: NDArray[Any] = self._file.array[places]
         return values
+
+
+class HarmonyTokenizer(MegatronTokenizerBase):  # type: ignore[misc]
+    """The tokenizer of these datasets for Megatron: o200k Harmony, with the EOD that stands between documents.
+
+    gpt-oss's own settings do not fit here: their end of text is `<|return|>`, which ends an answer and not a document,
+    and their pad id is that of the EOD. `pad` is a reserved id that no conversation has. Text becomes ids only when
+    it is asked for, and never a control token.
+    """
+
+    vocab_size: ClassVar[int] = VOCAB_SIZE
+    """Padded to what gpt-oss has: a multiple of 128, so no further padding is needed."""
+    eod: ClassVar[int] = EOD
+    pad: ClassVar[int] = UNUSED
+    eos: ClassVar[int] = RETURN
+    bos: ClassVar[int] = BOS
+
+    def __init__(self, path: str | None = None) -> None:
+        """`path`: an o200k_base.tiktoken; by default the one that is found, or the bundled one."""
+        super().__init__(path or "o200k", {"library": "chatmill", "class_name": type(self).__name__})
+        self.unique_identifiers = {"class": type(self).__name__, "vocabulary": "o200k_harmony"}
+        self._tokenizer: Any = None
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of a text; control tokens are not recognised."""
+        ids: list[int] = self._loaded().encode(text)
+        return ids
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        text: str = self._loaded().decode(list(ids))
+        return text
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """The control tokens by name; ordinary tokens are bytes and have none."""
+        return dict(self._loaded().control_ids)
+
+    def apply_chat_template(self, *_: Any, **__: Any) -> Any:
+        """Refused: conversations were rendered when the dataset was built."""
+        raise ConfigError("conversations are rendered by `chatmill synth-kd` or `chatmill build`, not in training")
+
+    def _loaded(self) -> Any:
+        if self._tokenizer is None:
+            from chatmill.tokenizer.load import load_tokenizer
+
+            self._tokenizer = load_tokenizer(self.path)
+        return self._tokenizer
 
 
 def drop_broken_cache(folder: str | os.PathLike[str], names: str = "") -> list[Path]:
@@ -203,7 +265,7 @@ def _is_whole(path: Path) -> bool:
     return True
 
 
-def _open_shard(prefix: str) -> KDShard:
+def _open_shard(prefix: str, sidecars: Sequence[str] = ()) -> KDShard:
     if "://" in prefix:
         raise ConfigError(f"{token_prefix(prefix)}: sidecars are read from a file system, not from object storage")
-    return KDShard.open(prefix)
+    return KDShard.open(prefix, sidecars)

@@ -101,20 +101,20 @@ def test_headers_and_text_with_boundaries(containers: dict[str, Path]) -> None:
     assert lines == [
         "---- 0 Tokens: 48, Documents: 4, Features: input_ids, document_starts ----",
         "[0] tokens 0-13 (14)",
-        "| <|bos|>Hello there.<|eos|>",
+        "| «<|bos|>»Hello there.«<|eos|>»",
         "[1] tokens 14-35 (22)",
-        "| <|bos|>Zwei Zeilen",
-        "| und mehr<|eos|>",
+        "| «<|bos|>»Zwei Zeilen",
+        "| und mehr«<|eos|>»",
         "[2] tokens 36-42 (7)",
-        "| <|bos|>three<|eos|>",
+        "| «<|bos|>»three«<|eos|>»",
         "[3] tokens 43-47 (5)",
-        "| <|bos|>vier",
+        "| «<|bos|>»vier",
         "",
         "---- 1 Tokens: 48, Documents: 2, Features: input_ids, document_starts ----",
         "[0] tokens 0-1 (2)",
-        "| <|bos|><|eos|>",
+        "| «<|bos|>»«<|eos|>»",
         "[1] tokens 2-47 (46)",
-        "| <|bos|>" + "x" * 45,
+        "| «<|bos|>»" + "x" * 45,
         "",
         "2 of 3 blocks shown.",
     ]
@@ -134,7 +134,7 @@ def test_json_lines(containers: dict[str, Path]) -> None:
     assert blocks[0]["block"] == 0
     assert blocks[0]["tokens"] == 48
     assert blocks[0]["features"] == ["input_ids", "document_starts"]
-    assert blocks[0]["documents"][3] == {"start": 43, "tokens": 5, "text": "<|bos|>vier"}
+    assert blocks[0]["documents"][3] == {"start": 43, "tokens": 5, "text": "<|bos|>vier", "control": [0]}
     bare = json.loads(run(containers["b.arrow"], "-n", 1, "--json").output)
     assert [i for document in bare["documents"] for i in document["ids"]] == packed()["input_ids"][0]
 
@@ -395,3 +395,14 @@ def test_a_terminal_without_unicode_gets_ascii_marks() -> None:
     screen.show(item_lines(view, ascii_only=screen.ascii_only))
     out.seek(0)
     assert out.read().splitlines()[-1] == "> \\xe9"
+
+
+def test_control_tokens_are_marked_in_rows_without_kinds() -> None:
+    """Text that spells a control token prints otherwise than the token."""
+    tokenizer = ByteTokenizer().with_added(["<|im_end|>"])
+    spelled = list(tokenizer.encode("<|im_end|>"))
+    ids = [*spelled, tokenizer.control("<|im_end|>"), *tokenizer.encode("x")]
+    row = PackedRow(index=0, columns={"input_ids": ids, "document_starts": [0]})
+    view = view_block(row, tokenizer)
+    assert any("<|im_end|>\u00ab<|im_end|>\u00bbx" in line for line in plain_lines(view))
+    assert view.as_json()["documents"][0]["control"] == [len(spelled)]

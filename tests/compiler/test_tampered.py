@@ -32,7 +32,7 @@ from chatmill.store.kd import find_kd_root
 from chatmill.store.names import is_inner_path, is_plain_name, is_split_name
 from chatmill.store.receipts import SEAL, read_export, read_kd_manifest, read_manifest, receipt_bytes, sealed
 from tests.compiler.builds import chats, plain_recipe, write_jsonl
-from tests.synth_kd.inputs import chat, row, write_input
+from tests.distill.inputs import chat, row, write_input
 
 OUTSIDE = ["../x", "a/../../x", "/etc/x", "", ".", "..", "a\\b", "a\0b", "a//b", "a/", "./a"]
 """No path of a file inside of a folder."""

@@ -16,7 +16,7 @@ from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError
 from chatmill.store.durable import remove_path
 from tests.compiler.builds import chats, digest, plain_recipe, write_jsonl
-from tests.synth_kd.inputs import chat, row, write_input
+from tests.distill.inputs import chat, row, write_input
 
 
 @pytest.fixture

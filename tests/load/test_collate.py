@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -153,7 +154,8 @@ def test_none_gives_positions_exactly_when_there_are_starts() -> None:
 
 
 def test_true_falls_back_to_the_eos_id() -> None:
-    batch = collate(without_starts(PACKED), packed_sequences=True)
+    with pytest.warns(UserWarning, match=f"EOS id {EOS}: this batch"):
+        batch = collate(without_starts(PACKED), packed_sequences=True)
     assert lists(batch) == lists(collate(PACKED))
     with_starts = collate([{"input_ids": [5, EOS, 6], "document_starts": [0]}], packed_sequences=True)
     assert with_starts["position_ids"].tolist() == [[0, 1, 2]], "explicit starts come before the EOS"
@@ -436,3 +438,17 @@ def test_a_torch_dataloader_with_workers() -> None:
     for number, batch in enumerate(batches):
         expected = collator(features[4 * number : 4 * number + 4])
         assert all(torch.equal(batch[name], expected[name]) for name in expected)
+
+
+class _EosOnly:
+    eos_token_id = EOS
+
+
+def test_falling_back_to_eos_warns_once_and_counts_documents() -> None:
+    collator = DataCollatorForCausalLM(_EosOnly(), packed_sequences=True)
+    rows = [{"input_ids": [5, EOS, 6, 7, EOS, 8]}, {"input_ids": [5, 6]}]
+    with pytest.warns(UserWarning, match="4 documents in 2 rows.*cut at every message"):
+        collator(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collator(rows)

@@ -6,10 +6,14 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from chatmill.errors import ConfigError
-from chatmill.load.config import TrainingConfig, as_training_config, load_training_config
+from chatmill.core.special_ids import special_id
+from chatmill.errors import ConfigError, TokenizerError
+from chatmill.load.collate import DataCollatorForCausalLM
+from chatmill.load.config import SPEC_OPTIONS, TrainingConfig, as_training_config, load_training_config
+from chatmill.load.config_files import OTHER_NAMES
 
 FULL = """<config>
   <model><batch_siz>ignored, not under training</batch_siz></model>
@@ -199,3 +203,45 @@ def test_mistakes_in_yaml(tmp_path: Path, text: str, says: list[str]) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.xml"):
         load_training_config(tmp_path / "nowhere.xml")
+
+
+def test_what_training_sections_really_hold_is_no_misspelling(tmp_path: Path) -> None:
+    for name in (
+        "devices",
+        "pad_token",
+        "patch_size",
+        "eval",
+        "epoch",
+        "dataset_model_name",
+        "eos_token_id",
+        "batch_sizes",
+    ):
+        with pytest.warns(UserWarning, match=f"kept as they are: {name}"):
+            config = load_training_config(xml(tmp_path, f"{NEEDED}<{name}>8</{name}>"))
+        assert config.extra == {name: "8"}
+    for name, meant in (("bath_size", "batch_size"), ("pad_tokenid", "pad_token_id"), ("epochseed", "epoch_seed")):
+        with pytest.raises(ConfigError, match=f"did you mean <{meant}>"):
+            load_training_config(xml(tmp_path, f"{NEEDED}<{name}>8</{name}>"))
+    assert not OTHER_NAMES & set(SPEC_OPTIONS)
+
+
+class _SentencePiece:
+    def __init__(self, eos: object) -> None:
+        self.eos = eos
+
+    def eos_id(self) -> object:
+        return self.eos
+
+    def pad_id(self) -> int:
+        return -1
+
+
+def test_ids_of_sentencepiece_are_methods_and_minus_one_is_none() -> None:
+    assert special_id(_SentencePiece(2), "eos") == 2
+    assert special_id(_SentencePiece(-1), "eos") is None
+    assert special_id(_SentencePiece(2), "pad") is None
+    assert special_id(SimpleNamespace(eos_id=-1), "eos") is None
+    assert special_id(SimpleNamespace(eos_token_id=np.int64(7)), "eos") == 7
+    with pytest.raises(TokenizerError, match=r"gives \[1, 2\] as eos_token_id"):
+        special_id(SimpleNamespace(eos_token_id=[1, 2]), "eos")
+    assert DataCollatorForCausalLM(_SentencePiece(5)).pad_id == 5

@@ -24,7 +24,7 @@ def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         counts.append(len(blocks(page)))
         for code in blocks(page):
             exec(compile(code, page, "exec"), names)
-    assert counts == [6, 1]
+    assert counts == [7, 1]
     out = capsys.readouterr().out
     assert "['input_ids', 'labels', 'seq_lengths']" in out
     assert "other_set" in out

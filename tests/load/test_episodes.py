@@ -58,7 +58,7 @@ def test_epochs_equal_the_slow_reference(
 ) -> None:
     train, val = items(23, fractional=fractional), items(7, seed=1, fractional=fractional)
     write_set(tmp_path, train, val, shards=shards, mask=mask)
-    made = loader(tmp_path, prefetch=prefetch)
+    made = loader(tmp_path, prefetch=prefetch, epoch_shuffle=True, epoch_drop_last=True)
     checked = 0
     for epoch in range(3):
         for split, episodes in (("train", train), ("val", val)):
@@ -205,7 +205,7 @@ def test_masks_that_cannot_be_had_warn_once_and_give_x_and_y(tmp_path: Path, dam
 
 def test_a_split_smaller_than_a_step_raises_at_its_first_batch(tmp_path: Path) -> None:
     write_set(tmp_path, items(9), items(2))
-    made = loader(tmp_path)
+    made = loader(tmp_path, epoch_drop_last=True)
     assert len(made.get_batch()) == 3
     with pytest.raises(ConfigError) as caught:
         made.get_batch("val")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from chatmill.errors import ConfigError, FormatError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.mixture import MixtureLoader
+from chatmill.load.token_stream import GPTDataLoader
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.load.sets import PAD, items, write_set
 
@@ -136,3 +138,15 @@ def test_masks_with_strict(tmp_path: Path) -> None:
     cut("mask.bin", 3)(tmp_path / "short/train")
     with pytest.raises(FormatError, match=r"mask\.bin: 3 bytes"):
         GPTEpisodeDataLoader({**BASE, "use_loss_mask": False}, None, tmp_path / "short", strict=True)
+
+
+def test_a_missing_shard_is_seen_without_a_manifest(tmp_path: Path) -> None:
+    write_set(tmp_path, items(20), shards=4)
+    shutil.rmtree(tmp_path / "train/shard_00001")
+    config = {"batch_size": 2, "block_size": 4, "pad_token_id": 1}
+    for make in (GPTEpisodeDataLoader, GPTDataLoader):
+        with pytest.raises(FormatError, match="shard_00001 is missing, but shard_00003 is there"):
+            make(config, None, tmp_path)
+    shutil.rmtree(tmp_path / "train/shard_00000")
+    with pytest.raises(FormatError, match="shard_00000 is missing and 1 more"):
+        GPTEpisodeDataLoader(config, None, tmp_path)

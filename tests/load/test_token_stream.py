@@ -6,7 +6,6 @@ import importlib
 import json
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -98,14 +97,17 @@ def test_masks_that_cannot_be_had(tmp_path: Path, damage: str) -> None:
     flat_set(tmp_path, [30, 40])
     mask = tmp_path / "train/part1_mask.bin"
     mask.unlink() if damage == "missing" else mask.write_bytes(b"\0" * 160)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        made = GPTDataLoader(CONFIG, None, tmp_path, use_loss_mask=True)
-        assert [len(made.get_batch()) for _ in range(3)] == [2, 2, 2]
-    assert len(caught) == 1
-    with pytest.raises(ConfigError, match="part1_mask"):
-        GPTDataLoader(CONFIG, None, tmp_path, use_loss_mask=True, strict=True)
+    asked = {**CONFIG, "use_loss_mask": True}
+    for make in (
+        lambda: GPTDataLoader(CONFIG, None, tmp_path, use_loss_mask=True),
+        lambda: GPTDataLoader(asked, None, tmp_path),
+        lambda: make_loader(asked, tmp_path),
+    ):
+        with pytest.raises(ConfigError, match=r"part1_mask.*every token would be trained"):
+            make()
     assert len(GPTDataLoader(CONFIG, None, tmp_path).get_batch()) == 2
+    flat_set(tmp_path / "whole", [30, 40])
+    assert len(GPTDataLoader(asked, None, tmp_path / "whole").get_batch()) == 3, "the config asks for masks"
 
 
 def test_faults_at_opening(tmp_path: Path) -> None:

@@ -424,6 +424,22 @@ def test_without_megatron_the_message_names_the_extra(monkeypatch: pytest.Monkey
         importlib.import_module("chatmill.megatron")
 
 
+def test_what_megatron_itself_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import builtins
+
+    known = builtins.__import__
+
+    def without_triton(name: str, *rest: Any) -> Any:
+        if name == "megatron.core.datasets.gpt_dataset":
+            raise ModuleNotFoundError("No module named 'triton'", name="triton")
+        return known(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_triton)
+    monkeypatch.delitem(sys.modules, "chatmill.megatron", raising=False)
+    with pytest.raises(ConfigError, match="needs 'triton' to be imported: pip install triton"):
+        importlib.import_module("chatmill.megatron")
+
+
 def test_finding_shards_imports_neither_megatron_nor_torch(root: Path) -> None:
     code = (
         "import sys, chatmill.look.kd, chatmill.export.megatron\n"

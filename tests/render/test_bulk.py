@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import gzip
 import json
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,12 +28,19 @@ from chatmill.render.render import Rendered, render
 from chatmill.render.row_items import Ids
 from chatmill.tokenizer.byte_level import ByteTokenizer
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from tests.both_ways import in_each_way
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import unpacked
 
 DAY = datetime.date(2026, 1, 2)
 NAMES = bundled_names()
 BY_BYTES = [name for name in NAMES if name != "harmony"]  # which needs its own vocabulary
+
+
+@pytest.fixture(scope="module", autouse=True)
+def way() -> str:
+    """Conversations written alone are the same both ways; `rendered_both_ways` does the rest twice."""
+    return "both"
 
 
 @cache
@@ -55,6 +63,20 @@ def forget(template: BoundTemplate) -> None:
     vars(template).pop("book", None)
     if isinstance(template, ModelTemplate):
         template.chat._renderers.clear()
+
+
+def rendered_both_ways(make: Callable[[], list[Conversation] | Conversations], template: BoundTemplate) -> Rendered:
+    """A batch rendered with the compiled part and without it; both must be the same."""
+    one, other = in_each_way(lambda: render(make(), template, collect_failures=True))
+    assert_same(one, other)
+    return one
+
+
+def assert_same(one: Rendered, other: Rendered) -> None:
+    for name in ("ids", "run_kinds", "run_messages", "run_offsets", "offsets", "message_weights"):
+        np.testing.assert_array_equal(getattr(one.tokens, name), getattr(other.tokens, name))
+    np.testing.assert_array_equal(one.stripped, other.stripped)
+    assert [(i, str(e)) for i, e in one.failed] == [(i, str(e)) for i, e in other.failed]
 
 
 class OneRow(NamedTuple):
@@ -139,6 +161,11 @@ def bundled(path: Any, count: int) -> tuple[bytes, ...]:
     return tuple(gzip.decompress(path.read_bytes()).splitlines()[:count])
 
 
+def not_long(lines: Sequence[bytes]) -> list[bytes]:
+    """Conversations of a few messages, and one that may have many."""
+    return [line for number, line in enumerate(lines) if number == 0 or line.count(b'"role":') <= 12]
+
+
 def batch_of(lines: Any) -> Conversations:
     data = b"".join(line + b"\n" for line in lines)
     whole = Lines(0, len(data), 1, len(lines))
@@ -150,15 +177,12 @@ def batch_of(lines: Any) -> Conversations:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_bundled_source(name: str) -> None:
     """One batch of all sources, so that shapes are learned from some of them and used by others."""
-    batch = batch_of([line for path in CONVERSATION_FILES for line in bundled(path, 5)])
+    lines = [line for path in CONVERSATION_FILES for line in not_long(bundled(path, 60))[:5]]
     template = fresh(name, "qwen3")
-    rendered = render(batch, template, collect_failures=True)
-    rows = assert_bulk_is_one_by_one(rendered, list(batch), name, "qwen3")
+    rendered = render(batch_of(lines), template, collect_failures=True)
+    rows = assert_bulk_is_one_by_one(rendered, list(batch_of(lines)), name, "qwen3")
     assert rows > 30
-    again = render(batch, template, collect_failures=True)  # now every plan is known
-    np.testing.assert_array_equal(again.tokens.ids, rendered.tokens.ids)
-    np.testing.assert_array_equal(again.tokens.run_kinds, rendered.tokens.run_kinds)
-    assert [(i, str(e)) for i, e in again.failed] == [(i, str(e)) for i, e in rendered.failed]
+    assert_same(rendered, rendered_both_ways(lambda: batch_of(lines), template))  # now every plan is known
 
 
 # -- conversations that nobody has -----------------------------------------------------------------------------------
@@ -221,7 +245,7 @@ RULES = st.fixed_dictionaries({}, optional={"expand": st.sampled_from(Expand), "
 @given(talks=st.lists(TALKS, max_size=5), name=st.sampled_from(BY_BYTES), rules=RULES)
 def test_random_batches(talks: list[Conversation], name: str, rules: dict[str, Any]) -> None:
     twice = [*talks, *talks]  # the second half is written by plans alone
-    rendered = render(twice, fresh(name, **rules), collect_failures=True)
+    rendered = rendered_both_ways(lambda: twice, fresh(name, **rules))
     assert_bulk_is_one_by_one(rendered, twice, name, "bytes", **rules)
 
 
@@ -234,7 +258,7 @@ def test_a_template_that_has_seen_much_writes_as_a_fresh_one(talks: list[Convers
     """Plans of all earlier examples are in the book: a key or a question that says too little shows here."""
     if name not in _USED:
         _USED[name] = fresh(name, unproved=Unproved.UNTRAINED)
-    rendered = render(talks, _USED[name], collect_failures=True)
+    rendered = rendered_both_ways(lambda: talks, _USED[name])
     assert_bulk_is_one_by_one(rendered, talks, name, "bytes", unproved=Unproved.UNTRAINED)
 
 
@@ -242,9 +266,10 @@ def test_a_template_that_has_seen_much_writes_as_a_fresh_one(talks: list[Convers
 @given(talks=st.lists(TALKS, max_size=4), chosen=st.lists(st.integers(0, 3), max_size=5))
 def test_chosen_conversations(talks: list[Conversation], chosen: list[int]) -> None:
     places = [number for number in chosen if number < len(talks)]
-    taken = Conversations.of(talks).take(np.array(places, dtype=np.int64))
     for name in ("qwen3", "markers"):
-        rendered = render(taken, fresh(name), collect_failures=True)
+        rendered = rendered_both_ways(
+            lambda: Conversations.of(talks).take(np.array(places, dtype=np.int64)), fresh(name)
+        )
         assert_bulk_is_one_by_one(rendered, [talks[number] for number in places], name, "bytes")
 
 
@@ -264,15 +289,14 @@ def test_calls_of_which_some_have_ids(name: str) -> None:
     template = fresh(name)
     for ids in (("call00001", None), (None, "call00001"), (None, None), ("call00001", "call00002")):
         talks = [calling(*ids)]
-        rendered = render(talks, template, collect_failures=True)
-        assert_bulk_is_one_by_one(rendered, talks, name, "bytes")
+        assert_bulk_is_one_by_one(rendered_both_ways(lambda talks=talks: talks, template), talks, name, "bytes")
 
 
 def test_more_calls_than_a_byte_can_count() -> None:
     template = fresh("qwen3")
     for count in (300, 255, 256, 300):
         talks = [calling(*(["call00001"] * count))]
-        assert_bulk_is_one_by_one(render(talks, template), talks, "qwen3", "bytes")
+        assert_bulk_is_one_by_one(rendered_both_ways(lambda talks=talks: talks, template), talks, "qwen3", "bytes")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "chatml"])
@@ -301,7 +325,7 @@ def test_reasoning_that_has_no_place_is_counted(name: str, tools: Any) -> None:
 
 
 def test_most_conversations_are_written_by_plans() -> None:
-    batch = batch_of([line for path in CONVERSATION_FILES for line in bundled(path, 100)])
+    batch = batch_of([line for path in CONVERSATION_FILES for line in bundled(path, 60)])
     template = fresh("qwen3")
     render(batch, template, collect_failures=True)
     assert template.book.traced < 0.25 * len(batch)

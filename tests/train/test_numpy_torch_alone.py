@@ -71,4 +71,4 @@ def test_training_needs_numpy_and_torch_alone(tmp_path: Path) -> None:
     assert len(got["imported"]) > 30
     assert "chatmill.train.trainer" in got["imported"]
     assert (got["steps"], got["said"]) == ([3, 5], 256)
-    assert (tmp_path / "run" / "log.jsonl").read_text().count('"loss"') == 5
+    assert (tmp_path / "run" / "log.jsonl").read_text().count('"grad_norm"') == 5

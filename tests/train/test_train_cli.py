@@ -130,17 +130,19 @@ def test_the_recipe_refuses_what_it_does_not_know(tmp_path: Path) -> None:
             read(text)
     with pytest.raises(ConfigError, match="no recipe file"):
         read_recipe(tmp_path / "none.yaml", {})
-    with pytest.raises(ConfigError, match=r"from the environment: LEARNING_RATE\): learning_rate is 'fast'"):
-        read("out: a", LEARNING_RATE="fast")
+    with pytest.raises(ConfigError, match=r"from the environment: CHATMILL_LEARNING_RATE\): learning_rate is 'fast'"):
+        read("out: a", CHATMILL_LEARNING_RATE="fast")
 
 
 def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("out: a\ntrain: {learning_rate: 1, steps: 5}\ndata: {pack: true}\n")
     plain = read_recipe(tmp_path / "r.yaml", {"PATH": "x"})
     assert (plain.train.learning_rate, plain.data.pack, plain.from_environment) == (1.0, True, {})
-    given = {"LEARNING_RATE": "2e-3", "POST_TRAINING": "1", "WARMUP_PCT": "0.2", "PACK": "0", "BATCH_SIZE": "3"}
-    given |= {"TRANSCRIPTS": "a.jsonl b.jsonl", "PRECISION": "fp32", "STEPS": "7"}
-    read = read_recipe(tmp_path / "r.yaml", given)
+    given = {"CHATMILL_LEARNING_RATE": "2e-3", "POST_TRAINING": "1", "WARMUP_PCT": "0.2", "CHATMILL_PACK": "0"}
+    given |= {"CHATMILL_BATCH_SIZE": "3", "CHATMILL_TRANSCRIPTS": "a.jsonl b.jsonl", "CHATMILL_PRECISION": "fp32"}
+    given |= {"CHATMILL_STEPS": "7"}
+    read = read_recipe(tmp_path / "r.yaml", {**given, "SEED": "5", "DEVICE": "tpu"})
+    assert (read.train.seed, read.train.device, read.not_read) == (1337, "auto", ("DEVICE", "SEED"))
     assert (read.train.learning_rate, read.train.post_training, read.train.warmup_pct) == (2e-3, True, 0.2)
     assert (read.data.pack, read.data.batch_size, read.train.steps) == (False, 3, 7)
     assert read.data.transcripts == ("a.jsonl", "b.jsonl")
@@ -185,7 +187,7 @@ def test_data_and_model_that_do_not_fit_are_told(built: Path, tmp_path: Path) ->
     ("template", "prompt", "stops"),
     [
         ("chatml", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", ["<|im_end|>"]),
-        ("markers", "<|USER|>Hi<|END|><|ASSISTANT|>", ["<|END|>"]),
+        ("markers", "<|USER|>Hi<|END|><|ASSISTANT|>", ["<|END|>", "<|EOS|>"]),
     ],
 )
 def test_a_prompt_ends_where_the_assistant_begins(template: str, prompt: str, stops: list[str]) -> None:

@@ -16,6 +16,7 @@ COMMANDS = {
     "merge": Entry(panel=Panel.BUILD, module="merge", help="Join the shares of a build made with --shard."),
     "export": Entry(panel=Panel.BUILD, module="export", help="Write a dataset in another layout."),
     "transcripts": Entry(panel=Panel.BUILD, module="transcripts", help="Write conversations as marker transcripts."),
+    "pack": Entry(panel=Panel.BUILD, module="pack", help="Pack plain texts into rows of tokens."),
     "preview": Entry(panel=Panel.LOOK, module="preview", help="Show conversations as tokens, and what is trained."),
     "template": Entry(panel=Panel.LOOK, module="template", help="Say what a chat template does, and what is proved."),
     "templates": Entry(panel=Panel.LOOK, module="templates", help="List the bundled templates."),

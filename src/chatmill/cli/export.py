@@ -52,6 +52,9 @@ def command(
     eod_id: Annotated[
         int | None, typer.Option("--eod-id", metavar="N", min=0, help="megatron: put this token behind every document.")
     ] = None,
+    record_ids: Annotated[
+        bool, typer.Option("--record-ids", help="megatron: store the record id of every document: shard_NN_ids.")
+    ] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export a dataset."""
@@ -73,6 +76,7 @@ def command(
         shard_tokens=shard_tokens,
         kinds=kinds,
         eod_id=eod_id,
+        record_ids=record_ids,
     )
     if as_json:
         typer.echo(json.dumps(result.manifest))
@@ -90,4 +94,6 @@ def command(
         console.print(f"\nNot held by this export ({to}):", style="bold")
     for sentence in result.not_held:
         console.print(Text(f"- {sentence}", style="yellow"))
+    if result.blend is not None:
+        console.print(Text(f"\nFor Megatron-LM: --per-split-data-args-path {result.blend.json}"))
     console.print(f"\n{result.directory}")

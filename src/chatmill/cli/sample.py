@@ -3,7 +3,10 @@
 CHECKPOINT is a checkpoint folder, the folder of a run (its newest one), or a model folder of transformers.
 Tokenizer and template are those that the run was trained with, unless others are given.
 
-Example: chatmill sample runs/tiny "What is 2 + 2?"
+Several prompts are turns of one conversation, each after the model's answer to the one before; without any, lines
+of standard input are.
+
+Example: chatmill sample runs/tiny "What is 2 + 2?" "And twice that?"
 
 Example: chatmill sample runs/tiny "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 1 --json
 """
@@ -11,21 +14,32 @@ Example: chatmill sample runs/tiny "Tell me a story." --temperature 0.8 --top-p 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from chatmill.cli import options
+from chatmill.core.conversation import parse_messages
 from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from chatmill.render.bound import BoundTemplate
+    from chatmill.train.prompt import Answer
 
 
 def command(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a checkpoint, run or model.")],
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What the user says.")],
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROMPT]...", help="What the user says; several are turns of one conversation."),
+    ] = None,
+    conversation: Annotated[
+        Path | None,
+        typer.Option("--messages", metavar="FILE", help='A conversation to go on from: JSON, {"messages": [...]}.'),
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before it.")] = None,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
@@ -38,6 +52,7 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Open, ask, print."""
+    from chatmill.load.device import named_device
     from chatmill.train.checkpoint import STATE, checkpoints, find_checkpoint, read_state
     from chatmill.train.generate import Sampling
     from chatmill.train.open_model import open_model
@@ -48,11 +63,48 @@ def command(
         checkpoint = find_checkpoint(checkpoint)
         notes = read_state(checkpoint).notes
     bound = bound_template(notes, tokenizer, template, trust_template)
-    messages = [{"role": "user", "content": prompt}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
+    messages = _earlier(conversation, system)
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens)
-    answer = ask(open_model(checkpoint).to(device), bound, messages, sampling=sampling)
+    model = open_model(checkpoint).to(named_device(device))
+    for prompt in _turns(prompts, messages):
+        if prompt is not None:
+            messages.append({"role": "user", "content": prompt})
+        answer = ask(model, bound, messages, sampling=sampling)
+        messages.append({"role": "assistant", "content": answer.content})
+        _say(messages[-2]["content"], answer, checkpoint, as_json=as_json)
+
+
+def _earlier(conversation: Path | None, system: str | None) -> list[dict[str, Any]]:
+    """The messages that stand before the first prompt."""
+    messages: list[dict[str, Any]] = []
+    if conversation is not None:
+        try:
+            given = json.loads(conversation.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{conversation} cannot be read as JSON: {error}") from None
+        found = given.get("messages") if isinstance(given, dict) else given
+        parse_messages(found)
+        messages = list(found or ())
+    if system is None:
+        return list(messages)
+    if messages and messages[0]["role"] == "system":
+        raise ConfigError(f"{conversation} has a system message already: leave --system out")
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _turns(prompts: list[str] | None, messages: list[dict[str, Any]]) -> Iterator[str | None]:
+    """What the user says, turn by turn; None: the conversation already ends with the user's words."""
+    if messages and messages[-1]["role"] == "user":
+        if prompts:
+            raise ConfigError("the conversation ends with a user's message, which is to be answered: give no PROMPT")
+        yield None
+    elif prompts:
+        yield from prompts
+    else:
+        yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
+
+
+def _say(prompt: str, answer: Answer, checkpoint: Path, *, as_json: bool) -> None:
     made = answer.generated
     if as_json:
         said = {"prompt": prompt, "text": answer.text, "ids": list(made.ids), "finish": str(made.finish)}
@@ -70,7 +122,7 @@ def bound_template(
 
     A Python file that the notes name is run only when the user trusts it.
     """
-    from chatmill.cli.train_data import load_for
+    from chatmill.cli.vocabulary import load_for
     from chatmill.render.registry import bind
     from chatmill.render.trust import TemplateTrust, allowed_template
 

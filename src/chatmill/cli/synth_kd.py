@@ -54,6 +54,15 @@ def command(
     max_rows_per_shard: Annotated[
         int | None, typer.Option("--max-rows-per-shard", metavar="N", help="Use only the first N rows of each shard.")
     ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", metavar="N", help="Stop before the row that makes it more tokens.")
+    ] = None,
+    max_tokens_per_shard: Annotated[
+        int | None, typer.Option("--max-tokens-per-shard", metavar="N", help="The same for each shard.")
+    ] = None,
+    record_ids: Annotated[
+        bool, typer.Option("--record-ids", help="Store the synth_id of every document: shard_NN_ids.")
+    ] = False,
     workers: Annotated[int | None, options.WORKERS] = None,
     engine: Annotated[
         str, typer.Option("--engine", metavar="NAME", autocompletion=_engines, help="local or ray.")
@@ -91,6 +100,9 @@ def command(
             valid_fraction=valid_fraction,
             max_rows=max_rows,
             max_rows_per_shard=max_rows_per_shard,
+            max_tokens=max_tokens,
+            max_tokens_per_shard=max_tokens_per_shard,
+            record_ids=record_ids,
             executor=executor_of(engine, workers, ray_address),
             audit=audit,
             on_error=on_error,
@@ -126,4 +138,5 @@ def _show(result: SynthKDResult) -> None:
     if result.outcome is Outcome.BUILT:
         rate = tokens / max(result.seconds, 1e-9) / 1e6
         typer.echo(f"  {result.audited:,} rows compared with the official renderer, no difference")
+        typer.echo(f"  for Megatron-LM: --per-split-data-args-path {result.blend.json}")
         typer.echo(f"{result.root} in {result.seconds:.1f} s ({rate:.1f} M tokens/s)")

@@ -1,12 +1,13 @@
 """Train a small GPT, or a transformers model, on a built dataset or on marker transcripts.
 
 The recipe names model, data and options; every key of its sections data and train is also an environment
-variable in capitals. A run that finds checkpoints in its folder goes on from the newest. SIGTERM saves a
+variable: CHATMILL_ and the key in capitals (an empty one unsets the key). POST_TRAINING and WARMUP_PCT need no
+prefix. A run that finds checkpoints in its folder goes on from the newest. SIGTERM saves a
 checkpoint and ends with status 143 (Ctrl-C: 130).
 
 Example: chatmill train train.yaml
 
-Example: POST_TRAINING=1 LEARNING_RATE=1e-4 chatmill train train.yaml
+Example: POST_TRAINING=1 CHATMILL_LEARNING_RATE=1e-4 chatmill train train.yaml
 
 Example: torchrun --no-python --nproc_per_node=2 chatmill train train.yaml
 """
@@ -23,8 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.pack import packing_line
 
 if TYPE_CHECKING:
+    from chatmill.cli.train_recipe import TrainRecipe
     from chatmill.train.trainer import FitResult
 
 SIGNAL_STATUS = 128
@@ -32,7 +35,15 @@ SIGNAL_STATUS = 128
 
 
 def command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A training recipe (.yaml).")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="A training recipe (.yaml), or a config of the loaders (.xml).")
+    ],
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="The dataset, in place of the recipe's.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Log and checkpoints, in place of the recipe's.")
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Refuse to go on from checkpoints that are already there.")
     ] = False,
@@ -46,10 +57,10 @@ def command(
 
     first = os.environ.get("RANK", "0") == "0"
     _show_log(first and not quiet)
-    settings = read_recipe(recipe, os.environ)
+    settings = read_recipe(recipe, os.environ, dataset=data, out=out)
     log = logging.getLogger("chatmill.train")
-    for name, value in settings.from_environment.items():
-        log.info("from the environment: %s=%s", name, value)
+    if first:
+        _tell_overrides(settings)
     loader, val_loader, vocabulary = open_data(settings)
     model = make_model(settings, vocabulary)
     log.info("model: %s parameters", f"{sum(p.numel() for p in model.parameters()):,}")
@@ -62,12 +73,29 @@ def command(
         config=settings.train,
         tokenizer=vocabulary,
         notes=vocabulary.notes,
+        settings=settings.settings(),
         progress=not quiet,
     )
     if first:
         _report(result, as_json=as_json)
     if result.signal is not None:
         raise typer.Exit(SIGNAL_STATUS + result.signal)
+
+
+def _tell_overrides(settings: TrainRecipe) -> None:
+    """What the environment changed, also where nothing else is printed."""
+    from chatmill.cli.train_recipe import PREFIX
+
+    for name, value in settings.from_environment.items():
+        typer.echo(
+            f"from the environment: {name}={value}" if value else f"from the environment: {name} is unset", err=True
+        )
+    for name, value in settings.of_other_phase.items():
+        typer.echo(
+            f"train.{name}={value} is the length of the other phase and is not applied to post-training", err=True
+        )
+    for name in settings.not_read:
+        typer.echo(f"{name} is in the environment and is not read; {PREFIX}{name} would be", err=True)
 
 
 def _show_log(shown: bool) -> None:
@@ -88,9 +116,29 @@ def _report(result: FitResult, *, as_json: bool) -> None:
         "loss": result.loss,
         "skipped_blocks": result.skipped_blocks,
         "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
+        "data": result.data,
     }
     if as_json:
         typer.echo(json.dumps(said))
         return
+    if result.data:
+        typer.echo(f"data: {data_line(result.data)}")
     loss = "" if result.loss is None else f", loss {result.loss:.4f}"
     typer.echo(f"{said['outcome'].replace('_', ' ')}: step {result.step}{loss}; checkpoint: {said['checkpoint']}")
+
+
+def data_line(data: dict[str, Any]) -> str:
+    """What of the data was not trained, in words."""
+    if "documents" in data:
+        return packing_line(data)
+    if "assistant_tokens" not in data:
+        said = f"{data['episodes']:,} episodes, {data['tokens_left_out']:,} tokens left out"
+        reasons = {"episodes_cut": "episodes longer than a row", "episodes_too_short": "episodes too short",
+                   "rows_left_out": "rows at the end of an epoch"}  # fmt: skip
+        parts = [f"{data[name]:,} {words}" for name, words in reasons.items() if data[name]]
+        return said + (f" ({', '.join(parts)})" if parts else "")
+    lost = data["assistant_tokens"] - data["trained_tokens"]
+    return (
+        f"{data['records']:,} records, {data['records_cut']:,} of them cut; {data['left_out']:,} tokens left out; "
+        f"{lost:,} of {data['assistant_tokens']:,} assistant tokens ({data['lost_at_edges']:.2%}) lost at block edges"
+    )

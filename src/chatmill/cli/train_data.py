@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from chatmill.cli.train_recipe import DataSection, TrainRecipe
+from chatmill.cli.train_rows import open_packed_rows
+from chatmill.cli.vocabulary import Vocabulary, findable, vocabulary_of
 from chatmill.errors import ConfigError, FormatError
+from chatmill.label.presets import find_policy
+from chatmill.store.kd import shard_prefixes
+from chatmill.train.config import as_flag
 
+log = logging.getLogger("chatmill.train")
+ASSISTANT = "assistant"
+"""The policy of the post-training mode on a dataset of episodes."""
 DEFAULT_BLOCK_SIZE = 1024
 VOCABULARY_MULTIPLE = 128
 """A new model's embedding is rounded up to this many rows, which GPUs like."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
-    """What a run must know of its tokenizer; nothing is loaded where a manifest says it."""
-
-    size: int | None
-    pad_id: int | None
-    fingerprint: str | None
-    notes: dict[str, Any]
-    """How `chatmill sample` finds tokenizer and template again."""
 
 
 def open_data(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
@@ -32,6 +30,8 @@ def open_data(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
     data = recipe.data
     if recipe.train.post_training and data.transcripts:
         return _stream(recipe)
+    if data.texts or data.rows:
+        return open_packed_rows(recipe)
     if data.dataset is None:
         if data.transcripts:
             raise ConfigError(
@@ -39,9 +39,63 @@ def open_data(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
             )
         raise ConfigError("nothing to train on: set data.dataset, or data.transcripts with train.post_training")
     directory = Path(data.dataset)
+    if directory.is_dir() and (shard_prefixes(directory / "train") or shard_prefixes(directory)):
+        raise ConfigError(
+            f"{directory} holds Megatron's indexed datasets, which `chatmill train` does not read: train on them with "
+            "Megatron Core (docs/megatron.md), or build the same conversations as episodes with `chatmill build` "
+            "(template: harmony, policy: synth_kd)"
+        )
     manifest = _manifest(directory)
     known = _vocabulary(recipe, manifest)
+    if recipe.train.post_training:
+        recipe = replace(recipe, data=assistant_only(recipe.data, directory, manifest))
     return *_dataset_loaders(recipe, directory, known), known
+
+
+def assistant_only(data: DataSection, directory: Path, manifest: dict[str, Any] | None) -> DataSection:
+    """The data section for the post-training mode, which trains assistant tokens alone and sees every row.
+
+    Where kinds are stored, the trainer knows whose each token is and the masks may be of any policy; without masks the
+    policy `assistant` makes them. A dataset without kinds must have been built with a policy of the assistant alone.
+    """
+    if not any((directory / "train").rglob("episodes.idx")):
+        raise ConfigError(
+            f"{directory} holds token files, which are read at random without end: the post-training mode makes one "
+            "pass over episodes (chatmill build) or transcripts"
+        )
+    if data.policy is not None:
+        if not find_policy(data.policy).trains_assistant_only:
+            raise ConfigError(
+                f"data.policy is {data.policy!r}, which trains more than the assistant; the post-training mode trains "
+                "assistant tokens only: give assistant, or leave it out"
+            )
+        return data
+    masks = data.use_loss_mask is not False and _has_masks(directory)
+    if _stores_kinds(directory):
+        if masks:
+            return data
+        log.info("post_training: the policy 'assistant' chooses what is trained, from the stored kinds")
+        return replace(data, policy=ASSISTANT, use_loss_mask=None)
+    if masks and (data.use_loss_mask or (manifest is not None and _stored_policy_fits(manifest))):
+        return data
+    raise ConfigError(
+        f"{directory} does not say which tokens are the assistant's (it stores no kinds, and has no manifest with a "
+        "policy that trains the assistant alone), and the post-training mode trains nothing else: build it with "
+        "chatmill build, or, where its masks mark assistant tokens, set data.use_loss_mask to true"
+    )
+
+
+def _stored_policy_fits(manifest: dict[str, Any]) -> bool:
+    try:
+        return find_policy(str(manifest["recipe"].get("policy"))).trains_assistant_only
+    except ConfigError:  # a policy file of another machine
+        return False
+
+
+def _stores_kinds(directory: Path) -> bool:
+    from chatmill.store.episodes import EpisodeDataset
+
+    return "kinds" in EpisodeDataset(directory, "train").columns
 
 
 def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) -> tuple[Any, Any]:
@@ -49,30 +103,44 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
 
     data = recipe.data
     is_episodes = any((directory / "train").rglob("episodes.idx"))
-    pad_id = data.pad_token_id if data.pad_token_id is not None else known.pad_id
+    mode = data.dataset_mode or ("sft_episode" if is_episodes else "token_stream")
+    if mode == "sft_episode" and not is_episodes:
+        raise ConfigError(
+            f"{directory}/train has no episodes.idx, but data.dataset_mode is sft_episode: use token_stream"
+        )
+    use_mask = data.use_loss_mask
+    if use_mask is None:
+        use_mask = not recipe.defaults_of_loader and _has_masks(directory)
     config: dict[str, Any] = {
         "batch_size": data.batch_size,
         "block_size": data.block_size or _planned_block_size(directory, data) or DEFAULT_BLOCK_SIZE,
-        "dataset_mode": "sft_episode" if is_episodes else "token_stream",
-        "use_loss_mask": _has_masks(directory) if data.use_loss_mask is None else data.use_loss_mask,
+        "dataset_mode": mode,
+        "batch_sampling_mode": data.batch_sampling_mode,
+        "use_loss_mask": use_mask,
         "epoch_seed": data.epoch_seed,
     }
     # A run that is to train on masks does not go on without them; a policy reads kinds in their place.
-    strict = config["use_loss_mask"] and data.policy is None
-    if not is_episodes:
+    strict = use_mask and data.policy is None
+    if mode == "token_stream":
+        if data.policy is not None:
+            raise ConfigError("data.policy chooses by episode; a token_stream has its stored masks (use_loss_mask)")
         with _mask_way_out(strict):
-            return make_loader(config, directory, strict=strict, check=data.check), None
-    config |= {"epoch_shuffle": data.epoch_shuffle, "epoch_drop_last": data.epoch_drop_last,
-               "episode_min_tokens": data.episode_min_tokens, "pad_token_id": pad_id}  # fmt: skip
-    options: dict[str, Any] = {"pack": data.pack, "policy": data.policy, "strict": strict, "check": data.check}
-    if data.pack:
-        options |= {"packing_strategy": data.packing_strategy, "planning": data.planning}
+            return make_loader(config, directory, check=data.check), None
+    config |= {
+        "epoch_shuffle": data.epoch_shuffle,
+        "epoch_drop_last": data.epoch_drop_last,
+        "episode_min_tokens": data.episode_min_tokens,
+        "pad_token_id": data.pad_token_id if data.pad_token_id is not None else known.pad_id,
+        "val": data.val,
+        "pack": data.pack,
+        "packing_strategy": data.packing_strategy,
+        "policy": data.policy,
+    }
+    if data.epoch_drop_last is None and (recipe.train.post_training or not recipe.defaults_of_loader):
+        config["epoch_drop_last"] = False
+    planning = {"planning": data.planning} if data.pack else {}
     with _mask_way_out(strict):
-        loader: Any = make_loader(config, directory, **options)
-    if not (directory / "val").exists() or loader.steps_per_epoch("val"):
-        return loader, None
-    # fewer val rows than a batch has: fill up with padding, which the training split need not do
-    return loader, make_loader(config | {"epoch_drop_last": False}, directory, **options)
+        return make_loader(config, directory, strict=strict, check=data.check, **planning), None
 
 
 def _planned_block_size(directory: Path, data: DataSection) -> int | None:
@@ -127,7 +195,7 @@ def _stream(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
     val = None
     if recipe.data.val_transcripts:
         val = _stream_loader(recipe.data.val_transcripts, recipe.data, tokenizer, eos, split="val")
-    notes = {"tokenizer": _findable(recipe.tokenizer), "template": "markers", "add_control_tokens": True}
+    notes = {"tokenizer": findable(recipe.tokenizer), "template": "markers", "add_control_tokens": True}
     size, fingerprint = tokenizer.vocab_size, tokenizer.fingerprint
     return loader, val, Vocabulary(size=size, pad_id=eos, fingerprint=fingerprint, notes=notes)
 
@@ -152,44 +220,17 @@ def _stream_loader(files: tuple[str, ...], data: DataSection, tokenizer: Any, eo
 def _vocabulary(recipe: TrainRecipe, manifest: dict[str, Any] | None) -> Vocabulary:
     """From the recipe's tokenizer, else from the dataset's manifest, else nothing is known."""
     if recipe.tokenizer is not None:
-        return _of_tokenizer(recipe, recipe.tokenizer)
+        return vocabulary_of(recipe, recipe.tokenizer)
     if manifest is None:
         return Vocabulary(size=None, pad_id=None, fingerprint=None, notes={})
     about, built = manifest["tokenizer"], manifest["recipe"]
     notes = {
-        "tokenizer": _findable(about["given_as"]),
+        "tokenizer": findable(about["given_as"]),
         "pattern": built.get("pattern"),
         "template": recipe.template or built["template"],
         "add_control_tokens": built["add_control_tokens"],
     }
     return Vocabulary(size=about["vocab_size"], pad_id=about["pad_id"], fingerprint=about["fingerprint"], notes=notes)
-
-
-def _of_tokenizer(recipe: TrainRecipe, name: str) -> Vocabulary:
-    tokenizer = load_for(name, recipe.template, add_control_tokens=recipe.add_control_tokens)
-    notes = {
-        "tokenizer": _findable(name),
-        "template": recipe.template,
-        "add_control_tokens": recipe.add_control_tokens,
-    }
-    pad_id = tokenizer.pad_id if tokenizer.eos_id is None else tokenizer.eos_id
-    return Vocabulary(size=tokenizer.vocab_size, pad_id=pad_id, fingerprint=tokenizer.fingerprint, notes=notes)
-
-
-def load_for(name: str, template: str | None, *, add_control_tokens: bool, pattern: str | None = None) -> Any:
-    """A tokenizer, with the template's control tokens where they are to be added."""
-    from chatmill.render.registry import find_template
-    from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-
-    tokenizer = load_tokenizer(name, pattern=pattern)
-    if add_control_tokens and template is not None:
-        return with_control_tokens(tokenizer, find_template(template).control_tokens)
-    return tokenizer
-
-
-def _findable(name: str) -> str:
-    """A path as one that holds in any folder; other names as they are."""
-    return str(Path(name).resolve()) if Path(name).exists() else name
 
 
 def _manifest(directory: Path) -> dict[str, Any] | None:
@@ -209,7 +250,7 @@ def make_model(recipe: TrainRecipe, vocabulary: Vocabulary) -> Any:
     sizes = dict(recipe.model)
     torch.manual_seed(recipe.train.seed)
     if "path" in sizes:
-        extra = [name for name in sizes if name not in ("path", "random_weights", "dtype")]
+        extra = [name for name in sizes if name not in ("path", "random_weights", "dtype", "resize")]
         if extra:
             raise ConfigError(f"model.path names a model with sizes of its own: remove {', '.join(extra)}")
         dtype = getattr(torch, str(sizes.get("dtype", "float32")), None)
@@ -223,12 +264,15 @@ def make_model(recipe: TrainRecipe, vocabulary: Vocabulary) -> Any:
         )
         rows = len(model.head_weight)
         if vocabulary.size is not None and rows < vocabulary.size:
-            raise ConfigError(
-                f"{sizes['path']} has {rows:,} embeddings, but the tokenizer has {vocabulary.size:,} ids: use the "
-                "model's own tokenizer, or grow the embedding (model.resize_token_embeddings)"
-            )
+            if not as_flag("model.resize", sizes.get("resize", False)):
+                raise ConfigError(
+                    f"{sizes['path']} has {rows:,} embeddings, but the tokenizer has {vocabulary.size:,} ids: use the "
+                    "model's own tokenizer, or set model.resize to true, which adds embeddings"
+                )
+            model.grow(vocabulary.size)
+            log.info("model: %d embeddings added, each the mean of the %d others", vocabulary.size - rows, rows)
         return model
-    for name in ("random_weights", "dtype"):
+    for name in ("random_weights", "dtype", "resize"):
         if name in sizes:
             raise ConfigError(f"model.{name} goes with model.path")
     if "vocab_size" not in sizes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from chatmill.cli.train_xml import read_xml_recipe
 from chatmill.errors import ConfigError
 from chatmill.load.yaml_files import read_yaml
 from chatmill.train.config import CHECKS, TrainConfig, as_flag
@@ -22,10 +23,22 @@ class DataSection:
     transcripts: tuple[str, ...] = ()
     """Files of marker transcripts, for the post-training mode."""
     val_transcripts: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    """Files of plain text records, `{"text": ...}` a line; they are packed as `packing` says."""
+    val_texts: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    """Files of packed rows, made by `chatmill pack`."""
+    val_rows: tuple[str, ...] = ()
+    packing: dict[str, Any] = field(default_factory=dict)
+    """Options of `block_tokenize_fn` for `texts`; `max_length` is block_size where it is left out."""
     batch_size: int = 8
     """Rows per batch on one rank."""
     block_size: int | None = None
     """Positions per row; default: what the dataset's pack plan needs, else 1024."""
+    dataset_mode: str | None = None
+    """None: sft_episode for episodes, else token_stream, which also reads the tokens of episodes."""
+    batch_sampling_mode: str | None = None
+    """None: epoch for sft_episode, random for token_stream."""
     pack: bool = True
     """Several episodes in a row."""
     packing_strategy: str | None = None
@@ -42,9 +55,13 @@ class DataSection:
     """Conversations of a stream block do not see each other."""
     drop_last: bool = False
     """Leave the last stream block out when it is not full."""
-    epoch_shuffle: bool = True
-    epoch_drop_last: bool = True
+    epoch_shuffle: bool | None = None
+    """None: train is shuffled, val is read in order."""
+    epoch_drop_last: bool | None = None
+    """None: every row is read; the last batch is filled up with padding."""
     epoch_seed: int = 1337
+    val: dict[str, Any] = field(default_factory=dict)
+    """Options of the split val, where they differ: batch_size, epoch_shuffle, ..."""
     episode_min_tokens: int = 2
     pad_token_id: int | None = None
     """Default: what the dataset's manifest says, else the tokenizer's eos id."""
@@ -66,31 +83,65 @@ class TrainRecipe:
     template: str | None = None
     add_control_tokens: bool = False
     """Add the template's control tokens to the tokenizer where it lacks them."""
+    defaults_of_loader: bool = False
+    """Options of the loader that are left out have its own defaults (an XML config), not those of a recipe."""
     from_environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables that replaced a key."""
+    """Environment variables that replaced a key; an empty one took it out."""
+    of_other_phase: dict[str, Any] = field(default_factory=dict)
+    """Lengths of `train` that are not applied, because the environment turned post-training on."""
+    not_read: tuple[str, ...] = ()
+    """Environment variables that have the name of a key, but not the prefix."""
+
+    def settings(self) -> dict[str, Any]:
+        """Everything as plain values, for the folder of the run."""
+        return asdict(self) | {"out": str(self.out)}
 
 
 MODEL_KEYS = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "ffn", "tied", "rope_theta", "norm_eps",
-              "init_std", "path", "random_weights", "dtype")  # fmt: skip
-TOP_KEYS = ("out", "tokenizer", "template", "add_control_tokens", "attention", "model", "data", "train")
+              "init_std", "path", "random_weights", "dtype", "resize")  # fmt: skip
+TOP_KEYS = ("out", "tokenizer", "template", "add_control_tokens", "attention", "model", "data", "train",
+            "post_training")  # fmt: skip
+PREFIX = "CHATMILL_"
+"""Of environment variables, because names such as SEED and DEVICE are used by others too."""
+PLAIN_NAMES = ("post_training", "warmup_pct")
+"""Keys whose variables are also read without the prefix."""
+LENGTHS = ("steps", "epochs")
+FILES = ("transcripts", "val_transcripts", "texts", "val_texts", "rows", "val_rows")
+OPTIONAL_FLAGS = ("use_loss_mask", "epoch_shuffle", "epoch_drop_last")
 DATA_KEYS = tuple(f.name for f in fields(DataSection))
 
 
-def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
-    """A recipe from a YAML file; every key of `data` and `train`, in capitals, is also an environment variable."""
-    data = _yaml(path)
+def read_recipe(path: Path, environment: Mapping[str, str], **given: Any) -> TrainRecipe:
+    """A recipe from a YAML or XML file; every key of `data` and `train` is also an environment variable (`PREFIX`).
+
+    An XML file is the config of the loaders (spec 4): its section `<training>` holds their options and may hold those
+    of `train`; beside it may be the other sections of a recipe.
+    """
+    is_xml = path.suffix.lower() == ".xml"
+    data = read_xml_recipe(path, tuple(CHECKS), TOP_KEYS) if is_xml else _yaml(path)
+    data |= {name: value for name, value in given.items() if value is not None and name == "out"}
     _refuse_unknown(data, TOP_KEYS, str(path), "")
-    sections = {name: _section(data, name, path) for name in ("model", "data", "train")}
+    sections = {name: _section(data, name, path) for name in ("model", "data", "train", "post_training")}
     _refuse_unknown(sections["model"], MODEL_KEYS, str(path), "model.")
     _refuse_unknown(sections["data"], DATA_KEYS, str(path), "data.")
     _refuse_unknown(sections["train"], tuple(CHECKS), str(path), "train.")
-    used: dict[str, str] = {}
+    _refuse_unknown(sections["post_training"], tuple(k for k in CHECKS if k != "post_training"), str(path),
+                    "post_training.")  # fmt: skip
+    if given.get("dataset") is not None:
+        sections["data"]["dataset"] = str(given["dataset"])
+    used = _variables(environment)
+    not_read = tuple(
+        key.upper() for key in (*DATA_KEYS, *CHECKS) if key not in PLAIN_NAMES and key.upper() in environment
+    )
+    other_phase = _choose_phase(sections, used)
     for section, keys in (("data", DATA_KEYS), ("train", tuple(CHECKS))):
         for key in keys:
-            if key.upper() in environment:
-                sections[section][key] = used[key.upper()] = environment[key.upper()]
+            for name in _names_of(key):
+                if name in used:
+                    sections[section].pop(key, None)
+                    sections[section] |= {key: used[name]} if used[name] else {}
     if "out" not in data:
-        raise ConfigError(f"{path}: 'out' is missing: the folder of log and checkpoints")
+        raise ConfigError(f"{path}: 'out' is missing: the folder of log and checkpoints (or give --out)")
     try:
         return TrainRecipe(
             out=Path(str(data["out"])),
@@ -101,11 +152,44 @@ def read_recipe(path: Path, environment: Mapping[str, str]) -> TrainRecipe:
             tokenizer=None if data.get("tokenizer") is None else str(data["tokenizer"]),
             template=None if data.get("template") is None else str(data["template"]),
             add_control_tokens=as_flag("add_control_tokens", data.get("add_control_tokens", False)),
+            defaults_of_loader=is_xml,
             from_environment=used,
+            of_other_phase=other_phase,
+            not_read=not_read,
         )
     except ConfigError as error:
         changed = f" (from the environment: {', '.join(used)})" if used else ""
         raise ConfigError(f"{path}{changed}: {error}") from None
+
+
+def _names_of(key: str) -> tuple[str, ...]:
+    """The environment variables of a key; the later one counts where both are set."""
+    plain = (key.upper(),) if key in PLAIN_NAMES else ()
+    return (*plain, PREFIX + key.upper())
+
+
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    names = [name for key in (*DATA_KEYS, *CHECKS) for name in _names_of(key)]
+    return {name: environment[name] for name in names if name in environment}
+
+
+def _choose_phase(sections: dict[str, dict[str, Any]], used: Mapping[str, str]) -> dict[str, Any]:
+    """Settle `train` for the phase that is run; gives the lengths that belong to the other one.
+
+    A recipe may describe two phases: `train`, and `post_training` with what differs there. Where the environment
+    turns post-training on, the length in `train` is that of the first phase.
+    """
+    train, own = sections["train"], sections.pop("post_training")
+    in_recipe = as_flag("train.post_training", train.get("post_training", False))
+    asked = [used[name] for name in _names_of("post_training") if name in used]
+    if not (as_flag("POST_TRAINING", asked[-1]) if asked else in_recipe):
+        return {}
+    other = {} if in_recipe else {name: train.pop(name) for name in LENGTHS if train.get(name) is not None}
+    if any(own.get(name) is not None for name in LENGTHS):
+        for name in LENGTHS:
+            train.pop(name, None)
+    train |= own
+    return other
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -137,15 +221,23 @@ def _data_section(given: Mapping[str, Any]) -> DataSection:
     values: dict[str, Any] = {}
     for name, value in given.items():
         default = DataSection.__dataclass_fields__[name].default
-        if name in ("transcripts", "val_transcripts"):
+        if name in FILES:
             values[name] = tuple(str(value).split() if isinstance(value, str) else map(str, value or ()))
-        elif isinstance(default, bool) or (name == "use_loss_mask" and value is not None):
+        elif name in ("val", "packing"):
+            values[name] = _mapping(f"data.{name}", value)
+        elif isinstance(default, bool) or (name in OPTIONAL_FLAGS and value is not None):
             values[name] = as_flag(f"data.{name}", value)
         elif isinstance(default, int) or name in ("pad_token_id", "block_size"):
             values[name] = _whole(f"data.{name}", value)
         else:
             values[name] = None if value is None else str(value)
     return DataSection(**values)
+
+
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise ConfigError(f"{name} is {value!r}; a mapping of options is needed")
+    return dict(value or {})
 
 
 def _whole(name: str, value: Any) -> int | None:

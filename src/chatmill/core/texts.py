@@ -13,8 +13,11 @@ from chatmill.core.native.gather import gathered
 from chatmill.core.tokens import offsets_of
 
 Ints = NDArray[np.int64]
-_MAY_BE_SPACE = np.array([byte >= 0x80 or chr(byte).isspace() for byte in range(256)])
-"""Bytes that white space can begin or end with."""
+_IS_SPACE = np.array([byte < 0x80 and chr(byte).isspace() for byte in range(256)])
+"""White space of one byte."""
+_WIDE_SPACES = [chr(point).encode() for point in range(0x80, 0x3001) if chr(point).isspace()]
+_MAY_BEGIN_SPACE, _MAY_END_SPACE = (np.isin(np.arange(256), [space[at] for space in _WIDE_SPACES]) for at in (0, -1))
+"""Bytes that white space of several bytes begins and ends with."""
 _NO_BYTES = np.empty(0, dtype=np.uint8)
 _ZERO, _MISSING = (np.int64(number).tobytes() for number in (0, -1))
 
@@ -128,16 +131,27 @@ class Texts(Sequence[str]):
         """Without white space at both ends, as `str.strip` sees it."""
         if not len(self.data):
             return self
-        last = np.maximum(self.starts + self.lengths - 1, 0)
-        ends = self.data[np.minimum(self.starts, len(self.data) - 1)], self.data[last]
-        doubtful = (self.lengths > 0) & (_MAY_BE_SPACE[ends[0]] | _MAY_BE_SPACE[ends[1]])
         starts, lengths = self.starts.copy(), self.lengths.copy()
-        for place in np.flatnonzero(doubtful).tolist():
-            text = self[place]
+        going = np.flatnonzero(lengths > 0)
+        while len(going):
+            going = going[_IS_SPACE[self.data[starts[going]]]]
+            starts[going] += 1
+            lengths[going] -= 1
+            going = going[lengths[going] > 0]
+        going = np.flatnonzero(lengths > 0)
+        while len(going):
+            going = going[_IS_SPACE[self.data[starts[going] + lengths[going] - 1]]]
+            lengths[going] -= 1
+            going = going[lengths[going] > 0]
+        stripped = Texts(self.data, starts, lengths)  # of what is below
+        left = np.flatnonzero(lengths > 0)
+        ends = self.data[starts[left]], self.data[starts[left] + lengths[left] - 1]
+        for place in left[_MAY_BEGIN_SPACE[ends[0]] | _MAY_END_SPACE[ends[1]]].tolist():
+            text = stripped[place]
             begun = text.lstrip()
             starts[place] += len(text.encode()) - len(begun.encode())
             lengths[place] = len(begun.rstrip().encode())
-        return Texts(self.data, starts, lengths)
+        return stripped
 
     def replaced(self, places: Ints, others: Texts) -> Texts:
         """With other texts at these places."""

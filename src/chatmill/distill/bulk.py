@@ -20,13 +20,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.harmony_ids import CALL, END, EOD, RETURN
 from chatmill.core.native.gather import gathered
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.columns import RowTexts
 from chatmill.distill.draft import Draft, KDBatch, with_rendered
 from chatmill.distill.stencil import Filled, Stencil
 from chatmill.errors import RecordError
-from chatmill.systems.synth_kd import CALL, END, EOD, RETURN, SPANS, OfficialRows, Rendered
+from chatmill.systems.synth_kd import SPANS, OfficialRows, Rendered
 from chatmill.tokenizer.tiktoken_file import load_o200k
 
 CLOSE = ord("}")

@@ -14,12 +14,15 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.publish import sha256_file
 from chatmill.core.canonical import canonical_json
+from chatmill.core.harmony_ids import EOD, START, VOCAB_SIZE
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
+from chatmill.prove.added import check_others
 from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
-from chatmill.store.kd import LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard
+from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard
+from chatmill.store.kd_rules import IdRules
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
-from chatmill.systems.synth_kd import EOD, VOCAB_SIZE, Split
+from chatmill.systems.synth_kd import Split
 
 SLICE_DOCUMENTS = 4096
 
@@ -79,10 +82,8 @@ def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], book: Not
             book.wrong(name, f"{size:,} bytes, the manifest says {record['bytes']:,}")
         elif found != record["sha256"]:
             book.wrong(name, f"bytes were changed: its sha256 is {found}, the manifest says {record['sha256']}")
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in files and name != MANIFEST:
-            book.wrong(name, "not in the manifest; the build did not write it")
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    check_others(folder, names - {*files, MANIFEST}, "not in the manifest; the build did not write it", book)
     book.compared.append(f"{len(files)} files with the sizes and hashes of the manifest")
 
 
@@ -103,6 +104,11 @@ def _check_split(folder: Path, split: Split, recorded: Mapping[str, Any], book: 
             book.wrong(name, str(error))
             continue
         counts = _check_values(opened, split, name, book)
+        if any(Path(file["path"]).name == f"{shard['name']}_{RECORD_IDS}.idx" for file in shard["files"]):
+            try:
+                opened.record_ids()
+            except (FormatError, UnicodeDecodeError) as error:
+                book.wrong(name, f"record ids: {error}")
         for what, found, stated in (
             ("rows", len(opened), shard["rows"]),
             ("tokens", opened.tokens.values, shard["tokens"]),
@@ -125,6 +131,7 @@ def _check_split(folder: Path, split: Split, recorded: Mapping[str, Any], book: 
 def _check_values(shard: KDShard, split: Split, name: str, book: Notebook) -> NDArray[np.int64]:
     """Every value of a shard; how many tokens each span has."""
     counts = np.zeros(len(SPAN_NAMES), dtype=np.int64)
+    rules_of_ids = IdRules(eod=EOD, harmony=True)
     ids, mask, span = (shard.files[column].array for column in (TOKENS, LOSSMASK, SPAN))
     for first, tokens, ends in _slices(shard):
         own_ids, own_mask, own_span = ids[tokens], mask[tokens], span[tokens]
@@ -132,7 +139,8 @@ def _check_values(shard: KDShard, split: Split, name: str, book: Notebook) -> ND
         is_eod[ends] = True
         rules = {
             "an id outside of the vocabulary": (own_ids < 0) | (own_ids >= VOCAB_SIZE),
-            "EOD inside of a document, or none at its end": (own_ids == EOD) != is_eod,
+            "a document does not begin with <|start|>": np.roll(is_eod, 1) & (own_ids != START),
+            **rules_of_ids.broken(own_ids, own_span, ends),
             "lossmask is not 1 exactly where the span is 1 or 2": own_mask != (own_span > 0),
             "a span other than 0, 1 and 2": own_span >= len(SPAN_NAMES),
             "a label behind the end of a document": is_eod & (own_span != 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ import numpy as np
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
 from chatmill.distill.parts import QUARANTINE, RECEIPT, checked_slices, part_receipt
+from chatmill.distill.shards import Shard, shard_ids
+from chatmill.errors import FormatError
 from chatmill.store.durable import Durability, sync_folder
-from chatmill.store.kd import LOSSMASK, SPAN, TOKENS
+from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
-from chatmill.systems.synth_kd import Split
+from chatmill.systems.synth_kd import Split, is_valid
 
 DTYPES: dict[str, np.dtype[Any]] = {TOKENS: np.dtype("<i4"), LOSSMASK: np.dtype("u1"), SPAN: np.dtype("u1")}
 
@@ -33,6 +36,9 @@ class KDJoin:
     """The folders of its parts, in input order."""
     folder: str
     """Where the joined shard is published."""
+    ids_of: Shard | None = None
+    """The input shard, where the record id of every document is stored."""
+    valid_threshold: int = 0
 
     @property
     def label(self) -> str:
@@ -78,6 +84,8 @@ def _join_split(job: KDJoin, receipts: Sequence[dict[str, Any]], split: Split, f
     if not parts:
         return result
     (folder / split).mkdir()
+    if job.ids_of is not None:
+        result["files"] |= _write_ids(job, job.ids_of, split, folder, sum(counts["rows"] for _, counts in parts))
     with ExitStack() as stack:
         writers = {
             column: stack.enter_context(MegatronWriter(folder / split / f"{job.name}_{column}", dtype))
@@ -94,6 +102,29 @@ def _join_split(job: KDJoin, receipts: Sequence[dict[str, Any]], split: Split, f
         result["tokens"] += counts["tokens"]
         result["span_tokens"] = [a + b for a, b in zip(result["span_tokens"], counts["span_tokens"], strict=True)]
     return result
+
+
+def _write_ids(job: KDJoin, shard: Shard, split: Split, folder: Path, rows: int) -> dict[str, Any]:
+    """The record ids of the documents of a split, read from the input again, without the rows that failed."""
+    failed = {
+        json.loads(line)["row"] - 1
+        for part in job.parts
+        if (Path(part) / QUARANTINE).exists()
+        for line in (Path(part) / QUARANTINE).read_bytes().splitlines()
+    }
+    with MegatronWriter(folder / split / f"{job.name}_{RECORD_IDS}", np.uint8) as writer:
+        for first, ids in shard_ids(shard):
+            chosen = [
+                row_id
+                for row, row_id in enumerate(ids, start=first)
+                if row_id and row not in failed and is_valid(row_id, job.valid_threshold) == (split is Split.VALID)
+            ]
+            lengths = np.array([len(row_id) for row_id in chosen], dtype=np.int64)
+            writer.append(np.frombuffer(b"".join(chosen), dtype=np.uint8), lengths)
+        if writer.documents != rows:
+            raise FormatError(f"{shard.path}: {writer.documents:,} record ids for {rows:,} documents of {split.value}")
+        records = writer.finish()
+    return {f"{split}/{writer.paths[kind].name}": asdict(record) for kind, record in records.items()}
 
 
 def _append_part(writers: dict[str, MegatronWriter], part: Path, split: Split, counts: dict[str, Any]) -> None:

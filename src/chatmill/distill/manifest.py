@@ -12,11 +12,12 @@ from typing import Any
 from chatmill import __version__
 from chatmill.compiler.manifest import git_sha
 from chatmill.compiler.publish import canonical_json
+from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
 from chatmill.distill.shards import GLOB, KDInput
 from chatmill.errors import MissingExtraError
 from chatmill.store.kd import SPAN_NAMES
 from chatmill.store.receipts import KD_SCHEMA, sealed
-from chatmill.systems.synth_kd import EOD, FLAGS, SPLIT_RULE, VOCAB_SIZE, Split
+from chatmill.systems.synth_kd import FLAGS, SPLIT_RULE, Split
 from chatmill.tokenizer.assets import O200K_SHA256
 
 SCHEMA = KD_SCHEMA
@@ -30,9 +31,13 @@ class KDConfig:
     valid_fraction: float = 0.001
     max_rows: int | None = None
     max_rows_per_shard: int | None = None
+    max_tokens: int | None = None
+    max_tokens_per_shard: int | None = None
+    record_ids: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """What the manifest holds as `config`, with the fixed choices of this version."""
+        """What the manifest holds as `config`, with the fixed choices of this version; later options where set."""
+        later = {name: getattr(self, name) for name in ("max_tokens", "max_tokens_per_shard", "record_ids")}
         return {
             "schema_version": SCHEMA,
             "valid_fraction": self.valid_fraction,
@@ -41,6 +46,7 @@ class KDConfig:
             "tokenizer_sha256": O200K_SHA256,
             "eod_id": EOD,
             "render": dict(FLAGS),
+            **{name: value for name, value in later.items() if value},
         }
 
     @property

@@ -32,7 +32,8 @@ from chatmill.compiler.recipe import OnError
 from chatmill.compiler.run import BuildProgress, OnProgress, Outcome
 from chatmill.compiler.work import claim_work, move_path, remove_work, work_folder
 from chatmill.distill.audit import AUDIT_RATE, check_rate
-from chatmill.distill.chunk import KDChunk, render_chunk
+from chatmill.distill.caps import cap_tokens
+from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of
 from chatmill.distill.join import KDJoin, join_shard
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, make_manifest
 from chatmill.distill.parts import QUARANTINE, RECEIPT, part_receipt
@@ -40,6 +41,7 @@ from chatmill.distill.shards import CHUNK_BYTES, KDInput, Shard, read_input
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.store.documents import WORK
 from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
 from chatmill.systems.synth_kd import Renderer, Split, valid_threshold, vocabulary_file
 
@@ -55,6 +57,8 @@ class SynthKDResult:
     outcome: Outcome
     root: Path
     manifest: dict[str, Any]
+    blend: BlendFiles
+    """Its shards as arguments for Megatron-LM, in two files beside the root."""
     audited: int
     """Rows that were compared with the official renderer, in this run and those that it resumed."""
     seconds: float
@@ -67,6 +71,9 @@ def build_synth_kd(
     valid_fraction: float = 0.001,
     max_rows: int | None = None,
     max_rows_per_shard: int | None = None,
+    max_tokens: int | None = None,
+    max_tokens_per_shard: int | None = None,
+    record_ids: bool = False,
     workers: int | None = None,
     engine: str = "local",
     audit: float = AUDIT_RATE,
@@ -82,12 +89,20 @@ def build_synth_kd(
     """Build Megatron datasets (tokens, loss mask, span) from a folder of Harmony conversations in Parquet.
 
     `inputs` holds `manifest.json` and `synth_harmony_shard_NN.parquet`. `out` must not exist, or be empty, or hold an
-    unfinished build of the same with `resume`. Caps count input rows in shard order. `audit` is the share of rows that
+    unfinished build of the same with `resume`. Caps count input rows in shard order, and the tokens of whole rows.
+    `record_ids` stores the `synth_id` of every document in `shard_NN_ids`. `audit` is the share of rows that
     is compared with the official renderer (0: none). The bytes do not depend on workers, engine, audit or chunks.
     """
     started = time.monotonic()
     options = _Options(
-        config=KDConfig(valid_fraction=float(valid_fraction), max_rows=max_rows, max_rows_per_shard=max_rows_per_shard),
+        config=KDConfig(
+            valid_fraction=float(valid_fraction),
+            max_rows=max_rows,
+            max_rows_per_shard=max_rows_per_shard,
+            max_tokens=max_tokens,
+            max_tokens_per_shard=max_tokens_per_shard,
+            record_ids=record_ids,
+        ),
         renderer=_choice("renderer", renderer, Renderer),
         on_error=_choice("on_error", on_error, OnError),
         audit=check_rate(audit) if renderer != Renderer.OFFICIAL else 0.0,
@@ -97,13 +112,7 @@ def build_synth_kd(
     root = Path(out)
     _refuse_existing(root, resume=resume)
     chunk_bytes, chunk_rows = _chunk_size(root, chunk_bytes, chunk_rows)
-    source = read_input(
-        inputs,
-        max_rows=max_rows,
-        max_rows_per_shard=max_rows_per_shard,
-        chunk_bytes=chunk_bytes,
-        chunk_rows=chunk_rows,
-    )
+    source = _read_source(inputs, options, chunk_bytes, chunk_rows)
     state = {
         "fingerprint": kd_fingerprint(options.config, source),
         "chunk_bytes": chunk_bytes,
@@ -115,8 +124,28 @@ def build_synth_kd(
     with folder_lock(root, shared=False):
         build = _Build(root, options, source, running, on_progress)
         outcome, manifest, audited = build.run(state)
+    with storing(root, "write the blend arguments beside"):
+        blend = write_blend_arguments(root)
     seconds = time.monotonic() - started
-    return SynthKDResult(outcome=outcome, root=root, manifest=manifest, audited=audited, seconds=seconds)
+    return SynthKDResult(outcome=outcome, root=root, manifest=manifest, audited=audited, seconds=seconds, blend=blend)
+
+
+def _read_source(
+    inputs: str | os.PathLike[str], options: _Options, chunk_bytes: int, chunk_rows: int | None
+) -> KDInput:
+    """The input, as far as the caps let it through."""
+    config = options.config
+    source = read_input(
+        inputs,
+        max_rows=config.max_rows,
+        max_rows_per_shard=config.max_rows_per_shard,
+        chunk_bytes=chunk_bytes,
+        chunk_rows=chunk_rows,
+    )
+    caps = {"max_tokens": config.max_tokens, "max_tokens_per_shard": config.max_tokens_per_shard}
+    if any(cap is not None for cap in caps.values()):
+        source = cap_tokens(source, renderer_of(options.renderer, str(options.vocabulary[0].absolute())).render, **caps)
+    return source
 
 
 def executor_of(engine: str, workers: int | None = None, address: str | None = None) -> Executor:
@@ -280,7 +309,10 @@ class _Build:
         jobs = []
         for shard in shards:
             parts = tuple(chunk.folder for chunk in self._chunks(shard))
-            jobs.append(KDJoin(name=shard.name, parts=parts, folder=str(self._joined(shard).absolute())))
+            folder = str(self._joined(shard).absolute())
+            ids_of = replace(shard, starts=()) if self._options.config.record_ids else None
+            threshold = self._options.threshold
+            jobs.append(KDJoin(name=shard.name, parts=parts, folder=folder, ids_of=ids_of, valid_threshold=threshold))
 
         def on_done(index: int, receipt: dict[str, Any]) -> None:
             fault_point("before_parts_removal")

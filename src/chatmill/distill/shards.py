@@ -31,6 +31,8 @@ GROUP_ROWS = 1 << 21
 """Rows of a chunk at most, so that a build can be resumed and shared out."""
 BATCH_ROWS = 1024
 """Rows that are decoded and rendered together; bounds the memory of a worker."""
+_PATH, _BYTES, _ROWS = ("path", "file", "filename", "name"), ("bytes", "size_bytes"), ("rows", "num_rows")
+"""What the entry of a shard may call these in a manifest."""
 _NAME = re.compile(r"synth_harmony_shard_(\d{2,})\.parquet")
 
 
@@ -131,9 +133,7 @@ def read_input(
             raise ConfigError(f"{option} is {value}; give 1 or more, or leave it out for all rows")
     home = Path(folder)
     manifest, content = _manifest(home)
-    paths = sorted((p for p in home.glob(GLOB) if _NAME.fullmatch(p.name)), key=_number)
-    if not paths:
-        raise DataError(f"{home} has no shards: it must hold {GLOB} with two digits or more, beside {INPUT_MANIFEST}")
+    paths = _shard_paths(home)
     shards = []
     left = max_rows
     for path in paths:
@@ -147,6 +147,21 @@ def read_input(
     _compare(content, shards, manifest)
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
     return KDInput(folder=os.fspath(folder), manifest=str(manifest), manifest_sha256=digest, shards=tuple(shards))
+
+
+def _shard_paths(home: Path) -> list[Path]:
+    """The shards in the order of their numbers; a Parquet file of another name is refused, not left out."""
+    paths = sorted((p for p in home.glob(GLOB) if _NAME.fullmatch(p.name)), key=_number)
+    if not paths:
+        raise DataError(f"{home} has no shards: it must hold {GLOB} with two digits or more, beside {INPUT_MANIFEST}")
+    left_out = sorted({path.name for path in home.glob("*.parquet")} - {path.name for path in paths})
+    if left_out:
+        some = ", ".join(left_out[:3])
+        raise DataError(
+            f"{home} holds {some}, which {'are' if len(left_out) > 1 else 'is'} no {GLOB} with two digits or more and "
+            "would be left out: rename it, or move it away"
+        )
+    return paths
 
 
 def _manifest(home: Path) -> tuple[Path, dict[str, Any]]:
@@ -219,17 +234,38 @@ def _groups(path: Path) -> list[tuple[int, int]]:
 
 
 def _compare(content: dict[str, Any], shards: Sequence[Shard], manifest: Path) -> None:
-    """What the manifest lists must be there, with its size and rows; a manifest without a list is fine."""
+    """The shards are those that the manifest lists, with their sizes and rows; a manifest without a list is fine."""
     found = {Path(shard.path).name: shard for shard in shards}
-    listed = content.get("shards")
-    for entry in listed if isinstance(listed, list) else ():
-        name = Path(str(entry.get("path"))).name if isinstance(entry, dict) else str(entry)
+    listed = _listed(content)
+    for name, entry in listed.items():
         if name not in found:
-            raise DataError(f"{manifest} lists {name}, which is not in the folder")
-        for key, value in (("bytes", found[name].bytes), ("rows", found[name].rows)):
-            stated = entry.get(key, value) if isinstance(entry, dict) else value
-            if stated != value:
-                raise DataError(f"{found[name].path} has {value:,} {key}, but {manifest} says {stated:,}")
+            raise DataError(f"{manifest} lists {name}, which is not in the folder: {len(found)} of {len(listed)} are")
+        for keys, value in ((_BYTES, found[name].bytes), (_ROWS, found[name].rows)):
+            for key in keys:
+                if entry.get(key, value) != value:
+                    raise DataError(f"{found[name].path} has {value:,} {keys[0]}, but {manifest} says {entry[key]}")
+    for name, shard in found.items():
+        if listed and name not in listed:
+            raise DataError(f"{shard.path} is not in the list of {manifest}: move it away, or write the manifest anew")
+    total, rows = content.get("total_rows"), sum(shard.rows for shard in shards)
+    if type(total) is int and total != rows:
+        raise DataError(f"{manifest} says {total:,} total_rows, but its shards have {rows:,}")
+
+
+def _listed(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The shards that a manifest lists, by file name: under `shards`, or `storage.shards` as in the published one."""
+    storage = content.get("storage")
+    lists = (content.get("shards"), storage.get("shards") if isinstance(storage, dict) else None)
+    listed: dict[str, dict[str, Any]] = {}
+    for entries in lists:
+        if isinstance(entries, dict):
+            entries = [{"path": name, **(entry if isinstance(entry, dict) else {})} for name, entry in entries.items()]
+        for entry in entries if isinstance(entries, list) else ():
+            known = entry if isinstance(entry, dict) else {"path": str(entry)}
+            path = next((known[key] for key in _PATH if isinstance(known.get(key), str)), None)
+            if path is not None:
+                listed[Path(path).name] = known
+    return listed
 
 
 @contextmanager
@@ -245,6 +281,21 @@ def _parquet(path: str | os.PathLike[str]) -> Iterator[Any]:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
+
+
+def shard_ids(shard: Shard) -> Iterator[tuple[int, list[bytes | None]]]:
+    """The `synth_id` of all rows that are taken, some at a time, with the number of the first of them."""
+    import pyarrow
+
+    check_unchanged(shard.data, shard.bytes, shard.mtime_ns)
+    seen = 0
+    with _parquet(shard.data) as file:
+        for batch in file.iter_batches(BATCH_ROWS, columns=["synth_id"], use_threads=False):
+            ids = batch.column(0).cast(pyarrow.large_binary()).to_pylist()[: shard.taken - seen]
+            yield seen, ids
+            seen += len(ids)
+            if seen == shard.taken:
+                return
 
 
 def shard_batches(shard: Shard, start: int, stop: int) -> Iterator[RowBatch]:

@@ -9,11 +9,16 @@ from pathlib import Path
 
 from chatmill.compiler.publish import sha256_file
 from chatmill.errors import FormatError
+from chatmill.prove.added import check_others
 from chatmill.prove.report import Notebook, OnProgress, VerifyReport
+from chatmill.store.kd import TOKENS, KDShard
 from chatmill.store.receipts import EXPORT_MANIFEST, MANIFEST, read_export, seal_problem
 
 HF_CACHE = re.compile(r"(.*/)?cache-[^/]*\.arrow")
 """What `datasets` writes into a folder it has opened; it never reads such files as data."""
+
+
+NOT_WRITTEN = "the export did not write it"
 
 
 def is_export(folder: Path) -> bool:
@@ -51,6 +56,13 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
             book.wrong(name, f"bytes were changed: its sha256 is {found}, {EXPORT_MANIFEST} says {record['sha256']}")
     book.compared.append(f"{len(files)} files with the sizes and hashes of {EXPORT_MANIFEST}")
     _check_others(folder, set(files), receipt["to"], book)
+    if receipt["to"] == "megatron":
+        for prefix in sorted(name.removesuffix(".idx") for name in files if name.endswith(f"_{TOKENS}.idx")):
+            try:
+                KDShard.open(folder / prefix)
+            except FormatError as error:
+                book.wrong(prefix, str(error))
+        book.compared.append("the datasets of each shard with each other, and the values of some documents")
     for split in receipt["splits"].values():
         book.counts["episodes"] += split["documents"]
         book.counts["tokens"] += split["tokens"]
@@ -60,6 +72,10 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
 
 def _check_others(folder: Path, files: set[str], to: str, book: Notebook) -> None:
     """No file that the receipt does not name."""
+    if to == "megatron":
+        names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        check_others(folder, names - {*files, EXPORT_MANIFEST}, f"not in {EXPORT_MANIFEST}; {NOT_WRITTEN}", book)
+        return
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_dir() or name in files or name == EXPORT_MANIFEST:
@@ -67,4 +83,4 @@ def _check_others(folder: Path, files: set[str], to: str, book: Notebook) -> Non
         if to == "hf" and HF_CACHE.fullmatch(name):
             book.unchecked.append(f"{name}: a cache of the datasets library, no part of the export")
         else:
-            book.wrong(name, f"not in {EXPORT_MANIFEST}; the export did not write it")
+            book.wrong(name, f"not in {EXPORT_MANIFEST}; {NOT_WRITTEN}")

@@ -15,6 +15,7 @@ from chatmill.export.targets import TARGETS, Export
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import StoredDataset, open_dataset
+from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.names import is_split_name
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
 
@@ -36,6 +37,8 @@ class ExportResult:
     """Sentences about what the target cannot hold, or was asked to leave out; empty when nothing is lost."""
     manifest: Mapping[str, Any]
     """What stands in export.json."""
+    blend: BlendFiles | None = None
+    """Of an export to megatron: its shards as arguments for Megatron-LM, in two files beside the folder."""
 
 
 def export_dataset(
@@ -51,6 +54,7 @@ def export_dataset(
     shard_tokens: int | None = None,
     kinds: bool = True,
     eod_id: int | None = None,
+    record_ids: bool = False,
 ) -> ExportResult:
     """Write a dataset as `to`: hf, parquet, episodes or megatron.
 
@@ -60,6 +64,7 @@ def export_dataset(
     - `pad_id`: default as in the build. `kinds`: False leaves them out.
     - `shard_tokens`: tokens of a file, at most; default 250 million, and one shard a split for megatron.
     - `eod_id`: megatron only: this token, untrained, behind every document that does not end in it.
+    - `record_ids`: megatron only: the record id of every document in `shard_NN_ids`; the others keep them anyway.
 
     Tokens are copied about a million at a time. Nothing is at `out` before everything is.
     """
@@ -70,10 +75,7 @@ def export_dataset(
         if not is_split_name(name):
             raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
     final = _out(source.directory, to, out)
-    if shard_tokens is not None and shard_tokens < 1:
-        raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
-    if eod_id is not None and to != "megatron":
-        raise ConfigError(f"eod_id is for exports to megatron; {to} keeps documents as they are")
+    _check_options(to, shard_tokens, eod_id, record_ids)
     temporary = temporary_folder(final)
     try:
         export = Export(
@@ -87,6 +89,7 @@ def export_dataset(
             shard_tokens=shard_tokens or _shard_tokens(source, to),
             kinds=kinds,
             eod_id=eod_id,
+            record_ids=record_ids,
         )
         with storing(final, "write the export"):
             TARGETS[to](export)
@@ -95,9 +98,22 @@ def export_dataset(
         publish_folder(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+    blend = None
+    if to == "megatron" and any(counts["documents"] for counts in export.counts.values()):
+        with storing(final, "write the blend arguments beside"):
+            blend = write_blend_arguments(final)
     return ExportResult(
-        directory=final, to=to, splits=export.counts, not_held=tuple(export.not_held), manifest=manifest
+        directory=final, to=to, splits=export.counts, not_held=tuple(export.not_held), manifest=manifest, blend=blend
     )
+
+
+def _check_options(to: str, shard_tokens: int | None, eod_id: int | None, record_ids: bool) -> None:
+    if shard_tokens is not None and shard_tokens < 1:
+        raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
+    if eod_id is not None and to != "megatron":
+        raise ConfigError(f"eod_id is for exports to megatron; {to} keeps documents as they are")
+    if record_ids and to != "megatron":
+        raise ConfigError(f"record_ids is for exports to megatron; {to} has them where it can hold them")
 
 
 def _out(directory: Path, to: str, out: str | Path | None) -> Path:
@@ -125,7 +141,8 @@ def _manifest(export: Export, to: str) -> dict[str, Any]:
     """Which dataset this was made of, how, what it holds and what it could not; nothing of time or place."""
     source, folder = export.source, export.folder
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    options = ("max_length", "packing_strategy", "overflow", "pad_id", "shard_tokens", "kinds", "eod_id")
+    options = ["max_length", "packing_strategy", "overflow", "pad_id", "shard_tokens", "kinds", "eod_id"]
+    options += ["record_ids"] if export.record_ids else []
     content = {
         "format": EXPORT_FORMAT,
         "format_version": EXPORT_VERSION,

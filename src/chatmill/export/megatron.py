@@ -20,7 +20,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
 from chatmill.export.rows import one_each
 from chatmill.store.documents import Documents
-from chatmill.store.kd import LOSSMASK, SPAN, TOKENS
+from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
 
 if TYPE_CHECKING:
@@ -38,16 +38,19 @@ def to_megatron(export: Export) -> None:
         )
     if export.eod_id is not None and export.eod_id > MAX_ID:
         raise ConfigError(f"eod_id is {export.eod_id:,}; token ids are stored as int32, up to {MAX_ID:,}")
+    if export.record_ids and not export.holds("record_id"):
+        raise ConfigError("the dataset stores no record ids: leave out record_ids")
     lost = _Lost()
     for split, documents in export.source.splits.items():
         if documents.plan is not None:
             export.say("which episodes share a row is not kept: Megatron packs anew")
-        with _Shards(export.folder / split, export.shard_tokens) as shards:
+        with _Shards(export.folder / split, export.shard_tokens, export.record_ids) as shards:
             for batch in export.batches(split, one_each(documents)):
                 some = batch.documents
                 if len(some.ids) and int(some.ids.max()) > MAX_ID:
                     raise DataError(f"{split}: a token has the id {some.ids.max():,}; int32 holds up to {MAX_ID:,}")
-                shards.append(*_columns(some, export.eod_id, lost))
+                record_ids = documents.facts("record_id", batch.numbers) if export.record_ids else None
+                shards.append(*_columns(some, export.eod_id, lost), record_ids=record_ids)
     _say_what_is_lost(export, lost)
 
 
@@ -103,7 +106,8 @@ def spans_of(some: Documents) -> NDArray[np.uint8]:
 
 
 def _say_what_is_lost(export: Export, lost: _Lost) -> None:
-    facts = [name for name in ("record_id", "source", "turns") if export.holds(name)]
+    kept = ("record_id",) if export.record_ids else ()
+    facts = [name for name in ("record_id", "source", "turns") if name not in kept and export.holds(name)]
     if facts:
         export.say(
             f"{', '.join(facts)}: indexed datasets hold no facts about records; their order is that of the build"
@@ -137,11 +141,18 @@ class _Shards:
 
     folder: Path
     shard_tokens: int
+    record_ids: bool
     _writers: dict[str, MegatronWriter] = field(default_factory=dict)
     _count: int = 0
 
     def append(
-        self, ids: NDArray[Any], lengths: NDArray[np.int64], mask: NDArray[np.uint8], span: NDArray[np.uint8]
+        self,
+        ids: NDArray[Any],
+        lengths: NDArray[np.int64],
+        mask: NDArray[np.uint8],
+        span: NDArray[np.uint8],
+        *,
+        record_ids: list[str] | None = None,
     ) -> None:
         """Write documents, each whole into one shard."""
         offsets = offsets_of(lengths)
@@ -149,6 +160,10 @@ class _Shards:
             place = slice(int(offsets[first]), int(offsets[last]))
             for column, values in ((TOKENS, ids), (LOSSMASK, mask), (SPAN, span)):
                 self._writers[column].append(values[place], lengths[first:last])
+            if record_ids is not None:
+                names = [name.encode() for name in record_ids[first:last]]
+                sizes = np.array([len(name) for name in names], dtype=np.int64)
+                self._writers[RECORD_IDS].append(np.frombuffer(b"".join(names), dtype=np.uint8), sizes)
 
     def _pieces(self, offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         """Ranges of documents, each for the shard that is open when it is given out."""
@@ -169,7 +184,7 @@ class _Shards:
         prefix = self.folder / f"shard_{self._count:02d}"
         self._writers = {
             column: MegatronWriter(f"{prefix}_{column}", np.int32 if column == TOKENS else np.uint8)
-            for column in (TOKENS, LOSSMASK, SPAN)
+            for column in (TOKENS, LOSSMASK, SPAN, *((RECORD_IDS,) if self.record_ids else ()))
         }
         self._count += 1
 

@@ -46,6 +46,8 @@ class Export:
     """Whether kinds are wanted."""
     eod_id: int | None = None
     """Put behind every document that does not end in it, untrained; `megatron` alone takes it."""
+    record_ids: bool = False
+    """Whether the record id of every document is stored; `megatron` alone takes it."""
     not_held: list[str] = field(default_factory=list)
     """Sentences about what the target cannot hold, or was asked to leave out."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)

@@ -43,6 +43,11 @@ class Policy:
             raise ConfigError(f"policy {self.name!r}: scope {self.scope!r} is not one of {', '.join(Scope)}")
         object.__setattr__(self, "scope", Scope(self.scope))
 
+    @property
+    def trains_assistant_only(self) -> bool:
+        """Whether no token of another role has a weight."""
+        return not any(weight for (role, _), weight in self.weights.items() if role is not RoleCode.ASSISTANT)
+
     def table(self) -> NDArray[np.float32]:
         """One weight per kind code, flags included; index it with an array of kinds.
 

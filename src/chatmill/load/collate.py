@@ -6,6 +6,7 @@ The first torch import on the way from text to loss. Labels here are unshifted: 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,9 +27,10 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.load.model_attention import Reads, attention_reads
 
-STARTS = "document_starts"
-"""The column that says where the documents of a row begin."""
+STARTS, POSITIONS = "document_starts", "position_ids"
+"""The columns that say where the documents of a row begin; transformers' Trainer keeps the second one."""
 
 
 class Padding(StrEnum):
@@ -143,7 +145,8 @@ class DataCollatorForCausalLM:
 
     Padding stands on the right and is known by length, so a real EOS that equals PAD keeps its label. No
     `attention_mask` unless `return_attention_mask=True`: transformers isolates packed documents by position
-    ids only when no mask is given (and `use_cache=False`).
+    ids only when no mask is given (and `use_cache=False`). With `model` the batch also carries what that model's
+    attention reads, and `model(**batch)` keeps documents apart.
 
     - `packed_sequences`: None: `position_ids` exactly when the features carry `document_starts`; True: always
       (without starts a document ends at the EOS id); False: never, starts are ignored.
@@ -151,6 +154,8 @@ class DataCollatorForCausalLM:
     - `return_flattened`: all rows one after the other, without padding, as one row.
     - `return_cu_seqlens` (with `cu_seqlens_size` entries), `return_seq_idx`, `return_document_mask` (True or
       "dense": additive float; "flex": a FlexAttention BlockMask): the same boundaries for other kernels.
+    - `model`: a transformers model, its config, or the name of its attention ("sdpa", "eager", "flash_attention_2",
+      "flex_attention"). Features must then carry boundaries: `document_starts`, or `position_ids`.
     - `pad_kwargs`: `padding`, `max_length`, `pad_to_multiple_of`, `return_tensors`, `return_attention_mask`.
 
     Features may bring `labels` (unshifted) or `loss_mask` (1 = train); a token is a target where all of
@@ -171,6 +176,7 @@ class DataCollatorForCausalLM:
         cu_seqlens_size: int | None = None,
         return_seq_idx: bool = False,
         return_document_mask: bool | str = False,
+        model: Any = None,
         **pad_kwargs: Any,
     ) -> None:
         self.eos_id = special_id(tokenizer, "eos")
@@ -187,6 +193,9 @@ class DataCollatorForCausalLM:
         self.cu_seqlens_size = cu_seqlens_size
         self.return_seq_idx = return_seq_idx
         self.document_mask = _mask_form(return_document_mask)
+        self._warned = False
+        self._reads = None if model is None else attention_reads(model)
+        self._dtype = getattr(model, "dtype", None) or torch.float32
         self._shape = _shape(tokenizer, pad_kwargs, needs_max_length=truncation)
         self._check_options()
 
@@ -201,6 +210,11 @@ class DataCollatorForCausalLM:
             raise ConfigError(
                 "return_flattened=True joins the rows, and with packed_sequences=False nothing would say "
                 "where they meet: leave packed_sequences=None, or ask for cu_seqlens, seq_idx or a mask"
+            )
+        if self._reads is not None and self._shape.attention_mask:
+            raise ConfigError(
+                "return_attention_mask=True is a mask of padding alone, with which packed documents see each other: "
+                "leave it out where model is given"
             )
         if self.document_mask is MaskForm.FLEX and not self._shape.as_torch:
             raise ConfigError("a FlexAttention mask exists for torch only: use return_tensors='pt'")
@@ -234,6 +248,8 @@ class DataCollatorForCausalLM:
         if self._shape.attention_mask:
             batch["attention_mask"] = real.astype(np.int64)
         batch |= self._kernel_forms(segments)
+        if self._reads is not None and position_ids_on:
+            batch |= self._what_the_model_reads(segments)
         batch = {name: self._finished(value) for name, value in batch.items()}
         return batch if self.labels_name is not None else (batch, self._finished(labels))
 
@@ -250,6 +266,16 @@ class DataCollatorForCausalLM:
             return whole_rows(lengths), False
         if has_starts:
             return boundaries_from_starts([_as_numpy(f[STARTS]) for f in features], lengths), True
+        if _carried(features, POSITIONS):
+            positions = _integer_rows(features, POSITIONS)
+            _check_lengths(POSITIONS, positions, rows)
+            return boundaries_from_starts(_starts_of_positions(positions), lengths), True
+        if self.packed_sequences is None and self._reads is not None and not self.return_flattened:
+            raise ConfigError(
+                "a model is given, but the features carry neither document_starts nor position_ids, so packed "
+                "documents would see each other. transformers' Trainer removes document_starts: map the rows with "
+                "trainer_columns, or set remove_unused_columns=False. Rows of one document each: packed_sequences=False"
+            )
         if self.packed_sequences is None:
             # Rows that are joined into one must not see each other, so positions say where each begins.
             return whole_rows(lengths), self.return_flattened
@@ -258,7 +284,17 @@ class DataCollatorForCausalLM:
                 "packed_sequences=True, but the features carry no document_starts and the tokenizer has no "
                 "EOS id to find documents by: pack with block_tokenize_fn, or leave packed_sequences=None"
             )
-        return boundaries_from_token(np.concatenate(rows), offsets_of(lengths), self.eos_id, after=True), True
+        found = boundaries_from_token(np.concatenate(rows), offsets_of(lengths), self.eos_id, after=True)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the features carry no document_starts, so a document ends at each EOS id {self.eos_id}: this batch "
+                f"has {len(found.starts)} documents in {len(rows)} rows. A chat vocabulary whose EOS ends every "
+                "message is cut at every message: pack with block_tokenize_fn, which stores the starts",
+                UserWarning,
+                stacklevel=3,
+            )
+        return found, True
 
     def _targets(self, features: Sequence[Mapping[str, Any]], rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
         """Unshifted labels per row: the features' own or the ids, `ignore_index` where a `loss_mask` is 0."""
@@ -284,7 +320,64 @@ class DataCollatorForCausalLM:
             forms["document_mask"] = flex_document_mask(torch.from_numpy(segments.seq_idx))
         elif self.document_mask is MaskForm.DENSE:
             forms["document_mask"] = dense_document_mask(torch.from_numpy(segments.seq_idx)).numpy()
+        if self.document_mask is not None and not self._shape.attention_mask:
+            # no model reads document_mask, and none complains about it
+            forms["attention_mask"] = forms["document_mask"]
         return forms
+
+    def _what_the_model_reads(self, segments: Segments) -> dict[str, Any]:
+        """The boundaries under the names that the attention of the model reads."""
+        seq_idx = torch.from_numpy(segments.seq_idx)
+        if self._reads is Reads.DENSE_MASK:
+            mask = dense_document_mask(seq_idx, self._dtype)
+            return {"attention_mask": mask if self._shape.as_torch else mask.float().numpy()}
+        if self._reads is Reads.FLEX_MASK:
+            return {"attention_mask": flex_document_mask(seq_idx)}
+        if self._reads is Reads.POSITIONS:
+            return {"use_cache": False}
+        lengths, longest = segments.cu_seqlens(self.cu_seqlens_size), int(segments.max_seqlen)
+        return {
+            "cu_seq_lens_q": lengths,
+            "cu_seq_lens_k": lengths,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+
+
+def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Packed rows as columns that transformers' `Trainer` keeps with its default `remove_unused_columns=True`.
+
+    For `rows.map(trainer_columns, batched=True)`: `position_ids` say what `document_starts` said, and `labels` are -100
+    where a `loss_mask` is 0. Columns that no model reads would be gone before the collator sees them.
+    """
+    if STARTS not in features:
+        raise UnknownNameError("column", STARTS, sorted(map(str, features)), "These rows say nothing of documents.")
+    rows = [np.asarray(row, dtype=np.int64) for row in features["input_ids"]]
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    boundaries = boundaries_from_starts([np.asarray(starts) for starts in features[STARTS]], lengths)
+    positions = boundaries.segments(int(lengths.max(initial=0))).position_ids
+    labels = [np.asarray(row, dtype=np.int64) for row in features.get("labels") or rows]
+    if "loss_mask" in features:
+        masks = [np.asarray(mask) for mask in features["loss_mask"]]
+        _check_lengths("loss_mask", masks, rows)
+        labels = [np.where(mask != 0, row, IGNORE_INDEX) for mask, row in zip(masks, labels, strict=True)]
+    return {
+        "input_ids": [row.tolist() for row in rows],
+        "labels": [row.tolist() for row in labels],
+        POSITIONS: [row[:length].tolist() for row, length in zip(positions, lengths, strict=True)],
+    }
+
+
+def _starts_of_positions(rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
+    """Where the documents of rows begin: where positions are 0; positions that do not count up are refused."""
+    found = []
+    for number, row in enumerate(rows):
+        starts = np.flatnonzero(row == 0)
+        counted = np.arange(len(row)) - np.repeat(starts, np.diff(starts, append=len(row))) if len(starts) else row + 1
+        if len(row) and (not len(starts) or starts[0] or (counted != row).any()):
+            raise DataError(f"position_ids of row {number} do not count 0, 1, 2, ... from the start of each document")
+        found.append(starts)
+    return found
 
 
 def _mask_form(option: bool | str) -> MaskForm | None:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError
-from chatmill.load.config_files import Entry, Section, close_name, read_section
+from chatmill.load.config_files import OTHER_NAMES, Entry, Section, close_name, read_section
 
 MAX_SEED = 2**32 - 1
+UNSET: Any = None
+"""Default of an option that becomes something else where it is left out."""
 
 
 class DatasetMode(StrEnum):
@@ -47,25 +49,42 @@ class TrainingConfig:
     dataset_mode: DatasetMode = DatasetMode.TOKEN_STREAM
     batch_sampling_mode: SamplingMode | None = None
     """None becomes the mode's default: random for token_stream, epoch for sft_episode."""
-    epoch_shuffle: bool = True
-    epoch_drop_last: bool = True
+    epoch_shuffle: bool = UNSET
+    """Left out: True; the split val is read in order."""
+    epoch_drop_last: bool = UNSET
+    """Left out: True; the split val is read whole."""
     epoch_seed: int = 1337
     use_loss_mask: bool = False
     pad_token_id: int | None = None
     """None: the tokenizer's eos id."""
     episode_min_tokens: int = 2
+    pack: bool = False
+    """Several episodes in a row."""
+    packing_strategy: str | None = None
+    """How rows are packed; None: best_fit."""
+    policy: str | None = None
+    """Choose what is trained from the stored kinds, in place of the stored masks."""
     device: str | None = None
     dataset_dir: str | None = None
+    val: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the split val, where they differ (`VAL_OPTIONS`)."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Elements that are not options of the loaders, as they were read; also there as attributes."""
-    sampling_is_default: bool = field(init=False, repr=False, compare=False, default=False)
+    left_out: frozenset[str] = field(init=False, repr=False, compare=False, default=frozenset())
+    """Options that were not asked for and have a default that depends on mode or split."""
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
             object.__setattr__(self, name, check(name, getattr(self, name)))
-        if self.batch_sampling_mode is None:
-            object.__setattr__(self, "batch_sampling_mode", DEFAULT_SAMPLING[self.dataset_mode])
-            object.__setattr__(self, "sampling_is_default", True)
+        defaults = {
+            "batch_sampling_mode": DEFAULT_SAMPLING[self.dataset_mode],
+            "epoch_shuffle": True,
+            "epoch_drop_last": True,
+        }
+        left_out = frozenset(name for name in defaults if getattr(self, name) is None)
+        for name in left_out:
+            object.__setattr__(self, name, defaults[name])
+        object.__setattr__(self, "left_out", left_out)
 
     def __getattr__(self, name: str) -> Any:
         """Extra elements are attributes too; only called for names that are not fields."""
@@ -76,16 +95,21 @@ class TrainingConfig:
 
     def sampling_in(self, mode: DatasetMode) -> SamplingMode:
         """The sampling mode of a loader of `mode`: what was asked for, else that loader's default."""
-        if self.sampling_is_default or self.batch_sampling_mode is None:
+        if "batch_sampling_mode" in self.left_out or self.batch_sampling_mode is None:
             return DEFAULT_SAMPLING[mode]
         return self.batch_sampling_mode
 
     def replace(self, **options: Any) -> TrainingConfig:
-        """A copy with other options; a sampling mode that was never asked for follows the dataset mode."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init}
-        if self.sampling_is_default:
-            values["batch_sampling_mode"] = None
+        """A copy with other options; what was never asked for keeps following the dataset mode and the split."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.name not in self.left_out}
         return TrainingConfig(**(values | options))
+
+    def for_split(self, split: str) -> TrainingConfig:
+        """The options of one split: val is evaluated in order, whole, and the same every time, unless they say else."""
+        if split != "val":
+            return self
+        whole = {name: False for name in ("epoch_shuffle", "epoch_drop_last") if name in self.left_out}
+        return self.replace(**(whole | dict(self.val)))
 
 
 def load_training_config(path: str | Path | None = None, **options: Any) -> TrainingConfig:
@@ -114,7 +138,7 @@ def _from_entries(entries: list[Entry], source: str) -> TrainingConfig:
     for entry in entries:
         if entry.name in CHECKS:
             values[entry.name] = _checked(entry)
-        elif (known := close_name(entry.name, CHECKS)) is not None:
+        elif entry.name not in OTHER_NAMES and (known := close_name(entry.name, SPEC_OPTIONS)) is not None:
             raise ConfigError(f"{entry.where}: <{entry.name}> is no option; did you mean <{known}>?")
         else:
             extra[entry.name] = entry.value
@@ -142,7 +166,7 @@ def _checked(entry: Entry) -> Any:
 def _from_text(name: str, text: str) -> Any:
     """XML knows only text: turn it into the type that the option has."""
     check = CHECKS[name]
-    if check is _flag:
+    if check in (_flag, _optional_flag):
         flags = {"true": True, "1": True, "false": False, "0": False}
         if text.lower() not in flags:
             raise ConfigError(f"<{name}> is {text!r}; allowed: true, false")
@@ -197,8 +221,25 @@ def _flag(name: str, value: Any) -> bool:
     return value
 
 
+def _optional_flag(name: str, value: Any) -> bool | None:
+    return None if value is None else _flag(name, value)
+
+
 def _text(name: str, value: Any) -> str | None:
     return None if value is None else str(value)
+
+
+def _val_options(name: str, value: Any) -> dict[str, Any]:
+    """The options of the split val: a mapping, or the elements below `<val>`."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"<{name}> is {value!r}; allowed: options of the split val: {', '.join(VAL_OPTIONS)}")
+    checked = {}
+    for option, given in value.items():
+        if option not in VAL_OPTIONS:
+            raise ConfigError(f"<{name}> has no option <{option}>; allowed: {', '.join(VAL_OPTIONS)}")
+        own = _from_text(option, given) if isinstance(given, str) else given
+        checked[option] = CHECKS[option](option, own)
+    return checked
 
 
 SPEC_OPTIONS: dict[str, Any] = {
@@ -206,13 +247,16 @@ SPEC_OPTIONS: dict[str, Any] = {
     "block_size": _Whole(least=1),
     "dataset_mode": _Choice(members=DatasetMode),
     "batch_sampling_mode": _Choice(members=SamplingMode, optional=True),
-    "epoch_shuffle": _flag,
-    "epoch_drop_last": _flag,
+    "epoch_shuffle": _optional_flag,
+    "epoch_drop_last": _optional_flag,
     "epoch_seed": _Whole(least=0, most=MAX_SEED),
     "use_loss_mask": _flag,
     "pad_token_id": _Whole(least=0, most=2**32 - 1, optional=True),
     "episode_min_tokens": _Whole(least=1),
 }
 """The options a misspelt name is compared with, and how each is checked."""
-CHECKS: dict[str, Any] = {**SPEC_OPTIONS, "device": _text, "dataset_dir": _text}
+CHECKS: dict[str, Any] = {**SPEC_OPTIONS, "pack": _flag, "packing_strategy": _text, "policy": _text,
+                          "device": _text, "dataset_dir": _text, "val": _val_options}  # fmt: skip
+VAL_OPTIONS = ("batch_size", "batch_sampling_mode", "epoch_shuffle", "epoch_drop_last", "epoch_seed")
+"""What the split val may have of its own."""
 OPTIONS = tuple(CHECKS)

@@ -125,7 +125,7 @@ class EpisodeFeed:
 
     def __init__(self, split: str, rows: EpisodeRows, options: EpisodeOptions) -> None:
         """`rows` as `options.rows` gave them."""
-        self.split, self.rows, self._options = split, rows, options
+        self.split, self.rows, self.options = split, rows, options
         self._batcher = RowBatcher([rows], options)
         self.masks = self._batcher.masks
         """Whether batches come with stored masks, or a policy's."""
@@ -141,7 +141,7 @@ class EpisodeFeed:
     @property
     def order(self) -> dict[str, Any]:
         """What gives a position its meaning."""
-        return self._options.order() | self.rows.order_facts
+        return self.options.order() | self.rows.order_facts
 
     def begin(self) -> EpochPlace:
         """The first row of epoch 0; in random mode the first draw."""
@@ -149,12 +149,12 @@ class EpisodeFeed:
 
     def step_at(self, place: EpochPlace) -> EpisodeStep:
         """The global step at a place, as this rank sees it."""
-        share = self._options.share
+        share = self.options.share
         if self._draws is not None:
             rows = self._draws.take(place.position + share.first, share.batch_size)
             after = EpochPlace(position=place.position + share.step)
             return EpisodeStep(epoch=0, rows=rows, starts_epoch=False, after=after)
-        folder, drop_last = str(self.rows.dataset.folder), self._options.drop_last
+        folder, drop_last = str(self.rows.dataset.folder), self.options.drop_last
         step = epoch_step(place, self.rows.rows_of, share, drop_last=drop_last, what=folder)
         return EpisodeStep(
             epoch=step.epoch,
@@ -169,20 +169,42 @@ class EpisodeFeed:
         group = Group(source=0, epoch=step.epoch, rows=step.rows, slots=np.arange(real))
         return self._batcher.batch([group], real)
 
+    def episodes_of(self, step: EpisodeStep) -> list[list[int]]:
+        """The numbers of the episodes in each row of a step, in the order in which they are in the row."""
+        return [self.rows.documents(step.epoch, row).tolist() for row in step.rows.tolist()]
+
+    def place_of(self, number: int) -> EpochPlace:
+        """Where the global step with this number begins, counted from the first of epoch 0."""
+        if self._draws is not None:
+            return EpochPlace(position=number * self.options.share.step)
+        epoch = 0
+        while (steps := self.steps_per_epoch(epoch)) and number >= steps:
+            number, epoch = number - steps, epoch + 1
+        return EpochPlace(epoch=epoch, position=number * self.options.share.step)
+
     def unpin(self) -> None:
         """From now on make batches in ordinary memory."""
         self._batcher.stage.pin = False
 
     def steps_per_epoch(self, epoch: int) -> int:
         """Global steps in an epoch."""
-        rows, options = self.rows.rows_of(epoch), self._options
+        rows, options = self.rows.rows_of(epoch), self.options
         return steps_per_epoch(rows, options.share, drop_last=options.drop_last)
+
+    def steps_left(self, place: EpochPlace, epochs: int) -> int:
+        """Global steps from a place to the end of epoch `epochs - 1`."""
+        if place.epoch >= epochs:
+            return 0
+        options = self.options
+        left = max(0, self.rows.rows_of(place.epoch) - place.position)
+        here = steps_per_epoch(left, options.share, drop_last=options.drop_last)
+        return here + sum(self.steps_per_epoch(epoch) for epoch in range(place.epoch + 1, epochs))
 
     def announce(self, step: EpisodeStep) -> None:
         """One line at each epoch's start."""
         if not step.starts_epoch:
             return
-        options = self._options
+        options = self.options
         log.info(
             "[EpisodeLoader] split=%s epoch=%d episodes=%d batches=%d shuffle=%s drop_last=%s pad_id=%d mask=%s%s",
             self.split,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from chatmill.core.special_ids import special_id
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
-from chatmill.load.config import DatasetMode, TrainingConfig, as_training_config
+from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig, as_training_config
 from chatmill.load.distributed import rank_and_world
 from chatmill.load.episode_feed import EpisodeFeed, EpisodeOptions, flag
 from chatmill.load.loader import BatchLoader, choose_device, directory_of
@@ -19,6 +22,9 @@ from chatmill.load.order import Share
 from chatmill.load.rows import EpisodeRows, PlannedRows, Planning, Weights, planning_named, strategy_named
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +56,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         packing_strategy: str | None = None,
         planning: str = Planning.AUTO,
         policy: Policy | str | None = None,
+        val: Mapping[str, Any] | None = None,
         strict: bool = False,
         check: bool = False,
         prefetch: bool = True,
@@ -64,6 +71,8 @@ class GPTEpisodeDataLoader(BatchLoader):
         - `planning`: `auto` takes the rows of that plan where they fill block_size, and changes their order alone from
           epoch to epoch; `epoch` packs anew for each epoch.
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
+        - `val`: options of the split val alone, such as `{"batch_size": 16}`. Where neither these nor the config set
+          `epoch_shuffle` and `epoch_drop_last`, val is given in order and whole, the same in every pass.
         - `strict`: masks that are asked for and are missing or of the wrong length, and a split whose writer
           did not finish, are errors instead of a warning.
         - `check`: compare the files of each shard with the hashes of the split's manifest before it is read.
@@ -77,31 +86,37 @@ class GPTEpisodeDataLoader(BatchLoader):
             "epoch_seed": epoch_seed,
             "pad_token_id": pad_token_id,
             "episode_min_tokens": episode_min_tokens,
+            "val": val,
         }
         self.config = as_training_config(config).replace(
             **{name: value for name, value in overrides.items() if value is not None}
         )
+        policy = self.config.policy if policy is None else policy
         if policy is not None and use_loss_mask is False:
             raise ConfigError(f"policy {policy!r} chooses what is trained, but use_loss_mask=False refuses masks")
         self.rank, self.world_size = rank_and_world(rank, world_size)
         device = choose_device(device, self.config.device)
-        self.options = episode_options(
-            self.config,
-            tokenizer,
-            rank=self.rank,
-            world_size=self.world_size,
-            policy=policy,
-            pack=pack,
-            strategy=packing_strategy,
-            planning=planning,
-            pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
-        )
         self.directory = directory_of(dataset_dir, self.config)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
+        options = {
+            split: episode_options(
+                self.config.for_split(split),
+                tokenizer,
+                rank=self.rank,
+                world_size=self.world_size,
+                policy=policy,
+                pack=pack or self.config.pack,
+                strategy=packing_strategy or self.config.packing_strategy,
+                planning=planning,
+                pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
+            )
+            for split in splits
+        }
+        self.options = options["train"]
         datasets = {s: EpisodeDataset(self.directory, s, strict=strict, check=check) for s in splits}
-        opened = {split: self.options.rows(dataset, check=check) for split, dataset in datasets.items()}
+        opened = {split: options[split].rows(dataset, check=check) for split, dataset in datasets.items()}
         report_opened(opened, self.options, strict=strict)
-        feeds = {split: EpisodeFeed(split, rows, self.options) for split, rows in opened.items()}
+        feeds = {split: EpisodeFeed(split, rows, options[split]) for split, rows in opened.items()}
         super().__init__(feeds, dataset=str(self.directory), device=device, prefetch=prefetch)
         self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
         self.pad_token_id = self.options.pad_id
@@ -118,6 +133,89 @@ class GPTEpisodeDataLoader(BatchLoader):
     def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
         """How many batches an epoch has; packed, that may differ from epoch to epoch."""
         return self._episode_feed(split).steps_per_epoch(epoch)
+
+    def split_options(self, split: str) -> EpisodeOptions:
+        """The options that a split is read with."""
+        return self._episode_feed(split).options
+
+    def gives_masks(self, split: str = "train") -> bool:
+        """Whether batches say which tokens are trained, from stored masks or a policy; else every token is."""
+        return self._episode_feed(split).masks
+
+    def rows_left_out(self, split: str = "train") -> int:
+        """Rows of the present epoch that no rank gets, because they do not fill a global step (`epoch_drop_last`)."""
+        feed, place, epoch = self._episode_feed(split), self._places[split], self.next_epoch(split)
+        left = feed.rows.rows_of(epoch) - (place.position if epoch == place.epoch else 0)
+        return left % feed.options.share.step if feed.options.drop_last else 0
+
+    def data_report(self, split: str = "train") -> dict[str, Any]:
+        """What of a split is not read: episodes that are too short, and tokens beyond the end of a row."""
+        rows = self._episode_feed(split).rows
+        lengths = rows.dataset.lengths
+        beyond = np.maximum(lengths[lengths >= self.options.min_tokens] - rows.width, 0)
+        return {
+            "episodes": rows.episodes,
+            "episodes_too_short": len(lengths) - rows.episodes,
+            "episodes_cut": int(np.count_nonzero(beyond)),
+            "tokens_left_out": int(beyond.sum() + lengths[lengths < self.options.min_tokens].sum()),
+            "rows_left_out": self.rows_left_out(split) if self.options.sampling is SamplingMode.EPOCH else 0,
+        }
+
+    def __len__(self) -> int:
+        """Batches of this rank in the train epoch that comes next."""
+        if self.options.sampling is not SamplingMode.EPOCH:
+            raise TypeError("batch_sampling_mode is random: the batches never end, so the loader has no length")
+        return self.steps_per_epoch("train", self.next_epoch("train"))
+
+    def __bool__(self) -> bool:
+        """Always true, whatever the length."""
+        return True
+
+    def one_pass(self, split: str = "val") -> Iterator[tuple[torch.Tensor, ...]]:
+        """The batches of the first epoch of a split, then no more: an evaluation.
+
+        It does not move the split: `get_batch` goes on as if nothing had been read. Every rank has as many batches.
+        """
+        feed = self._episode_feed(split)
+        if feed.options.sampling is not SamplingMode.EPOCH:
+            raise ConfigError(
+                f"batch_sampling_mode of {split} is random, which has no end: give epoch (for val alone: "
+                'val={"batch_sampling_mode": "epoch"})'
+            )
+        place = feed.begin()
+        for _ in range(feed.steps_per_epoch(0)):
+            step, tensors = self._prepare(split, place)
+            yield self._to_device(tensors)
+            place = step.after
+
+    def last_episodes(self, split: str = "train") -> list[list[int]]:
+        """The episodes in each row of the batch that `get_batch` gave last, as numbers in `dataset(split)`.
+
+        Rows of padding are not there. For a loss that jumps: look at what the batch held.
+        """
+        if split not in self._last:
+            raise ConfigError(f"get_batch({split!r}) was not called yet: there is no last batch")
+        return self._episode_feed(split).episodes_of(self._last[split])
+
+    def episodes_in_batch(self, number: int, split: str = "train") -> list[list[int]]:
+        """The same for the batch `number` of a split, counted from the first one (0) of epoch 0 on this rank.
+
+        Nothing is read and the split is not moved. Optimizer step s (from 0) with accumulation A has the batches
+        s * A up to s * A + A - 1.
+        """
+        if number < 0:
+            raise ConfigError(f"batch {number}: batches are counted from 0")
+        feed = self._episode_feed(split)
+        return feed.episodes_of(feed.step_at(feed.place_of(number)))
+
+    def batches_left(self, split: str = "train", epochs: int = 1) -> int:
+        """Batches of this rank from here to the end of the epoch with number `epochs - 1`; not for random mode."""
+        return self._episode_feed(split).steps_left(self._places[split], epochs)
+
+    def next_epoch(self, split: str = "train") -> int:
+        """The epoch of the batch that comes next: `epoch`, or the one after it where that is used up."""
+        epoch = self.epoch(split)
+        return epoch if self.batches_left(split, epoch + 1) else epoch + 1
 
     def _episode_feed(self, split: str) -> EpisodeFeed:
         feed = self._feed(split)

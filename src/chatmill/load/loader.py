@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from chatmill.errors import ConfigError
 from chatmill.load.config import TrainingConfig
+from chatmill.load.device import named_device
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.prefetch import Prefetcher
 
@@ -75,6 +76,8 @@ class BatchLoader:
         self._dataset = dataset
         self._places = {split: feed.begin() for split, feed in self._feeds.items()}
         self._locks = {split: threading.Lock() for split in self._feeds}
+        self._last: dict[str, Any] = {}
+        """The step that was delivered last, by split."""
         self._prefetch = prefetch
         self._ahead = Prefetcher()
         self._worker: tuple[int, int] | None = None
@@ -87,7 +90,7 @@ class BatchLoader:
         place = self._places[split]
         started = self._ahead.take(split, place)
         step, tensors = self._prepare(split, place) if started is None else started.result()
-        self._places[split] = step.after
+        self._places[split], self._last[split] = step.after, step
         feed.announce(step)
         if self._prefetch and self._worker is None:
             self._ahead.start(split, step.after, lambda: self._prepare(split, step.after))
@@ -214,7 +217,10 @@ class BatchLoader:
 
 def choose_device(device: Any, configured: str | None) -> Any:
     """The argument, else the config's device, else the CPU."""
-    return device if device is not None else configured or "cpu"
+    chosen = device if device is not None else configured or "cpu"
+    if isinstance(chosen, str) and chosen != "cpu":
+        named_device(chosen)
+    return chosen
 
 
 def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:

@@ -24,5 +24,4 @@ def make_loader(
         return GPTEpisodeDataLoader(settings, tokenizer, dataset_dir, **options)
     from chatmill.load.token_stream import GPTDataLoader
 
-    options.setdefault("use_loss_mask", settings.use_loss_mask)
     return GPTDataLoader(settings, tokenizer, dataset_dir, **options)

@@ -238,9 +238,9 @@ class MixtureLoader(BatchLoader):
             tokenizer,
             rank=self.rank,
             world_size=self.world_size,
-            policy=policy,
-            pack=pack,
-            strategy=packing_strategy,
+            policy=self.config.policy if policy is None else policy,
+            pack=pack or self.config.pack,
+            strategy=packing_strategy or self.config.packing_strategy,
             planning=planning,
             pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
         )

@@ -123,6 +123,10 @@ class EpisodeRows:
         lengths = self._lay(stage, self._numbers(rows), slots * self.width, limits)
         return Laid(slots=slots, starts=np.zeros(len(rows), dtype=np.int64), lengths=lengths)
 
+    def documents(self, epoch: int, row: int) -> Ints:
+        """The episodes of one row; numbers in the dataset."""
+        return self._numbers(np.array([row], dtype=np.int64))
+
     def _numbers(self, rows: Ints) -> Ints:
         """Episode numbers in the dataset of rows counted among the valid ones."""
         return rows if self._valid is None else self._valid[rows]

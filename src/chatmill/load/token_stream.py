@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +126,6 @@ class GPTDataLoader(BatchLoader):
         use_loss_mask: bool = False,
         *,
         device: Any = None,
-        strict: bool = False,
         check: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
@@ -136,12 +134,13 @@ class GPTDataLoader(BatchLoader):
     ) -> None:
         """Open `dataset_dir` (or the config's). The tokenizer is not needed: windows have no padding.
 
-        The draws have the config's `epoch_seed`; its other epoch options are for episodes. `strict`: masks that
-        are asked for and cannot be had are an error instead of a warning. `check`: compare files of an episode
-        dataset with the hashes of its manifest before they are read.
+        The draws have the config's `epoch_seed`; its other epoch options are for episodes. Masks are given where
+        `use_loss_mask` or the config asks for them; where they cannot be had, that is an error. `check`: compare files
+        of an episode dataset with the hashes of its manifest before they are read.
         """
         self.config = as_training_config(config)
         self.tokenizer = tokenizer
+        use_loss_mask = use_loss_mask or self.config.use_loss_mask
         if self.config.sampling_in(DatasetMode.TOKEN_STREAM) is SamplingMode.EPOCH:
             log.warning("[TokenLoader] batch_sampling_mode=epoch is for sft_episode; windows are drawn at random")
         self.rank, self.world_size = rank_and_world(rank, world_size)
@@ -152,6 +151,11 @@ class GPTDataLoader(BatchLoader):
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
         opened = {split: TokenFiles(self.directory / split, check=check) for split in splits}
         problems = [f.mask_problem for f in opened.values() if use_loss_mask and f.mask_problem]
+        if problems:
+            raise ConfigError(
+                f"masks are asked for and cannot be had: {'; '.join(problems)}. Without them every token would be "
+                "trained: set use_loss_mask to false to do that on purpose"
+            )
         feeds = {
             split: WindowFeed(
                 files,
@@ -172,14 +176,4 @@ class GPTDataLoader(BatchLoader):
                 feeds[split].windows,
                 "true" if files.mask_dtype is not None else "false",
             )
-        _report_missing_masks(problems, strict=strict)
         super().__init__(feeds, dataset=str(self.directory), device=device, prefetch=prefetch)
-
-
-def _report_missing_masks(problems: list[str], *, strict: bool) -> None:
-    if not problems:
-        return
-    message = f"masks are asked for and cannot be had: {'; '.join(problems)}"
-    if strict:
-        raise ConfigError(message)
-    warnings.warn(f"{message}; batches come without", UserWarning, stacklevel=3)

@@ -75,7 +75,7 @@ def _groups(runs: tuple[RunView, ...]) -> Iterator[list[RunView]]:
 
 
 def _pieces(view: ItemView, group: list[RunView], with_roles: bool, show_ids: bool) -> Iterator[Piece]:
-    """The text of a group in styled pieces: control tokens stand out where roles are known."""
+    """The text of a group in styled pieces; control tokens stand out from text that spells one."""
     colour = _colour(group[0])
     style = f"{colour} dim" if with_roles and not group[0].trained else colour
     for run in group:
@@ -83,7 +83,7 @@ def _pieces(view: ItemView, group: list[RunView], with_roles: bool, show_ids: bo
             yield " ".join(map(str, run.ids.tolist())) + " ", style
             continue
         for is_control, text in view.decoder.parts(run.ids):
-            if is_control and with_roles:
+            if is_control:
                 yield f"{OPENS}{visible(text)}{CLOSES}", f"{colour} reverse" if run.trained else "bold dim"
             else:
                 yield visible(text, mark_newlines=with_roles).replace("\t", "   "), style

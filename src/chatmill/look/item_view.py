@@ -136,6 +136,9 @@ class ItemView:
         if document.trained is not None:
             entry["trained"] = document.trained
         entry |= {"ids": document.ids.tolist()} if document.text is None else {"text": document.text}
+        if self.decoder is not None and self.item.kinds is None:
+            # without kinds nothing else tells a control token from text that spells it
+            entry["control"] = np.flatnonzero(self.decoder.is_control(document.ids)).tolist()
         if any(column is not None for column in (self.item.kinds, self.item.weights, self.item.spans)):
             entry["runs"] = [self._run_json(run) for run in document.runs]
         return entry

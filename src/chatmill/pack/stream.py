@@ -72,9 +72,21 @@ class PackedStream:
     tokens: NDArray[np.int64]
     """(N,) stream tokens in each block."""
     report: StreamReport
+    assistant_tokens: int
+    """Tokens, markers included, that would train if the stream had no block edges."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that train."""
+        return int(self.loss_mask.sum())
+
+    @property
+    def lost_at_edges(self) -> float:
+        """The share of the assistant's tokens that block edges keep from training."""
+        return 1 - self.trained_tokens / self.assistant_tokens if self.assistant_tokens else 0.0
 
     @property
     def origin(self) -> NDArray[np.int64]:
@@ -141,14 +153,14 @@ def pack_post_training_stream(
     spans = _user_spans(places, types, stream[places] == system_id, ends)
     plan = _plan_blocks(spans, total=len(stream), block_size=size, drop_last=drop_last)
     blocks = _fill_blocks(stream, plan, block_size=size, user_id=user_id, eos_id=eos_id)
-    mask = post_training_loss_mask(
-        blocks,
-        system_id=system_id,
-        user_id=user_id,
-        assistant_id=assistant_id,
-        end_id=end_id,
-        eos_id=eos_id,
-    )
+    markers = {
+        "system_id": system_id,
+        "user_id": user_id,
+        "assistant_id": assistant_id,
+        "end_id": end_id,
+        "eos_id": eos_id,
+    }
+    mask = post_training_loss_mask(blocks, **markers)
     report = StreamReport(
         records=len(ends),
         blocks=len(blocks),
@@ -165,6 +177,7 @@ def pack_post_training_stream(
         injected=plan.injected,
         tokens=plan.tokens,
         report=report,
+        assistant_tokens=int(post_training_loss_mask(stream, **markers).sum()),
     )
 
 

@@ -49,10 +49,13 @@ class BoundTemplate(ABC):
     """Whether it sees names, channels and the like as plain values, so that these are part of a record's shape."""
 
     @abstractmethod
-    def write(self, conversation: Conversation, notes: Notes | None = None) -> WrittenRecord:
+    def write(
+        self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False
+    ) -> WrittenRecord:
         """Write one conversation; a `RecordError` where the template cannot.
 
-        `notes` take what the outcome depends on beside the record's shape, also that of an error.
+        `notes` take what the outcome depends on beside the record's shape, also that of an error. With `by_messages` a
+        template may put the conversation together from messages of others.
         """
 
     @abstractmethod

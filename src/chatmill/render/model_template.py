@@ -47,11 +47,13 @@ class ModelTemplate(BoundTemplate):
         """sha256 of the template, its options and its stops."""
         return self.chat.fingerprint
 
-    def write(self, conversation: Conversation, notes: Notes | None = None) -> WrittenRecord:
+    def write(
+        self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False
+    ) -> WrittenRecord:
         """The rows of a conversation; a `RecordError` where it cannot be written and proved."""
         self.check(conversation)
         notes = Notes() if notes is None else notes
-        written = self.chat.write(conversation, notes)
+        written = self.chat.write(conversation, notes, by_messages=by_messages)
         rows = tuple(items_of(row, self.rules, notes) for row in written.rows)
         return WrittenRecord(rows, written.counts, written.options)
 

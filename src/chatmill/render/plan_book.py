@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
+from chatmill.core.messages import MessageColumns
 from chatmill.core.native.find import positions_of
 from chatmill.core.texts import Texts
 from chatmill.errors import RecordError
@@ -36,8 +37,8 @@ CHECKED_USES = frozenset({32, 1024, 32768})
 CHECKED_AT_ONCE = 8
 """One in so many plans is compared at its second use already."""
 
-ColumnQuestion = tuple[str, Origin, Any, Any]
-"""What is asked, of which column, after which operations, with which argument."""
+ColumnQuestion = tuple[str, Origin, int, Any, Any]
+"""What is asked, of which column and which call of a message, after which operations, with which argument."""
 Key = bytes | tuple[bytes, str | int, str]
 """A few bytes per message; with tools or options, these too."""
 
@@ -144,7 +145,7 @@ class PlanBook:
             self.traced += 1
             notes = Notes()
             try:
-                written = self._template.write(conversation, notes)
+                written = self._template.write(conversation, notes, by_messages=True)
             except RecordError as error:
                 error.record_id = error.record_id or conversation.id
                 error.where = error.where or conversation.where
@@ -191,7 +192,7 @@ class PlanBook:
         if what not in ("filled", "contains", "equals", "method"):
             return None
         place = place_of(question[1], self._arguments_are_text)
-        if place is None or place.origin not in (Origin.CONTENT, Origin.REASONING):
+        if place is None or place.origin is Origin.TOOL:
             return None
         if any(name not in ("strip", "lstrip", "rstrip") for name, _ in place.operations):
             return None
@@ -200,7 +201,7 @@ class PlanBook:
             return None
         if what == "method" and not isinstance(argument[1][0], str):
             return None
-        return (what, place.origin, place.operations, argument)
+        return (what, place.origin, place.call, place.operations, argument)
 
     # ---- keys
 
@@ -294,24 +295,12 @@ class PlanBook:
 
     @staticmethod
     def _answers(batch: Conversations, column: ColumnQuestion) -> NDArray[np.bool_]:
-        what, origin, operations, argument = column
-        texts = batch.messages.contents if origin is Origin.CONTENT else batch.messages.reasoning
-        texts = applied(texts, operations)
-        if what == "filled":
-            return texts.lengths > 0
-        if what == "contains":
-            return contains(texts, argument[0].encode())
-        if what == "equals":
-            wanted = argument[0].encode()
-            equal: NDArray[np.bool_] = begins(texts, wanted) & (texts.lengths == len(wanted))
-            return equal
-        name, (part,) = argument
-        wanted = part.encode()
-        if name == "startswith":
-            return begins(texts, wanted)
-        shifted = Texts(texts.data, texts.starts + texts.lengths - len(wanted), texts.lengths)
-        ends: NDArray[np.bool_] = (texts.lengths >= len(wanted)) & begins(shifted, wanted)
-        return ends
+        """The answer of every message; False for those that do not have what is asked about."""
+        what, origin, call, operations, argument = column
+        places, texts = _texts_of(batch.messages, origin, call)
+        answers = np.zeros(len(batch.messages), dtype=np.bool_)
+        answers[places] = _answered(what, applied(texts, operations), argument)
+        return answers
 
     # ---- texts without a column
 
@@ -334,6 +323,42 @@ class PlanBook:
             return evaluate(expression, view.field)
 
         return compute
+
+
+def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDArray[Any] | slice, Texts]:
+    """The texts of a column, and which messages they belong to."""
+    if origin in (Origin.CONTENT, Origin.REASONING):
+        return slice(None), messages.contents if origin is Origin.CONTENT else messages.reasoning
+    if origin in (Origin.NAME, Origin.TOOL_CALL_ID):
+        column = messages.names if origin is Origin.NAME else messages.tool_call_ids
+        places = np.flatnonzero(column.present)
+        return places, Texts(column.data, column.starts[places], column.lengths[places])
+    places = np.flatnonzero(messages.call_counts > call)
+    at = messages.call_offsets[places] + call
+    if origin is Origin.CALL_ID:
+        has_id = messages.call_ids.present[at]
+        places, at = places[has_id], at[has_id]
+        return places, Texts(messages.call_ids.data, messages.call_ids.starts[at], messages.call_ids.lengths[at])
+    return places, (messages.call_names if origin is Origin.CALL_NAME else messages.call_arguments).take(at)
+
+
+def _answered(what: str, texts: Texts, argument: Any) -> NDArray[np.bool_]:
+    """What every text answers to a question."""
+    if what == "filled":
+        return texts.lengths > 0
+    if what == "contains":
+        return contains(texts, argument[0].encode())
+    if what == "equals":
+        wanted = argument[0].encode()
+        equal: NDArray[np.bool_] = begins(texts, wanted) & (texts.lengths == len(wanted))
+        return equal
+    name, (part,) = argument
+    wanted = part.encode()
+    if name == "startswith":
+        return begins(texts, wanted)
+    shifted = Texts(texts.data, texts.starts + texts.lengths - len(wanted), texts.lengths)
+    ends: NDArray[np.bool_] = (texts.lengths >= len(wanted)) & begins(shifted, wanted)
+    return ends
 
 
 def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:

@@ -141,9 +141,15 @@ def bind(
     found = find_template(template)
     if isinstance(found, JinjaSource):
         return found(tokenizer, given)
-    if given is not None and given.options:
-        raise ConfigError(f"the template {found.name!r} has no options: {', '.join(given.options)}")
-    return found(tokenizer)
+    options = {} if given is None else dict(given.options)
+    known_options = getattr(found, "text_options", ())
+    for name, value in options.items():
+        if name not in known_options:
+            known = f"it has: {', '.join(known_options)}" if known_options else "it has none"
+            raise ConfigError(f"the template {found.name!r} has no options: {name} ({known})")
+        if not isinstance(value, str):
+            raise ConfigError(f"the option {name} of the template {found.name!r} is {value!r}; a text is needed")
+    return found(tokenizer, **options)
 
 
 def given_options(

@@ -129,7 +129,18 @@ def _count_trimmed(
         mine = np.array(pairs, dtype=np.int64)
         own = texts.take(batch.offsets[chosen[mine[:, 0]]] + mine[:, 1])
         left = applied(own, table.operations[operations])
-        np.add.at(stripped, mine[:, 0], np.maximum(own.characters() - left.characters(), 0))
+        np.add.at(stripped, mine[:, 0], _characters_lost(own, left))
+
+
+def _characters_lost(texts: Texts, left: Texts) -> Ints:
+    """How many characters are missing; where texts are cut out of the first ones, only what was cut off is read."""
+    if left.data is not texts.data:
+        lost: Ints = np.maximum(texts.characters() - left.characters(), 0)
+        return lost
+    heads = Texts(texts.data, texts.starts, left.starts - texts.starts)
+    stops = left.starts + left.lengths
+    tails = Texts(texts.data, stops, texts.starts + texts.lengths - stops)
+    return heads.characters() + tails.characters()
 
 
 def _render_prompts(batch: Conversations, bound: BoundTemplate) -> Rendered:

@@ -58,6 +58,8 @@ class Template(BoundTemplate):
     control_tokens: tuple[str, ...] = ()
     stop_tokens: ClassVar[tuple[str, ...]] = ()
     """Those of them that end an answer, for people who ask."""
+    text_options: ClassVar[tuple[str, ...]] = ()
+    """Keyword arguments that a recipe may set as `template_options`; each is a text."""
     name = ""
     roles: ClassVar[frozenset[Role]] = frozenset(Role)
     """Roles it can write; another role is a `RecordError`."""
@@ -107,7 +109,9 @@ class Template(BoundTemplate):
         """A frame without a place for a text: (literal, kind) pairs alone, written by `Emitter.fixed`."""
         return Frame(0, tuple(runs))
 
-    def write(self, conversation: Conversation, notes: Notes | None = None) -> WrittenRecord:
+    def write(
+        self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False
+    ) -> WrittenRecord:
         """Run `emit` on a conversation whose texts are traced."""
         self.check(conversation)
         out = Emitter(self._literals, self.tokenizer)

@@ -87,7 +87,20 @@ def episode_folders(folder: Path) -> list[Path]:
             f"{folder}: an empty split: neither {INDEX} nor a shard folder is there "
             f"(found: {', '.join(there) or 'nothing'})"
         )
+    refuse_gaps(folder, shards)
     return shards or [folder]
+
+
+def refuse_gaps(folder: Path, shards: list[Path]) -> None:
+    """Shards are numbered from 0 on: a number that is not there is a shard that got lost, also without a manifest."""
+    numbers = {int(shard.name.removeprefix("shard_")) for shard in shards}
+    missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise FormatError(
+            f"{folder}: {shard_name(missing[0])} is missing{more}, but {shards[-1].name} is there: copy the dataset "
+            "again, or rename the shards to leave it out on purpose"
+        )
 
 
 def is_episode_split(folder: Path) -> bool:

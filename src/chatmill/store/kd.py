@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.store.fingerprint import probe
+from chatmill.store.kd_rules import IdRules
 from chatmill.store.mapped import MappedFile, file_size
 from chatmill.store.megatron import SLICE, MegatronIndex, idx_path
 from chatmill.store.receipts import MANIFEST, read_export, read_kd_manifest
@@ -27,10 +29,13 @@ from chatmill.store.receipts import MANIFEST, read_export, read_kd_manifest
 TOKENS, LOSSMASK, SPAN = "tokens", "lossmask", "span"
 COLUMNS = (TOKENS, LOSSMASK, SPAN)
 """What the three datasets of a shard are called: `PREFIX_tokens` and so on."""
+RECORD_IDS = "ids"
+"""The dataset beside them, where it was asked for: the UTF-8 bytes of each document's record id."""
 SPAN_NAMES = ("context", "analysis", "final")
 """What the span ids 0, 1 and 2 mean."""
 SAMPLED = 64
 """Documents of a shard whose values are compared when it is opened, beside the first."""
+_SIDECAR_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 def token_prefix(prefix: str | os.PathLike[str]) -> str:
@@ -50,6 +55,15 @@ def sidecar_prefix(prefix: str | os.PathLike[str], column: str) -> str:
     return f"{token_prefix(prefix).removesuffix(TOKENS)}{column}"
 
 
+def check_sidecar_name(name: str) -> None:
+    """A sidecar of a user's own has a plain name that is not one of ours."""
+    if not _SIDECAR_NAME.fullmatch(name) or name in (*COLUMNS, RECORD_IDS):
+        raise ConfigError(
+            f"{name!r} is no name for a sidecar: lower-case letters, digits and _, and none of "
+            f"{', '.join((*COLUMNS, RECORD_IDS))}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class KDShard:
     """One shard, opened and found aligned: counts, lengths, document borders, and the values of some documents."""
@@ -59,21 +73,30 @@ class KDShard:
     tokens: MegatronIndex
     lossmask: MegatronIndex
     span: MegatronIndex
+    sidecars: Mapping[str, MegatronIndex] = field(default_factory=dict)
+    """Sidecars of a user's own that were asked for, by name."""
 
     @classmethod
-    def open(cls, prefix: str | os.PathLike[str]) -> KDShard:
-        """Open all six files; what does not fit together is a `FormatError` with the numbers."""
+    def open(cls, prefix: str | os.PathLike[str], sidecars: Sequence[str] = ()) -> KDShard:
+        """Open all six files, and those of further sidecars; what does not fit together is a `FormatError`."""
         name = token_prefix(prefix)
+        for sidecar in sidecars:
+            check_sidecar_name(sidecar)
         shard = cls(
             prefix=name,
             tokens=MegatronIndex.open(name),
             lossmask=MegatronIndex.open(sidecar_prefix(name, LOSSMASK)),
             span=MegatronIndex.open(sidecar_prefix(name, SPAN)),
+            sidecars={sidecar: MegatronIndex.open(sidecar_prefix(name, sidecar)) for sidecar in sidecars},
         )
         shard._check_tokens()
-        for sidecar in (shard.lossmask, shard.span):
-            _check_beside(shard.tokens, sidecar)
+        for index in (shard.lossmask, shard.span):
+            if index.dtype != np.uint8:
+                raise FormatError(f"{index.bin}: holds {index.dtype.name} values; a sidecar holds uint8")
+        for index in (shard.lossmask, shard.span, *shard.sidecars.values()):
+            _check_beside(shard.tokens, index)
         shard.check_values()
+        shard._check_ids()
         return shard
 
     @property
@@ -87,11 +110,9 @@ class KDShard:
 
     @cached_property
     def files(self) -> dict[str, MappedFile]:
-        """The values of the three datasets, mapped when first used."""
-        return {
-            column: MappedFile(index.bin, index.dtype, index.values)
-            for column, index in ((TOKENS, self.tokens), (LOSSMASK, self.lossmask), (SPAN, self.span))
-        }
+        """The values of all datasets, mapped when first used."""
+        indices = {TOKENS: self.tokens, LOSSMASK: self.lossmask, SPAN: self.span, **self.sidecars}
+        return {column: MappedFile(index.bin, index.dtype, index.values) for column, index in indices.items()}
 
     def place(self, number: int) -> slice:
         """Where a document lies in the flat values."""
@@ -111,10 +132,38 @@ class KDShard:
             probe(digest, file.array)
         return digest.hexdigest()
 
-    def check_values(self) -> None:
-        """`lossmask == (span > 0)` on the first document and on a sample of the others, evenly spaced."""
+    def record_ids(self) -> list[str]:
+        """The record id of every document, where the build stored them."""
+        prefix = sidecar_prefix(self.prefix, RECORD_IDS)
+        if not idx_path(prefix).exists():
+            raise FormatError(f"{idx_path(prefix)}: no such file; --record-ids stores the record id of every document")
+        index = MegatronIndex.open(prefix)
+        if index.documents != len(self) or index.dtype != np.uint8:
+            raise FormatError(f"{index.idx}: {index.documents:,} ids of {index.dtype.name} for {len(self):,} documents")
+        data, ends = index.read().tobytes(), np.cumsum(index.lengths, dtype=np.int64).tolist()
+        return [data[first:last].decode() for first, last in zip([0, *ends[:-1]], ends, strict=True)]
+
+    def _sampled(self) -> Iterator[int]:
+        """The first document and a sample of the others, evenly spaced."""
         last = len(self) - 1
-        for number in sorted({0, *np.linspace(0, last, min(SAMPLED, last + 1)).astype(np.int64).tolist()}):
+        yield from sorted({0, *np.linspace(0, last, min(SAMPLED, last + 1)).astype(np.int64).tolist()})
+
+    def _check_ids(self) -> None:
+        """On a sample of documents: they end in their EOD, and spans begin where messages do."""
+        rules = IdRules.of_root(Path(self.prefix).parent.parent)
+        for number in self._sampled():
+            ids, _, span = self.document(number)
+            for message, wrong in rules.broken(ids, span, np.array([len(ids) - 1])).items():
+                if wrong.any():
+                    at = int(np.flatnonzero(wrong)[0])
+                    raise FormatError(
+                        f"{self.tokens.bin}: {message}: document {number}, token {at}, which is {int(ids[at])}; tokens "
+                        "or sidecars are shifted, or belong to another build"
+                    )
+
+    def check_values(self) -> None:
+        """On a sample of documents: `lossmask == (span > 0)`, and what is label-aligned ends in 0."""
+        for number in self._sampled():
             _, mask, span = self.document(number)
             wrong = np.flatnonzero((mask != (span > 0)) | (span >= len(SPAN_NAMES)))
             if len(wrong):
@@ -129,6 +178,13 @@ class KDShard:
                     f"{self.lossmask.bin}: the last value of document {number} is {int(mask[-1])}; label-aligned "
                     "values end in 0, because no token follows: was it written token-aligned?"
                 )
+            for name, index in self.sidecars.items():
+                end = self.files[name].array[self.place(number).stop - 1]
+                if end != 0:
+                    raise FormatError(
+                        f"{index.bin}: the last value of document {number} is {end}; label-aligned values end in 0, "
+                        "because no token follows: was it written token-aligned?"
+                    )
 
     def _check_tokens(self) -> None:
         """There are documents, of one sequence each, in an integer dtype."""
@@ -149,8 +205,6 @@ class KDShard:
 
 def _check_beside(tokens: MegatronIndex, sidecar: MegatronIndex) -> None:
     """A sidecar has the sequences, lengths and document borders of the tokens."""
-    if sidecar.dtype != np.uint8:
-        raise FormatError(f"{sidecar.bin}: holds {sidecar.dtype.name} values; a sidecar holds uint8")
     for what, theirs, ours in (
         ("sequences", len(sidecar.lengths), len(tokens.lengths)),
         ("documents", sidecar.documents, tokens.documents),
@@ -202,7 +256,7 @@ def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
     }
     if not splits:
         raise FormatError(f"{folder}: holds no SPLIT/shard_NN_{TOKENS}.idx; give the folder that synth-kd wrote")
-    manifest = read_kd_manifest(folder) if (folder / MANIFEST).is_file() else read_export(folder)
+    manifest = read_kd_manifest(folder, foreign=True) if (folder / MANIFEST).is_file() else read_export(folder)
     if manifest is None:
         raise FormatError(
             f"{folder}: has shards but no {MANIFEST}, which is written last: the build is not finished; go on with "
@@ -212,17 +266,41 @@ def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
     return KDRoot(directory=folder, manifest=manifest, splits=splits)
 
 
+def _sizes(folder: Path, found: Any) -> dict[Path, int]:
+    """All files of which a manifest states the size, whoever wrote it.
+
+    Ours has `path` and `bytes` of each file, an export has them by name, and the first builder of these datasets has
+    `paths` and `bytes` of each shard, as lists or by name, under the root that it wrote to.
+    """
+    if isinstance(found, list):
+        return {path: size for entry in found for path, size in _sizes(folder, entry).items()}
+    if not isinstance(found, dict):
+        return {}
+    paths, sizes = found.get("paths", found.get("path")), found.get("bytes")
+    if isinstance(paths, dict) and isinstance(sizes, dict):
+        pairs = [(path, sizes.get(key)) for key, path in paths.items()]
+    elif isinstance(paths, list) and isinstance(sizes, list):
+        pairs = list(zip(paths, sizes, strict=False))
+    else:
+        pairs = [(paths, sizes)]
+    own = {
+        folder / Path(path).parent.name / Path(path).name: size
+        for path, size in pairs
+        if isinstance(path, str) and type(size) is int and Path(path).suffix in (".bin", ".idx")
+    }
+    return own | {path: size for value in found.values() for path, size in _sizes(folder, value).items()}
+
+
 def _check_listed(folder: Path, manifest: Mapping[str, Any]) -> None:
     """The files that a manifest lists (by shard, or flat in an export) are there, with the sizes that it says."""
-    listed = dict(manifest.get("files") or {})
-    for split in (manifest.get("splits") or {}).values():
-        for shard in split.get("shards") or ():
-            listed |= {entry["path"]: entry for entry in shard["files"]}
-    for name, entry in listed.items():
-        size = file_size(folder / name)
-        if size != entry["bytes"]:
+    files = manifest.get("files")
+    named = files if isinstance(files, dict) else {}
+    listed = {folder / name: entry["bytes"] for name, entry in named.items() if isinstance(entry, dict)}
+    for path, stated in (listed | _sizes(folder, manifest.get("splits") or manifest.get("shards"))).items():
+        size = file_size(path)
+        if size != stated:
             raise FormatError(
-                f"{folder / name}: {size:,} bytes, but the manifest says {entry['bytes']:,}: the file was cut or "
+                f"{path}: {size:,} bytes, but the manifest says {stated:,}: the file was cut or "
                 "replaced after the build"
             )
 
@@ -247,6 +325,13 @@ def synth_kd_blend(root: str | os.PathLike[str], split: str = "train") -> KDBlen
         raise UnknownNameError("split", split, list(found.splits), "A split without documents has no shards.")
     prefixes = list(found.splits[split])
     return KDBlend(prefixes, [float(MegatronIndex.open(prefix).values) for prefix in prefixes])
+
+
+def synth_kd_blends(root: str | os.PathLike[str]) -> list[KDBlend | None]:
+    """`blend_per_split` of a `GPTDatasetConfig`: train, valid and test; None for a split without documents."""
+    found = find_kd_root(root).splits
+    names = ("train", "val" if "val" in found and "valid" not in found else "valid", "test")
+    return [synth_kd_blend(root, split) if split in found else None for split in names]
 
 
 def shard_prefixes(folder: Path) -> tuple[str, ...]:

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from chatmill.errors import FormatError
 from chatmill.store.checksums import CheckedShards, no_hashes
-from chatmill.store.episode_layout import INDEX, MASK, TOKENS, is_episode_split, shard_folders, split_folder
+from chatmill.store.episode_layout import (
+    INDEX,
+    MASK,
+    TOKENS,
+    is_episode_split,
+    refuse_gaps,
+    shard_folders,
+    split_folder,
+)
 from chatmill.store.episode_manifest import read_manifest
 from chatmill.store.fingerprint import probe
 from chatmill.store.mapped import MappedFile, RecentlyUsed, file_size, open_file_limit
@@ -133,6 +141,8 @@ def _checked(folder: Path) -> CheckedShards:
 
 def _episode_shards(folder: Path) -> list[TokenShard]:
     folders = [folder] if (folder / INDEX).exists() else shard_folders(folder)
+    if folders != [folder]:
+        refuse_gaps(folder, folders)
     for shard in folders:
         if not (shard / TOKENS).is_file():
             raise FormatError(f"{shard}: {TOKENS} is missing")

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, TokenizerError, UnknownNameError
 from chatmill.pack.plan import Strategy, plan
+from chatmill.tokenizer.foreign import refuse_altering
 
 STRATEGIES = (Strategy.GREEDY, Strategy.BEST_FIT, Strategy.FIRST_FIT)
 """How documents may share blocks. Greedy with overflow is made here: the planner never splits a document."""
@@ -57,6 +58,40 @@ class _Pieces:
         return _Pieces(first=self.first[order], lengths=self.lengths[order], later=self.later[order])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockReport:
+    """What became of the texts, as counts; nothing is left out that is not here."""
+
+    documents: int
+    """Texts."""
+    tokens: int
+    """Their tokens, without BOS and EOS, behind `truncate_at`."""
+    truncated: int
+    """Texts that `truncate_at` cut."""
+    too_short: int
+    """Documents under `min_len`, left out."""
+    too_short_tokens: int
+    too_long: int
+    """Documents over `max_len`, left out."""
+    too_long_tokens: int
+    cut: int
+    """Documents whose end was cut off, because `overflow` is off."""
+    cut_tokens: int
+    blocks: int
+    blocks_too_short: int
+    """Blocks under `min_len` tokens, left out."""
+    blocks_too_short_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Packed rows of tokens with the starts of their documents, and what was left out."""
+
+    input_ids: list[list[int]]
+    document_starts: list[list[int]]
+    report: BlockReport
+
+
 def block_tokenize_fn(
     features: Mapping[str, Sequence[str]],
     tokenizer: Any,
@@ -90,6 +125,33 @@ def block_tokenize_fn(
     - `truncate_at`: a regular expression; a text ends at its first match.
     - `shuffle_output`: blocks in the order of `RandomState(seed).permutation(len(blocks))`.
     """
+    made = tokenize_blocks(
+        features, tokenizer, feature, max_length=max_length, overflow=overflow, packed=packed, stride=stride,
+        packing_strategy=packing_strategy, shuffle_output=shuffle_output, seed=seed, min_len=min_len, max_len=max_len,
+        add_bos=add_bos, add_eos=add_eos, truncate_at=truncate_at,
+    )  # fmt: skip
+    return {"input_ids": made.input_ids, "document_starts": made.document_starts}
+
+
+def tokenize_blocks(
+    features: Mapping[str, Sequence[str]],
+    tokenizer: Any,
+    feature: str,
+    *,
+    max_length: int = 512,
+    overflow: bool = True,
+    packed: bool = False,
+    packing_strategy: str = "greedy",
+    shuffle_output: bool = False,
+    seed: int = 42,
+    stride: int = 0,
+    min_len: int = 1,
+    max_len: int | None = None,
+    add_bos: bool = True,
+    add_eos: bool = True,
+    truncate_at: str | re.Pattern[str] | None = None,
+) -> Blocks:
+    """The same as `block_tokenize_fn`, with a report of what was cut and left out."""
     if packing_strategy not in STRATEGIES:
         raise UnknownNameError("packing strategy", packing_strategy, [s.value for s in STRATEGIES])
     bos = special_id(tokenizer, "bos") if add_bos else None
@@ -99,24 +161,45 @@ def block_tokenize_fn(
 
     texts = _texts(features, feature, truncate_at)
     ids, offsets = _encode(tokenizer, texts)
+    text_lengths = np.diff(offsets)
     ids, offsets = _keep(ids, offsets, min_len=min_len, max_len=max_len)
     ids, offsets = _wrap(ids, offsets, bos=bos, eos=eos)
-
-    if packed and packing_strategy == Strategy.GREEDY:
-        pieces, block_offsets = _greedy(offsets, splitting, overflow)
-    elif packed:
-        pieces = _split(offsets, splitting) if overflow else _cut(offsets, max_length)
-        planned = plan(pieces.lengths, max_length, packing_strategy)
-        pieces, block_offsets = pieces[planned.order], planned.bin_offsets
-    else:
-        pieces = _split(offsets, splitting) if overflow else _cut(offsets, max_length)
-        block_offsets = np.arange(len(pieces.lengths) + 1)
-
+    pieces, block_offsets = _laid_out(offsets, splitting, packed=packed, strategy=packing_strategy, overflow=overflow)
     blocks, starts = _assemble(ids, pieces, block_offsets, bos)
-    kept = np.flatnonzero(np.array([len(block) for block in blocks], dtype=np.int64) >= min_len)
+    sizes = np.array([len(block) for block in blocks], dtype=np.int64)
+    kept = np.flatnonzero(sizes >= min_len)
     if shuffle_output:
         kept = kept[np.random.RandomState(seed).permutation(len(kept))]
-    return {"input_ids": [blocks[i] for i in kept], "document_starts": [starts[i] for i in kept]}
+    short, long = text_lengths < min_len, text_lengths > (np.inf if max_len is None else max_len)
+    beyond = np.zeros(0, dtype=np.int64) if overflow else np.maximum(np.diff(offsets) - max_length, 0)
+    report = BlockReport(
+        documents=len(texts),
+        tokens=int(text_lengths.sum()),
+        truncated=sum(len(a) != len(b) for a, b in zip(features[feature], texts, strict=True)),
+        too_short=int(short.sum()),
+        too_short_tokens=int(text_lengths[short].sum()),
+        too_long=int(long.sum()),
+        too_long_tokens=int(text_lengths[long].sum()),
+        cut=int(np.count_nonzero(beyond)),
+        cut_tokens=int(beyond.sum()),
+        blocks=len(kept),
+        blocks_too_short=len(blocks) - len(kept),
+        blocks_too_short_tokens=int(sizes[sizes < min_len].sum()),
+    )
+    return Blocks(input_ids=[blocks[i] for i in kept], document_starts=[starts[i] for i in kept], report=report)
+
+
+def _laid_out(
+    offsets: NDArray[np.int64], splitting: _Splitting, *, packed: bool, strategy: str, overflow: bool
+) -> tuple[_Pieces, NDArray[np.int64]]:
+    """Pieces in the order of the blocks, and the offsets of the blocks among them."""
+    if packed and strategy == Strategy.GREEDY:
+        return _greedy(offsets, splitting, overflow)
+    pieces = _split(offsets, splitting) if overflow else _cut(offsets, splitting.max_length)
+    if not packed:
+        return pieces, np.arange(len(pieces.lengths) + 1)
+    planned = plan(pieces.lengths, splitting.max_length, strategy)
+    return pieces[planned.order], planned.bin_offsets
 
 
 def _check_lengths(splitting: _Splitting) -> None:
@@ -156,6 +239,12 @@ def _encode(tokenizer: Any, texts: list[str]) -> tuple[NDArray[np.int64], NDArra
     if hasattr(tokenizer, "encode_documents"):
         ids, offsets = tokenizer.encode_documents(texts)
         return ids.astype(np.int64), offsets
+    if not callable(tokenizer):
+        refuse_altering(tokenizer)
+        raise TokenizerError(
+            f"a {type(tokenizer).__name__} cannot encode a list of texts by a call: give a transformers tokenizer, or "
+            "chatmill.load_tokenizer(tokenizer)"
+        )
     rows = [np.asarray(row, dtype=np.int64) for row in tokenizer(texts, add_special_tokens=False)["input_ids"]]
     if len(rows) != len(texts) or any(row.ndim != 1 for row in rows):
         raise DataError(f"the tokenizer made {len(rows)} rows of {len(texts)} texts: it must encode lists of texts")

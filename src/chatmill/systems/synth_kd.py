@@ -21,14 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.harmony_ids import EOD, START
 from chatmill.errors import ConfigError, RecordError
 from chatmill.tokenizer.assets import O200K_FILE, PROJECT_COPY, bundled_o200k, find_o200k
 
-EOD = 199999
-"""`<|endoftext|>`: stands once after every conversation and is not trained."""
-START, RETURN, END, CALL = 200006, 200002, 200007, 200012
-VOCAB_SIZE = 201088
-"""Ids of o200k Harmony, padded."""
 ROLES = ("system", "developer", "user", "assistant")
 SPANS = {"analysis": 1, "final": 2}
 """Channels of assistant messages, and the span id of their tokens."""
@@ -68,15 +64,19 @@ class Rendered(NamedTuple):
 def valid_threshold(valid_fraction: float) -> int:
     """The number below which the hash of a `synth_id` puts its row into `valid`: 0 to 2**64."""
     fraction = Decimal(str(valid_fraction))
-    if not 0 <= fraction <= 1:
+    if fraction.is_nan() or not 0 <= fraction <= 1:
         raise ConfigError(f"valid_fraction is {valid_fraction}; it must be from 0 to 1")
     return int(fraction * 2**64)
 
 
 def synth_kd_split(synth_id: str, valid_fraction: float = 0.001) -> Split:
     """The split of a row: a pure function of its id."""
-    number = int.from_bytes(blake2b(synth_id.encode(), digest_size=8).digest(), "big")
-    return Split.VALID if number < valid_threshold(valid_fraction) else Split.TRAIN
+    return Split.VALID if is_valid(synth_id.encode(), valid_threshold(valid_fraction)) else Split.TRAIN
+
+
+def is_valid(synth_id: bytes, threshold: int) -> bool:
+    """Whether the row with this id, in UTF-8, is in `valid`."""
+    return int.from_bytes(blake2b(synth_id, digest_size=8).digest(), "big") < threshold
 
 
 def vocabulary_file(path: str | os.PathLike[str] | None = None) -> tuple[Path, str]:

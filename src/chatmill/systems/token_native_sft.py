@@ -6,6 +6,8 @@ and the same mask.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
@@ -13,8 +15,9 @@ import numpy as np
 from chatmill.core.conversation import Conversation, Role, parse_messages
 from chatmill.core.shift import IGNORE_INDEX, inputs_and_targets, next_token
 from chatmill.errors import DataError, MissingExtraError, RecordError
+from chatmill.load.device import named_device
 from chatmill.render.templates.token_native import ASST, DEFAULT_SYSTEM_TEXT, EOT, SYS, USR, TokenNative
-from chatmill.tokenizer.foreign import AnyTokenizer
+from chatmill.tokenizer.foreign import AnyTokenizer, whole_id
 
 if TYPE_CHECKING:
     import torch
@@ -26,15 +29,22 @@ __all__ = [
     "collate_sft_batch",
     "pack_sft_ids_and_mask",
     "serialize_chat_to_ids",
+    "sft_batch",
     "sft_loss_mask_for_ids",
+    "sft_token_ids",
 ]
 
 MARKERS = {"sys": SYS, "usr": USR, "asst": ASST, "eot": EOT}
 _OPENING = {Role.SYSTEM: "sys", Role.USER: "usr", Role.ASSISTANT: "asst"}
 
 
-class ChatMsg(TypedDict):
-    """One message; the role is matched without case."""
+class _MessageWeight(TypedDict, total=False):
+    train: bool
+    weight: float
+
+
+class ChatMsg(_MessageWeight):
+    """One message; the role is matched without case. `train: false`, or the weight 0, keeps it from being trained."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -50,18 +60,42 @@ class ChatExample(_ExampleId):
     messages: list[ChatMsg]
 
 
+class ChatIds(list[int]):
+    """The ids of one chat, which know the turns that are not to be trained: `sft_loss_mask_for_ids` reads them.
+
+    They compare as a list does. A slice of them is a plain list, which knows nothing of it.
+    """
+
+    def __init__(self, ids: Sequence[int], untrained: Sequence[tuple[int, int]] = ()) -> None:
+        """`untrained`: (start, end) of the turns with `train: false` or the weight 0."""
+        super().__init__(ids)
+        self.untrained = tuple(untrained)
+
+
+def sft_token_ids(tokenizer: Any) -> dict[str, int]:
+    """The four control ids under the names that the functions take: `sys_id`, `usr_id`, `asst_id`, `eot_id`.
+
+    A tokenizer that lacks one is an error; `load_tokenizer(..., control_tokens=[...])` adds them.
+    """
+    return {f"{key}_id": token_id for key, token_id in AnyTokenizer(tokenizer).marker_ids(MARKERS).items()}
+
+
 def serialize_chat_to_ids(ex: ChatExample, *, tokenizer: Any, default_system_text: str) -> list[int]:
     """Ids of one chat: `[role id] + encode(content) + [eot]` per message, the system message first and always.
 
     `tokenizer` is a Chatmill, `tokenizers` or transformers tokenizer, or any object with `encode(str)` and a way to
     find the four control ids. Content never becomes a control id: a foreign tokenizer that would do so is an error.
     """
+    if not isinstance(ex, Mapping):
+        raise DataError(f"a chat is a mapping with 'messages', not {_told(ex)}")
+    if not isinstance(default_system_text, str):
+        raise DataError(f"default_system_text is {_told(default_system_text)}; a text is needed")
     record_id = "" if ex.get("id") is None else str(ex["id"])
     encoder = AnyTokenizer(tokenizer)
     marker = encoder.marker_ids(MARKERS)
     try:
         turns = _turns_to_write(ex, default_system_text)
-        ids, offsets = encoder.encode([text for _, text, _ in turns])
+        ids, offsets = encoder.encode([text for _, text, _, _ in turns])
         forged = encoder.first_control(ids, offsets, {MARKERS[key]: token_id for key, token_id in marker.items()})
         if forged is not None:
             index = turns[forged[0]][2]
@@ -74,20 +108,24 @@ def serialize_chat_to_ids(ex: ChatExample, *, tokenizer: Any, default_system_tex
         error.record_id = record_id
         raise
     out: list[int] = []
-    for number, (role, _, _) in enumerate(turns):
+    untrained = []
+    for number, (role, _, _, trains) in enumerate(turns):
+        start = len(out)
         out.append(marker[_OPENING[role]])
         out.extend(ids[offsets[number] : offsets[number + 1]].tolist())
         out.append(marker["eot"])
-    return out
+        if not trains:
+            untrained.append((start, len(out)))
+    return ChatIds(out, untrained)
 
 
-def _turns_to_write(ex: ChatExample, default_system_text: str) -> list[tuple[Role, str, int]]:
-    """(role, text, message index) of every turn; the default system turn has index -1."""
+def _turns_to_write(ex: Mapping[str, Any], default_system_text: str) -> list[tuple[Role, str, int, bool]]:
+    """(role, text, message index, whether it may train) of every turn; the default system turn has index -1."""
     messages = parse_messages(ex.get("messages"))
     TokenNative.check(Conversation(messages))
-    turns = [(message.role, message.content, index) for index, message in enumerate(messages)]
+    turns = [(message.role, message.content, index, message.weight != 0) for index, message in enumerate(messages)]
     if turns[0][0] is not Role.SYSTEM:
-        turns.insert(0, (Role.SYSTEM, default_system_text, -1))
+        turns.insert(0, (Role.SYSTEM, default_system_text, -1, True))
     return turns
 
 
@@ -95,8 +133,10 @@ def sft_loss_mask_for_ids(ids: list[int], *, sys_id: int, usr_id: int, asst_id: 
     """Token-aligned mask by a scan: True after an assistant id up to and including the next eot.
 
     Role ids are always False; a system or user id also closes a span whose eot is missing, so that user text is never
-    trained.
+    trained. Turns that `serialize_chat_to_ids` found marked with `train: false` are False too.
     """
+    _check_ids("ids", ids)
+    _check_roles(sys_id=sys_id, usr_id=usr_id, asst_id=asst_id, eot_id=eot_id)
     mask: list[bool] = []
     in_assistant = False
     for token in ids:
@@ -107,6 +147,8 @@ def sft_loss_mask_for_ids(ids: list[int], *, sys_id: int, usr_id: int, asst_id: 
             mask.append(in_assistant)
             if token == eot_id:
                 in_assistant = False
+    for start, end in getattr(ids, "untrained", ()):
+        mask[start:end] = [False] * (end - start)
     return mask
 
 
@@ -132,6 +174,11 @@ def pack_sft_ids_and_mask(
 
     The final assistant turn's eot is always kept, and keeps its mask.
     """
+    _check_ids("ids", ids)
+    _check_mask("mask", mask)
+    _check_roles(sys_id=sys_id, usr_id=usr_id, asst_id=asst_id, eot_id=eot_id)
+    _whole("pad_id", pad_id, least=0)
+    _whole("S", S)
     if len(ids) != len(mask):
         raise DataError(f"{len(ids)} ids and {len(mask)} mask values; there must be one mask value per id")
     if S < 2:
@@ -204,9 +251,18 @@ def collate_sft_batch(
         import torch
     except ImportError:
         raise MissingExtraError("torch", "torch", "collate_sft_batch") from None
+    if _whole("T", T) < 1:
+        raise DataError(f"T is {T}; a row predicts at least 1 token")
+    if not isinstance(packed, Sequence) or isinstance(packed, str):
+        raise DataError(f"the batch is {_told(packed)}; a list of (ids, mask) is needed")
     if not packed:
         raise DataError("the batch is empty; collate at least one row")
-    for row, (ids, mask) in enumerate(packed):
+    for row, pair in enumerate(packed):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(f"row {row} is {_told(pair)}; a pair (ids, mask) is needed")
+        ids, mask = pair
+        _check_ids(f"ids of row {row}", ids)
+        _check_mask(f"mask of row {row}", mask)
         if len(ids) != T + 1 or len(mask) != T + 1:
             raise DataError(
                 f"row {row} has {len(ids)} ids and {len(mask)} mask values; with T = {T} each row has T + 1 = {T + 1}"
@@ -215,5 +271,69 @@ def collate_sft_batch(
     all_masks = torch.from_numpy(np.array([mask for _, mask in packed], dtype=np.bool_))
     x, y = inputs_and_targets(all_ids, all_masks, ignore_index=ignore_index)
     loss_mask = next_token(all_masks)
-    moved = [tensor.contiguous().to(device) for tensor in (x, y, loss_mask)]
+    where = named_device(device)
+    moved = [tensor.contiguous().to(where) for tensor in (x, y, loss_mask)]
     return moved[0], moved[1], moved[2]  # type: ignore[return-value]
+
+
+def sft_batch(
+    chats: Sequence[ChatExample],
+    *,
+    tokenizer: Any,
+    T: int,
+    device: str = "cpu",
+    default_system_text: str = DEFAULT_SYSTEM_TEXT,
+    pad_id: int | None = None,
+    ignore_index: int = IGNORE_INDEX,
+) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
+    """Chats to tensors `x, y, loss_mask` of shape `(B, T)`: serialized, masked, truncated and padded (with eot)."""
+    if isinstance(chats, Mapping | str) or not isinstance(chats, Sequence):
+        raise DataError(f"chats is {_told(chats)}; a list of chats is needed")
+    marker = sft_token_ids(tokenizer)
+    packed = []
+    for chat in chats:
+        ids = serialize_chat_to_ids(chat, tokenizer=tokenizer, default_system_text=default_system_text)
+        mask = sft_loss_mask_for_ids(ids, **marker)
+        pad = marker["eot_id"] if pad_id is None else pad_id
+        packed.append(pack_sft_ids_and_mask(ids, mask, S=_whole("T", T) + 1, pad_id=pad, **marker))
+    return collate_sft_batch(packed, T=T, device=device, ignore_index=ignore_index)
+
+
+def _told(value: object) -> str:
+    return f"{type(value).__name__} {value!r:.40}"
+
+
+def _whole(name: str, value: Any, *, least: int | None = None) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or (least is not None and number < least):
+        wanted = "a whole number" + ("" if least is None else f", {least} or more")
+        raise DataError(f"{name} is {_told(value)}; {wanted} is needed")
+    return number
+
+
+def _check_ids(name: str, ids: Any) -> None:
+    """Token ids are a flat list of whole numbers; digit strings and floats are not read as ids."""
+    array = None if ids is None or isinstance(ids, str) else np.asarray(ids)
+    if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise DataError(f"{name}: a flat list of whole numbers is needed, not {_told(ids)}")
+
+
+def _check_mask(name: str, mask: Any) -> None:
+    array = None if mask is None or isinstance(mask, str) else np.asarray(mask)
+    if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+        raise DataError(f"{name}: a flat list of True and False is needed, not {_told(mask)}")
+
+
+def _check_roles(**ids: Any) -> None:
+    """The four control ids are whole numbers, and no two are the same: a scan could not tell them apart."""
+    for name, value in ids.items():
+        try:
+            whole_id(value)
+        except (TypeError, ValueError):
+            raise DataError(f"{name} is {_told(value)}; a token id is a whole number, 0 or more") from None
+    if len(set(ids.values())) < len(ids):
+        listed = ", ".join(f"{name}={value}" for name, value in ids.items())
+        raise DataError(f"the four control tokens need four different ids, but here some are equal: {listed}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ class AnyTokenizer:
         self.is_foreign = not isinstance(tokenizer, Tokenizer)
         if self.is_foreign and not callable(getattr(tokenizer, "encode", None)):
             raise TokenizerError(f"a {type(tokenizer).__name__} is no tokenizer: it has no method encode(text)")
+        refuse_altering(tokenizer)
 
     def marker_ids(self, names: Mapping[str, str]) -> dict[str, int]:
         """The id of each marker; `names` maps a short key ("sys") to the token's spelling.
@@ -36,7 +38,7 @@ class AnyTokenizer:
                 f"the {type(self.tokenizer).__name__} has no token {', '.join(missing)}. Add the markers as special "
                 "tokens, or use chatmill.with_control_tokens(chatmill.load_tokenizer(...), [...])"
             )
-        ids = {key: int(token_id) for key, token_id in found.items() if token_id is not None}
+        ids = {key: _as_id(names[key], token_id) for key, token_id in found.items() if token_id is not None}
         if len(set(ids.values())) < len(ids):
             raise TokenizerError(
                 f"the {type(self.tokenizer).__name__} gives the same id to different markers: {ids}. Each must be a "
@@ -69,7 +71,7 @@ class AnyTokenizer:
         options = {"add_special_tokens": False} if _takes_add_special_tokens(encode) else {}
         encoded = [encode(text, **options) for text in texts]
         rows = [getattr(one, "ids", one) for one in encoded]
-        flat = np.fromiter((token for row in rows for token in row), dtype=np.int64)
+        flat = np.fromiter((operator.index(token) for row in rows for token in row), dtype=np.int64)
         return flat, offsets_of(np.array(list(map(len, rows)), dtype=np.int64))
 
     def first_control(
@@ -112,6 +114,33 @@ class AnyTokenizer:
             f"the {type(self.tokenizer).__name__} turns the content into the control token {token}; "
             "chatmill.load_tokenizer(...) gives a tokenizer that keeps text as text"
         )
+
+
+def _as_id(name: str, value: Any) -> int:
+    try:
+        return whole_id(value)
+    except (TypeError, ValueError):
+        raise TokenizerError(f"the tokenizer gives {value!r} as the id of {name}; a whole number is needed") from None
+
+
+def whole_id(value: Any) -> int:
+    """A token id: a whole number, 0 or more; `TypeError` or `ValueError` for floats, digit strings, bools, ..."""
+    number = operator.index(value)
+    if isinstance(value, bool) or number < 0:
+        raise ValueError
+    return number
+
+
+def refuse_altering(tokenizer: Any) -> None:
+    """`TokenizerError` for a `tokenizers.Tokenizer` that would cut or pad texts by itself."""
+    for name in ("truncation", "padding"):
+        settings = getattr(tokenizer, name, None)
+        if isinstance(settings, Mapping):
+            told = ", ".join(f"{key}={value!r}" for key, value in settings.items() if key in ("max_length", "length"))
+            raise TokenizerError(
+                f"the {type(tokenizer).__name__} has {name} on ({told}), which alters texts without a word: call its "
+                f"no_{name}() first, or use chatmill.load_tokenizer(tokenizer)"
+            )
 
 
 def _takes_add_special_tokens(encode: Any) -> bool:

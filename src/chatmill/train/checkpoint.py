@@ -64,6 +64,8 @@ class RunState:
     spec: TrainingSpec
     loader: Any
     """The loader's own state."""
+    first_epoch: int = 0
+    """The epoch of the loader in which the present phase began."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What the caller wants to find again: tokenizer, template."""
 

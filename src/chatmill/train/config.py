@@ -64,8 +64,8 @@ class TrainConfig:
     """One pass over the data, no second epoch; blocks with nothing to train are skipped and counted."""
     eval_every: int | None = None
     """Steps between evaluations on val; None: at the end only."""
-    eval_batches: int = 20
-    """Batches of val in one evaluation, at most; always the same ones."""
+    eval_batches: int | None = None
+    """Batches of val in one evaluation, at most; always the same ones. None: all of val (20 where it never ends)."""
     save_every: int | None = None
     """Steps between checkpoints; None: at the end only (and on SIGTERM)."""
     keep: int = 2
@@ -176,7 +176,7 @@ CHECKS: dict[str, Any] = {
     "seed": _Number(least=0, most=2**32 - 1, whole=True),
     "post_training": as_flag,
     "eval_every": _COUNT_OR_NONE,
-    "eval_batches": _COUNT,
+    "eval_batches": _COUNT_OR_NONE,
     "save_every": _COUNT_OR_NONE,
     "keep": _COUNT,
     "log_every": _COUNT,

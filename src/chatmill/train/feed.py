@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from chatmill.errors import ConfigError
 from chatmill.load.config import SamplingMode
 from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.load.packed_row_loader import PackedRowLoader
 from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
 from chatmill.train.span_twin import SpanTwin, twin_of
@@ -21,9 +23,15 @@ log = logging.getLogger("chatmill.train")
 class Feed:
     """Batches of one split, on the device of the run, with their spans where these are known."""
 
-    def __init__(self, loader: Any, device: torch.device, split: str = "train") -> None:
-        """A loader has `get_batch(split)`; anything else is iterated over once."""
+    def __init__(
+        self, loader: Any, device: torch.device, split: str = "train", *, assistant_only: bool = False
+    ) -> None:
+        """A loader has `get_batch(split)`; anything else is iterated over once.
+
+        `assistant_only`: tokens of others are not trained, where the dataset knows whose they are.
+        """
         self.loader, self.split = loader, split
+        self._assistant_only, self._told = assistant_only, False
         self._device = device
         self._twin: SpanTwin | None = twin_of(loader, split)
         self._iterator: Iterator[Any] | None = None
@@ -41,7 +49,18 @@ class Feed:
                 "the loader gives no masks, so every token is trained, padding included: use pack=True, or store masks"
             )
         spans = None if self._twin is None else self._twin.next()
-        return as_batch(given, self._device, spans)
+        batch = as_batch(given, self._device, spans)
+        return self._assistant_tokens(batch) if self._assistant_only else batch
+
+    def _assistant_tokens(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with weight 0 on what is not the assistant's, in whatever way the masks were made."""
+        if batch.spans is None or batch.weights is None:
+            return batch
+        own = batch.weights * (batch.spans != 0)
+        if not self._told and not torch.equal(own, batch.weights):
+            self._told = True
+            log.info("post_training: the masks of the dataset train tokens of others too; the assistant's are trained")
+        return replace(batch, weights=own)
 
     def _take(self) -> Any:
         if hasattr(self.loader, "get_batch"):
@@ -71,6 +90,9 @@ class Feed:
                 "this run cannot go on: its data is a plain iterable that does not know where it stood; use a loader "
                 "with state_dict and load_state_dict, or another `out`"
             )
+        splits = state.get("splits") if isinstance(state, dict) else None
+        if splits and self.split in splits:  # another split may have changed: it is not read from here
+            state = {**state, "splits": {self.split: splits[self.split]}}
         self.loader.load_state_dict(state)
         self.align()
 
@@ -79,32 +101,77 @@ class Feed:
         if self._twin is not None:
             self._twin.follow(self.loader)
 
-    def batches(self, config: TrainConfig) -> int | None:
+    def batches(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
         """How many batches the data has: those of its epochs, or the length of what ends; None: endless."""
         passes = config.epochs or 1
-        if isinstance(self.loader, GPTEpisodeDataLoader):
-            if self.loader.options.sampling is not SamplingMode.EPOCH:
+        if self.loader_starts_again:
+            if self._is_endless:
                 return None
-            return sum(self.loader.steps_per_epoch(self.split, epoch) for epoch in range(passes))
+            epochs = range(first_epoch, first_epoch + passes)
+            return sum(int(self.loader.steps_per_epoch(self.split, epoch)) for epoch in epochs)
         try:
             return len(self.loader) * (passes if hasattr(self.loader, "get_batch") else 1)
         except TypeError:
             return None
 
+    def batches_left(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
+        """How many of them come after the place where the loader is now; None: the loader cannot say."""
+        if self.loader_starts_again:
+            if self._is_endless:
+                return None
+            return int(self.loader.batches_left(self.split, first_epoch + (config.epochs or 1)))
+        left = getattr(self.loader, "batches_left", None)
+        return None if left is None else int(left())
 
-def phase_steps(feed: Feed, config: TrainConfig) -> int:
-    """Optimizer steps of a phase: as asked for, or as the data has; post-training never goes over its data twice."""
-    by_data = feed.batches(config)
-    steps_by_data = None if by_data is None else -(-by_data // config.accumulation)
-    if config.post_training:
-        if steps_by_data is None:
+    def first_epoch(self) -> int:
+        """The epoch that the next batch belongs to; 0 for data without epochs."""
+        return int(self.loader.next_epoch(self.split)) if self.loader_starts_again else 0
+
+    @property
+    def _is_endless(self) -> bool:
+        if not isinstance(self.loader, GPTEpisodeDataLoader):
+            return False
+        return self.loader.split_options(self.split).sampling is not SamplingMode.EPOCH
+
+    def refuse_used(self, config: TrainConfig) -> None:
+        """Say that a loader was used before: an error where nothing is left of its one pass, else a warning."""
+        if self.loader_starts_again:
+            return
+        total, left = self.batches(config), self.batches_left(config)
+        if total is None or left is None or left == total:
+            return
+        if not left:
             raise ConfigError(
-                "post_training ends when its data ends, and this loader never does: give transcripts, or an episode "
-                "loader in epoch mode"
+                f"this {type(self.loader).__name__} was used before: all of its {total} batches were given, and it "
+                "makes one pass. Make a new one for each fit"
             )
-        return min(steps_by_data, config.steps or steps_by_data)
-    if config.steps is not None:
-        return config.steps
-    if steps_by_data is None or (config.epochs is None and hasattr(feed.loader, "get_batch")):
-        raise ConfigError("how long? Give steps (or epochs, where the loader has them): the loader itself never ends")
-    return steps_by_data
+        log.warning(
+            "this %s was used before: %d of its %d batches were given, and the rest is trained",
+            type(self.loader).__name__,
+            total - left,
+            total,
+        )
+
+    @property
+    def loader_starts_again(self) -> bool:
+        """Whether the loader goes on with another epoch when one is over."""
+        return hasattr(self.loader, "next_epoch")
+
+    def refuse_partial_pass(self) -> None:
+        """`ConfigError` where the one pass of post-training would leave rows out, or train every token."""
+        loader = self.loader
+        if isinstance(loader, PackedRowLoader):
+            raise ConfigError("post_training trains assistant tokens, and packed texts do not say which these are")
+        if not isinstance(loader, GPTEpisodeDataLoader):
+            return
+        if not loader.gives_masks(self.split):
+            raise ConfigError(
+                f"post_training trains assistant tokens only, but the loader of {loader.directory} trains every token: "
+                'give it policy="assistant" (where kinds are stored) or use_loss_mask=True'
+            )
+        left_out = loader.rows_left_out(self.split)
+        if left_out:
+            raise ConfigError(
+                f"post_training sees every row once, but epoch_drop_last would leave out {left_out} of "
+                f"{loader.directory}: set epoch_drop_last to false"
+            )

@@ -108,6 +108,16 @@ class ForeignModel(nn.Module):
         self.inner.train(was_training)
         return bool(torch.allclose(logits, product.to(logits.dtype), rtol=1e-2, atol=1e-3))
 
+    @torch.no_grad()
+    def grow(self, rows: int) -> None:
+        """More rows of embedding and head; each new one is the mean of the old ones."""
+        old = len(self.inner.get_input_embeddings().weight)
+        self.inner.resize_token_embeddings(rows, mean_resizing=False)
+        head = self.inner.get_output_embeddings()
+        for part in (self.inner.get_input_embeddings().weight, head.weight, getattr(head, "bias", None)):
+            if part is not None:
+                part[old:] = part[:old].float().mean(0).to(part.dtype)
+
     def save_weights(self, folder: Path) -> None:
         """A folder that transformers can open."""
         self.inner.save_pretrained(folder, safe_serialization=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +150,8 @@ class GPT(nn.Module):
         """Random weights from torch's global seed."""
         super().__init__()
         self.config = config
+        if attention not in list(Attention):
+            raise UnknownNameError("attention", attention, [str(known) for known in Attention])
         self.attention = Attention(attention)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
@@ -225,6 +227,15 @@ class GPT(nn.Module):
         hidden = self.hidden_states(input_ids, documents)
         return hidden @ self.head_weight.T.to(hidden.dtype)
 
+    def grow(self, rows: int) -> None:
+        """More rows of the embedding (and of an untied head); each new one is the mean of the old ones."""
+        self.embedding = grown_embedding(self.embedding, rows)
+        if self.head is not None:
+            head = nn.Linear(self.config.hidden, rows, bias=False).to(self.head.weight)
+            head.weight.data = grown_rows(self.head.weight.data, rows)
+            self.head = head
+        self.config = replace(self.config, vocab_size=rows)
+
     def save_weights(self, folder: Path) -> None:
         """`model.safetensors` and `model.json`."""
         from chatmill.train.checkpoint import save_module
@@ -247,6 +258,18 @@ class GPT(nn.Module):
         from chatmill.train.trainer import fit
 
         return fit(self, loader, **options)
+
+
+def grown_rows(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """A weight with more rows: the old ones, and their mean in each new one."""
+    mean = weight.float().mean(0, keepdim=True).to(weight.dtype)
+    return torch.cat([weight, mean.expand(rows - len(weight), *weight.shape[1:])])
+
+
+def grown_embedding(embedding: nn.Embedding, rows: int) -> nn.Embedding:
+    """An embedding with more rows, see `grown_rows`."""
+    weight = grown_rows(embedding.weight.data, rows)
+    return nn.Embedding(rows, weight.shape[1], _weight=weight)
 
 
 def _activation_dtype(x: torch.Tensor) -> torch.dtype:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-LOG = "log.jsonl"
+LOG, SETTINGS = "log.jsonl", "config.json"
 log = logging.getLogger("chatmill.train")
 
 
@@ -60,6 +60,13 @@ class RunLog:
         for part in (self._bar, self._board, self._file):
             if part is not None:
                 part.close()
+
+
+def write_settings(out: Path, settings: Mapping[str, Any]) -> None:
+    """The effective configuration of the newest start, whole or not at all; `log.jsonl` has that of every start."""
+    partial = out / f".{SETTINGS}.partial"
+    partial.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    partial.replace(out / SETTINGS)
 
 
 def as_line(values: Mapping[str, Any]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from chatmill.core.conversation import Conversation, Message, parse_messages
 from chatmill.core.kinds import Part, RoleCode, kind, parts_of
 from chatmill.render.bound import BoundTemplate
@@ -21,6 +23,8 @@ class Answer:
     stop: str | None
     """The terminator that the model gave, as text; None: it never stopped."""
     generated: Generated
+    content: str
+    """What the next turn of a conversation repeats: the text behind the last control token of the answer."""
 
 
 def ask(
@@ -34,7 +38,9 @@ def ask(
     made = generate(model, prompt_ids(template, messages), stop_ids=stop_ids(template), sampling=sampling)
     decode = template.tokenizer.decode
     stop = None if made.stop_id is None else decode([made.stop_id])
-    return Answer(text=decode(made.ids), stop=stop, generated=made)
+    controls = set(template.tokenizer.control_ids.values())
+    last = max((place + 1 for place, token in enumerate(made.ids) if token in controls), default=0)
+    return Answer(text=decode(made.ids), stop=stop, generated=made, content=decode(made.ids[last:]))
 
 
 def prompt_ids(template: BoundTemplate, messages: Sequence[Message | dict[str, Any]]) -> list[int]:
@@ -50,9 +56,11 @@ def prompt_ids(template: BoundTemplate, messages: Sequence[Message | dict[str, A
 
 
 def stop_ids(template: BoundTemplate) -> set[int]:
-    """Ids that end an assistant's last message in this template, and the tokenizer's eos."""
+    """Ids that end an assistant's last message in this template or the document behind it, and the tokenizer's eos."""
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     tokens = render([Conversation(parse_messages(said))], template).tokens
     ends = tokens.ids[tokens.kinds == kind(RoleCode.ASSISTANT, Part.TERMINATOR)].tolist()
+    written = np.flatnonzero(parts_of(tokens.kinds) != Part.DOCUMENT)
+    behind = tokens.ids[int(written[-1]) + 1 :].tolist()
     eos = template.tokenizer.eos_id
-    return {*ends, *([] if eos is None else [eos])}
+    return {*ends, *behind, *([] if eos is None else [eos])}

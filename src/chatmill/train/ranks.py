@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chatmill.load.device import named_device
 from chatmill.load.distributed import rank_and_world
 
 
@@ -62,7 +63,7 @@ def joined_ranks(device: str = "auto") -> Iterator[Ranks]:
 
 def _device(asked: str) -> torch.device:
     if asked != "auto":
-        return torch.device(asked)
+        return named_device(asked)
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")

@@ -34,7 +34,7 @@ class SpanTwin:
 
     def __init__(self, loader: GPTEpisodeDataLoader, split: str) -> None:
         """The loader's dataset must have kinds; see `twin_of`."""
-        options = replace(loader.options, policy=SPAN_POLICY, use_mask=True, pin=False)
+        options = replace(loader.split_options(split), policy=SPAN_POLICY, use_mask=True, pin=False)
         self._split = split
         self._feed = EpisodeFeed(split, options.rows(loader.dataset(split)), options)
         self.follow(loader)

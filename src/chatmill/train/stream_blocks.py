@@ -65,6 +65,21 @@ class StreamBlockLoader:
         """Batches of each rank in the one pass."""
         return math.ceil(len(self.kept) / (self.batch_size * self.world_size))
 
+    def data_report(self) -> dict[str, Any]:
+        """What packing left out: the counts of its report, and the assistant's tokens that block edges lost."""
+        packed = self._packed
+        return {
+            **packed.report,
+            "blocks_skipped": self.skipped,
+            "assistant_tokens": packed.assistant_tokens,
+            "trained_tokens": packed.trained_tokens,
+            "lost_at_edges": packed.lost_at_edges,
+        }
+
+    def batches_left(self) -> int:
+        """Batches of each rank that were not given yet."""
+        return math.ceil(max(0, len(self.kept) - self._position) / (self.batch_size * self.world_size))
+
     def sample(self, index: int) -> dict[str, NDArray[Any]]:
         """One kept block: `input_ids` and the token-aligned `loss_mask`, both of block_size."""
         block = self.kept[index]

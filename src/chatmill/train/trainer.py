@@ -3,6 +3,7 @@
 fit(model, loader)
   joined_ranks     which process this is                 ranks.py
   Feed             the next micro-batch                  feed.py, batch.py
+  Phase            how much is left, counted in data     phase.py
   Trainer.step     counts -> forward, backward -> AdamW  losses.py, schedule.py
   RunLog           lines, JSONL, TensorBoard, a bar      log.py
   save_checkpoint  atomically, with the loader's place   checkpoint.py
@@ -15,7 +16,7 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,20 @@ from typing import Any
 import torch
 
 from chatmill.errors import ConfigError
+from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.train.batch import TrainBatch
 from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_optimizer, read_state, save_checkpoint
 from chatmill.train.config import TrainConfig
-from chatmill.train.feed import Feed, phase_steps
-from chatmill.train.log import RunLog, bar_is_possible
+from chatmill.train.feed import Feed
+from chatmill.train.log import RunLog, bar_is_possible, write_settings
+from chatmill.train.phase import Phase, phase_of
 from chatmill.train.ranks import Ranks, joined_ranks
 from chatmill.train.schedule import learning_rate, warmup_steps
 from chatmill.train.step import StepResult, Trainer
 
 log = logging.getLogger("chatmill.train")
+ENDLESS_EVAL_BATCHES = 20
+"""Batches of one evaluation on a val split that never ends (random mode, token streams)."""
 
 
 class Outcome(StrEnum):
@@ -62,6 +67,8 @@ class FitResult:
     """The last one that was saved."""
     signal: int | None = None
     """The signal that stopped the run."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """What of the data is not read, as the loader counts it (`data_report`): tokens, records, rows left out."""
 
 
 def fit(
@@ -74,6 +81,7 @@ def fit(
     config: TrainConfig | None = None,
     tokenizer: Any = None,
     notes: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
     progress: bool = False,
     **options: Any,
 ) -> FitResult:
@@ -82,7 +90,8 @@ def fit(
     - `val_loader`: what `eval_every` reads its split "val" from; default: `loader`, where it has that split.
     - `out`: folder of log and checkpoints; a run that finds checkpoints there goes on from the newest (`resume`).
     - `tokenizer`: only its fingerprint is used, to see a changed training spec. `notes` are kept in checkpoints.
-    - `options`: those of `TrainConfig`, in place of `config`.
+    - `settings`: what else the run was made of; it is written to `config.json` in `out`, beside the whole `config`.
+    - `options`: those of `TrainConfig`, in place of `config`. Environment variables are read by `chatmill train` alone.
     """
     if config is None:
         config = TrainConfig.of(options)
@@ -91,6 +100,7 @@ def fit(
     torch.manual_seed(config.seed)
     with joined_ranks(config.device) as ranks:
         run = _Run(model, loader, val_loader, Path(out) if out is not None else None, config, ranks)
+        run.settings = {**(settings or {}), "train": asdict(config), "ranks": ranks.world}
         run.begin(tokenizer, notes or {}, resume=resume)
         return run.go(progress=progress)
 
@@ -102,11 +112,16 @@ class _Run:
         self, model: Any, loader: Any, val_loader: Any, out: Path | None, config: TrainConfig, ranks: Ranks
     ) -> None:
         self.out, self.config, self.ranks = out, config, ranks
-        self.feed = Feed(loader, ranks.device)
-        self.steps = phase_steps(self.feed, config)
-        """Optimizer steps of this phase."""
+        self.feed = Feed(loader, ranks.device, assistant_only=config.post_training)
+        self.phase: Phase = phase_of(self.feed, config, done=0, first_epoch=self.feed.first_epoch())
+        if config.post_training:
+            self.feed.refuse_partial_pass()
         self.trainer = Trainer(model, config, ranks)
-        self.val, self._val_state = _val_feed(loader, val_loader, ranks)
+        self.val, self._val_state = _val_feed(loader, val_loader, ranks, assistant_only=config.post_training)
+        report = getattr(loader, "data_report", None)
+        self.data: dict[str, Any] = {} if report is None else report()
+        self.settings: dict[str, Any] = {}
+        """All that the run is made of, for its folder."""
         self.history: list[dict[str, Any]] = []
         self.loss: float | None = None
         self.saved: Path | None = None
@@ -124,9 +139,11 @@ class _Run:
         mode = "post_training" if self.config.post_training else "training"
         fingerprint = getattr(tokenizer, "fingerprint", None)
         spec = TrainingSpec(mode=mode, data=self.feed.fingerprint, tokenizer=fingerprint)
-        self.state = RunState(step=0, phase_start=0, spec=spec, loader=None, notes=notes)
+        first_epoch = self.feed.first_epoch()
+        self.state = RunState(step=0, phase_start=0, spec=spec, loader=None, first_epoch=first_epoch, notes=notes)
         known = checkpoints(self.out) if self.out is not None else []
         if not known:
+            self.feed.refuse_used(self.config)
             return
         folder = known[-1][1]
         if not resume:
@@ -137,20 +154,25 @@ class _Run:
         changed = spec.differences(stored.spec)
         self.state = replace(stored, spec=spec, notes=notes or stored.notes)
         if changed:
-            self.state = replace(self.state, phase_start=stored.step)
+            self.feed.refuse_used(self.config)
+            self.state = replace(self.state, phase_start=stored.step, first_epoch=first_epoch)
             self._say(
                 f"the training spec differs from that of {folder.name}: {', '.join(changed)}; the warmup restarts"
             )
         else:
             self.feed.load_state(stored.loader)
+            if self.config.post_training:
+                self.feed.refuse_partial_pass()
             self._say(f"going on from {folder.name}")
         self.saved, self._saved_step = folder, stored.step
+        done = self.state.step - self.state.phase_start
+        self.phase = phase_of(self.feed, self.config, done=done, first_epoch=self.state.first_epoch)
 
     def go(self, *, progress: bool) -> FitResult:
         """Run the phase to its end, or until a signal."""
-        end = self.state.phase_start + self.steps
+        end = self.state.step + self.phase.steps_left
         skipped = int(getattr(self.feed.loader, "skipped", 0))
-        if self.state.step >= end:
+        if not self.phase.steps_left:
             self._say(f"step {self.state.step} of {end}: nothing left to train")
             return self._result(Outcome.ALREADY_FINISHED, skipped)
         self._clock = time.perf_counter()
@@ -161,8 +183,11 @@ class _Run:
             active=self.ranks.first,
             bar=progress and bar_is_possible(),
         )
-        self.log.event("start", step=self.state.step, steps=end, warmup=warmup_steps(self.config, self.steps),
-                       phase_start=self.state.phase_start, skipped_blocks=skipped, ranks=self.ranks.world)  # fmt: skip
+        self.log.event("start", step=self.state.step, steps=end, warmup=warmup_steps(self.config, self.phase.steps),
+                       phase_start=self.state.phase_start, skipped_blocks=skipped, ranks=self.ranks.world,
+                       data=self.data, config=self.settings)  # fmt: skip
+        if self.out is not None and self.ranks.first:
+            write_settings(self.out, self.settings)
         if skipped:
             self._say(f"{skipped} blocks have nothing to train and are skipped")
         try:
@@ -177,13 +202,14 @@ class _Run:
 
         All ranks stop at the same step: what counts is what they agreed on, not what one of them has seen.
         """
-        config = self.config
+        config, phase, begun_at = self.config, self.phase, self.state.step
         while self.state.step < end and not self.stopped:
-            batches = self._micro_batches()
+            number = self.state.step - begun_at
+            batches = self._micro_batches(phase.micro_batches(number, config.accumulation))
             if not batches:
                 break
             torch.manual_seed(_seed_of(config.seed, self.state.step, self.ranks.rank))
-            rate = learning_rate(config, self.state.step - self.state.phase_start, self.steps)
+            rate = learning_rate(config, phase.first + number, phase.steps)
             result = self.trainer.step(batches, rate)
             self.state = replace(self.state, step=self.state.step + 1)
             self._unlogged.append((result, rate))
@@ -213,8 +239,8 @@ class _Run:
         self._progress = f"loss {self.loss:.4f}  {per_second:,.0f} tokens/s"
         self._log({"step": self.state.step, **values, "lr": rate, "tokens_per_s": per_second})
 
-    def _micro_batches(self) -> list[TrainBatch]:
-        taken = (self.feed.next() for _ in range(self.config.accumulation))
+    def _micro_batches(self, count: int) -> list[TrainBatch]:
+        taken = (self.feed.next() for _ in range(count))
         return [batch for batch in taken if batch is not None]
 
     def _evaluate(self) -> None:
@@ -224,12 +250,13 @@ class _Run:
         self._evaluated = self.state.step
         if self._val_state is not None:
             self.val.load_state(self._val_state)
-        limit = self.config.eval_batches
         own = self.val.batches(TrainConfig())
+        limit = self.config.eval_batches or own or ENDLESS_EVAL_BATCHES
         count = limit if own is None else min(limit, own)
         found = (self.val.next() for _ in range(count))
         loss, tokens = self.trainer.evaluate(batch for batch in found if batch is not None)
-        self._log({"step": self.state.step, "val_loss": loss, "val_tokens": tokens})
+        part = {} if own is None or count == own else {"val_batches": count, "val_batches_in_all": own}
+        self._log({"step": self.state.step, "val_loss": loss, "val_tokens": tokens, **part})
 
     def _log(self, values: dict[str, Any]) -> None:
         self.history.append(values)
@@ -275,6 +302,7 @@ class _Run:
             skipped_blocks=skipped,
             checkpoint=self.saved,
             signal=(self.signal or signal.SIGTERM) if self.stopped else None,
+            data=self.data,
         )
 
     def _say(self, text: str) -> None:
@@ -282,15 +310,25 @@ class _Run:
             log.info(text)
 
 
-def _val_feed(loader: Any, val_loader: Any, ranks: Ranks) -> tuple[Feed | None, Any]:
+def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: bool) -> tuple[Feed | None, Any]:
     """What is evaluated on, and the state that brings it back to its beginning; None without a split val."""
     source = loader if val_loader is None else val_loader
     state = source.state_dict() if hasattr(source, "get_batch") and hasattr(source, "state_dict") else {}
     splits = state.get("splits", {})
-    if "val" in splits:
-        # only the part that speaks of val: loading it again leaves train where it is
-        return Feed(source, ranks.device, "val"), {**state, "splits": {"val": splits["val"]}}
-    return (None, None) if val_loader is None else (Feed(val_loader, ranks.device, "val"), state or None)
+    if "val" not in splits:
+        if "position" in state:  # blocks of a stream, or packed rows
+            state = {**state, **({"epoch": 0} if "epoch" in state else {}), "position": 0}
+        return (None, None) if val_loader is None else (Feed(val_loader, ranks.device, "val"), state or None)
+    own = splits["val"]
+    if isinstance(source, GPTEpisodeDataLoader):
+        own = {**own, "place": {"epoch": 0, "position": 0}}
+        if not source.steps_per_epoch("val"):
+            raise ConfigError(
+                f"{source.directory}: val has fewer rows than a batch, and epoch_drop_last drops them all: leave "
+                'epoch_drop_last out, or give val={"epoch_drop_last": False}'
+            )
+    # only the part that speaks of val: loading it again leaves train where it is
+    return Feed(source, ranks.device, "val", assistant_only=assistant_only), {**state, "splits": {"val": own}}
 
 
 def _due(step: int, every: int | None) -> bool:

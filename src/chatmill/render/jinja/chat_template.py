@@ -14,8 +14,9 @@ import jinja2
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ConfigError, RecordError
+from chatmill.render.jinja.message_rows import MessageRows
 from chatmill.render.jinja.names import names_read
-from chatmill.render.jinja.options import TemplateOptions, Thinking, Traces
+from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
 from chatmill.render.jinja.record import Arguments, Content, InputForm, RecordView
 from chatmill.render.jinja.renderings import Refusal, Renderer, Rendering
 from chatmill.render.jinja.rows import Counts, Row, prompt_row, rows_of
@@ -69,6 +70,7 @@ class ChatTemplate:
         try:
             tree = self._plain.parse(source.text)
             self._renderers: dict[Any, Renderer] = {}
+            self._lessons: dict[str, MessageRows] = {}
             self._renderer({})
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"template {source.name!r}, line {error.lineno}: {error.message}") from None
@@ -228,10 +230,11 @@ class ChatTemplate:
 
     # ---- writing
 
-    def write(self, conversation: Conversation, notes: Notes | None = None) -> Written:
+    def write(self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False) -> Written:
         """The rows of a conversation; a `RecordError` where it cannot be written and proved.
 
-        What the outcome depends on beside the shape goes into `notes`.
+        What the outcome depends on beside the shape goes into `notes`. With `by_messages` the rows may be put together
+        from what other conversations have taught about single messages.
         """
         notes = Notes() if notes is None else notes
         own = conversation.options
@@ -245,10 +248,16 @@ class ChatTemplate:
             )
         first: RecordError | None = None
         best: Written | None = None
-        for options in self.choices(own):
+        for number, options in enumerate(self.choices(own)):
+            if number == 0 and by_messages:
+                composed = self._composed(conversation, options, notes)
+                if composed is not None:
+                    return composed
             turns = self.turns(conversation, options)
             try:
                 rows, counts = rows_of(turns, self.given, self.specials)
+                if number == 0:
+                    self._message_rows(options).learn(turns.view, turns.shape, rows, counts, turns.notes.answers)
             except RecordError as error:
                 first = first or error
                 _merge(notes, turns.notes)
@@ -266,11 +275,45 @@ class ChatTemplate:
         assert first is not None
         raise first
 
+    def _message_rows(self, options: Mapping[str, Any]) -> MessageRows:
+        key = json.dumps(options, sort_keys=True, default=repr)
+        if key not in self._lessons:
+            self._lessons[key] = MessageRows()
+            whole = self.given.traces is Traces.WHOLE or self.given.expand is Expand.LAST or self.given.last_turn_only
+            self._lessons[key].is_sound = not whole
+        return self._lessons[key]
+
+    def _composed(self, conversation: Conversation, options: Mapping[str, Any], notes: Notes) -> Written | None:
+        """A conversation put together from what is known of its messages; None where that is not enough."""
+        view = RecordView(conversation, self.form)
+        shape = view.shape()
+        found = self._message_rows(options).compose(view, shape)
+        if found is None:
+            return None
+        if found.compare_text:
+            row = found.row
+            text = "".join(span.text for span in (row.spans[:-1] if row.appended else row.spans))
+            self._renderer(options).check(view, len(shape), False, text)
+        if found.compare_all:
+            turns = self.turns(conversation, options)
+            rows, counts = rows_of(turns, self.given, self.specials)
+            if (rows, counts) != ([found.row], found.counts):
+                raise self._renderer(options).unlike(view)
+            self._message_rows(options).learn(view, shape, rows, counts, turns.notes.answers)
+        for question, answer in found.answers.items():
+            notes.note(question, answer)
+        return Written((found.row,), found.counts, tuple(sorted(options.items())))
+
     def turns(self, conversation: Conversation, options: Mapping[str, Any] | None = None) -> Turns:
         """The renderings of a conversation, for a closer look; `options` are one of `choices`."""
         chosen = next(self.choices(conversation.options)) if options is None else options
         view = RecordView(conversation, self.form)
         return Turns(self._renderer(chosen), view, self.stops, self.source.named_tokens.get("bos_token"))
+
+    @property
+    def put_together(self) -> int:
+        """How many conversations were put together from messages of others."""
+        return sum(lessons.made for lessons in self._lessons.values())
 
     @property
     def asks_for_date(self) -> bool:

@@ -7,7 +7,8 @@ template asked. Renderings of long conversations are put together from segments 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jinja2
@@ -97,15 +98,15 @@ def rendering_of(
                 continue
         elif view is not None and expression[0] not in ("const", "lost"):
             text = evaluate(expression, view.field)
-        pieces.append(Piece(at, at + len(text), expression, _owner(expression)))
+        owner = None if expression is None else _owner(expression)
+        pieces.append(Piece(at, at + len(text), expression, owner))
         texts.append(text)
         at += len(text)
     return Rendering("".join(texts), tuple(pieces), questions)
 
 
-def _owner(expression: Expression | None) -> int | None:
-    if expression is None:
-        return None
+@lru_cache(maxsize=1 << 16)
+def _owner(expression: Expression) -> int | None:
     path = root(expression)
     if path is None:  # lost: whatever it is, it is from the first of its fields
         inner = expression
@@ -123,6 +124,7 @@ class ComposedRendering(Rendering):
     def __init__(self, segments: list[PlacedSegment], composition: Composition) -> None:
         """Text and pieces are made when they are asked for."""
         self.segments, self._composition = segments, composition
+        self._near: dict[int, Rendering] = {}
 
     @cached_property
     def _whole(self) -> Rendering:
@@ -143,15 +145,23 @@ class ComposedRendering(Rendering):
         """Those of all segments."""
         return dict(pair for segment in self.segments for pair in segment.questions)
 
+    @cached_property
+    def _begins(self) -> list[int]:
+        """Where every segment begins, and where the last one ends."""
+        return [0, *accumulate(map(self._composition.size, self.segments))]
+
     @property
     def size(self) -> int:
         """Characters."""
-        return self._composition.size(self.segments)
+        return self._begins[-1]
 
     def near(self, message: int) -> tuple[Rendering, int]:
         """From the message before on."""
         first = max(0, min(message, len(self.segments) - 1))
-        return self._composition.rendering(self.segments[first:]), self._composition.size(self.segments[:first])
+        found = self._near.get(first)
+        if found is None:
+            found = self._near[first] = self._composition.rendering(self.segments[first:])
+        return found, self._begins[first]
 
     def from_difference(self, other: Rendering, *, all_of_it: bool = True) -> tuple[Rendering, Rendering]:
         """Without the segments that both begin with."""
@@ -189,6 +199,8 @@ class Composition:
         self._surveyor = Surveyor(shape, bool(view.conversation.tools))
         self._found: list[dict[int, PlacedSegment]] = [{} for _ in shape]
         self._answers: dict[Question, Any] = {}
+        self._written: dict[int, tuple[SegmentPiece, ...]] = {}
+        """The pieces of segments with the texts of this record."""
         self._sizes: dict[int, int] = {}
 
     def compose(self, count: int, prompt: bool) -> ComposedRendering | None:
@@ -217,17 +229,23 @@ class Composition:
 
     def rendering(self, segments: Sequence[PlacedSegment]) -> Rendering:
         """Some segments as text and pieces."""
-        return rendering_of([piece for segment in segments for piece in segment.pieces], self._view, {})
+        return rendering_of([piece for segment in segments for piece in self._pieces(segment)], None, {})
 
-    def size(self, segments: Sequence[PlacedSegment]) -> int:
-        """Characters of segments."""
-        sizes, total = self._sizes, 0
-        for segment in segments:
-            size = sizes.get(id(segment))
-            if size is None:
-                size = sizes[id(segment)] = self.rendering([segment]).size
-            total += size
-        return total
+    def _pieces(self, segment: PlacedSegment) -> tuple[SegmentPiece, ...]:
+        found = self._written.get(id(segment))
+        if found is None:
+            found = self._written[id(segment)] = tuple(
+                (text if e is None or e[0] in ("const", "lost") else evaluate(e, self._view.field), e)
+                for text, e in segment.pieces
+            )
+        return found
+
+    def size(self, segment: PlacedSegment) -> int:
+        """Characters of a segment."""
+        found = self._sizes.get(id(segment))
+        if found is None:
+            found = self._sizes[id(segment)] = sum(len(text) for text, _ in self._pieces(segment))
+        return found
 
 
 class Refusal(NamedTuple):
@@ -365,11 +383,15 @@ class Renderer:
         """Compare a rendering with plain Jinja."""
         if self.plain(view, count, prompt) != text:
             self.segments.is_sound = False
-            raise TraceError(
-                f"the template {self._name!r} writes record {view.conversation.id or view.conversation.where!r} "
-                "otherwise than its parts elsewhere. Set `traces: whole` in the recipe: every shape is then run "
-                "through the template as a whole, which is slower"
-            )
+            raise self.unlike(view)
+
+    def unlike(self, view: RecordView) -> TraceError:
+        """The error of a record that was put together, and that the template writes differently."""
+        return TraceError(
+            f"the template {self._name!r} writes record {view.conversation.id or view.conversation.where!r} "
+            "otherwise than its parts elsewhere. Set `traces: whole` in the recipe: every shape is then run "
+            "through the template as a whole, which is slower"
+        )
 
     def _values(self, messages: list[Any], tools: Any, prompt: bool) -> dict[str, Any]:
         return {

@@ -77,6 +77,7 @@ class Counts(NamedTuple):
     untrained: int
     """Answers that are context because their mask cannot be proved."""
     appended: int
+    """Stops in the rows that the template alone would not have written."""
 
 
 def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | None) -> tuple[list[Row], Counts]:
@@ -98,15 +99,13 @@ def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | No
     proved = [answer for answer in answers if not answer.reason]
     stable = [turns.is_stable(answer) for answer in proved]
     writer = _RowWriter(turns, specials)
-    counts = Counts(
-        len(proved), stable.count(False), len(answers) - len(proved), sum(answer.appended for answer in proved)
-    )
     if given.expand is Expand.NONE:
         rows = [writer.in_place(proved)]
     else:
         rows = writer.expanded(proved, stable) or [writer.whole([])]
     turns.check()
-    return rows, counts
+    appended = sum(row.appended for row in rows)
+    return rows, Counts(len(proved), stable.count(False), len(answers) - len(proved), appended)
 
 
 def prompt_row(turns: Turns, specials: re.Pattern[str] | None) -> Row:
@@ -384,8 +383,7 @@ class _Labels:
     def _closing_size(self, owner: int, start: int, stop: int) -> int:
         """How much of a gap behind a message its own ending has too."""
         answered = any(one.message == owner and one.end == start for one in self._placed)
-        closing = self._turns.closing_behind_stop(owner) if answered else self._turns.closing(owner)
-        return _common(self._rendering.text[start:stop], closing)
+        return _common(self._rendering.text[start:stop], self._turns.closing(owner, behind_stop=answered))
 
     def _opening(self, start: int, stop: int, after: int | None) -> Iterator[Span]:
         """Before the first message: what begins the document, then system text that the template writes itself."""

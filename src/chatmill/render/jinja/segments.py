@@ -86,9 +86,9 @@ class Surveyor:
         roles = [one[0] for one in shape]
         self.next_user = _next(roles, "user")
         self.next_assistant = _next(roles, "assistant")
-        self._user_before = _before([role == "user" for role in roles])
-        self._assistant_before = _before([role == "assistant" for role in roles])
-        self._calls_before = _before([bool(one[4]) for one in shape])
+        self.user_before = _before([role == "user" for role in roles])
+        self.assistant_before = _before([role == "assistant" for role in roles])
+        self.calls_before = _before([bool(one[4]) for one in shape])
 
     def surroundings(self, index: int, count: int, prompt: bool) -> Surroundings:
         """Those of one of the first messages."""
@@ -100,11 +100,11 @@ class Surveyor:
             is_first=index == 0,
             is_odd=bool(index & 1),
             opening=shape[0],
-            user_before=self._user_before[index],
+            user_before=self.user_before[index],
             user_after=self.next_user[index] < count,
-            assistant_before=self._assistant_before[index],
+            assistant_before=self.assistant_before[index],
             assistant_after=self.next_assistant[index] < count,
-            calls_before=self._calls_before[index],
+            calls_before=self.calls_before[index],
             has_tools=self._has_tools,
             prompt=prompt,
         )
@@ -155,7 +155,7 @@ class SegmentBook:
             return
         about: dict[int | None, list[tuple[Question, Any]]] = {}
         for question, answer in asked.items():
-            about.setdefault(_subject(question), []).append((question, answer))
+            about.setdefault(subject_of(question), []).append((question, answer))
         if None in about:  # a question about several messages at once
             self.is_sound = False
             return
@@ -186,7 +186,7 @@ class SegmentBook:
             new = self._equal[same] = Segment(*content)
         known = self._segments.setdefault(key, [])
         for one in known:
-            if _may_both_hold(one.questions, questions):
+            if may_both_hold(one.questions, questions):
                 if one.pieces != new.pieces:
                     self.is_sound = False
                 return
@@ -219,7 +219,7 @@ def _holds(questions: Iterable[tuple[Question, Any]], view: RecordView, answers:
     return True
 
 
-def _may_both_hold(one: Iterable[tuple[Question, Any]], other: Iterable[tuple[Question, Any]]) -> bool:
+def may_both_hold(one: Iterable[tuple[Question, Any]], other: Iterable[tuple[Question, Any]]) -> bool:
     """Whether a record could give both sets of answers."""
     answers = dict(one)
     return all(answers.get(question, answer) == answer for question, answer in other)
@@ -281,7 +281,7 @@ def _is_path(part: tuple[Any, ...]) -> bool:
     return isinstance(part[0], int) and len(part) > 1 and isinstance(part[1], str)
 
 
-def _subject(question: Question) -> int | None:
+def subject_of(question: Question) -> int | None:
     """The message that a question is about, `TOOLS`, or None for several."""
     found = set()
     for part in question[1:]:

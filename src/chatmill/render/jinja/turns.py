@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -48,6 +48,12 @@ class Answer(NamedTuple):
     """Whether the detail quotes nothing of the record."""
 
 
+@lru_cache(maxsize=256)
+def _any_of(names: tuple[str, ...]) -> re.Pattern[str] | None:
+    ordered = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
 class StopTokens(NamedTuple):
     """The tokens that end an answer."""
 
@@ -57,9 +63,7 @@ class StopTokens(NamedTuple):
 
     def pattern(self) -> re.Pattern[str] | None:
         """Finds a stop token; the longest one first."""
-        if not self.names:
-            return None
-        return re.compile("|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True)))
+        return _any_of(self.names)
 
     def are_same(self, one: str, other: str) -> bool:
         """Whether two stops end an answer in the same way."""
@@ -72,11 +76,13 @@ class Turns:
     def __init__(self, renderer: Renderer, view: RecordView, stops: StopTokens, bos: str | None) -> None:
         """`view` is the conversation as the template sees it; `bos` is the token that begins a document."""
         self._renderer, self.view, self.stops, self.bos = renderer, view, stops, bos
-        self._shape = view.shape()
-        self._composition = renderer.composition(view, self._shape)
+        self.shape = view.shape()
+        self._composition = renderer.composition(view, self.shape)
         self._noted: set[int] = set()
         self._prompts: dict[int, Rendering | Refusal] = {}
         self._ends: dict[int, Rendering | Refusal] = {}
+        self._closings: dict[tuple[int, bool], str] = {}
+        self._stable: dict[Answer, bool] = {}
         self.notes = Notes()
         """What the analysis depends on, beside the shape."""
 
@@ -106,7 +112,7 @@ class Turns:
         return self._ends[index]
 
     def _render(self, count: int, prompt: bool) -> Rendering | Refusal:
-        found = self._renderer.render(self.view, self._shape, count, prompt, self._composition)
+        found = self._renderer.render(self.view, self.shape, count, prompt, self._composition)
         if isinstance(found, ComposedRendering):
             for segment in found.segments:
                 if id(segment) not in self._noted:
@@ -227,6 +233,11 @@ class Turns:
 
     def is_stable(self, answer: Answer) -> bool:
         """Whether F has this answer behind its own prompt, character by character."""
+        if answer not in self._stable:
+            self._stable[answer] = self._is_stable(answer)
+        return self._stable[answer]
+
+    def _is_stable(self, answer: Answer) -> bool:
         full = ended = self.until(answer.message)
         assert isinstance(full, Rendering)
         assert isinstance(ended, Rendering)
@@ -245,8 +256,15 @@ class Turns:
         found = stop.match(whole.text, len(kept.text)) if stop else None
         return found is not None and self.stops.are_same(answer.stop, found.group())
 
-    def closing(self, message: int) -> str:
-        """Template text that A(message) has behind the message's own text."""
+    def closing(self, message: int, *, behind_stop: bool = False) -> str:
+        """Template text that A(message) has behind the message's own text, or behind the first stop token there."""
+        found = self._closings.get((message, behind_stop))
+        if found is None:
+            write = self._closing_behind_stop if behind_stop else self._closing
+            found = self._closings[message, behind_stop] = write(message)
+        return found
+
+    def _closing(self, message: int) -> str:
         ended = self.until(message)
         if isinstance(ended, Refusal):
             return ""
@@ -254,8 +272,7 @@ class Turns:
         last = max((piece.stop for piece in near.pieces if piece.owner == message), default=None)
         return "" if last is None else literal_from(near, last)
 
-    def closing_behind_stop(self, message: int) -> str:
-        """The rest of that, behind the first stop token."""
+    def _closing_behind_stop(self, message: int) -> str:
         ended, prompt = self.until(message), self.prompt(message)
         pattern = self.stops.pattern()
         if isinstance(ended, Refusal) or pattern is None:
@@ -278,7 +295,7 @@ class Turns:
     def check(self) -> None:
         """Compare with plain Jinja: F, and of some shapes one prompt and answer."""
         speaking = [k for k, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
-        crc = crc32(repr(self._shape).encode())
+        crc = crc32(repr(self.shape).encode())
         chosen = speaking[crc // CHECKED_TURNS % len(speaking)] if speaking else 0
         looked_at: list[tuple[Rendering | Refusal | None, int, bool]] = [(self.whole, len(self.messages), False)]
         if crc % CHECKED_TURNS == 0:

@@ -21,6 +21,7 @@ class TokenNative(Template):
     name = "token_native"
     control_tokens = (SYS, USR, ASST, EOT)
     stop_tokens = (EOT,)
+    text_options = ("default_system_text",)
     roles: ClassVar[frozenset[Role]] = frozenset({Role.SYSTEM, Role.USER, Role.ASSISTANT})
     declares = "Contents as they are; reasoning is not shown; a default system message is added where there is none."
 

@@ -1,6 +1,6 @@
 """Distillation builds that end by SIGKILL, in forked processes of one interpreter that has loaded everything before.
 
-Run as `python -m tests.synth_kd.killing` with a JSON object on the standard input; prints one JSON line for each kill.
+Run as `python -m tests.distill.killing` with a JSON object on the standard input; prints one JSON line for each kill.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chatmill.distill.chunk import renderer_of
 from chatmill.distill.run import build_synth_kd
 from chatmill.systems.synth_kd import Renderer, vocabulary_file
 from tests.compiler.killing import in_child, watch_files
-from tests.synth_kd.inputs import digest, leftovers
+from tests.distill.inputs import digest, leftovers
 
 
 def builder(order: dict[str, Any], out: Path, *, resume: bool = False) -> Callable[[], None]:

@@ -18,8 +18,8 @@ from chatmill.distill.bulk import PAUSE, BulkRows
 from chatmill.distill.columns import RowTexts
 from chatmill.distill.stencil import Filled, Stencil
 from chatmill.errors import RecordError
-from tests.synth_kd.inputs import chat, real_rows, text
-from tests.synth_kd.test_render import SYSTEM, documents, encoded
+from tests.distill.inputs import chat, real_rows, text
+from tests.distill.test_render import SYSTEM, documents, encoded
 
 compiled = pytest.mark.skipif(library() is None, reason="rows are cut only where the compiled scanner is there")
 STENCIL = Stencil(

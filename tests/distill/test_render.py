@@ -17,8 +17,8 @@ from chatmill.distill.bulk import BulkRows
 from chatmill.distill.draft import KDBatch
 from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.systems.synth_kd import EOD, Split, synth_kd_split, valid_threshold, vocabulary_file
-from tests.synth_kd.inputs import chat, real_rows, text
-from tests.synth_kd.straightforward import Straightforward
+from tests.distill.inputs import chat, real_rows, text
+from tests.distill.straightforward import Straightforward
 
 SYSTEM = {"role": "system", "content": [{"type": "system_content", "model_identity": "You are a test."}]}
 DEVELOPER = {"role": "developer", "content": [{"type": "developer_content", "instructions": "Be brief."}]}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from chatmill.distill.run import build_synth_kd
-from tests.synth_kd.inputs import chat, digest, leftovers, real_rows, row, write_input
+from tests.distill.inputs import chat, digest, leftovers, real_rows, row, write_input
 
 POINTS = [
     "after_state_write:1",
@@ -53,7 +53,7 @@ def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
     source = write_input(home / "in", [rows[:20], rows[20:]], group=10)
     text = json.dumps({"home": str(home), "input": str(source), **order})
     done = subprocess.run(
-        [sys.executable, "-m", "tests.synth_kd.killing"],
+        [sys.executable, "-m", "tests.distill.killing"],
         input=text,
         capture_output=True,
         text=True,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from chatmill.cli import synth_harmony as synth_harmony_command
-from chatmill.compiler import synth_harmony
+from chatmill.distill import synth_harmony
 from chatmill.distill.synth_harmony import write_synth_harmony
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, Frame
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError

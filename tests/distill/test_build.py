@@ -27,8 +27,8 @@ from chatmill.errors import ConfigError, DataError, FormatError, RecordError, To
 from chatmill.store.kd import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
 from chatmill.systems.synth_kd import EOD, synth_kd_split
-from tests.synth_kd import straightforward
-from tests.synth_kd.inputs import REAL, chat, digest, leftovers, listed_files, real_rows, row, text, write_input
+from tests.distill import straightforward
+from tests.distill.inputs import REAL, chat, digest, leftovers, listed_files, real_rows, row, text, write_input
 
 FRACTION = 0.05
 """Of the real rows, so that both splits have some."""

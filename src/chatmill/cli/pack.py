@@ -1,0 +1,90 @@
+"""Pack plain texts into rows of tokens with the starts of their documents.
+
+FILES are JSONL with a text in one field of each line. The result is a Parquet file that chatmill inspect shows and
+chatmill train reads (data.rows). Options may be in a YAML file under the same names; the command line wins.
+
+Example: chatmill pack texts.jsonl -t ./Qwen3-0.6B --max-length 4096 --packed --out rows.parquet
+
+Example: chatmill pack texts.jsonl -t bytes --config pack.yaml --no-overflow --min-len 8 --out rows.parquet
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from chatmill.cli import options
+from chatmill.errors import ConfigError
+
+
+def command(
+    inputs: Annotated[list[Path], typer.Argument(metavar="FILES", help="JSONL files of texts (.gz, .zst).")],
+    tokenizer: Annotated[str, options.TOKENIZER],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The Parquet file to write.")],
+    config: Annotated[Path | None, typer.Option("--config", metavar="YAML", help="A file of these options.")] = None,
+    field: Annotated[str, typer.Option("--field", metavar="NAME", help="The field that holds the text.")] = "text",
+    max_length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens of a row (512).")] = None,
+    packed: Annotated[bool | None, typer.Option("--packed/--no-packed", help="Documents share rows (no).")] = None,
+    packing_strategy: Annotated[
+        str | None, typer.Option(metavar="NAME", help="greedy, best_fit or first_fit (greedy).")
+    ] = None,
+    overflow: Annotated[
+        bool | None, typer.Option("--overflow/--no-overflow", help="Long documents go on in another row (yes).")
+    ] = None,
+    stride: Annotated[int | None, typer.Option(min=0, metavar="N", help="Tokens a later piece repeats (0).")] = None,
+    min_len: Annotated[int | None, typer.Option(min=0, metavar="N", help="Leave out shorter documents (1).")] = None,
+    max_len: Annotated[int | None, typer.Option(min=1, metavar="N", help="Leave out longer documents.")] = None,
+    add_bos: Annotated[bool | None, typer.Option("--add-bos/--no-add-bos", help="BOS before documents (yes).")] = None,
+    add_eos: Annotated[bool | None, typer.Option("--add-eos/--no-add-eos", help="EOS after documents (yes).")] = None,
+    truncate_at: Annotated[str | None, typer.Option(metavar="REGEX", help="A text ends at its first match.")] = None,
+    shuffle_output: Annotated[
+        bool | None, typer.Option("--shuffle-output/--no-shuffle-output", help="Rows in random order (no).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Of the order of rows (42).")] = None,
+    as_json: Annotated[bool, options.JSON] = False,
+) -> None:
+    """Read, pack, write, and say what was left out."""
+    from chatmill.cli.train_rows import pack_texts, packing_options, write_rows
+    from chatmill.compiler.paths import resolve_paths
+    from chatmill.load.yaml_files import read_yaml
+    from chatmill.tokenizer.load import load_tokenizer
+
+    asked: dict[str, Any] = {
+        "max_length": max_length, "packed": packed, "packing_strategy": packing_strategy, "overflow": overflow,
+        "stride": stride, "min_len": min_len, "max_len": max_len, "add_bos": add_bos, "add_eos": add_eos,
+        "truncate_at": truncate_at, "shuffle_output": shuffle_output, "seed": seed,
+    }  # fmt: skip
+    chosen: dict[str, Any] = {}
+    if config is not None:
+        found = read_yaml(config)
+        if not isinstance(found, dict):
+            raise ConfigError(f"{config} must hold a mapping of packing options")
+        chosen = packing_options(found, str(config))
+    chosen |= {name: value for name, value in asked.items() if value is not None}
+    if not out.parent.is_dir():
+        raise ConfigError(f"the folder of --out does not exist: {out.parent}")
+    loaded = load_tokenizer(tokenizer)
+    rows, starts, report = pack_texts(resolve_paths([str(path) for path in inputs]), loaded, chosen, field)
+    about = {"tokenizer": loaded.fingerprint, "given_as": tokenizer, "options": chosen, "report": report}
+    write_rows(out, rows, starts, about)
+    if as_json:
+        typer.echo(json.dumps(report | {"out": str(out)}))
+        return
+    typer.echo(f"{packing_line(report)}\n-> {out}")
+
+
+def packing_line(report: dict[str, Any]) -> str:
+    """What packing did and left out, in words."""
+    said = f"{report['documents']:,} documents, {report['tokens']:,} tokens -> {report['blocks']:,} rows"
+    reasons = {"too_short": "documents under min_len", "too_long": "documents over max_len", "cut": "documents cut",
+               "blocks_too_short": "rows under min_len"}  # fmt: skip
+    lost = [
+        f"{report[name]:,} {words} ({report[name + '_tokens']:,} tokens)"
+        for name, words in reasons.items()
+        if report[name]
+    ]
+    lost += [f"{report['truncated']:,} texts ended by truncate_at"] if report["truncated"] else []
+    return said + (f"; left out: {', '.join(lost)}" if lost else "; nothing left out")

@@ -1,0 +1,124 @@
+"""Packed rows for training: texts that are packed here, or files that `chatmill pack` wrote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from chatmill.cli.train_recipe import TrainRecipe
+from chatmill.cli.vocabulary import Vocabulary, vocabulary_of
+from chatmill.errors import ConfigError, FormatError, UnknownNameError
+
+PACKING = (
+    *("max_length", "overflow", "packed", "packing_strategy", "shuffle_output", "seed"),
+    *("stride", "min_len", "max_len", "add_bos", "add_eos", "truncate_at"),
+)
+"""Options of `block_tokenize_fn` that a recipe, a YAML file and the command line have under the same names."""
+ABOUT = b"chatmill_packed_rows"
+"""Key of the description in a Parquet file's metadata."""
+
+
+def open_packed_rows(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
+    """Loader, loader of val (or None), and the vocabulary, for `data.texts` or `data.rows`."""
+    data = recipe.data
+    if recipe.train.post_training:
+        raise ConfigError("the post-training mode trains assistant tokens, and texts do not say which these are")
+    if (data.texts and data.rows) or data.dataset:
+        raise ConfigError("give one of data.dataset, data.texts and data.rows")
+    if recipe.tokenizer is None:
+        raise ConfigError("texts and packed rows need a tokenizer: set 'tokenizer' in the recipe")
+    known = vocabulary_of(recipe, recipe.tokenizer)
+    loader = _loader(recipe, known, data.texts, data.rows, "train")
+    if not data.val_texts and not data.val_rows:
+        return loader, None, known
+    return loader, _loader(recipe, known, data.val_texts, data.val_rows, "val"), known
+
+
+def _loader(recipe: TrainRecipe, known: Vocabulary, texts: tuple[str, ...], files: tuple[str, ...], split: str) -> Any:
+    from chatmill.compiler.paths import resolve_paths
+    from chatmill.load.packed_row_loader import PackedRowLoader
+    from chatmill.tokenizer.load import load_tokenizer
+
+    data = recipe.data
+    if texts:
+        options = {"max_length": data.block_size, "packed": True, **packing_options(data.packing, "data.packing")}
+        rows, starts, report = pack_texts(resolve_paths(list(texts)), load_tokenizer(recipe.tokenizer), options)
+    else:
+        rows, starts, report = read_rows(resolve_paths(list(files)), known.fingerprint)
+    pad_id = data.pad_token_id if data.pad_token_id is not None else known.pad_id
+    return PackedRowLoader(
+        rows,
+        starts,
+        batch_size=int(data.val.get("batch_size", data.batch_size)) if split == "val" else data.batch_size,
+        pad_id=0 if pad_id is None else pad_id,
+        shuffle=split == "train" and data.epoch_shuffle is not False,
+        seed=data.epoch_seed,
+        split=split,
+        report=report,
+    )
+
+
+def packing_options(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Checked names of packing options; values are checked where they are used."""
+    for name in given:
+        if name not in PACKING:
+            raise UnknownNameError(f"option of {where}", name, list(PACKING))
+    for name in ("overflow", "packed", "shuffle_output", "add_bos", "add_eos"):
+        if not isinstance(given.get(name, True), bool):
+            raise ConfigError(f"{where}: {name} is {given[name]!r}; true or false is needed")
+    for name in ("max_length", "seed", "stride", "min_len", "max_len"):
+        value = given.get(name, 0)
+        if isinstance(value, bool) or not isinstance(value, int | None) or (value is None and name != "max_len"):
+            raise ConfigError(f"{where}: {name} is {value!r}; a whole number is needed")
+    return dict(given)
+
+
+def pack_texts(
+    paths: list[Path], tokenizer: Any, options: dict[str, Any], field: str = "text"
+) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
+    """Rows, document starts and the report of texts in JSONL files."""
+    from chatmill.read.text_records import read_texts
+    from chatmill.systems.document_boundaries import tokenize_blocks
+
+    made = tokenize_blocks({field: list(read_texts(paths, field=field))}, tokenizer, field, **options)
+    return made.input_ids, made.document_starts, asdict(made.report)
+
+
+def write_rows(path: Path, rows: list[list[int]], starts: list[list[int]], about: dict[str, Any]) -> None:
+    """A Parquet file with `input_ids` and `document_starts`, whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kind = pa.list_(pa.int32())
+    table = pa.table({"input_ids": pa.array(rows, kind), "document_starts": pa.array(starts, kind)})
+    partial = path.with_name(f".{path.name}.partial")
+    pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(about).encode()}), partial)
+    partial.replace(path)
+
+
+def read_rows(paths: list[Path], fingerprint: str | None) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
+    """The rows of such files; those that another tokenizer made are refused."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows: list[list[int]] = []
+    starts: list[list[int]] = []
+    report: dict[str, Any] = {}
+    for path in paths:
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise FormatError(f"{path} cannot be read as Parquet: {error}") from None
+        for name in ("input_ids", "document_starts"):
+            if name not in table.column_names:
+                raise FormatError(f"{path} has no column {name}; chatmill pack writes it")
+        about = json.loads((table.schema.metadata or {}).get(ABOUT, b"{}"))
+        if fingerprint is not None and about.get("tokenizer", fingerprint) != fingerprint:
+            raise ConfigError(f"{path} was packed with another tokenizer ({about.get('given_as')}): pack it again")
+        rows += table["input_ids"].to_pylist()
+        starts += table["document_starts"].to_pylist()
+        for name, count in about.get("report", {}).items():
+            report[name] = report.get(name, 0) + count
+    return rows, starts, report

@@ -1,0 +1,240 @@
+"""Rows put together from single messages, for conversations of a shape that was never seen.
+
+Long chats with tools hardly ever have the same shape, but their messages do. What every stretch of a row is depends on
+the message, its neighbours, and a few facts about the rest of the conversation. Those are the *place* of a message.
+Whole conversations teach what is written at each place, and under which answers to the template's questions. A
+conversation whose places are all known is put together from them. Nothing is taken for granted: two conversations that
+teach different things about one place end the method for that template, the rows that are put together first and a
+sample of the others are compared with plain Jinja, and some of them with the long way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from chatmill.core.conversation import Role
+from chatmill.render.jinja.expressions import Question, ask, evaluate
+from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.rows import Counts, Row, Span
+from chatmill.render.jinja.segments import (
+    TOOLS,
+    UNREACHABLE,
+    Surveyor,
+    may_both_hold,
+    moved,
+    moved_question,
+    relative,
+    subject_of,
+)
+
+MAX_VARIANTS = 32
+"""Different answers that are kept for one place."""
+MAX_PLACES = 100_000
+MAX_TOOL_QUESTIONS = 8
+"""Conversations whose tools are asked about more often are written the long way."""
+CHECKED_FIRST = 64
+CHECKED_TEXT, CHECKED_ALL = 4, 32
+"""The first rows, and then one in so many, are compared with plain Jinja; one in so many with the long way."""
+NO_MESSAGE = -1
+
+
+class Lesson:
+    """What is written for a message at one place, with paths relative to it."""
+
+    __slots__ = ("_placed", "appended", "questions", "spans")
+
+    def __init__(
+        self, spans: tuple[tuple[bool, Span], ...], questions: tuple[tuple[Question, Any], ...], appended: int
+    ) -> None:
+        """Message 0 is the one that the lesson is about; a span may also belong to no message (True)."""
+        self.spans, self.questions, self.appended = spans, questions, appended
+        self._placed: dict[int, tuple[tuple[Span, ...], tuple[tuple[Question, Any], ...]]] = {}
+
+    def at(self, index: int) -> tuple[tuple[Span, ...], tuple[tuple[Question, Any], ...]]:
+        """Spans and questions for the message at an index."""
+        found = self._placed.get(index)
+        if found is None:
+            spans = tuple(
+                span._replace(
+                    expression=span.expression and moved(span.expression, index),
+                    message=NO_MESSAGE if is_free else span.message + index,
+                )
+                for is_free, span in self.spans
+            )
+            found = spans, tuple((moved_question(question, index), answer) for question, answer in self.questions)
+            self._placed[index] = found
+        return found
+
+
+class Composed(NamedTuple):
+    """A row that was put together."""
+
+    row: Row
+    counts: Counts
+    answers: Mapping[Question, Any]
+    """What it depends on beside the shape."""
+    compare_text: bool
+    compare_all: bool
+
+
+class MessageRows:
+    """All lessons of one template under one set of options."""
+
+    def __init__(self) -> None:
+        """Nothing learned yet."""
+        self._lessons: dict[Any, list[Lesson]] = {}
+        self._shapes: dict[Any, int] = {}
+        self.made = 0
+        """Rows put together so far."""
+        self.is_sound = True
+        """Whether places have decided everything so far."""
+
+    def compose(self, view: RecordView, shape: Sequence[Any]) -> Composed | None:
+        """The row of a conversation; None where one of its messages is at a place that is not known."""
+        if not self.is_sound:
+            return None
+        answers: dict[Question, Any] = {}
+        given: dict[Question, Any] = {}
+        spans: list[Span] = []
+        appended = 0
+        for index, place in enumerate(self._places(view, shape)):
+            lesson = self._find(place, index, view, answers, given)
+            if lesson is None:
+                return None
+            appended = lesson.appended
+            for span in lesson.at(index)[0]:
+                expression = span.expression
+                if expression is None or expression[0] == "const":
+                    spans.append(span)
+                else:
+                    spans.append(span._replace(text=evaluate(expression, view.field)))
+        trained = _trained(view)
+        self.made += 1
+        seed = crc32(repr(shape).encode())
+        return Composed(
+            Row(tuple(span for span in spans if span.text), trained, appended),
+            Counts(len(trained), 0, 0, appended),
+            given,
+            compare_text=self.made <= CHECKED_FIRST or seed % CHECKED_TEXT == 0,
+            compare_all=self.made <= 2 or seed % CHECKED_ALL == 0,
+        )
+
+    def _find(
+        self, place: Any, index: int, view: RecordView, answers: dict[Question, Any], given: dict[Question, Any]
+    ) -> Lesson | None:
+        for lesson in self._lessons.get(place, ()):
+            questions = lesson.at(index)[1]
+            for question, answer in questions:
+                if question not in answers:
+                    answers[question] = ask(question, view.field)
+                said = answers[question]
+                if said != answer or type(said) is not type(answer):
+                    break
+            else:
+                given.update(questions)
+                return lesson
+        return None
+
+    def learn(
+        self, view: RecordView, shape: Sequence[Any], rows: Sequence[Row], counts: Counts, notes: Mapping[Question, Any]
+    ) -> None:
+        """Take a whole conversation in, if its row holds all of its answers."""
+        if not self.is_sound or len(rows) != 1 or counts.unstable or counts.untrained:
+            return
+        if rows[0].trained != _trained(view) or len(self._lessons) > MAX_PLACES:
+            return
+        groups = _by_message(rows[0].spans, len(shape))
+        about = _by_subject(notes)
+        if groups is None or about is None:
+            return
+        last = len(shape) - 1
+        lessons = [
+            self._lesson(group, index, about, rows[0].appended if index == last else 0)
+            for index, group in enumerate(groups)
+        ]
+        if None in lessons:
+            return
+        for place, lesson in zip(self._places(view, shape), lessons, strict=True):
+            assert lesson is not None
+            self._keep(place, lesson)
+
+    @staticmethod
+    def _lesson(
+        spans: list[Span], index: int, about: Mapping[int, list[tuple[Question, Any]]], appended: int
+    ) -> Lesson | None:
+        near = [pair for one in {TOOLS, max(0, index - 1), index, index + 1} for pair in about.get(one, ())]
+        moved_spans = []
+        for span in spans:
+            expression = span.expression and relative(span.expression, index)
+            if expression is UNREACHABLE:
+                return None
+            text = span.text if expression is None or expression[0] == "const" else ""
+            message = NO_MESSAGE if span.message == NO_MESSAGE else span.message - index
+            moved_spans.append((span.message == NO_MESSAGE, Span(text, expression, span.kind, message, span.breaks)))
+        questions = tuple((moved_question(question, -index), answer) for question, answer in near)
+        return Lesson(tuple(moved_spans), questions, appended)
+
+    def _keep(self, place: Any, lesson: Lesson) -> None:
+        known = self._lessons.setdefault(place, [])
+        for one in known:
+            if may_both_hold(one.questions, lesson.questions):
+                if (one.spans, one.appended) != (lesson.spans, lesson.appended):
+                    self.is_sound = False
+                if dict(one.questions).items() >= dict(lesson.questions).items():
+                    return
+        if len(known) < MAX_VARIANTS:
+            known.append(lesson)
+
+    def _places(self, view: RecordView, shape: Sequence[Any]) -> list[Any]:
+        """The place of every message: shapes around it, and facts about the messages before and behind it."""
+        numbers = [self._shapes.setdefault(one, len(self._shapes)) for one in shape]
+        count, around = len(shape), [None, None, *numbers, None]
+        survey = Surveyor(shape, bool(view.conversation.tools))
+        next_user, next_assistant = survey.next_user, survey.next_assistant
+        last_answer = max((k for k, one in enumerate(shape) if one[0] == Role.ASSISTANT.value), default=-1)
+        has_tools = bool(view.conversation.tools)
+        places = []
+        for index in range(count):
+            user, answer = next_user[index], next_assistant[index]
+            later = (  # what the prompts and answers behind this message have between them and it
+                user < count,
+                answer < count,
+                user < answer,
+                answer < count and next_assistant[answer] < min(user, count),
+                last_answer > user,
+            )
+            before = (survey.user_before[index], survey.assistant_before[index], survey.calls_before[index])
+            places.append((*around[index : index + 4], numbers[0], index & 1, *before, *later, has_tools))
+        return places
+
+
+def _trained(view: RecordView) -> tuple[int, ...]:
+    """The messages that are trained where every answer is."""
+    messages = view.conversation.messages
+    return tuple(k for k, message in enumerate(messages) if message.role is Role.ASSISTANT and message.weight != 0)
+
+
+def _by_message(spans: Sequence[Span], count: int) -> list[list[Span]] | None:
+    """The spans of every message; those of no message go with the one before. None where messages are not in order."""
+    groups: list[list[Span]] = [[] for _ in range(count)]
+    at = 0
+    for span in spans:
+        if span.message != NO_MESSAGE:
+            if span.message < at:
+                return None
+            at = span.message
+        groups[at].append(span)
+    return groups
+
+
+def _by_subject(notes: Mapping[Question, Any]) -> dict[int, list[tuple[Question, Any]]] | None:
+    """Questions by the message they are about; None where one is about several."""
+    about: dict[int, list[tuple[Question, Any]]] = {}
+    for question, answer in notes.items():
+        subject = subject_of(question)
+        if subject is None:
+            return None
+        about.setdefault(subject, []).append((question, answer))
+    return None if len(about.get(TOOLS, ())) > MAX_TOOL_QUESTIONS else about

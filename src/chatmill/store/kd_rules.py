@@ -1,0 +1,83 @@
+"""What the ids of a distillation shard say of its sidecars: EOD at the end, `<|start|>` and channel of each span.
+
+Sidecars that are off by one have the right lengths, and a span that is a copy of the mask agrees with the mask. Only
+the ids show it. The rules hold for the documents of `synth-kd`; an export of another template has only its EOD, if any.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.harmony_ids import CHANNEL, CHANNEL_NAMES, EOD, START
+from chatmill.store.receipts import EXPORT_MANIFEST, KD_SCHEMA, MANIFEST
+
+NO_EOD = "EOD inside of a document, or none at its end"
+NO_START = "a span does not begin with <|start|>"
+OTHER_CHANNEL = "a span is not that of its message's channel"
+
+
+@dataclass(frozen=True, slots=True)
+class IdRules:
+    """What is known of the ids of the shards in a folder."""
+
+    eod: int | None = None
+    """The last token of every document; None where it is not known."""
+    harmony: bool = False
+    """Whether documents are Harmony conversations, trained as `synth-kd` does it."""
+
+    @classmethod
+    def of_root(cls, folder: Path) -> IdRules:
+        """Those of a root, from its manifest.json or export.json; none where neither says anything."""
+        manifest = _object(folder / MANIFEST)
+        if manifest.get("schema_version") == KD_SCHEMA:
+            found = _inner(manifest, "tokenizer").get("eod_id")
+            return cls(eod=found if type(found) is int else EOD, harmony=True)
+        found = _inner(_object(folder / EXPORT_MANIFEST), "options").get("eod_id")
+        return cls(eod=found if type(found) is int else None)
+
+    def broken(
+        self, ids: NDArray[Any], span: NDArray[np.uint8], ends: NDArray[np.int64]
+    ) -> dict[str, NDArray[np.bool_]]:
+        """For whole documents, the token positions at which each rule is broken.
+
+        `span` is label-aligned; `ends` are the positions of the last tokens.
+        """
+        found = {}
+        is_end = np.zeros(len(ids), dtype=np.bool_)
+        is_end[ends] = True
+        if self.eod is not None:
+            # Documents of other templates may use the EOD between messages.
+            found[NO_EOD] = (ids == self.eod) != is_end if self.harmony else (ids != self.eod) & is_end
+        begins = np.roll(is_end, 1)
+        if self.harmony:
+            # Only what begins as Harmony does is held to its rules.
+            known = np.repeat(ids[begins] == START, np.diff(ends, prepend=-1))
+            own = np.zeros_like(span)
+            own[1:] = span[:-1]
+            own[begins | ~known] = 0
+            changes = (own > 0) & (own != np.append(np.uint8(0), own[:-1]))
+            found[NO_START] = changes & (ids != START)
+            names = np.append(ids[1:], 0)
+            wanted = np.select([own == span_id for span_id in CHANNEL_NAMES], list(CHANNEL_NAMES.values()), names)
+            found[OTHER_CHANNEL] = (ids == CHANNEL) & (names != wanted)
+        return found
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON object, as far as there is one: whoever reads the receipt for itself says what is wrong with it."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _inner(content: dict[str, Any], key: str) -> dict[str, Any]:
+    value = content.get(key)
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,57 @@
+"""How long a phase is and how far it has come, counted in data: a run may go on with other ranks and batch sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chatmill.errors import ConfigError
+from chatmill.train.config import TrainConfig
+from chatmill.train.feed import Feed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One phase from here on, in the steps that it takes with the present ranks, batch size and accumulation."""
+
+    steps: int
+    """Optimizer steps that the whole phase would take."""
+    steps_left: int
+    batches_left: int | None
+    """Batches of each rank before the data of the phase ends; None: it does not end."""
+
+    @property
+    def first(self) -> int:
+        """The step of the phase that comes next; this is the number of steps done unless the batches changed."""
+        return max(self.steps - self.steps_left, 0)
+
+    def micro_batches(self, number: int, accumulation: int) -> int:
+        """Batches of the step `number` from here on: the last step of the data may have fewer than the others."""
+        if self.batches_left is None:
+            return accumulation
+        return max(0, min(accumulation, self.batches_left - number * accumulation))
+
+
+def phase_of(feed: Feed, config: TrainConfig, *, done: int, first_epoch: int) -> Phase:
+    """The phase that `done` steps were made of: as long as asked for, or as the data is.
+
+    Without `steps` the data decides alone. With `steps`, that many are made; post-training never goes over its data
+    twice, so there the data may end it earlier.
+    """
+    total = feed.batches(config, first_epoch)
+    if config.post_training and total is None:
+        raise ConfigError(
+            "post_training ends when its data ends, and this loader never does: give transcripts, or an episode "
+            "loader in epoch mode"
+        )
+    if config.steps is not None and not config.post_training:
+        return Phase(steps=config.steps, steps_left=max(0, config.steps - done), batches_left=None)
+    asked = config.epochs is not None or config.post_training
+    if total is None or (not asked and hasattr(feed.loader, "get_batch")):
+        raise ConfigError("how long? Give steps (or epochs, where the loader has them): the loader itself never ends")
+    left = feed.batches_left(config, first_epoch)
+    if left is None:
+        left = max(0, total - done * config.accumulation)
+    steps, steps_left = -(-total // config.accumulation), -(-left // config.accumulation)
+    if config.steps is not None:
+        steps, steps_left = min(steps, config.steps), min(steps_left, max(0, config.steps - done))
+    return Phase(steps=steps, steps_left=steps_left, batches_left=left)

@@ -1,0 +1,162 @@
+"""Caps in tokens, and manifests of the input in all their forms: what they list is there, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from chatmill.distill.check import verify_synth_kd
+from chatmill.distill.run import build_synth_kd
+from chatmill.distill.shards import read_input
+from chatmill.errors import ConfigError, DataError
+from chatmill.store.kd import KDShard
+from tests.cli.run import chatmill
+from tests.conftest import DATA
+from tests.distill.inputs import chat, digest, row, write_input
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of 30 rows of different lengths; row 4 of the first fails."""
+    shards = [
+        [row(f"id-{shard}-{number}", chat(final="word " * (number % 7 + 1))) for number in range(30)]
+        for shard in range(3)
+    ]
+    shards[0][4] = row("bad", "no JSON")
+    return write_input(tmp_path_factory.mktemp("caps") / "in", shards)
+
+
+def lengths(root: Path) -> list[list[int]]:
+    """The tokens of every document, by shard; everything is in `train`."""
+    prefixes = [root / "train" / f"shard_{number:02d}_tokens" for number in range(3)]
+    return [KDShard.open(p).tokens.lengths.tolist() if p.with_suffix(".idx").exists() else [] for p in prefixes]
+
+
+@pytest.fixture(scope="module")
+def everything(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    out = tmp_path_factory.mktemp("all") / "out"
+    build_synth_kd(source, out, valid_fraction=0.0, workers=0, on_error="quarantine")
+    return lengths(out)
+
+
+def fitting(sizes: list[int], cap: int) -> list[int]:
+    return sizes[: int(np.searchsorted(np.cumsum(sizes), cap, side="right"))]
+
+
+@pytest.mark.parametrize(
+    ("total", "each"), [(700, None), (None, 333), (1200, 500), (10**9, 10**9), ("exact", None), ("one less", None)]
+)
+def test_caps_in_tokens_take_whole_rows_in_order(
+    source: Path, everything: list[list[int]], tmp_path: Path, total: Any, each: int | None
+) -> None:
+    if total == "exact":
+        total = sum(everything[0]) + everything[1][0]
+    elif total == "one less":
+        total = sum(everything[0]) + everything[1][0] - 1
+    options: dict[str, Any] = {"max_tokens": total, "max_tokens_per_shard": each, "valid_fraction": 0.0}
+    result = build_synth_kd(source, tmp_path / "a", workers=0, on_error="quarantine", **options)
+    wanted, left = [], total if total is not None else 10**12
+    for sizes in everything:
+        taken = fitting(sizes, min(left, each or 10**12))
+        stopped = len(taken) < len(sizes) and (each is None or left <= each)
+        left = 0 if stopped else left - sum(taken)
+        wanted.append(taken)
+    assert lengths(tmp_path / "a") == wanted
+    config = result.manifest["config"]
+    assert (config.get("max_tokens"), config.get("max_tokens_per_shard")) == (total, each)
+    assert verify_synth_kd(tmp_path / "a").passed
+    build_synth_kd(source, tmp_path / "b", workers=0, on_error="quarantine", chunk_rows=7, **options)
+    assert digest(tmp_path / "b") == digest(tmp_path / "a")
+
+
+def test_a_cap_that_no_row_fits_into(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no row fits"):
+        build_synth_kd(source, tmp_path / "out", workers=0, max_tokens=3)
+    with pytest.raises(ConfigError, match="max_tokens_per_shard is 0"):
+        build_synth_kd(source, tmp_path / "out", workers=0, max_tokens_per_shard=0)
+    assert not (tmp_path / "out").exists()
+
+
+def test_record_ids_leave_out_rows_that_failed(source: Path, tmp_path: Path) -> None:
+    build_synth_kd(source, tmp_path / "out", workers=0, on_error="quarantine", record_ids=True, valid_fraction=0.5)
+    found = {
+        split: KDShard.open(tmp_path / "out" / split / "shard_00_tokens").record_ids() for split in ("train", "valid")
+    }
+    together = sorted(found["train"] + found["valid"], key=lambda name: int(name.split("-")[2]))
+    assert together == [f"id-0-{number}" for number in range(30) if number != 4]
+    assert verify_synth_kd(tmp_path / "out").passed
+
+
+# --- the manifest of the input ------------------------------------------------------------------------------------
+
+
+def listed(source: Path, **changes: Any) -> list[dict[str, Any]]:
+    return [
+        {"path": f"data/{path.name}", "bytes": path.stat().st_size, "rows": 30, **changes}
+        for path in sorted(source.glob("*.parquet"))
+    ]
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    return write_input(tmp_path / "in", [[row(f"{shard}-{n}", chat()) for n in range(30)] for shard in range(3)])
+
+
+def write_manifest(folder: Path, **content: Any) -> None:
+    (folder / "manifest.json").write_text(json.dumps({"schema_version": "synth_harmony_v1", **content}))
+
+
+@pytest.mark.parametrize("place", ["shards", "storage"])
+def test_what_a_manifest_lists_is_checked(copied: Path, place: str) -> None:
+    def write(entries: Any) -> None:
+        write_manifest(copied, **({"storage": {"shards": entries}} if place == "storage" else {"shards": entries}))
+
+    write(listed(copied))
+    assert len(read_input(copied).shards) == 3
+    write({entry["path"]: entry for entry in listed(copied)})
+    assert len(read_input(copied).shards) == 3
+    for key in ("bytes", "rows"):
+        write(listed(copied, **{key: 7}))
+        with pytest.raises(DataError, match=rf"has [\d,]+ {key}, but .*manifest.json says 7"):
+            read_input(copied)
+    write(listed(copied)[:2])
+    with pytest.raises(DataError, match=r"shard_02.parquet is not in the list of .*manifest.json"):
+        read_input(copied)
+    write(listed(copied))
+    (copied / "synth_harmony_shard_01.parquet").unlink()
+    with pytest.raises(DataError, match=r"lists synth_harmony_shard_01.parquet, .* not in the folder: 2 of 3 are"):
+        read_input(copied)
+
+
+def test_rows_in_all_and_files_of_other_names(copied: Path) -> None:
+    write_manifest(copied, total_rows=91)
+    with pytest.raises(DataError, match="says 91 total_rows, but its shards have 90"):
+        read_input(copied)
+    write_manifest(copied, total_rows=90)
+    (copied / "synth_harmony_shard_02.parquet").rename(copied / "synth_harmony_shard_2.parquet")
+    with pytest.raises(DataError, match=r"holds synth_harmony_shard_2.parquet, which is no .* would be left out"):
+        read_input(copied)
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-0.1"])
+def test_a_share_that_is_no_number_from_0_to_1(value: str, tmp_path: Path) -> None:
+    from chatmill.systems.synth_kd import valid_threshold
+
+    with pytest.raises(ConfigError, match="it must be from 0 to 1"):
+        valid_threshold(float(value))
+
+
+def test_training_on_such_a_root_is_one_clear_error(tmp_path: Path) -> None:
+    build_synth_kd(DATA / "synth_harmony", tmp_path / "kd", workers=0, max_tokens=5000, audit=0)
+    recipe = {"out": str(tmp_path / "run"), "model": {"layers": 1}, "data": {"dataset": str(tmp_path / "kd")}}
+    (tmp_path / "train.yaml").write_text(json.dumps(recipe))
+    done = chatmill("train", str(tmp_path / "train.yaml"))
+    assert done.returncode == 2
+    assert "Megatron's indexed datasets" in done.stderr

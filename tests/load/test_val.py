@@ -1,0 +1,128 @@
+"""The split val: in order, whole and the same every time; options of its own; what is in a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chatmill.errors import ConfigError
+from chatmill.load.config import load_training_config
+from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.train.trainer import fit
+from tests.load.sets import PAD, batch, epoch_steps, items, same, write_set
+from tests.train.test_trainer import loader_over, small_items
+from tests.train.tiny import tiny_gpt
+
+BASE = {"batch_size": 4, "block_size": 20, "pad_token_id": PAD, "use_loss_mask": True}
+
+
+def make(directory: Path, **options: Any) -> GPTEpisodeDataLoader:
+    own = {name: options.pop(name) for name in ("pack", "val", "rank", "world_size") if name in options}
+    return GPTEpisodeDataLoader({**BASE, **options}, None, directory, **own)
+
+
+def seen(loader: GPTEpisodeDataLoader) -> Counter[int]:
+    """The first id of every real row of one pass over val."""
+    found: Counter[int] = Counter()
+    for _ in range(loader.steps_per_epoch("val")):
+        found.update(value for value in loader.get_batch("val")[0][:, 0].tolist() if value != PAD)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("pack", [False, True])
+def test_unset_options_read_val_whole_and_in_order_every_time(tmp_path: Path, size: int, pack: bool) -> None:
+    val = items(10, seed=1)
+    write_set(tmp_path, items(30), val)
+    loader = make(tmp_path, batch_size=size, pack=pack)
+    if not pack:
+        wanted = [
+            batch(rows, 20) for rows in epoch_steps(val, seed=0, epoch=0, step=size, shuffle=False, drop_last=False)
+        ]
+        for _ in range(2):
+            assert all(same(loader.get_batch("val"), one) for one in wanted)
+    passes = [list(loader.one_pass()) for _ in range(2)]
+    ids = sorted(i for one in passes[0] for i in one[1][one[2] != 0].tolist())
+    assert ids == sorted(i for e in val for i, w in zip(e.ids[1:], e.weights[1:], strict=True) if w)
+    assert all(same(tuple(a), tuple(b)) for a, b in zip(*passes, strict=True))
+
+
+def test_options_that_are_set_keep_their_meaning(tmp_path: Path) -> None:
+    val = items(10, seed=1)
+    write_set(tmp_path, items(30), val)
+    dropped = make(tmp_path, epoch_drop_last=True, epoch_shuffle=True)
+    for epoch in range(2):
+        for rows in epoch_steps(val, seed=1337, epoch=epoch, step=4):
+            assert same(dropped.get_batch("val"), batch(rows, 20))
+    assert sum(seen(make(tmp_path, epoch_drop_last=True)).values()) == 8
+
+
+def test_val_has_options_of_its_own(tmp_path: Path) -> None:
+    write_set(tmp_path, items(30), items(10, seed=1))
+    loader = make(tmp_path, epoch_drop_last=True, val={"epoch_drop_last": False, "batch_size": 3})
+    assert loader.get_batch("val")[0].shape == (3, 20)
+    assert (len(loader), loader.steps_per_epoch("val")) == (7, 4)
+    assert loader.get_batch()[0].shape == (4, 20)
+    (tmp_path / "c.xml").write_text(
+        "<training><batch_size>4</batch_size><block_size>20</block_size><pad_token_id>1</pad_token_id>"
+        "<val><batch_size>5</batch_size><epoch_shuffle>true</epoch_shuffle></val></training>"
+    )
+    config = load_training_config(tmp_path / "c.xml")
+    assert (config.for_split("val").batch_size, config.for_split("val").epoch_shuffle) == (5, True)
+    assert config.for_split("val").epoch_drop_last is False
+    assert config.for_split("train").batch_size == 4
+    for wrong in ({"block_size": 3}, {"batch_size": 0}, 7):
+        with pytest.raises(ConfigError, match="allowed"):
+            make(tmp_path, val=wrong)
+
+
+def test_a_pass_does_not_move_the_split_and_random_mode_has_none(tmp_path: Path) -> None:
+    write_set(tmp_path, items(30), items(10, seed=1))
+    loader = make(tmp_path)
+    first = loader.get_batch("val")
+    state = loader.state_dict()
+    assert same(next(iter(loader.one_pass("val"))), first)
+    assert loader.state_dict() == state
+    random = make(tmp_path, batch_sampling_mode="random")
+    with pytest.raises(ConfigError, match="random"):
+        next(iter(random.one_pass()))
+    with pytest.raises(TypeError, match="random"):
+        len(random)
+    assert random, "a loader without a length is still something"
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("sampling", ["epoch", "random"])
+def test_which_episodes_are_in_a_batch(tmp_path: Path, pack: bool, sampling: str) -> None:
+    train = items(11, low=3)
+    write_set(tmp_path, train)
+    loader = make(tmp_path, pack=pack, batch_sampling_mode=sampling, batch_size=2, rank=1, world_size=2)
+    with pytest.raises(ConfigError, match="not called"):
+        loader.last_episodes()
+    for number in range(7):
+        x = loader.get_batch()[0]
+        held = loader.last_episodes()
+        assert held == loader.episodes_in_batch(number)
+        for row, episodes in zip(x.tolist(), held, strict=True):
+            laid = [token for episode in episodes for token in train[episode].ids][:20]
+            assert row[: len(laid)] == laid
+
+
+def test_evaluation_is_whole_and_says_when_it_is_not(tmp_path: Path) -> None:
+    val = small_items(10, seed=3)
+    write_set(tmp_path, small_items(20), val)
+    trained = sum(weight != 0 for item in val for weight in item.weights[1:])
+    for size in (4, 16):
+        loader = loader_over(tmp_path, val={"batch_size": size})
+        loader.get_batch("val")
+        history = fit(tiny_gpt(layers=1), loader, steps=2, eval_every=1).history
+        values = [entry for entry in history if "val_loss" in entry]
+        assert [entry["val_tokens"] for entry in values] == [trained, trained]
+        assert "val_batches" not in values[0]
+    part = fit(tiny_gpt(layers=1), loader_over(tmp_path), steps=1, eval_batches=1).history[-1]
+    assert (part["val_batches"], part["val_batches_in_all"]) == (1, 3)
+    with pytest.raises(ConfigError, match="epoch_drop_last drops them all"):
+        fit(tiny_gpt(layers=1), loader_over(tmp_path, batch_size=16, epoch_drop_last=True), steps=1)

@@ -1,0 +1,357 @@
+"""A third sidecar of any dtype, record ids, blend arguments, and shards whose sidecars are off by one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from chatmill.distill.check import verify_synth_kd
+from chatmill.distill.run import build_synth_kd
+from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
+from chatmill.export.check import verify_export
+from chatmill.store.kd import KDShard, synth_kd_blend, synth_kd_blends
+from chatmill.store.kd_blend import write_blend_arguments
+from chatmill.store.kd_sidecars import write_sidecar
+from chatmill.systems.synth_kd import synth_kd_split
+from tests.conftest import DATA
+from tests.megatron.kd_sets import Document, Tokenizer, make_documents, write_root, write_shard
+
+LENGTH = 16
+NAME = "teacher_logprob"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real build with record ids."""
+    out = tmp_path_factory.mktemp("kd") / "root"
+    build_synth_kd(DATA / "synth_harmony", out, workers=0, max_rows_per_shard=20, valid_fraction=0.3, record_ids=True)
+    return out
+
+
+@pytest.fixture
+def copied(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "root"))
+
+
+def dataset(prefix: str, kind: Any, **options: Any) -> Any:
+    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+    from megatron.core.datasets.utils import Split
+
+    config = GPTDatasetConfig(
+        random_seed=1, sequence_length=LENGTH, blend_per_split=[([prefix], None), None, None], tokenizer=Tokenizer(),
+        reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False, create_attention_mask=False,
+        drop_last_partial_validation_sequence=False, **options,
+    )  # fmt: skip
+    low = kind.build_low_level_dataset(prefix, config)
+    everything = np.arange(len(low.sequence_lengths), dtype=np.int32)
+    return kind(low, prefix, everything, None, Split.valid, config)
+
+
+def with_sidecar(name: str) -> Any:
+    from chatmill.megatron import SynthKDDataset
+
+    return type("WithSidecar", (SynthKDDataset,), {"sidecars": (name,)})
+
+
+# --- a third sidecar ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "served"), [("float32", torch.float32), ("float64", torch.float64), ("int16", torch.int64)]
+)
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_sidecar_of_any_dtype_is_served_beside_its_label(
+    tmp_path: Path, dtype: str, served: torch.dtype, mapped: bool
+) -> None:
+    """The value of a token is a function of its id, so every sample says by itself whether it is aligned."""
+    documents = make_documents(20, 1, 100)
+    prefix = write_shard(tmp_path / "train" / "shard_00", documents)
+    values = [
+        np.array([number % 1000 / 4 if dtype[0] == "f" else number % 1000 for number in d.ids]) for d in documents
+    ]
+    write_sidecar(prefix, NAME, values, dtype, aligned="tokens")
+    found = dataset(prefix, with_sidecar(NAME), mmap_bin_files=mapped)
+    trained = 0
+    for number in range(len(found)):
+        sample = found[number]
+        assert sample[NAME].dtype == served
+        wanted = sample["labels"] % 1000 / (4 if dtype[0] == "f" else 1)
+        inside = sample["loss_mask"] > 0
+        assert torch.equal(sample[NAME][inside].double(), wanted[inside].double())
+        trained += int(inside.sum())
+    assert trained > 100
+    assert int(found[None][NAME].abs().sum()) == 0
+
+
+class Teacher:
+    """Stands at module level, so that datasets can be pickled; made when Megatron is there."""
+
+
+def test_pickling_opens_the_sidecar_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = make_documents(20, 1, 100)
+    prefix = write_shard(tmp_path / "train" / "shard_00", documents)
+    write_sidecar(prefix, NAME, [np.array(d.ids, dtype=np.float32) for d in documents], aligned="tokens")
+    kind = with_sidecar(NAME)
+    monkeypatch.setitem(globals(), "Teacher", kind)
+    kind.__qualname__, kind.__module__ = "Teacher", __name__
+    found = dataset(prefix, kind)
+    again = pickle.loads(pickle.dumps(found))
+    assert torch.equal(again[1][NAME], found[1][NAME])
+    with (tmp_path / "train" / f"shard_00_{NAME}.bin").open("r+b") as file:
+        file.write(np.float32(7.5).tobytes())
+    with pytest.raises(FormatError, match="when the dataset was pickled"):
+        pickle.loads(pickle.dumps(found))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (lambda d: d[:-1], "19 documents, but the shard has 20"),
+        (lambda d: [*d, d[0]], "more documents than the 20"),
+        (lambda d: [d[0][:-1], *d[1:]], r"document 0 has values of the shape \(\d+,\), but \d+ tokens"),
+        (lambda d: [np.append(d[0][:-1], 1), *d[1:]], "the last value of document 0 is 1.0; label-aligned"),
+    ],
+)
+def test_values_that_do_not_fit_are_not_written(tmp_path: Path, values: Any, message: str) -> None:
+    documents = make_documents(20, 1, 100)
+    prefix = write_shard(tmp_path / "train" / "shard_00", documents)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match=message):
+        write_sidecar(prefix, NAME, values([np.zeros(len(d.ids), dtype=np.float32) for d in documents]))
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_sidecar_that_does_not_fit_is_refused_at_opening(tmp_path: Path) -> None:
+    documents = make_documents(20, 1, 100)
+    prefix = write_shard(tmp_path / "train" / "shard_00", documents)
+    write_sidecar(prefix, NAME, [np.zeros(len(d.ids), dtype=np.float32) for d in documents])
+    path = tmp_path / "train" / f"shard_00_{NAME}.bin"
+    np.ones(path.stat().st_size // 4, dtype=np.float32).tofile(path)
+    with pytest.raises(FormatError, match=r"the last value of document 0 is 1\.0"):
+        KDShard.open(prefix, [NAME])
+    os.truncate(path, path.stat().st_size - 4)
+    with pytest.raises(FormatError, match=f"shard_00_{NAME}.bin: .* bytes, but its index"):
+        dataset(prefix, with_sidecar(NAME))
+    assert len(KDShard.open(prefix)) == 20, "who does not ask for it is not stopped by it"
+    with pytest.raises(ConfigError, match="no name for a sidecar"):
+        KDShard.open(prefix, ["span"])
+    with pytest.raises(UnknownNameError, match="labels, tokens"):
+        write_sidecar(prefix, "other", [], aligned="words")
+
+
+def test_the_example_adds_one_by_record_id(copied: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "megatron" / "add_teacher_logprob.py"
+    spec = importlib.util.spec_from_file_location("add_teacher_logprob", path)
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    assert example.add_teacher(str(copied)) == 40
+    shard = KDShard.open(synth_kd_blend(copied).prefixes[0], [NAME])
+    ids, mask, _ = shard.document(3)
+    found = shard.files[NAME].array[shard.place(3)]
+    everything = shard.files["tokens"].array
+    at = int(np.flatnonzero(mask)[0])
+    assert found[at] == pytest.approx(np.log((everything == ids[at + 1]).mean()), rel=1e-6)
+    sample = dataset(shard.prefix, example.teacher_dataset())[0]
+    assert bool((sample[NAME][sample["loss_mask"] > 0] < 0).all())
+    report = verify_synth_kd(copied)
+    assert report.passed
+    assert sum(NAME in sentence and "added later" in sentence for sentence in report.unchecked) == 4
+    shutil.copy(copied / "train" / f"shard_01_{NAME}.bin", copied / "train" / f"shard_00_{NAME}.bin")
+    assert not verify_synth_kd(copied).passed
+
+
+# --- record ids ---------------------------------------------------------------------------------------------------
+
+
+def test_record_ids_are_those_of_the_documents(built: Path) -> None:
+    names = {"train": [], "valid": []}
+    for path in sorted((DATA / "synth_harmony").glob("*.parquet")):
+        for name in pq.read_table(path).column("synth_id").to_pylist()[:20]:
+            names[synth_kd_split(name, 0.3)].append(name)
+    for split, wanted in names.items():
+        shards = [KDShard.open(prefix) for prefix in synth_kd_blend(built, split).prefixes]
+        assert [name for shard in shards for name in shard.record_ids()] == wanted
+        assert len(wanted) > 3
+
+
+def test_without_record_ids_the_error_says_how_to_get_them(tmp_path: Path) -> None:
+    prefix = write_shard(tmp_path / "train" / "shard_00", make_documents(3, 1))
+    with pytest.raises(FormatError, match="--record-ids"):
+        KDShard.open(prefix).record_ids()
+
+
+# --- off by one ---------------------------------------------------------------------------------------------------
+
+
+def roll_tokens(train: Path) -> None:
+    path = train / "shard_00_tokens.bin"
+    np.roll(np.fromfile(path, dtype=np.int32), 1).tofile(path)
+
+
+def token_aligned(train: Path) -> None:
+    """Every document begins with a message that is not trained, so this is what `values` were before `values[1:]`."""
+    for column in ("lossmask", "span"):
+        path = train / f"shard_00_{column}.bin"
+        np.roll(np.fromfile(path, dtype=np.uint8), 1).tofile(path)
+
+
+def span_is_the_mask(train: Path) -> None:
+    shutil.copy(train / "shard_00_lossmask.bin", train / "shard_00_span.bin")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (roll_tokens, "EOD inside of a document, or none at its end: document 0"),
+        (token_aligned, "a span does not begin with <|start|>: document 0"),
+        (span_is_the_mask, "a span is not that of its message's channel: document 0"),
+    ],
+)
+def test_sidecars_that_are_off_by_one_are_refused(copied: Path, damage: Any, message: str) -> None:
+    prefix = synth_kd_blend(copied).prefixes[0]
+    damage(copied / "train")
+    with pytest.raises(FormatError) as caught:
+        KDShard.open(prefix)
+    assert message in str(caught.value)
+    assert any(message.split(":")[0] in str(finding) for finding in verify_synth_kd(copied).findings)
+
+
+def test_one_document_in_the_middle_is_found_by_verify(copied: Path) -> None:
+    """Opening looks at a sample; `verify` looks at everything, also where a neighbour is no Harmony document."""
+    prefix = synth_kd_blend(copied).prefixes[0]
+    tokens = np.memmap(f"{prefix}.bin", dtype=np.int32, mode="r+")
+    tokens[KDShard.open(prefix).place(2).start] = 17
+    tokens.flush()
+    findings = [str(finding) for finding in verify_synth_kd(copied).findings]
+    assert any("does not begin with <|start|>" in finding for finding in findings)
+
+
+# --- roots of other programs, and what Megatron leaves behind -----------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["by name", "lists"])
+def test_a_root_with_paths_and_bytes_of_each_shard_opens(tmp_path: Path, form: str) -> None:
+    from chatmill.look.kd import open_kd
+
+    root = write_root(tmp_path / "kd", {"train": [make_documents(5, 1)], "valid": [make_documents(4, 2)]})
+    splits: dict[str, Any] = {}
+    for split in ("train", "valid"):
+        files = {path.name: path for path in sorted((root / split).iterdir())}
+        paths: Any = {name: f"data/elsewhere/{split}/{name}" for name in files}
+        sizes: Any = {name: path.stat().st_size for name, path in files.items()}
+        if form == "lists":
+            paths, sizes = list(paths.values()), list(sizes.values())
+        splits[split] = {"shards": [{"shard": 0, "rows": 5, "paths": paths, "bytes": sizes}]}
+    content = {"schema_version": "synth_kd_v1", "splits": splits, "tokenizer": {"eod_id": 199999}}
+    (root / "manifest.json").write_text(json.dumps(content))
+    assert [len(split) for split in open_kd(root).splits.values()] == [5, 4]
+    assert len(dataset(synth_kd_blend(root).prefixes[0], with_sidecar("x").__base__)) > 3
+    with pytest.raises(FormatError, match="another program wrote it"):
+        verify_synth_kd(root)
+    with (root / "train" / "shard_00_span.bin").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(FormatError, match="but the manifest says"):
+        synth_kd_blend(root)
+
+
+def test_verify_passes_after_megatron_wrote_its_index_cache(copied: Path) -> None:
+    from chatmill.megatron import SynthKDDataset
+
+    dataset(synth_kd_blend(copied).prefixes[0], SynthKDDataset)
+    assert list(copied.rglob("*.npy"))
+    report = verify_synth_kd(copied)
+    assert report.passed
+    assert any("index cache" in sentence for sentence in report.unchecked)
+    (copied / "train" / "stray.npy").write_bytes(b"")
+    assert not verify_synth_kd(copied).passed
+
+
+# --- blends -------------------------------------------------------------------------------------------------------
+
+
+def test_blend_arguments_are_what_megatron_lm_reads(tmp_path: Path) -> None:
+    """Parsed as `get_blend_and_blend_per_split` of Megatron-LM does it, from a folder with a space in its name."""
+    from megatron.core.datasets.utils import get_blend_from_list
+
+    shards = [make_documents(5, 1), make_documents(9, 2)]
+    root = write_root(tmp_path / "my data" / "kd", {"train": shards})
+    files = write_blend_arguments(root)
+    assert sorted(path.name for path in root.parent.iterdir()) == ["kd", "kd.blend.args", "kd.blend.json"]
+    content = json.loads(files.json.read_text())
+    assert list(content) == ["train", "valid", "test"]
+    prefixes, weights = get_blend_from_list(content["train"])
+    assert (prefixes, weights) == tuple(synth_kd_blend(root))
+    assert content["valid"] is None
+    words = shlex.split(files.args.read_text())
+    assert words == ["--train-data-path", *content["train"]]
+    assert synth_kd_blends(root) == [synth_kd_blend(root), None, None]
+
+
+def test_builds_and_exports_write_them(built: Path, tmp_path: Path) -> None:
+    from chatmill.compiler.run import run_build
+    from chatmill.export.export import export_dataset
+
+    assert json.loads(built.with_name("root.blend.json").read_text())["valid"][1].startswith(str(built.resolve()))
+    source = {"path": str(next((DATA / "synth_harmony").glob("*.parquet")))}
+    run_build(
+        {"sources": [source], "tokenizer": "o200k", "template": "harmony", "policy": "synth_kd"},
+        tmp_path / "built",
+        workers=0,
+    )
+    result = export_dataset(tmp_path / "built", "megatron", tmp_path / "out", eod_id=199999, record_ids=True)
+    assert result.blend is not None
+    assert get_prefixes(result.blend.json) == synth_kd_blend(tmp_path / "out").prefixes
+    shard = KDShard.open(synth_kd_blend(tmp_path / "out").prefixes[0])
+    assert [name.rpartition(":row ")[2] for name in shard.record_ids()[:20]] == [str(row) for row in range(1, 21)]
+    assert verify_export(tmp_path / "out").passed
+    dataset(shard.prefix, with_sidecar("x").__base__)
+    assert verify_export(tmp_path / "out").passed
+    with pytest.raises(ConfigError, match="record_ids is for exports to megatron"):
+        export_dataset(tmp_path / "built", "parquet", tmp_path / "other", record_ids=True)
+
+
+def get_prefixes(path: Path) -> list[str]:
+    return json.loads(path.read_text())["train"][1::2]
+
+
+def test_an_export_whose_tokens_were_rolled_is_refused(tmp_path: Path) -> None:
+    """All that is known of an export is its EOD."""
+    documents = [Document(ids=[5, 6, 7, 2], spans=[0, 2, 2, 0])] * 3
+    prefix = write_shard(tmp_path / "train" / "shard_00", documents)
+    (tmp_path / "export.json").write_text(json.dumps({"options": {"eod_id": 2}}))
+    assert len(KDShard.open(prefix)) == 3
+    roll_tokens(tmp_path / "train")
+    with pytest.raises(FormatError, match="none at its end: document 0, token 3, which is 7"):
+        KDShard.open(prefix)
+
+
+# --- the tokenizer ------------------------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_for_megatron() -> None:
+    from chatmill.megatron import HarmonyTokenizer
+
+    tokenizer = HarmonyTokenizer()
+    assert (tokenizer.eod, tokenizer.vocab_size) == (199999, 201088)
+    assert tokenizer.vocab_size % 128 == 0
+    assert len({tokenizer.pad, tokenizer.eod, tokenizer.eos, tokenizer.bos}) == 4
+    assert tokenizer.tokenize("<|endoftext|> is text") != [199999]
+    assert tokenizer.eod not in tokenizer.tokenize("<|endoftext|>")
+    assert tokenizer.detokenize(tokenizer.tokenize("a <|return|> b")) == "a <|return|> b"
+    assert tokenizer.vocab["<|return|>"] == tokenizer.eos
+    json.dumps(tokenizer.unique_identifiers)
+    with pytest.raises(ConfigError):
+        tokenizer.apply_chat_template([])

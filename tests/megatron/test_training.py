@@ -1,0 +1,172 @@
+"""The training example on megatron-core's own parts: gradients, micro-batches, evaluation, ranks without a loader."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from chatmill.train.span_loss import span_normalized_loss
+from tests.megatron.kd_sets import EOD, Document, make_documents, write_root
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[1] / "examples" / "megatron" / "pretrain_synth_kd.py"
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": f"{HERE.parents[1]}:{os.environ.get('PYTHONPATH', '')}",
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of few different tokens, so that a few steps teach something."""
+    splits = {"train": [few(30, 1), few(11, 2)], "valid": [few(9, 3)]}
+    return write_root(tmp_path_factory.mktemp("kd") / "root", splits)
+
+
+def few(count: int, seed: int) -> list[Document]:
+    made = make_documents(count, seed)
+    return [Document(ids=[*(number % 20 for number in d.ids[:-1]), EOD], spans=d.spans) for d in made]
+
+
+@pytest.fixture(scope="module")
+def ranks(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What two ranks found, each for itself."""
+    out = tmp_path_factory.mktemp("ranks") / "found"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(HERE / "train_ranks.py"), str(root), str(out)],
+        capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("per_token", [True, False])
+@pytest.mark.parametrize("how", ["data", "tensor"])
+def test_two_ranks_have_the_gradients_of_one_process(ranks: list[dict[str, Any]], how: str, per_token: bool) -> None:
+    """Megatron divides in another way for each setting; float32 sums in another order are all that may differ."""
+    for found in ranks:
+        step = found[f"{how} parallel, per token {per_token}"]
+        assert step["error"] < 1e-5
+        assert step["loss"] == pytest.approx(step["whole"], rel=1e-5)
+        assert min(step["values"][f"{span} tokens"] for span in ("reasoning", "answer")) > 20
+        values = step["values"]
+        assert values["lm loss"] == pytest.approx(0.5 * values["reasoning loss"] + values["answer loss"], rel=1e-5)
+
+
+def test_only_the_first_tensor_parallel_rank_has_a_loader(ranks: list[dict[str, Any]]) -> None:
+    assert [found["has_loader"] for found in ranks] == [True, False]
+    data, tensor = (ranks[1][f"{how} parallel, per token True"]["loss"] for how in ("data", "tensor"))
+    assert tensor == pytest.approx(data, rel=1e-5)
+
+
+def test_evaluation_over_micro_batches_and_ranks(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert found["evaluation"]["loss"] == pytest.approx(found["evaluation"]["whole"], rel=1e-5)
+
+
+def test_the_loss_falls(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["losses"] == ranks[1]["losses"]
+    assert ranks[0]["losses"][-1] < ranks[0]["losses"][0] - 0.5
+
+
+NUMPY_AND_TORCH_ALONE = """
+import runpy, sys
+for name in "pydantic msgspec gigatoken tokenizers datasets defusedxml pyarrow typer rich yaml".split():
+    sys.modules[name] = None
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script where the rest of what Chatmill depends on is not installed, as on many training machines."""
+
+
+def test_the_command_in_one_process(root: Path, tmp_path: Path) -> None:
+    options = "--steps 2 --sequence-length 32 --micro-batch 1 --global-batch 2 --eval-every 2 --eval-steps 1"
+    small = f"--layers 1 --hidden 16 --heads 2 --cache {tmp_path}"
+    done = subprocess.run(
+        [sys.executable, "-c", NUMPY_AND_TORCH_ALONE, str(EXAMPLE), str(root), *options.split(), *small.split()],
+        capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    lines = done.stdout.splitlines()
+    assert [line.split(" | ")[0] for line in lines] == ["step     1", "step     2", "valid    2", "done"]
+    for name in ("lm loss", "reasoning loss", "answer loss", "reasoning tokens", "answer tokens", "w_r", "w_f"):
+        assert f"{name}: " in lines[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("option", ["--no-bf16", "--bf16"])
+def test_the_loss_falls_on_a_gpu(root: Path, tmp_path: Path, option: str) -> None:
+    small = "--steps 20 --sequence-length 32 --global-batch 8 --layers 1 --hidden 64 --heads 2 --lr 0.01"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), str(root), *small.split(), option, "--cache", str(tmp_path)],
+        capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, last = re.findall(r"(?:first|last): ([\d.]+)", done.stdout.splitlines()[-1])
+    assert float(last) < float(first) - 1
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pretrain_synth_kd", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("per_token", [True, False])
+@pytest.mark.parametrize("spans", ["both", "one without answers", "nothing trained"])
+def test_what_megatrons_schedule_divides_by_is_undone(example: ModuleType, per_token: bool, spans: str) -> None:
+    """3 micro-batches on each of 4 ranks of data and context parallelism, divided as megatron-core divides."""
+    generator = torch.Generator().manual_seed(1)
+    losses = torch.rand((4, 3, 2, 8), generator=generator, dtype=torch.float64, requires_grad=True)
+    span_id = torch.randint(0, 3, losses.shape, generator=generator)
+    span_id[0, 0] = 0  # a micro-batch without a trained token
+    if spans == "one without answers":
+        span_id[span_id == 2] = 1
+    elif spans == "nothing trained":
+        span_id[:] = 0
+    mask = (span_id > 0).float()
+    whole = span_normalized_loss(losses, span_id, mask, 0.25, 2.0)
+    wanted = torch.autograd.grad(whole.loss, losses)[0]
+    counts = torch.stack((whole.tokens_r, whole.tokens_f))
+    training = example.SpanTraining(lambda _: 3, w_r=0.25, w_f=2.0)
+    total, tokens, reports = torch.zeros((), dtype=torch.float64), 0, []
+    for rank in range(4):
+        for number in range(3):
+            batch = {"span_id": span_id[rank, number], "loss_mask": mask[rank, number], "step_counts": counts}
+            loss, num_tokens, report = training.loss_func(
+                batch, losses[rank, number], micro_batches=3, ranks=4, per_token=per_token
+            )
+            assert num_tokens.dtype == torch.int
+            total = total + (loss if per_token else loss / num_tokens.clamp(min=1) / 3 / 4)
+            tokens += int(num_tokens)
+            reports.append(report)
+    if per_token:
+        total = total / max(tokens, 1)
+    assert torch.allclose(torch.autograd.grad(total, losses)[0], wanted, rtol=1e-12, atol=1e-12)
+    read = {name: torch.vstack([report[name] for report in reports]).sum(dim=0) for name in reports[0]}
+    values = {name: float(pair[0] / pair[1]) for name, pair in read.items()}
+    assert values["lm loss"] == pytest.approx(float(whole.loss.detach()), rel=1e-5, abs=1e-9)
+    assert values["reasoning loss"] == pytest.approx(float(whole.loss_r), rel=1e-5, abs=1e-9)
+    assert values["answer loss"] == pytest.approx(float(whole.loss_f), rel=1e-5, abs=1e-9)
+    assert values["answer tokens"] == pytest.approx(float(whole.tokens_f), rel=1e-5, abs=1e-9)

@@ -1,0 +1,185 @@
+"""Conversations of unseen shapes are put together from messages: as the long way writes them, or found out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from benchmarks.template_survey import bind_bytes
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.render.jinja.expressions import Question
+from chatmill.render.jinja.message_rows import MessageRows
+from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.jinja.record import InputForm, RecordView
+from chatmill.render.jinja.renderings import TraceError
+from chatmill.render.jinja.rows import Counts, Row, Span
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.registry import bind, find_template
+from chatmill.render.render import render
+from chatmill.tokenizer.byte_level import ByteTokenizer
+
+CALL = ToolCall("f", '{"a": 1}', "call00001")
+
+
+def talk(rng: random.Random, turns: int) -> Conversation:
+    """Turns with calls and results in random numbers, so that hardly any two talks have the same shape."""
+    messages: list[Message] = [Message(Role.SYSTEM, "be")] if rng.random() < 0.3 else []
+    for number in range(turns):
+        messages.append(Message(Role.USER, f"q{number}"))
+        for _ in range(rng.randint(0, 2)):
+            calls = (CALL,) * rng.randint(1, 2)
+            messages.append(Message(Role.ASSISTANT, rng.choice(["", "I look."]), tool_calls=calls))
+            messages += [Message(Role.TOOL, f"r{rng.random()}", tool_call_id="call00001", name="f") for _ in calls]
+        reasoning = rng.choice([None, "hm"])
+        messages.append(
+            Message(Role.ASSISTANT, f"a{number}", reasoning=reasoning, weight=rng.choice([None, None, 0.0]))
+        )
+    return Conversation(tuple(messages))
+
+
+def talks(count: int, seed: int = 0) -> list[Conversation]:
+    rng = random.Random(seed)
+    return [talk(rng, rng.randint(1, 4)) for _ in range(count)]
+
+
+def bound(name: str, **options: object) -> ModelTemplate:
+    template = bind(name, ByteTokenizer(find_template(name).control_tokens), TemplateOptions(**options))  # type: ignore[arg-type]
+    assert isinstance(template, ModelTemplate)
+    return template
+
+
+@pytest.mark.parametrize(
+    ("name", "expand", "least"),
+    [
+        ("qwen3_training", Expand.TURNS, 6),
+        ("qwen2_5", Expand.NONE, 6),
+        ("glm4_5", Expand.TURNS, 6),
+        ("qwen2_5", Expand.LAST, 0),  # trains other answers than the places of messages tell
+        ("qwen3", Expand.TURNS, 0),  # changes earlier turns, which then have rows of their own
+    ],
+)
+def test_as_the_long_way_writes_it(name: str, expand: Expand, least: int) -> None:
+    template, alone = bound(name, expand=expand), bound(name, expand=expand)
+    given = talks(80 if least else 20)
+    written = [template.write(one, by_messages=True) for one in given]
+    assert [one.rows for one in written] == [alone.write(one).rows for one in given]
+    assert [one.counts for one in written] == [alone.write(one).counts for one in given]
+    made = template.chat.put_together
+    assert made >= least
+    assert least or not made
+
+
+WRITES_THE_NUMBER = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if messages|length > 9 %}!{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if messages|length > 8 %}!{% endif %}{% endif %}"""
+"""What it writes for a message depends on how many there are, which no place of a message says."""
+
+
+def chat(turns: int) -> Conversation:
+    return Conversation(tuple(Message(r, f"{r}{n}") for n in range(turns) for r in (Role.USER, Role.ASSISTANT)))
+
+
+def test_a_template_that_looks_further_is_found_out() -> None:
+    template = bind_bytes("number", WRITES_THE_NUMBER)
+    for turns in (3, 4):
+        template.write(chat(turns), by_messages=True)
+    with pytest.raises(TraceError, match="traces: whole"):
+        template.write(chat(5), by_messages=True)
+
+
+def test_the_error_reaches_whoever_renders() -> None:
+    with pytest.raises(TraceError, match="traces: whole"):
+        render([chat(turns) for turns in (3, 4, 5, 6, 7)], bind_bytes("number", WRITES_THE_NUMBER))
+
+
+# -- lessons by themselves ---------------------------------------------------------------------------------------------
+
+Asked = dict[Question, object]
+
+
+def learn(book: MessageRows, conversation: Conversation, mark: str, asked: Asked | None = None) -> None:
+    view = RecordView(conversation, InputForm())
+    book.learn(view, view.shape(), [row_of(conversation, mark)], counts_of(conversation), asked or {})
+
+
+def row_of(conversation: Conversation, mark: str) -> Row:
+    spans = [
+        span
+        for k, message in enumerate(conversation.messages)
+        for span in (Span(mark, None, 1, k), Span(message.content, ("field", (k, "content")), 2, k))
+    ]
+    return Row(tuple(spans), trained(conversation))
+
+
+def trained(conversation: Conversation) -> tuple[int, ...]:
+    return tuple(k for k, message in enumerate(conversation.messages) if message.role is Role.ASSISTANT)
+
+
+def counts_of(conversation: Conversation) -> Counts:
+    return Counts(len(trained(conversation)), 0, 0, 0)
+
+
+def composed(book: MessageRows, conversation: Conversation) -> Sequence[str] | None:
+    view = RecordView(conversation, InputForm())
+    found = book.compose(view, view.shape())
+    return None if found is None else [span.text for span in found.row.spans]
+
+
+def test_a_longer_talk_of_known_messages() -> None:
+    book = MessageRows()
+    for turns in (1, 2, 3, 4):
+        learn(book, chat(turns), ">")
+    assert composed(book, chat(9)) == [span.text for span in row_of(chat(9), ">").spans]
+
+
+def test_an_unknown_place_is_not_guessed() -> None:
+    book = MessageRows()
+    learn(book, chat(1), ">")
+    assert composed(book, chat(2)) is None
+
+
+def test_other_answers_need_a_lesson_of_their_own() -> None:
+    book = MessageRows()
+    question: Question = ("contains", ("field", (1, "content")), "</think>")
+    learn(book, chat(1), ">", {question: False})
+    assert composed(book, chat(1)) is not None
+    thinking = chat(1)._replace(messages=(chat(1).messages[0], Message(Role.ASSISTANT, "</think>x")))
+    assert composed(book, thinking) is None
+    learn(book, thinking, "#", {question: True})
+    assert book.is_sound
+    assert composed(book, thinking) == ["#", chat(1).messages[0].content, "#", "</think>x"]
+    assert composed(book, chat(1)) == [span.text for span in row_of(chat(1), ">").spans]
+
+
+def test_two_lessons_that_contradict_each_other_end_the_method() -> None:
+    book = MessageRows()
+    learn(book, chat(1), ">")
+    learn(book, chat(1), "#")
+    assert not book.is_sound
+    assert composed(book, chat(1)) is None
+
+
+@pytest.mark.parametrize("wrong", ["order", "several", "far", "rows", "unstable", "untrained"])
+def test_what_cannot_be_taken_apart_teaches_nothing(wrong: str) -> None:
+    book, one = MessageRows(), chat(2)
+    view = RecordView(one, InputForm())
+    row, counts, asked = row_of(one, ">"), counts_of(one), {}
+    rows = [row]
+    if wrong == "order":
+        rows = [row._replace(spans=tuple(reversed(row.spans)))]
+    elif wrong == "several":
+        asked = {("same", ("field", (0, "content")), ("field", (1, "content"))): True}
+    elif wrong == "far":
+        rows = [row._replace(spans=(*row.spans, Span("x", ("field", (0, "content")), 2, 3)))]
+    elif wrong == "rows":
+        rows = [row, row]
+    elif wrong == "unstable":
+        counts = counts._replace(unstable=1)
+    else:
+        counts = counts._replace(untrained=1)
+    book.learn(view, view.shape(), rows, counts, asked)
+    assert book.is_sound
+    assert composed(book, one) is None

@@ -1,0 +1,186 @@
+"""The functions of the token-native format as users call them: altered content, train: false, batches, wrong types."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from typer.testing import CliRunner
+
+from chatmill.cli import app
+from chatmill.compiler.run import run_build
+from chatmill.core.conversation import Conversation, parse_messages
+from chatmill.errors import ConfigError, DataError, TokenizerError
+from chatmill.label.presets import find_policy
+from chatmill.prove.verify import verify
+from chatmill.render.registry import bind
+from chatmill.render.render import render
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.systems.document_boundaries import block_tokenize_fn
+from chatmill.systems.post_training import encode_transcripts
+from chatmill.systems.token_native_sft import (
+    DEFAULT_SYSTEM_TEXT,
+    MARKERS,
+    collate_sft_batch,
+    pack_sft_ids_and_mask,
+    serialize_chat_to_ids,
+    sft_batch,
+    sft_loss_mask_for_ids,
+    sft_token_ids,
+)
+from chatmill.tokenizer.load import load_tokenizer
+
+ROLES = {"sys_id": 1, "usr_id": 2, "asst_id": 3, "eot_id": 4}
+CHAT: Any = {
+    "messages": [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "no", "train": False},
+        {"role": "user", "content": "more"},
+        {"role": "assistant", "content": "yes"},
+    ]
+}
+
+
+def native() -> Any:
+    return load_tokenizer("bytes", control_tokens=list(MARKERS.values()))
+
+
+def raw(*special: str) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(list(special))
+    return made
+
+
+@pytest.mark.parametrize("setting", ["truncation", "padding"])
+def test_a_tokenizer_that_cuts_or_pads_is_refused_everywhere(setting: str) -> None:
+    chat: Any = {"messages": [{"role": "user", "content": "a b a b"}]}
+    markers = ["<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|END|>", "<|EOS|>"]
+    made = raw(*MARKERS.values(), *markers)
+    made.enable_truncation(max_length=2) if setting == "truncation" else made.enable_padding(length=9)
+    for call in (
+        lambda: serialize_chat_to_ids(chat, tokenizer=made, default_system_text="a"),
+        lambda: sft_token_ids(made),
+        lambda: encode_transcripts(["<|USER|>a b<|END|>"], tokenizer=made),
+        lambda: block_tokenize_fn({"text": ["a b a b"]}, made, "text"),
+    ):
+        with pytest.raises(TokenizerError, match=rf"{setting} on .*no_{setting}\(\)"):
+            call()
+    made.no_truncation()
+    made.no_padding()
+    ids = serialize_chat_to_ids(chat, tokenizer=made, default_system_text="a")
+    assert len(ids) == 3 + 6
+    with pytest.raises(TokenizerError, match="load_tokenizer"):
+        block_tokenize_fn({"text": ["a b a b"]}, made, "text")
+
+
+def test_train_false_counts_as_in_bulk() -> None:
+    tokenizer = native()
+    ids = serialize_chat_to_ids(CHAT, tokenizer=tokenizer, default_system_text=DEFAULT_SYSTEM_TEXT)
+    mask = sft_loss_mask_for_ids(ids, **sft_token_ids(tokenizer))
+    tokens = render([Conversation(parse_messages(CHAT["messages"]))], bind("token_native", tokenizer)).tokens
+    bulk = tokens.per_token(find_policy("assistant").run_weights(tokens)) > 0
+    assert (ids, mask) == (tokens.ids.tolist(), bulk.tolist())
+    assert tokenizer.decode([i for i, trained in zip(ids, mask, strict=True) if trained]).startswith("yes")
+    plain = sft_loss_mask_for_ids(list(ids), **sft_token_ids(tokenizer))
+    assert sum(plain) == sum(mask) + 3, "a plain list knows nothing of it"
+
+
+def test_chats_to_a_batch_in_one_call() -> None:
+    tokenizer = native()
+    short: Any = {"messages": [{"role": "assistant", "content": "ok"}]}
+    x, y, mask = sft_batch([CHAT, short], tokenizer=tokenizer, T=64)
+    assert x.shape == y.shape == mask.shape == (2, 64)
+    ids = serialize_chat_to_ids(CHAT, tokenizer=tokenizer, default_system_text=DEFAULT_SYSTEM_TEXT)
+    assert x[0, : len(ids)].tolist() == list(ids)
+    assert mask.sum(1).tolist() == [4, 3]
+    assert ((y == -100) == ~mask).all()
+    named, _, _ = sft_batch([short], tokenizer=tokenizer, T=16, default_system_text="be", pad_id=0)
+    assert named[0].tolist()[:8] == [*serialize_chat_to_ids(short, tokenizer=tokenizer, default_system_text="be")]
+    assert named[0].tolist()[8:] == [0] * 8
+    with pytest.raises(DataError, match="list of chats"):
+        sft_batch(CHAT, tokenizer=tokenizer, T=4)
+
+
+def test_the_default_system_text_comes_from_recipe_and_command(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text(json.dumps(CHAT) + "\n")
+    common = {"sources": [{"path": str(tmp_path / "c.jsonl")}], "tokenizer": "bytes", "template": "token_native",
+              "add_control_tokens": True}  # fmt: skip
+    run_build(common | {"template_options": {"default_system_text": "be brief"}}, tmp_path / "recipe", workers=0)
+    command = ["build", str(tmp_path / "c.jsonl"), "-t", "bytes", "-T", "token_native", "--add-control-tokens",
+               "--template-option", "default_system_text=be brief", "--out", str(tmp_path / "command")]  # fmt: skip
+    assert CliRunner().invoke(app, command).exit_code == 0
+    wanted = serialize_chat_to_ids(CHAT, tokenizer=native(), default_system_text="be brief")
+    for name in ("recipe", "command"):
+        assert EpisodeDataset(tmp_path / name, "train")[0].ids.tolist() == wanted
+        assert verify(tmp_path / name).passed
+    for options, says in (
+        ({"default_system": "x"}, "it has: default_system_text"),
+        ({"default_system_text": 3}, "a text"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            run_build(common | {"template_options": options}, tmp_path / "no", workers=0)
+
+
+@pytest.mark.parametrize("ids", [None, "12", [1.0, 2.0], ["1", "2"], [[1, 2]], [1, None], 7])
+def test_ids_are_flat_lists_of_whole_numbers(ids: Any) -> None:
+    with pytest.raises(DataError, match="flat list of whole numbers"):
+        sft_loss_mask_for_ids(ids, **ROLES)
+    with pytest.raises(DataError, match="flat list of whole numbers"):
+        pack_sft_ids_and_mask(ids, [True, False], S=4, pad_id=0, **ROLES)
+    with pytest.raises(DataError, match="ids of row 0"):
+        collate_sft_batch([(ids, [True, False])], T=1, device="cpu")
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, "1", -1, [1], True])
+def test_role_ids_are_whole_numbers(wrong: Any) -> None:
+    with pytest.raises(DataError, match="usr_id is"):
+        sft_loss_mask_for_ids([1, 2], **(ROLES | {"usr_id": wrong}))
+    with pytest.raises(DataError, match="pad_id is"):
+        pack_sft_ids_and_mask([1, 2], [True, False], S=4, pad_id=wrong, **ROLES)
+
+
+def test_equal_role_ids_are_refused() -> None:
+    with pytest.raises(DataError, match=r"four different ids.*usr_id=3"):
+        sft_loss_mask_for_ids([1, 2], **(ROLES | {"usr_id": 3}))
+    assert pack_sft_ids_and_mask([3, 9, 4], [False, True, True], S=4, pad_id=4, **ROLES)[0] == [3, 9, 4, 4]
+
+
+@pytest.mark.parametrize("size", [-1, 0, 2.0, "2", None])
+def test_sizes_are_whole_numbers(size: Any) -> None:
+    with pytest.raises(DataError, match=r"^T is"):
+        collate_sft_batch([([], [])], T=size, device="cpu")
+    with pytest.raises(DataError, match=r"^S is"):
+        pack_sft_ids_and_mask([3, 9], [False, True], S=size, pad_id=4, **ROLES)
+
+
+def test_other_wrong_types_are_one_clear_error() -> None:
+    for chat in (None, [], "hi"):
+        with pytest.raises(DataError, match="mapping with 'messages'"):
+            serialize_chat_to_ids(chat, tokenizer=native(), default_system_text="a")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="default_system_text is NoneType"):
+        serialize_chat_to_ids(CHAT, tokenizer=native(), default_system_text=None)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="pair"):
+        collate_sft_batch([[1, 2, 3]], T=2, device="cpu")  # type: ignore[list-item]
+    with pytest.raises(DataError, match="list of"):
+        collate_sft_batch(None, T=2, device="cpu")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="True and False"):
+        pack_sft_ids_and_mask([1, 2], [0.5, 1.0], S=4, pad_id=4, **ROLES)  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="device is 'tpu'"):
+        collate_sft_batch([([1, 2], [True, True])], T=1, device="tpu")
+    x, _, _ = collate_sft_batch([(torch.tensor([1, 2]), [True, True])], T=1, device="cpu")  # type: ignore[list-item]
+    assert x.tolist() == [[1]]
+
+    class Digits:
+        def encode(self, text: str) -> list[int]:
+            return []
+
+        def special_token_ids(self) -> dict[str, Any]:
+            return {"sys": "1", "usr": 2, "asst": 3, "eot": 4}
+
+    with pytest.raises(TokenizerError, match="'1' as the id"):
+        sft_token_ids(Digits())
