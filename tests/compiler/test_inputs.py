@@ -604,7 +604,7 @@ def test_a_build_whose_input_changes_after_it_was_read_is_not_published(fast: Pa
 
     said = "was there when the build began" if change == "is removed" else "has changed"
     with pytest.raises(DataError, match=rf"a\.jsonl {said}"):
-        run_build(recipe, out, workers=0, chunk_bytes=1000, on_progress=on_progress)
+        run_build(recipe, out, workers=0, shard_bytes=1000, on_progress=on_progress)
     assert max(done) > 1
     assert not (out / "manifest.json").exists()
     assert not (out / "train").exists()

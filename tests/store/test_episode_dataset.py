@@ -293,3 +293,43 @@ def test_the_reader_needs_numpy_alone(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [[30, 31, 32, 33, 34], []]
+
+
+def test_columns_of_very_many_shards_are_looked_at_when_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 3)
+    (tmp_path / "train" / "shard_00001" / "turns.u32").write_bytes(b"123")
+    with pytest.raises(FormatError, match=r"shard_00001/turns\.u32: 3 bytes"):
+        EpisodeDataset(tmp_path)
+    monkeypatch.setattr("chatmill.store.episodes.FEW_SHARDS", 1)
+    dataset = EpisodeDataset(tmp_path)
+    assert len(dataset.shards) > 2
+    with pytest.raises(FormatError, match=r"shard_00001/turns\.u32: 3 bytes"):
+        dataset.column("turns")
+    (tmp_path / "train" / "shard_00002" / "kinds.u8").unlink()
+    with pytest.raises(FormatError, match=r"kinds\.u8 is missing"):
+        EpisodeDataset(tmp_path)
+
+
+def test_a_shard_may_have_source_codes_of_its_own(tmp_path: Path) -> None:
+    """As shards have that were written by workers who did not know of each other."""
+    write(tmp_path, 3)
+    path = tmp_path / "train" / "episodes.json"
+    manifest = json.loads(path.read_bytes())
+    before = [one.source for one in EpisodeDataset(tmp_path)]
+    shard = manifest["shards"][1]
+    names = manifest["sources"]
+    codes = np.fromfile(tmp_path / "train" / shard["name"] / "source.u32", "<u4")
+    own = [names[code] for code in dict.fromkeys(codes.tolist())]
+    shard["sources"] = ["unused", *own]
+    recoded = np.array([shard["sources"].index(names[code]) for code in codes.tolist()], dtype="<u4")
+    recoded.tofile(tmp_path / "train" / shard["name"] / "source.u32")
+    manifest |= {"version": 2, "sources": [*names, "unused"]}
+    path.write_text(json.dumps(manifest))
+    dataset = EpisodeDataset(tmp_path)
+    assert [one.source for one in dataset] == before
+    assert [dataset.source_names[code] for code in dataset.column("source").tolist()] == before
+    np.array([9] * len(codes), dtype="<u4").tofile(tmp_path / "train" / shard["name"] / "source.u32")
+    with pytest.raises(FormatError, match="source code"):
+        [one.source for one in EpisodeDataset(tmp_path)]
