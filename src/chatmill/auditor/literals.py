@@ -41,7 +41,7 @@ class Opening:
     borrowed: int
     """How many of them end the message before: some templates write nothing else before an answer."""
     solid: int
-    """How many of them are sure to be there; those behind are white space, which may merge with the text that follows."""
+    """How many of them are sure to be there; white space behind them may merge with the text that follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,10 @@ FARTHEST = 16
 """How far a mask may be beside its answer and still count as shifted."""
 
 
+ENDING = 12
+"""Tokens by which two answers count as one."""
+
+
 class Found(NamedTuple):
     """Places of a finding, as stretches of tokens."""
 
@@ -143,29 +147,29 @@ def _most(word: str, values: Ints) -> str:
 
 
 def _untrained(data: TokenizedSet, answers: Answers, untrained: Bools, trained: Bools, count: int) -> Iterator[Found]:
-    """Answers that are not trained, here or behind the same prompt elsewhere.
+    """Answers that are trained nowhere in the set.
 
-    Where that holds for all but the last of every document, it is a choice.
+    Where a conversation has a row for each turn, earlier answers are context in later rows, and may lack their
+    reasoning there: answers that end alike count as one. Where only last answers are trained, it is a choice.
     """
     document = np.searchsorted(data.documents, answers.starts, side="right") - 1
     last = np.append(document[1:] != document[:-1], True) if count else np.empty(0, dtype=np.bool_)
-    prompts = _prefixes(data, answers.starts, document)
-    untrained = untrained & ~answers.changed & ~np.isin(prompts, np.unique(prompts[trained]))
+    endings = _endings(data.ids, answers)
+    untrained = untrained & ~answers.changed & ~np.isin(endings, np.unique(endings[trained]))
     earlier = untrained & ~last
     choice = bool(earlier.any() and not (trained & ~last).any() and not (untrained & last).any())
     yield _of_answers("last_only" if choice else "answer_untrained", answers, untrained, count)
 
 
-def _prefixes(data: TokenizedSet, places: Ints, document: Ints) -> NDArray[np.uint64]:
-    """A number for everything in a document before each place."""
-    begins = data.documents[:-1]
-    steps = np.arange(len(data.ids), dtype=np.int64) - np.repeat(begins, np.diff(data.documents))
+def _endings(ids: Ints, answers: Answers) -> NDArray[np.uint64]:
+    """A number for the last tokens of each answer."""
+    numbers = np.zeros(len(answers), dtype=np.uint64)
     with np.errstate(over="ignore"):
-        mixed = (steps.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(31)
-        mixed *= data.ids.astype(np.uint64) * np.uint64(2) + np.uint64(1)
-        sums = np.append(np.uint64(0), np.cumsum(mixed, dtype=np.uint64))
-        return sums[places] - sums[begins[document]]
+        for step in range(1, ENDING + 1):
+            at = answers.ends - step
+            value = np.where(at >= answers.starts, ids[np.maximum(at, 0)] + 1, 0).astype(np.uint64)
+            numbers = (numbers ^ (numbers >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + value
+    return numbers
 
 
 def _behind(data: TokenizedSet, layout: Layout, answers: Answers, trained: Bools, shifted: Bools) -> Iterator[Found]:

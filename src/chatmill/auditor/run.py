@@ -56,12 +56,15 @@ def audit(
     is the folder of the model, or its loaded transformers tokenizer. With `source`, a file of conversations or the
     conversations themselves, every record is compiled and compared token by token.
     """
-    bound = _bound(model, template, given_options(template_options, date, unproved="untrained"))
+    bound = _bound(model, template, given_options(template_options, date))
     pad = bound.tokenizer.pad_id
     pad = None if pad == bound.tokenizer.eos_id else pad  # a pad that is the eos may be a real one
     data = open_tokenized(dataset, split=split, mask=mask, pad_id=pad, shifted=shifted)
     name = Path(dataset).name if isinstance(dataset, str | os.PathLike) else type(dataset).__name__
-    made = None if source is None else render_source(_records(source, shape), bound)
+    made = None
+    if source is not None:  # answers without a proof are compared as text, and not judged
+        lenient = _bound(model, template, given_options(template_options, date, unproved="untrained"))
+        made = render_source(_records(source, shape), lenient)
     return Audit(data, bound, name).run(made, examples)
 
 
