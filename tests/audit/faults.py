@@ -166,7 +166,9 @@ def _changed_trained(rows: list[Row], bound: BoundTemplate) -> list[Row]:
     return clean_rows(bind(find_template("qwen3"), bound.tokenizer, given))
 
 
-NOT_LAST = frozenset({"answer_untrained"})
+TEXT = frozenset({"text_differs"})
+"""A token that was put into a text makes it another text."""
+CUT = frozenset({"stop_missing", "truncated", "template_differs", "text_differs"})
 FAULTS = (
     Fault("mask one early", "mask_shifted", moved(-1)),
     Fault("mask one late", "mask_shifted", moved(1)),
@@ -201,22 +203,25 @@ FAULTS = (
     Fault("bos trained", "bos_trained", _bos(lambda row, bos: relabel(row, [True, *trained_of(row)[1:]])), "llama3"),
     Fault("two bos", "bos_twice", _bos(lambda row, bos: with_tokens(row, 0, [bos])), "llama3"),
     Fault("bos dropped", "bos_missing", _bos(lambda row, bos: without(row, [0])), "llama3"),
-    Fault("user text spells the stop", "special_from_text", _each(_spelled)),
-    Fault("answers spell the stop", "special_from_text", _each(_answer_spells)),
-    Fault("text spells another special token", "special_from_text", _some(_strange), "axolotl chatml"),
+    Fault("user text spells the stop", "special_from_text", _each(_spelled), others=TEXT),
+    Fault("answers spell the stop", "special_from_text", _each(_answer_spells), others=TEXT),
+    Fault("text spells another special token", "special_from_text", _some(_strange), "axolotl chatml", TEXT),
     Fault("answers cut", "truncated", _cut),
     Fault("packed without boundaries", "unbounded", lambda rows, bound: joined(rows, 3), "llama3"),
-    Fault("boundaries inside conversations", "boundary_inside", _packed_inside),
-    Fault("boundaries longer than the row", "wrong_boundaries", _too_long),
+    Fault("boundaries inside conversations", "boundary_inside", _packed_inside, others=CUT),
+    Fault("boundaries longer than the row", "wrong_boundaries", _too_long, others=frozenset({"unbounded"})),
     Fault("rows twice", "duplicates", lambda rows, bound: [*rows, *rows[:3]]),
     Fault("other header", "template_differs", _other_template),
-    Fault("no template", "other_template", _plain_text),
-    Fault("ids of another vocabulary", "outside_vocabulary", _some(lambda row, bound: with_tokens(row, 8, [9_999]))),
+    Fault("no template", "other_template", _plain_text, others=CUT),
+    Fault(
+        "ids of another vocabulary",
+        "outside_vocabulary",
+        _some(lambda row, bound: with_tokens(row, 8, [9_999])),
+        others=TEXT,
+    ),
     Fault("other text", "text_differs", _some(_other_text), needs_source=True),
     Fault("changed turns trained", "changed_trained", _changed_trained, "qwen3", needs_source=True),
-    Fault(
-        "packed without boundaries or bos", "unbounded", lambda rows, bound: joined(rows, 3), needs_source=True
-    ),
+    Fault("packed without boundaries or bos", "unbounded", lambda rows, bound: joined(rows, 3), needs_source=True),
 )
 
 

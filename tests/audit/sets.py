@@ -60,7 +60,11 @@ def conversations() -> list[Conversation]:
         if n % 2:
             turns += [
                 Message(Role.USER, f"And then, {n} times?\n"),
-                Message(Role.ASSISTANT, f"Second answer {n}: \u00fc\u4e2d.", reasoning=f"Thought {n}." if n % 4 == 1 else None),
+                Message(
+                    Role.ASSISTANT,
+                    f"Second answer {n}: \u00fc\u4e2d.",
+                    reasoning=f"Thought {n}." if n % 4 == 1 else None,
+                ),
             ]
         if n == 4:
             call = ToolCall("get_weather", '{"city": "Oslo"}', "callid001")

@@ -184,7 +184,7 @@ def find_layout(ids: Ints, documents: Ints, literals: Literals, padding: NDArray
         begin = documents[:-1][ids[np.minimum(documents[:-1], len(ids) - 1)] == literals.bos]
         places[begin] = Place.BEGIN
     places[padding] = Place.UNKNOWN
-    strange = np.union1d(spelled, _strange(ids, events, literals, padding))
+    strange = np.union1d(spelled, _strange(ids, documents, events, literals, padding))
     strange = np.union1d(strange, _closed_twice(events, limits, stops, literals))
     return Layout(places=places, answers=answers, strange=strange, openings=events.starts, opening_roles=events.roles)
 
@@ -310,7 +310,7 @@ def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...]) -> NDArray[np.bo
     return fits
 
 
-def _strange(ids: Ints, events: _Events, literals: Literals, padding: NDArray[np.bool_]) -> Ints:
+def _strange(ids: Ints, documents: Ints, events: _Events, literals: Literals, padding: NDArray[np.bool_]) -> Ints:
     """Special ids that the template never writes, and beginnings of openings that go on as none does."""
     special = np.isin(ids, list(literals.specials)) & ~padding
     strange = special & ~np.isin(ids, list(literals.written))
@@ -318,5 +318,8 @@ def _strange(ids: Ints, events: _Events, literals: Literals, padding: NDArray[np
     openers -= {i for one in literals.openings for i in one.ids[1:]}
     inside = np.zeros(len(ids), dtype=np.bool_)
     inside[events.starts] = True
-    strange |= np.isin(ids, list(openers)) & ~inside & ~padding
+    begun = np.flatnonzero(np.isin(ids, list(openers)) & ~inside & ~padding)
+    size = max(one.solid for one in literals.openings)
+    ends = documents[np.searchsorted(documents, begun, side="right")]
+    strange[begun[begun + size <= ends]] = True  # at the end of a document an opening may be cut
     return np.flatnonzero(strange)

@@ -141,7 +141,7 @@ def learn(bound: BoundTemplate) -> Literals:
                     openings[found.role, found.ids] = found
     if chat is not None:
         written |= {names[one] for one in names if one in chat.source.text and names[one] in specials}
-        written |= {names[one] for one in chat.source.named_tokens.values() if one in names}
+        written |= {names[one] for key, one in chat.source.named_tokens.items() if one in names and key in chat.reads}
     bos = begins.pop() if len(begins) == 1 else None
     assistant = any(one.role is RoleCode.ASSISTANT for one in openings.values())
     return Literals(

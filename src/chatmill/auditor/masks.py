@@ -87,6 +87,10 @@ def _answers(
     yield from _untrained(data, answers, untrained, used & ~shifted, count)
     changed = answers.changed & used
     yield _of_answers("changed_trained", answers, changed, count)
+    # where no stop says where an answer ends, it ends with its last target
+    targets = np.append(-1, np.flatnonzero(trained))
+    until = targets[np.searchsorted(targets, answers.ends) - 1] + 1
+    length = np.where(has_stop, length, np.maximum(until - answers.starts, 0))
     partly = used & (inside < length) & ~shifted & ~answers.changed
     policy = partly & _without_reasoning(answers, trained, data.ids, think_ends)
     yield _of_answers("reasoning_untrained", answers, policy, count)

@@ -197,8 +197,16 @@ def _take_over(
 
 def _row_answers(row: ProbeRow, places: NDArray[np.uint8], first: int, last: int) -> Iterator[list[int]]:
     """Prompt, start, end, stop and whether it is changed, of each answer of a row."""
-    speaking = (places == Place.ANSWER) | (places == Place.CHANGED) | (places == Place.STOP)
+    speaking = (places == Place.ANSWER) | (places == Place.STOP)
     numbers = np.where(speaking, row.messages, -1)
+    answered = set(numbers.tolist())
+    changed = (places == Place.CHANGED) & ~np.isin(row.messages, list(answered - {-1}))
+    stops_of_changed = (places == Place.STOP) & ~np.isin(row.messages, row.messages[places == Place.ANSWER])
+    numbers = np.where(
+        changed | ((places == Place.CHANGED) & np.isin(row.messages, row.messages[stops_of_changed])),
+        row.messages,
+        numbers,
+    )
     edges = np.flatnonzero(np.diff(numbers)) + 1
     bounds = [0, *edges.tolist(), len(numbers)]
     for start, end in pairwise(bounds):
@@ -209,13 +217,13 @@ def _row_answers(row: ProbeRow, places: NDArray[np.uint8], first: int, last: int
         prompt = start
         while prompt > 0 and places[prompt - 1] == Place.PROMPT:
             prompt -= 1
-        changed = int((places[start:end] == Place.CHANGED).any())
+        is_changed = int((places[start:end] == Place.CHANGED).any())
         yield [
             first + prompt,
             first + start,
             first + (stop if stop >= 0 else end),
             first + stop if stop >= 0 else -1,
-            changed,
+            is_changed,
         ]
 
 
@@ -282,6 +290,8 @@ def _differences(
     row = source.rows[source.whole[records[0]]]
     head = _common(row.ids, ids)
     tail = min(_common(row.ids[::-1], ids[::-1]), min(len(row.ids), len(ids)) - head)
+    if head == len(ids):  # a beginning of ours: cut, whatever its last tokens look like
+        tail = 0
     ours, theirs = row.ids[head : len(row.ids) - tail], ids[head : len(ids) - tail]
     judge = _Judge(row, ids, literals, vocabulary)
     if max(len(ours), len(theirs)) > LONGEST or judge.same_text(head, len(ours), head, len(theirs)):
@@ -338,6 +348,12 @@ class _Judge:
         written = [self._is_written(k, m) for k, m in zip(kinds, self._row.messages[i1:i2].tolist(), strict=True)]
         if kinds:
             return "template_differs" if all(written) else "text_differs"
+        if (
+            i1
+            and part_of(int(self._row.kinds[i1 - 1])) is Part.TERMINATOR
+            and set(theirs.tolist()) <= self._literals.stops
+        ):
+            return ""  # another stop behind the stop: a matter of the mask
         before, after = max(0, i1 - 1), min(i1, len(self._row.ids) - 1)
         inside = (
             self._row.messages[before] == self._row.messages[after]

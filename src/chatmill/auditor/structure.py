@@ -129,7 +129,7 @@ class Structure:
         row = data.row_of(np.minimum(answers.starts, len(data.ids) - 1))
         at_limit = final & (row_sizes[row] == longest) & (self._ends[document] >= data.offsets[row] + longest)
         others = open_end & ~at_limit
-        if int(at_limit.sum()) < 2 and others.any():
+        if others.sum() >= at_limit.sum():  # nothing was cut where answers end without a stop anyway
             at_limit = np.zeros(len(at_limit), dtype=np.bool_)
         missing = open_end & ~at_limit
         yield Found("stop_missing", answers.starts[missing], answers.ends[missing], int(missing.sum()), len(answers))
