@@ -18,7 +18,6 @@ from chatmill.render.bound import BoundTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.render.render import render
 
-
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 Row = dict[str, list[int]]
 DAY = "2026-01-01"

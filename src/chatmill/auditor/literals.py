@@ -99,7 +99,9 @@ def rows_of(tokens: Tokens) -> Iterator[ProbeRow]:
     kinds, messages = tokens.kinds, tokens.messages
     for first, last in zip(tokens.offsets[:-1].tolist(), tokens.offsets[1:].tolist(), strict=True):
         yield ProbeRow(
-            ids=tokens.ids[first:last].astype(np.int64), kinds=kinds[first:last], messages=messages[first:last]
+            ids=tokens.ids[first:last].astype(np.int64),
+            kinds=kinds[first:last],
+            messages=messages[first:last].astype(np.int64),
         )
 
 
@@ -136,7 +138,7 @@ def learn(bound: BoundTemplate) -> Literals:
             theirs = dict(_headers(other))
             for message, (start, end) in _headers(row):
                 begin, size = theirs.get(message, (start, end))
-                found = _opening(row, start, end, other.ids[begin:size], specials, bound)
+                found = _opening(row, start, end, other.ids[begin:size], specials, bound, stops)
                 if found is not None and message not in UNUSUAL.get(number, ()):
                     openings[found.role, found.ids] = found
     if chat is not None:
@@ -177,7 +179,13 @@ def _headers(row: ProbeRow) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def _opening(
-    row: ProbeRow, start: int, end: int, other: Ints, specials: frozenset[int], bound: BoundTemplate
+    row: ProbeRow,
+    start: int,
+    end: int,
+    other: Ints,
+    specials: frozenset[int],
+    bound: BoundTemplate,
+    stops: set[int],
 ) -> Opening | None:
     """The opening at a place of a probe; None where no special token tells it from text."""
     role = RoleCode(int(roles_of(row.kinds[start : start + 1])[0]))
@@ -198,6 +206,9 @@ def _opening(
     if first > borrowed and role is RoleCode.ASSISTANT:  # text before the special token is part of the prompt
         return None
     ids, borrowed = ids[first:], max(0, borrowed - first)
+    again = next((n for n, one in enumerate(ids) if n and one in specials), 0)
+    if ids[0] in stops and again:  # the end of the message before is not part of what opens this one
+        ids, borrowed = ids[again:], max(0, borrowed - again)
     solid = len(ids)
     while not varies and solid > 1 and not bound.tokenizer.token_bytes(ids[solid - 1]).strip():
         solid -= 1

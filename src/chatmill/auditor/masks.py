@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ ENDING = 12
 """Tokens by which two answers count as one."""
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Found:
     """Places of a finding, as stretches of tokens."""
 
     code: str
@@ -222,4 +223,5 @@ def stretches(mask: Bools) -> tuple[Ints, Ints]:
 
 def _sums(mask: Bools, offsets: Ints) -> Ints:
     before = np.append(0, np.cumsum(mask))
-    return before[offsets[1:]] - before[offsets[:-1]]
+    sums: Ints = before[offsets[1:]] - before[offsets[:-1]]
+    return sums

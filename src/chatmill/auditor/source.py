@@ -143,7 +143,8 @@ def _live_ends(data: TokenizedSet) -> Ints:
     live = np.flatnonzero(~data.padding)
     at = np.searchsorted(live, data.documents[1:]) - 1
     last = np.where(at >= 0, live[np.maximum(at, 0)] if len(live) else -1, -1)
-    return np.maximum(last + 1, data.documents[:-1])
+    ends: Ints = np.maximum(last + 1, data.documents[:-1])
+    return ends
 
 
 def _padding_before(data: TokenizedSet, ends: Ints) -> Ints:

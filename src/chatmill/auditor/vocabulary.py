@@ -72,7 +72,7 @@ class VocabularyBytes:
         texts = self.texts(ids, starts, ends)
         encoded, offsets = self._tokenizer.encode_batch([text or "" for text in texts])
         sizes = np.diff(offsets)
-        wrong = (sizes != ends - starts) | np.array([text is None for text in texts], dtype=np.bool_)
+        wrong: Bools = (sizes != ends - starts) | np.array([text is None for text in texts], dtype=np.bool_)
         same = np.flatnonzero(~wrong)
         mine = ids[ranges(starts[same], sizes[same])]
         theirs = encoded[ranges(offsets[:-1][same], sizes[same])]
