@@ -74,7 +74,7 @@ def trl_set(peer: Any, rows: Sequence[dict[str, Any]], folder: str) -> Any:
 
 
 def axolotl_set(peer: Any, rows: Sequence[dict[str, Any]], stops: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows that axolotl's `chat_template` strategy makes with its defaults."""
+    """The rows that axolotl's `chat_template` strategy makes."""
     from axolotl.prompt_strategies.chat_template import ChatTemplatePrompter, ChatTemplateStrategy
 
     prompter = ChatTemplatePrompter(peer, chat_template=peer.chat_template, max_length=1 << 20)
@@ -168,9 +168,10 @@ def other_lines() -> list[str]:
     folder = ROOT / "src" / "chatmill" / "render" / "templates"
     results = [audited(folder / f"{name}.jinja", chats, today, "axolotl") for name in OTHERS]
     return [
-        f"axolotl {version('axolotl')}: the strategy `chat_template` with its defaults (`train_on_inputs: false`, "
-        "`roles_to_train: [assistant]`, `train_on_eos: turn`) and the template's stops as `eot_tokens`, called for "
-        f"{len(chats)} bundled conversations without tools. Its trainer was not run.",
+        f"axolotl {version('axolotl')}: the strategy `chat_template` with `train_on_inputs: false`, "
+        "`roles_to_train: [assistant]`, `train_on_eos: turn` and the template's stops as `eot_tokens`, called for "
+        f"{len(chats)} bundled conversations without tools and {len(OTHERS)} templates. The package was installed "
+        "without its dependencies beside those of TRL; its command line and trainer were not run.",
         "",
         *table(results),
     ]

@@ -93,7 +93,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "answer_untrained": Rule(
         "answer not trained", Unit.ANSWERS,
-        "No token of the answer is a target, and other answers are trained.",
+        "No token of the answer is a target, nor of a later one in the document.",
         "Check how the tool finds answers; a marker that merges with the text beside it is not found.",
     ),
     "answer_partly_trained": Rule(
@@ -105,6 +105,12 @@ RULES: Mapping[str, Rule] = {
         "only last answers trained", Unit.ANSWERS,
         "The set trains the last answer of each document and no other.",
         "Fine if it is meant; earlier answers are context.",
+        is_note=True,
+    ),
+    "earlier_untrained": Rule(
+        "earlier answers not trained", Unit.ANSWERS,
+        "The answer is not trained, and a later one of the document is.",
+        "Fine if it is meant: where each turn has a row of its own, earlier answers are context.",
         is_note=True,
     ),
     "reasoning_untrained": Rule(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,9 +116,14 @@ def _rough(places: Codes) -> Codes:
 
 def places_of(row: ProbeRow) -> Codes:
     """The places of a row whose kinds are known."""
-    table = np.array([_place(code) for code in range(256)], dtype=np.uint8)
-    places: Codes = table[row.kinds]
+    places: Codes = _table()[row.kinds]
     return places
+
+
+@cache
+def _table() -> Codes:
+    """The place of every kind."""
+    return np.array([_place(code) for code in range(256)], dtype=np.uint8)
 
 
 def _place(code: int) -> Place:

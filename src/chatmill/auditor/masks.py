@@ -154,16 +154,19 @@ def _most(word: str, values: Ints) -> str:
 def _untrained(data: TokenizedSet, answers: Answers, untrained: Bools, trained: Bools, count: int) -> Iterator[Found]:
     """Answers that are trained nowhere in the set.
 
-    Where a conversation has a row for each turn, earlier answers are context in later rows, and may lack their
-    reasoning there: answers that end alike count as one. Where only last answers are trained, it is a choice.
+    Answers before a trained one may be context on purpose: where a conversation has a row for each turn, or only last
+    answers are trained. They are a note. With a row for each turn, answers that end alike count as one.
     """
     document = np.searchsorted(data.documents, answers.starts, side="right") - 1
     last = np.append(document[1:] != document[:-1], True) if count else np.empty(0, dtype=np.bool_)
     endings = _endings(data.ids, answers)
     untrained = untrained & ~answers.changed & ~np.isin(endings, np.unique(endings[trained]))
-    earlier = untrained & ~last
-    choice = bool(earlier.any() and not (trained & ~last).any() and not (untrained & last).any())
-    yield _of_answers("last_only" if choice else "answer_untrained", answers, untrained, count)
+    final = np.full(len(data.documents), -1, dtype=np.int64)
+    np.maximum.at(final, document[trained], np.flatnonzero(trained))
+    earlier = untrained & (np.arange(count) < final[document])
+    choice = not (trained & ~last).any()
+    yield _of_answers("last_only" if choice else "earlier_untrained", answers, earlier, count)
+    yield _of_answers("answer_untrained", answers, untrained & ~earlier, count)
 
 
 def _endings(ids: Ints, answers: Answers) -> NDArray[np.uint64]:

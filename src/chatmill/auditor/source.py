@@ -124,9 +124,15 @@ def compare(
         found=found,
         equal=len(exact),
         documents=documents,
-        missing=len(set(source.records) - seen),
+        missing=len(set(source.records) - seen - _same_as(source, {row for _, row in exact}, literals)),
         judged=judged,
     )
+
+
+def _same_as(source: SourceRows, shown: set[int], literals: Literals) -> set[int]:
+    """Records that have a row with the ids of a row that is shown."""
+    keys = {_key(source.rows[row].ids, literals) for row in shown}
+    return {source.records[n] for n, row in enumerate(source.rows) if _key(row.ids, literals) in keys}
 
 
 def _columns(listed: Sequence[tuple[int, int]]) -> tuple[Ints, Ints]:
