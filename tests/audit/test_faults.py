@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chatmill import audit
+from chatmill import Conversation, Message, Role, audit
 from tests.audit.faults import FAULTS
 from tests.audit.sets import CLEAN, Fault, bound_template, clean_rows, conversations, joined
 
@@ -55,3 +55,16 @@ def test_a_seeded_fault_is_found_and_named_right(fault: Fault, with_source: bool
     assert found.count
     assert found.examples
     assert report.passed == found.rule.is_note
+
+
+def test_short_answers_that_later_rows_show_as_context_are_no_fault() -> None:
+    """Qwen3 gives each turn a row of its own, and shows earlier answers without their thinking."""
+    bound = bound_template("qwen3")
+    turns = [Message(Role.USER, "Can you?"), Message(Role.ASSISTANT, "No."), Message(Role.USER, "Why not?")]
+    chats = [Conversation((*turns, Message(Role.ASSISTANT, "There are many reasons.")))]
+    chats.append(conversations()[4])  # two answers of one row are trained, so last answers are not all there is
+    rows = clean_rows(bound, chats)
+    assert len(rows) == 3
+    report = audit(rows, bound)
+    assert report.findings == ()
+    assert [note.code for note in report.notes] == ["earlier_untrained"]
