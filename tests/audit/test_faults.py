@@ -62,7 +62,9 @@ def test_short_answers_that_later_rows_show_as_context_are_no_fault() -> None:
     bound = bound_template("qwen3")
     turns = [Message(Role.USER, "Can you?"), Message(Role.ASSISTANT, "No."), Message(Role.USER, "Why not?")]
     chats = [Conversation((*turns, Message(Role.ASSISTANT, "There are many reasons.")))]
-    chats.append(conversations()[4])  # two answers of one row are trained, so last answers are not all there is
+    calls, result, says = conversations()[4].messages[-3:]
+    loop = (turns[0], calls._replace(reasoning="Look."), result, says._replace(reasoning="Seen."))
+    chats.append(Conversation(loop))  # two answers of one row are trained: last answers are not all there is
     rows = clean_rows(bound, chats)
     assert len(rows) == 3
     report = audit(rows, bound)
