@@ -32,8 +32,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prove": MIDDLE | {"__init__", "compiler"},
     "export": MIDDLE | {"__init__", "compiler", "prove"},
     "distill": MIDDLE | {"__init__", "compiler", "prove"},
+    "auditor": MIDDLE | {"look", "compiler", "prove"},
     "megatron": {"core", "store", "load", "train", "tokenizer"},
-    "cli": MIDDLE | {"console", "train", "look", "compiler", "prove", "export", "distill", "megatron", "__init__"},
+    "cli": MIDDLE
+    | {"console", "train", "look", "compiler", "prove", "export", "distill", "auditor", "megatron", "__init__"},
 }
 TORCH_ROOMS = {"train", "megatron"}
 TORCH_FILES = {"load/collate.py"}

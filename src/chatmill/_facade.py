@@ -109,6 +109,9 @@ PUBLIC: dict[str, str] = {
     "export_dataset": "export.export",
     "merge_build": "compiler.run",
     "verify_dataset": "prove.verify:verify",
+    # other pipelines
+    "AuditReport": "auditor.report",
+    "audit": "auditor.run",
     # spec 5: the Harmony distillation dataset
     "AuditError": "distill.audit",
     "MegatronIndex": "store.megatron",

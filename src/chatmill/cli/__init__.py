@@ -25,6 +25,7 @@ COMMANDS = {
     "report": Entry(panel=Panel.LOOK, module="report", help="Write one HTML page about a dataset."),
     "view": Entry(panel=Panel.LOOK, module="view", help="Look at a dataset in the browser."),
     "verify": Entry(panel=Panel.PROVE, module="verify", help="Check a dataset; --deep: against its sources."),
+    "audit": Entry(panel=Panel.PROVE, module="audit", help="Check token data that another pipeline made."),
     "diff": Entry(panel=Panel.PROVE, module="diff", help="Say which records of two datasets differ, and how."),
     "isolate": Entry(panel=Panel.PROVE, module="isolate", help="Check that packed documents do not see each other."),
     "train": Entry(panel=Panel.TRAIN, module="train", help="Train a small GPT, or a transformers model."),

@@ -16,8 +16,8 @@ Ints = NDArray[np.int64]
 _IS_SPACE = np.array([byte < 0x80 and chr(byte).isspace() for byte in range(256)])
 """White space of one byte."""
 _WIDE_SPACES = [chr(point).encode() for point in range(0x80, 0x3001) if chr(point).isspace()]
-_MAY_BEGIN_SPACE, _MAY_END_SPACE = (np.isin(np.arange(256), [space[at] for space in _WIDE_SPACES]) for at in (0, -1))
-"""Bytes that white space of several bytes begins and ends with."""
+_SPACES_OF = {size: {int.from_bytes(space) for space in _WIDE_SPACES if len(space) == size} for size in (2, 3)}
+"""White space of two and of three bytes, as numbers."""
 _NO_BYTES = np.empty(0, dtype=np.uint8)
 _ZERO, _MISSING = (np.int64(number).tobytes() for number in (0, -1))
 
@@ -144,14 +144,26 @@ class Texts(Sequence[str]):
             lengths[going] -= 1
             going = going[lengths[going] > 0]
         stripped = Texts(self.data, starts, lengths)  # of what is below
-        left = np.flatnonzero(lengths > 0)
-        ends = self.data[starts[left]], self.data[starts[left] + lengths[left] - 1]
-        for place in left[_MAY_BEGIN_SPACE[ends[0]] | _MAY_END_SPACE[ends[1]]].tolist():
+        for place in np.flatnonzero(self._has_wide_space(starts, lengths)).tolist():
             text = stripped[place]
             begun = text.lstrip()
             starts[place] += len(text.encode()) - len(begun.encode())
             lengths[place] = len(begun.rstrip().encode())
         return stripped
+
+    def _has_wide_space(self, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
+        """Which of these ranges begin or end with white space of several bytes."""
+        found = np.zeros(len(starts), dtype=np.bool_)
+        for size, spaces in _SPACES_OF.items():
+            places = np.flatnonzero(lengths >= size)
+            begins, stops = starts[places], starts[places] + lengths[places]
+            for first in (begins, stops - size):
+                wide = np.flatnonzero(self.data[first] >= 0x80)
+                number = np.zeros(len(wide), dtype=np.int64)
+                for offset in range(size):
+                    number = number << 8 | self.data[first[wide] + offset]
+                found[places[wide[np.isin(number, list(spaces))]]] = True
+        return found
 
     def replaced(self, places: Ints, others: Texts) -> Texts:
         """With other texts at these places."""

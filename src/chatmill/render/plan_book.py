@@ -34,7 +34,7 @@ MAX_COLUMNS = 48
 KEPT_TOOLS = 4096
 CHECKED_USES = frozenset({32, 1024, 32768})
 """The uses of a plan at which the record is also written by itself, and compared."""
-CHECKED_AT_ONCE = 8
+CHECKED_AT_ONCE = 32
 """One in so many plans is compared at its second use already."""
 
 ColumnQuestion = tuple[str, Origin, int, Any, Any]

@@ -245,7 +245,10 @@ class VocabularyTokenizer:
         doubtful = np.flatnonzero(high[begins + sizes] > high[begins]) if self._keeps_ascii else np.arange(len(which))
         if self.normal_form is None:
             return doubtful
-        in_prefix = high[begins[doubtful] + prefix_bytes[doubtful]] > high[begins[doubtful]]
+        borders = begins[doubtful] + prefix_bytes[doubtful]
+        in_prefix = high[borders] > high[begins[doubtful]]
+        behind = high[np.minimum(borders + 1, len(texts.data))] > high[borders]  # ASCII joins nothing before it
+        doubtful, in_prefix = doubtful[in_prefix | behind], in_prefix[in_prefix | behind]
         return np.array(
             [
                 place

@@ -1,0 +1,331 @@
+"""What every token of a set is, found by the template's literals, and tested on the template's own renderings."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.auditor.literals import UNUSUAL, Literals, Opening, ProbeRow, learn, probe_rows
+from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
+from chatmill.render.bound import BoundTemplate
+
+Ints = NDArray[np.int64]
+Codes = NDArray[np.uint8]
+
+
+MOST_BEHIND = 3
+"""Tokens of text that templates write between a stop and a token that ends the document, at most."""
+
+
+class Place(IntEnum):
+    """What a token is, as far as training is concerned."""
+
+    UNKNOWN = 0
+    CONTEXT = 1
+    """Of a message that is not the assistant's."""
+    PROMPT = 2
+    """Opens an answer: the model is given it."""
+    ANSWER = 3
+    STOP = 4
+    BEHIND = 5
+    """Written behind the stop."""
+    BEGIN = 6
+    """Begins the document."""
+    CHANGED = 7
+    """An answer as later messages have changed it; only a source tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """All answers of a set, in order."""
+
+    prompts: Ints
+    """Where the prompt's own ids begin."""
+    starts: Ints
+    ends: Ints
+    """One behind the last token before the stop."""
+    stops: Ints
+    """Places of the stops; -1 for an answer without one."""
+    merged: NDArray[np.bool_]
+    """The first token holds the end of the prompt too."""
+    changed: NDArray[np.bool_]
+    """Later messages have changed it; only a source tells."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def keep(self, chosen: NDArray[np.bool_]) -> Answers:
+        """Some of them."""
+        return Answers(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
+
+
+@dataclass(slots=True, kw_only=True)
+class Layout:
+    """What every token is."""
+
+    places: Codes
+    answers: Answers
+    strange: Ints
+    """Special tokens where the template writes none."""
+    openings: Ints
+    """Where messages open."""
+    opening_roles: Ints
+
+
+def find_literals(bound: BoundTemplate) -> Literals:
+    """The literals of a template; they are unusable unless they explain its own renderings of all probes."""
+    literals = learn(bound)
+    if literals.unusable:
+        return literals
+    for number, rows in enumerate(probe_rows(bound)):
+        for row in rows:
+            wrong = _first_wrong(row, literals)
+            if wrong is None:
+                continue
+            if UNUSUAL[number] and not literals.asked_only:
+                literals = dataclasses.replace(literals, asked_only=True)
+                wrong = _first_wrong(row, literals)
+            if wrong is not None:
+                token = bound.tokenizer.decode(row.ids[wrong : wrong + 1])
+                why = f"ids alone do not tell turns apart under this template (at {token!r} in a probe)"
+                return dataclasses.replace(literals, openings=(), unusable=why)
+    return literals
+
+
+def _first_wrong(row: ProbeRow, literals: Literals) -> int | None:
+    """The first token of a probe of which the literals say something wrong."""
+    offsets = np.array([0, len(row.ids)], dtype=np.int64)
+    found = _rough(find_layout(row.ids, offsets, literals, np.zeros(len(row.ids), dtype=np.bool_)).places)
+    wanted = places_of(row)
+    wanted[wanted == Place.CHANGED] = Place.ANSWER
+    wrong = np.flatnonzero((found != _rough(wanted)) & (found != Place.UNKNOWN))
+    return int(wrong[0]) if len(wrong) else None
+
+
+def _rough(places: Codes) -> Codes:
+    """Only what masks depend on: whether text behind a stop closes one message or opens the next is one."""
+    rough = places.copy()
+    rough[(places == Place.BEGIN) | (places == Place.BEHIND)] = Place.CONTEXT
+    return rough
+
+
+def places_of(row: ProbeRow) -> Codes:
+    """The places of a row whose kinds are known."""
+    places: Codes = _table()[row.kinds]
+    return places
+
+
+@cache
+def _table() -> Codes:
+    """The place of every kind."""
+    return np.array([_place(code) for code in range(256)], dtype=np.uint8)
+
+
+def _place(code: int) -> Place:
+    if (code & 63) // 8 > max(RoleCode):
+        return Place.UNKNOWN
+    role, part = role_of(code), part_of(code)
+    if role is RoleCode.NONE:
+        return Place.BEGIN if part is Part.DOCUMENT else Place.UNKNOWN
+    if role is not RoleCode.ASSISTANT:
+        return Place.CONTEXT
+    if part is Part.HEADER:
+        return Place.PROMPT
+    if part is Part.SEPARATOR:
+        return Place.BEHIND
+    if part is Part.TERMINATOR:
+        return Place.STOP
+    return Place.CHANGED if code & REPEATED else Place.ANSWER
+
+
+# ---- finding
+
+
+@dataclass(slots=True, kw_only=True)
+class _Events:
+    """Openings found in a set, in order."""
+
+    starts: Ints
+    ends: Ints
+    borrowed: Ints
+    roles: Ints
+    merged: NDArray[np.bool_]
+
+
+def find_layout(ids: Ints, documents: Ints, literals: Literals, padding: NDArray[np.bool_]) -> Layout:
+    """What every token is; places before the first opening of a document are unknown, or its beginning."""
+    events = _find_events(ids, documents, literals)
+    stops = np.flatnonzero(np.isin(ids, list(literals.stops)) & ~padding)
+    places = np.zeros(len(ids), dtype=np.uint8)
+    if not len(events.starts):
+        none = np.empty(0, dtype=np.int64)
+        return Layout(places=places, answers=_no_answers(), strange=none, openings=none, opening_roles=none)
+    document = np.searchsorted(documents, events.starts, side="right") - 1
+    last = np.append(document[1:] != document[:-1], True)
+    limits = np.where(last, documents[document + 1], np.append(events.starts[1:], 0))
+    opened = np.searchsorted(events.starts + events.borrowed, np.arange(len(ids)), side="right") - 1
+    known = (opened >= 0) & (np.arange(len(ids)) < limits[np.maximum(opened, 0)])
+    assistant = events.roles == RoleCode.ASSISTANT
+    places[known] = np.where(assistant[opened[known]], Place.ANSWER, Place.CONTEXT)
+    answers, spelled = _answers(events, assistant, limits, last, stops, ids, literals)
+    _fill(places, ranges_of(answers.prompts, answers.starts), Place.PROMPT)
+    numbers = np.flatnonzero(assistant)
+    with_stop = answers.stops >= 0
+    behind, ends = answers.stops[with_stop] + 1, limits[numbers][with_stop]
+    special = np.append(np.flatnonzero(np.isin(ids, list(literals.specials - literals.stops))), len(ids))
+    _fill(places, ranges_of(behind, ends), Place.CONTEXT)
+    _fill(places, ranges_of(behind, np.minimum(ends, special[np.searchsorted(special, behind)])), Place.BEHIND)
+    places[answers.stops[with_stop]] = Place.STOP
+    if literals.asked_only:
+        answers = _drop_unasked(answers, places, events, assistant, document, limits)
+    borrowed = np.flatnonzero(events.borrowed > 0)
+    before = ranges_of(events.starts[borrowed], (events.starts + events.borrowed)[borrowed])
+    places[before[places[before] == Place.UNKNOWN]] = Place.CONTEXT
+    if literals.bos is not None:
+        begin = documents[:-1][ids[np.minimum(documents[:-1], len(ids) - 1)] == literals.bos]
+        places[begin] = Place.BEGIN
+    places[padding] = Place.UNKNOWN
+    strange = np.union1d(spelled, _strange(ids, documents, events, literals, padding))
+    strange = np.union1d(strange, _closed_twice(events, limits, stops, literals))
+    return Layout(places=places, answers=answers, strange=strange, openings=events.starts, opening_roles=events.roles)
+
+
+def _closed_twice(events: _Events, limits: Ints, stops: Ints, literals: Literals) -> Ints:
+    """Stop tokens in messages of others beyond those that the template writes there; all but the last are text."""
+    first, last = np.searchsorted(stops, events.ends), np.searchsorted(stops, limits)
+    allowed = np.array([literals.closers.get(role, 0) for role in range(8)], dtype=np.int64)
+    allowed[RoleCode.ASSISTANT] = np.iinfo(np.int64).max  # answers are looked at elsewhere
+    surplus = np.maximum(last - first - allowed[events.roles], 0)
+    surplus[allowed[events.roles] == 0] = 0  # stops of the next message's header, or of a document's end
+    return stops[ranges_of(first, first + surplus)]
+
+
+def _answers(
+    events: _Events,
+    assistant: NDArray[np.bool_],
+    limits: Ints,
+    last: NDArray[np.bool_],
+    stops: Ints,
+    ids: Ints,
+    literals: Literals,
+) -> tuple[Answers, Ints]:
+    """All answers, and stops inside them that must be text."""
+    starts, bound = events.ends[assistant], limits[assistant]
+    # a stop may be the first id of the next opening (GLM), but not one that opens another document
+    shared = ~last[assistant] & np.isin(ids[np.minimum(bound, len(ids) - 1)], list(literals.stops))
+    at = np.searchsorted(stops, starts)
+    found = np.append(stops, len(ids))[at]
+    has = (found < bound) | (shared & (found == bound))
+    # a stop that the text of the same answer follows, up to another stop, was spelled by the text
+    count = np.searchsorted(stops, bound) - at
+    final = np.append(stops, len(ids))[at + np.maximum(count - 1, 0)]
+    special = np.append(0, np.cumsum(np.isin(ids, list(literals.specials))))
+    plain = final - found - (special[np.minimum(final, len(ids))] - special[np.minimum(found, len(ids))])
+    spelled = has & (count > 1) & (plain > MOST_BEHIND)
+    inner = stops[ranges_of(at[spelled], at[spelled] + count[spelled] - 1)]
+    found = np.where(spelled, final, found)
+    answers = Answers(
+        prompts=(events.starts + events.borrowed)[assistant],
+        starts=starts,
+        ends=np.where(has, found, bound),
+        stops=np.where(has, found, -1),
+        merged=events.merged[assistant],
+        changed=np.zeros(len(starts), dtype=np.bool_),
+    )
+    return answers, inner
+
+
+def _drop_unasked(
+    answers: Answers, places: Codes, events: _Events, assistant: NDArray[np.bool_], document: Ints, limits: Ints
+) -> Answers:
+    """Leave out answers that follow no message, or another answer: nothing is known of them."""
+    first = np.append(True, document[1:] != document[:-1])
+    after = np.append(False, assistant[:-1]) & ~first
+    unasked = (first | after)[assistant]
+    if unasked.any():
+        numbers = np.flatnonzero(assistant)[unasked]
+        before = np.where(after[numbers], numbers - 1, numbers)  # the answer before may not have ended there
+        _fill(places, ranges_of(events.starts[before], limits[numbers]), Place.UNKNOWN)
+        spoiled = np.isin(np.flatnonzero(assistant), before)
+        answers = answers.keep(~(unasked | spoiled))
+    return answers
+
+
+def _no_answers() -> Answers:
+    none, no = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
+    return Answers(prompts=none, starts=none, ends=none, stops=none, merged=no, changed=no)
+
+
+def ranges_of(starts: Ints, ends: Ints) -> Ints:
+    """All places from starts to ends."""
+    from chatmill.core.tokens import ranges
+
+    return ranges(starts, np.maximum(ends - starts, 0))
+
+
+def _fill(places: Codes, where: Ints, place: Place) -> None:
+    places[where] = place
+
+
+def _find_events(ids: Ints, documents: Ints, literals: Literals) -> _Events:
+    """Openings by their solid ids; the longest wins where several begin at one place."""
+    taken = np.zeros(len(ids) + 1, dtype=np.bool_)
+    found: list[tuple[Ints, Ints, Opening, NDArray[np.bool_]]] = []
+    by_solid: dict[tuple[int, ...], list[Opening]] = {}
+    for one in literals.openings:
+        by_solid.setdefault(one.ids[: one.solid], []).append(one)
+    for solid, openings in by_solid.items():
+        places = find_pattern(ids, solid)
+        places = places[~taken[places]]
+        taken[places] = True
+        ends, merged = places + len(solid), np.ones(len(places), dtype=np.bool_)
+        for one in sorted(openings, key=lambda one: len(one.ids)):
+            whole = _goes_on(ids, places, one.ids)
+            ends[whole], merged[whole] = places[whole] + len(one.ids), False
+        found.append((places, ends, openings[0], merged))
+    order = np.argsort(np.concatenate([places for places, _, _, _ in found])) if found else np.empty(0, dtype=np.int64)
+    sizes = [len(places) for places, _, _, _ in found]
+    return _Events(
+        starts=_joined([places for places, _, _, _ in found])[order],
+        ends=_joined([ends for _, ends, _, _ in found])[order],
+        borrowed=np.repeat([one.borrowed for _, _, one, _ in found], sizes)[order].astype(np.int64),
+        roles=np.repeat([int(one.role) for _, _, one, _ in found], sizes)[order].astype(np.int64),
+        merged=_joined([merged for _, _, _, merged in found])[order].astype(np.bool_),
+    )
+
+
+def _joined(parts: list[Ints] | list[NDArray[np.bool_]]) -> Ints:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+
+def find_pattern(ids: Ints, pattern: tuple[int, ...]) -> Ints:
+    """Where a sequence of ids begins."""
+    places = np.flatnonzero(ids[: len(ids) - len(pattern) + 1] == pattern[0]) if len(ids) >= len(pattern) else ids[:0]
+    return places[_goes_on(ids, places, pattern)]
+
+
+def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...]) -> NDArray[np.bool_]:
+    fits = places + len(pattern) <= len(ids)
+    for step, wanted in enumerate(pattern):
+        fits &= ids[np.minimum(places + step, len(ids) - 1)] == wanted
+    return fits
+
+
+def _strange(ids: Ints, documents: Ints, events: _Events, literals: Literals, padding: NDArray[np.bool_]) -> Ints:
+    """Special ids that the template never writes, and beginnings of openings that go on as none does."""
+    special = np.isin(ids, list(literals.specials)) & ~padding
+    strange = special & ~np.isin(ids, list(literals.written))
+    openers = {one.ids[0] for one in literals.openings} - literals.stops
+    openers -= {i for one in literals.openings for i in one.ids[1:]}
+    inside = np.zeros(len(ids), dtype=np.bool_)
+    inside[events.starts] = True
+    begun = np.flatnonzero(np.isin(ids, list(openers)) & ~inside & ~padding)
+    size = max(one.solid for one in literals.openings)
+    ends = documents[np.searchsorted(documents, begun, side="right")]
+    strange[begun[begun + size <= ends]] = True  # at the end of a document an opening may be cut
+    return np.flatnonzero(strange)

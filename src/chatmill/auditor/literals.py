@@ -1,0 +1,221 @@
+"""What a template writes around messages, as token ids: learnt from its own renderings of probe conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversation import Conversation, Role, ToolCall
+from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.core.tokens import Tokens
+from chatmill.errors import RecordError
+from chatmill.look.template_probes import PROBES
+from chatmill.render.bound import BoundTemplate
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.render import render
+
+Ints = NDArray[np.int64]
+UNUSUAL = {
+    number: tuple(
+        k
+        for k, message in enumerate(probe.conversation.messages)
+        if message.role is Role.ASSISTANT
+        and (k == 0 or probe.conversation.messages[k - 1].role in (Role.ASSISTANT, Role.SYSTEM))
+    )
+    for number, probe in enumerate(PROBES)
+}
+"""Answers of each probe that follow no question: templates write odd things before them."""
+OTHER_NAME = "find_road"
+"""A second name of a function: what differs between two renderings is a text of the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Ids that a template writes before a message."""
+
+    role: RoleCode
+    ids: tuple[int, ...]
+    borrowed: int
+    """How many of them end the message before: some templates write nothing else before an answer."""
+    solid: int
+    """How many of them are sure to be there; white space behind them may merge with the text that follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Literals:
+    """The template's own ids."""
+
+    openings: tuple[Opening, ...]
+    stops: frozenset[int]
+    """Ids that end an answer."""
+    bos: int | None
+    """The id that begins every document; None where the template writes none."""
+    written: frozenset[int]
+    """Special ids that the template may write."""
+    specials: frozenset[int]
+    """All ids that no text can have."""
+    first_ids: frozenset[int]
+    """Ids that a document can begin with; empty where that depends on the record."""
+    closers: Mapping[int, int]
+    """How many stop ids a message of each role has, at most."""
+    asked_only: bool = False
+    """Only answers that follow a message of somebody else can be found for sure."""
+    unusable: str = ""
+    """Why turns cannot be found by ids; empty where they can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRow:
+    """A rendering of a probe with the kind of every token."""
+
+    ids: Ints
+    kinds: NDArray[np.uint8]
+    messages: Ints
+
+
+def special_ids(bound: BoundTemplate) -> frozenset[int]:
+    """Ids that no text can have."""
+    ordinary = getattr(bound.tokenizer, "ordinary", ())
+    return frozenset(i for name, i in bound.tokenizer.control_ids.items() if name not in ordinary)
+
+
+def probe_rows(bound: BoundTemplate, name: str = "") -> Iterator[list[ProbeRow]]:
+    """The rows of each probe; none for a probe that the template refuses. `name` renames the functions it calls."""
+    for probe in PROBES:
+        conversation = _renamed(probe.conversation, name) if name else probe.conversation
+        try:
+            tokens = render([conversation], bound).tokens
+        except RecordError:
+            yield []
+            continue
+        yield list(rows_of(tokens))
+
+
+def rows_of(tokens: Tokens) -> Iterator[ProbeRow]:
+    """The rows of a batch."""
+    kinds, messages = tokens.kinds, tokens.messages
+    for first, last in zip(tokens.offsets[:-1].tolist(), tokens.offsets[1:].tolist(), strict=True):
+        yield ProbeRow(
+            ids=tokens.ids[first:last].astype(np.int64),
+            kinds=kinds[first:last],
+            messages=messages[first:last].astype(np.int64),
+        )
+
+
+def _renamed(conversation: Conversation, name: str) -> Conversation:
+    messages = []
+    for message in conversation.messages:
+        calls = tuple(ToolCall(name, call.arguments, call.id) for call in message.tool_calls)
+        messages.append(message._replace(tool_calls=calls, name=name if message.name else message.name))
+    return Conversation(tuple(messages), tools=conversation.tools)
+
+
+def learn(bound: BoundTemplate) -> Literals:
+    """The literals of a template, without a proof that they suffice; `layout.find_literals` has one."""
+    specials = special_ids(bound)
+    openings: dict[tuple[RoleCode, tuple[int, ...]], Opening] = {}
+    stops: set[int] = set()
+    begins: set[int | None] = set()
+    written: set[int] = set()
+    first_ids: set[int] = set()
+    closers: dict[int, int] = {}
+    chat = bound.chat if isinstance(bound, ModelTemplate) else None
+    names = bound.tokenizer.control_ids
+    if chat is not None:
+        stops |= {names[one] for one in chat.stops.names if one in names}
+    for number, (rows, others) in enumerate(zip(probe_rows(bound), probe_rows(bound, OTHER_NAME), strict=True)):
+        for row, other in zip(rows, others if len(others) == len(rows) else rows, strict=True):
+            written |= specials & set(row.ids.tolist())
+            _count_closers(row, closers, stops)
+            first_ids.add(int(row.ids[0]))
+            first = int(row.ids[0]) if row.kinds[0] == int(Part.DOCUMENT) else None
+            begins.add(first)
+            is_stop = (roles_of(row.kinds) == RoleCode.ASSISTANT) & (parts_of(row.kinds) == Part.TERMINATOR)
+            stops |= set(row.ids[is_stop].tolist())
+            theirs = dict(_headers(other))
+            for message, (start, end) in _headers(row):
+                begin, size = theirs.get(message, (start, end))
+                found = _opening(row, start, end, other.ids[begin:size], specials, bound, stops)
+                if found is not None and message not in UNUSUAL.get(number, ()):
+                    openings[found.role, found.ids] = found
+    if chat is not None:
+        written |= {names[one] for one in names if one in chat.source.text and names[one] in specials}
+        written |= {names[one] for key, one in chat.source.named_tokens.items() if one in names and key in chat.reads}
+    bos = begins.pop() if len(begins) == 1 else None
+    assistant = any(one.role is RoleCode.ASSISTANT for one in openings.values())
+    return Literals(
+        openings=tuple(sorted(openings.values(), key=lambda one: (-one.solid, -len(one.ids), one.ids))),
+        stops=frozenset(stops & specials),
+        bos=bos,
+        written=frozenset(written | stops),
+        specials=specials,
+        first_ids=frozenset(first_ids) if first_ids <= specials else frozenset(),
+        closers=closers,
+        unusable="" if assistant and stops & specials else "the template writes no special tokens around answers",
+    )
+
+
+def _count_closers(row: ProbeRow, closers: dict[int, int], stops: set[int]) -> None:
+    """Stop ids from the opening of a message to that of the next one, by role."""
+    starts = [start for _, (start, _) in _headers(row)]
+    for start, end in zip(starts, [*starts[1:], len(row.ids)], strict=True):
+        role = int(roles_of(row.kinds[start : start + 1])[0])
+        count = sum(one in stops for one in row.ids[start:end].tolist())
+        closers[role] = max(closers.get(role, 0), count)
+
+
+def _headers(row: ProbeRow) -> Iterator[tuple[int, tuple[int, int]]]:
+    """(message, (start, end)) of what opens each message; empty where the message has no header."""
+    is_message = row.messages >= 0
+    for message in np.unique(row.messages[is_message]).tolist():
+        mine = np.flatnonzero(row.messages == message)
+        start = end = int(mine[0])
+        while end < len(row.ids) and row.messages[end] == message and row.kinds[end] % 8 == Part.HEADER:
+            end += 1
+        yield message, (start, end)
+
+
+def _opening(
+    row: ProbeRow,
+    start: int,
+    end: int,
+    other: Ints,
+    specials: frozenset[int],
+    bound: BoundTemplate,
+    stops: set[int],
+) -> Opening | None:
+    """The opening at a place of a probe; None where no special token tells it from text."""
+    role = RoleCode(int(roles_of(row.kinds[start : start + 1])[0]))
+    own = row.ids[start:end]
+    same = _common(own, other) if role is RoleCode.TOOL else len(own)  # headers of results may name a function
+    varies = same < len(own)
+    ids = [int(one) for one in own[:same]]
+    borrowed = 0
+    while not specials & set(ids) and start - borrowed > 0:
+        before = start - borrowed - 1
+        if row.kinds[before] % 8 not in (Part.TERMINATOR, Part.SEPARATOR, Part.DOCUMENT):
+            break
+        borrowed += 1
+        ids.insert(0, int(row.ids[before]))
+    if not specials & set(ids):
+        return None
+    first = next(n for n, one in enumerate(ids) if one in specials)
+    if first > borrowed and role is RoleCode.ASSISTANT:  # text before the special token is part of the prompt
+        return None
+    ids, borrowed = ids[first:], max(0, borrowed - first)
+    again = next((n for n, one in enumerate(ids) if n and one in specials), 0)
+    if ids[0] in stops and again:  # the end of the message before is not part of what opens this one
+        ids, borrowed = ids[again:], max(0, borrowed - again)
+    solid = len(ids)
+    while not varies and solid > 1 and not bound.tokenizer.token_bytes(ids[solid - 1]).strip():
+        solid -= 1
+    return Opening(role=role, ids=tuple(ids), borrowed=borrowed, solid=solid)
+
+
+def _common(one: Sequence[int] | Ints, other: Sequence[int] | Ints) -> int:
+    size = min(len(one), len(other))
+    different = np.flatnonzero(np.asarray(one[:size]) != np.asarray(other[:size]))
+    return int(different[0]) if len(different) else size

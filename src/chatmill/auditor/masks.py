@@ -1,0 +1,230 @@
+"""Checks of what is trained, by columns: no loop over tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.auditor.layout import Answers, Layout, Place
+from chatmill.auditor.tokenized import TokenizedSet
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+FARTHEST = 16
+"""How far a mask may be beside its answer and still count as shifted."""
+
+
+ENDING = 12
+"""Tokens by which two answers count as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Places of a finding, as stretches of tokens."""
+
+    code: str
+    starts: Ints
+    ends: Ints
+    count: int
+    total: int
+    detail: str = ""
+
+
+def check_masks(
+    data: TokenizedSet, layout: Layout, trained: Bools, think_ends: frozenset[int] = frozenset()
+) -> Iterator[Found]:
+    """What is trained and should not be, and the other way round; `think_ends` are tokens that end reasoning."""
+    documents = data.documents
+    live = ~data.padding
+    sizes = _sums(live, documents)
+    targets = _sums(trained & live, documents)
+    asked = _sums((layout.places == Place.CONTEXT) | (layout.places == Place.PROMPT), documents) > 0
+    asked |= _sums(layout.places != Place.UNKNOWN, documents) == 0
+    at_start = trained[np.minimum(documents[:-1], len(trained) - 1)]
+    full = (targets >= sizes - ~at_start) & (sizes > 1) & asked  # the first token of a row is never a target
+    empty = (targets == 0) & (sizes > 0)
+    total = int((sizes > 0).sum())
+    yield _documents("mask_full", data, full, total)
+    yield _documents("mask_empty", data, empty, total)
+    yield from _padding(data, trained)
+    judged = ~np.repeat(full | empty, np.diff(documents))
+    yield from _answers(data, layout, trained & live, judged, think_ends)
+
+
+def _documents(code: str, data: TokenizedSet, chosen: Bools, total: int) -> Found:
+    return Found(code, data.documents[:-1][chosen], data.documents[1:][chosen], int(chosen.sum()), total)
+
+
+def _padding(data: TokenizedSet, trained: Bools) -> Iterator[Found]:
+    bad = trained & data.padding
+    starts, ends = stretches(bad)
+    yield Found("padding_trained", starts, ends, int(bad.sum()), int(data.padding.sum()))
+
+
+def _answers(
+    data: TokenizedSet, layout: Layout, trained: Bools, judged: Bools, think_ends: frozenset[int]
+) -> Iterator[Found]:
+    answers, places = layout.answers, layout.places
+    mine = judged[np.minimum(answers.starts, len(judged) - 1)] if len(answers) else np.empty(0, dtype=np.bool_)
+    answers = answers.keep(mine)
+    count = len(answers)
+    before = np.append(0, np.cumsum(trained))
+    inside = before[answers.ends] - before[answers.starts]
+    length = answers.ends - answers.starts
+    has_stop = answers.stops >= 0
+    stop_trained = np.where(has_stop, trained[answers.stops], False)
+    shifts = _shifts(trained, answers, data.documents)
+    shifted = shifts != 0
+    yield _of_answers("mask_shifted", answers, shifted, count, _most("by", shifts[shifted]))
+    prompt = (before[answers.starts] - before[answers.prompts] > 0) & ~shifted
+    yield Found("prompt_trained", answers.prompts[prompt], answers.starts[prompt], int(prompt.sum()), count)
+    used = (inside > 0) | stop_trained
+    empty_answer = length == 0
+    untrained = ~used & ~shifted & (has_stop | ~empty_answer)
+    yield from _untrained(data, answers, untrained, used & ~shifted, count)
+    changed = answers.changed & used
+    yield _of_answers("changed_trained", answers, changed, count)
+    # where no stop says where an answer ends, it ends with its last target
+    targets = np.append(-1, np.flatnonzero(trained))
+    until = targets[np.searchsorted(targets, answers.ends) - 1] + 1
+    length = np.where(has_stop, length, np.maximum(until - answers.starts, 0))
+    partly = used & (inside < length) & ~shifted & ~answers.changed
+    policy = partly & _without_reasoning(answers, trained, data.ids, think_ends)
+    yield _of_answers("reasoning_untrained", answers, policy, count)
+    yield _of_answers("answer_partly_trained", answers, partly & ~policy, count)
+    yield Found(
+        "stop_untrained",
+        answers.stops[(s := used & has_stop & ~stop_trained & ~shifted)],
+        answers.stops[s] + 1,
+        int(s.sum()),
+        count,
+    )
+    yield from _behind(data, layout, answers, trained, shifted)
+    yield from _context(data, places, trained, judged, answers, shifted)
+
+
+def _without_reasoning(answers: Answers, trained: Bools, ids: Ints, think_ends: frozenset[int]) -> Bools:
+    """Answers of which all is trained that follows the end of the reasoning, and nothing before."""
+    closing = np.append(np.flatnonzero(np.isin(ids, list(think_ends))), len(ids))
+    place = closing[np.searchsorted(closing, answers.starts)]
+    here = place < answers.ends
+    before = np.append(0, np.cumsum(trained))
+    at = np.minimum(place, len(ids) - 1) + 1
+    none_before = before[at] == before[answers.starts]
+    first = np.append(np.flatnonzero(trained), len(ids))[np.searchsorted(np.flatnonzero(trained), at)]
+    all_behind = before[answers.ends] - before[np.minimum(first, len(ids))] == answers.ends - first
+    result: Bools = here & none_before & all_behind & (first - at <= 2)
+    return result
+
+
+def _shifts(trained: Bools, answers: Answers, documents: Ints) -> Ints:
+    """How far the mask is beside each answer; 0 where it is not, or where it is another fault."""
+    shifts = np.zeros(len(answers), dtype=np.int64)
+    starts, ends = stretches(trained)
+    if not len(starts) or not len(answers):
+        return shifts
+    behind = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
+    size = behind - answers.starts
+    # the stretch that begins nearest to the answer
+    at = np.searchsorted(starts, answers.starts)
+    for candidate in (at - 1, at):
+        usable = (candidate >= 0) & (candidate < len(starts))
+        which = np.clip(candidate, 0, len(starts) - 1)
+        by = starts[which] - answers.starts
+        same = usable & (ends[which] - starts[which] == size) & (by != 0) & (np.abs(by) <= FARTHEST)
+        shifts = np.where((shifts == 0) & same, by, shifts)
+    # at the end of a document there is no room for a mask that is late
+    last = documents[np.searchsorted(documents, answers.starts, side="right")]
+    which = np.clip(at, 0, len(starts) - 1)
+    by = starts[which] - answers.starts
+    cut = (shifts == 0) & (by > 0) & (by <= FARTHEST) & (ends[which] == last) & (behind + by > last) & (size > by)
+    others = np.unique(shifts[shifts != 0])
+    return np.where(cut & np.isin(by, others), by, shifts)
+
+
+def _most(word: str, values: Ints) -> str:
+    counts = Counter(values.tolist()).most_common(3)
+    return ", ".join(f"{count:,} {word} {value:+d}" for value, count in counts)
+
+
+def _untrained(data: TokenizedSet, answers: Answers, untrained: Bools, trained: Bools, count: int) -> Iterator[Found]:
+    """Answers that are trained nowhere in the set.
+
+    Answers before a trained one may be context on purpose: where a conversation has a row for each turn, or only last
+    answers are trained. They are a note. With a row for each turn, answers that end alike count as one.
+    """
+    document = np.searchsorted(data.documents, answers.starts, side="right") - 1
+    last = np.append(document[1:] != document[:-1], True) if count else np.empty(0, dtype=np.bool_)
+    endings = _endings(data.ids, answers)
+    untrained = untrained & ~answers.changed & ~np.isin(endings, np.unique(endings[trained]))
+    final = np.full(len(data.documents), -1, dtype=np.int64)
+    np.maximum.at(final, document[trained], np.flatnonzero(trained))
+    earlier = untrained & (np.arange(count) < final[document])
+    choice = not (trained & ~last).any()
+    yield _of_answers("last_only" if choice else "earlier_untrained", answers, earlier, count)
+    yield _of_answers("answer_untrained", answers, untrained & ~earlier, count)
+
+
+def _endings(ids: Ints, answers: Answers) -> NDArray[np.uint64]:
+    """A number for the last tokens of each answer."""
+    numbers = np.zeros(len(answers), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for step in range(1, ENDING + 1):
+            at = answers.ends - step
+            value = np.where(at >= answers.starts, ids[np.maximum(at, 0)] + 1, 0).astype(np.uint64)
+            numbers = (numbers ^ (numbers >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15) + value
+    return numbers
+
+
+def _behind(data: TokenizedSet, layout: Layout, answers: Answers, trained: Bools, shifted: Bools) -> Iterator[Found]:
+    """Targets behind the stop: another stop, or other text."""
+    stops = answers.stops[(answers.stops >= 0) & ~shifted]
+    next_to = stops + 1
+    room = next_to < len(data.ids)
+    next_to = next_to[room]
+    behind = (layout.places[next_to] == Place.BEHIND) & trained[next_to] & ~data.padding[next_to]
+    again = behind & np.isin(data.ids[next_to], data.ids[stops] if len(stops) else stops)
+    yield Found("stop_twice", next_to[again], next_to[again] + 1, int(again.sum()), len(answers))
+    rest = behind & ~again
+    starts, ends = stretches(trained & (layout.places == Place.BEHIND))
+    at = np.searchsorted(starts, next_to[rest])
+    yield Found(
+        "behind_stop_trained", next_to[rest], ends[at] if rest.any() else next_to[rest], int(rest.sum()), len(answers)
+    )
+
+
+def _context(
+    data: TokenizedSet, places: NDArray[np.uint8], trained: Bools, judged: Bools, answers: Answers, shifted: Bools
+) -> Iterator[Found]:
+    bad = trained & judged & (places == Place.CONTEXT)
+    late = answers.keep(shifted)
+    for by in range(1, FARTHEST + 1):  # what a shifted mask covers is part of that finding
+        for edge in (np.where(late.stops >= 0, late.stops, late.ends - 1) + by, late.prompts - by):
+            inside = edge[(edge >= 0) & (edge < len(bad))]
+            bad[inside] = False
+    starts, ends = stretches(bad)
+    yield Found("context_trained", starts, ends, int(bad.sum()), int((places == Place.CONTEXT).sum()))
+    begin = trained & judged & (places == Place.BEGIN)
+    starts, ends = stretches(begin)
+    yield Found("bos_trained", starts, ends, len(starts), len(data.documents) - 1)
+
+
+def _of_answers(code: str, answers: Answers, chosen: Bools, count: int, detail: str = "") -> Found:
+    ends = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
+    return Found(code, answers.starts[chosen], ends[chosen], int(chosen.sum()), count, detail)
+
+
+def stretches(mask: Bools) -> tuple[Ints, Ints]:
+    """First and last + 1 of each stretch of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return edges[::2], edges[1::2]
+
+
+def _sums(mask: Bools, offsets: Ints) -> Ints:
+    before = np.append(0, np.cumsum(mask))
+    sums: Ints = before[offsets[1:]] - before[offsets[:-1]]
+    return sums

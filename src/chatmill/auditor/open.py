@@ -1,0 +1,249 @@
+"""Opens what a trainer reads: datasets folders, Parquet, JSONL, Megatron files, datasets and batches in memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chatmill.auditor.tokenized import KNOWN, Column, TokenizedSet, from_columns
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
+
+SIDECARS = ("_lossmask", "_loss_mask", "_mask")
+"""Endings of the prefix of a Megatron mask; that of the tokens may end in `_tokens`."""
+
+
+def open_tokenized(
+    source: Any,
+    *,
+    split: str | None = None,
+    mask: str | None = None,
+    pad_id: int | None = None,
+    shifted: bool = False,
+) -> TokenizedSet:
+    """Open a path, a dataset, or batches; see `from_columns` for the options."""
+    for_labels: Sequence[str] = ()
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        if (not path.exists() and bin_path(path).is_file()) or path.suffix in (".bin", ".idx"):
+            columns, for_labels = _megatron(path)
+        else:
+            columns = _of_table(_table(path, split))
+    elif isinstance(source, pa.Table):
+        columns = _of_table(source)
+    elif hasattr(source, "with_format") and hasattr(source, "column_names"):
+        columns = _of_table(_of_dataset(source, split))
+    elif isinstance(source, Mapping) and all(hasattr(one, "column_names") for one in source.values()):
+        columns = _of_table(_of_dataset(source[_split_of(list(source), split, "the dataset")], None))
+    else:
+        columns = _of_rows(source)
+    return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted, for_labels=for_labels)
+
+
+# ---- tables
+
+
+def _table(path: Path, split: str | None) -> pa.Table:
+    if path.is_dir():
+        return _folder(path, split)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file or folder, and no {bin_path(path).name} of Megatron")
+    return _file(path)
+
+
+def _file(path: Path) -> pa.Table:
+    """The known columns of one file."""
+    name = path.name.removesuffix(".gz")
+    try:
+        if name.endswith(".parquet"):
+            names = [one for one in pq.read_schema(path).names if one in KNOWN]
+            return pq.read_table(path, columns=names)
+        if name.endswith(".arrow"):
+            return _arrow(path)
+        if name.endswith((".jsonl", ".json")):
+            return _json_table(path)
+    except pa.ArrowInvalid as error:
+        raise FormatError(f"{path}: {error}") from None
+    raise ConfigError(
+        f"{path}: not a kind of file that is known here. Known: .parquet, .arrow, .jsonl, .jsonl.gz, .bin/.idx, and "
+        "folders of datasets.save_to_disk"
+    )
+
+
+def _arrow(path: Path) -> pa.Table:
+    """An Arrow file as `datasets` writes it: a stream, or a file with a footer."""
+    with pa.memory_map(str(path)) as file:
+        try:
+            table = pa.ipc.open_stream(file).read_all()
+        except pa.ArrowInvalid:
+            file.seek(0)
+            table = pa.ipc.open_file(file).read_all()
+    return table.select([one for one in table.column_names if one in KNOWN])
+
+
+def _json_table(path: Path) -> pa.Table:
+    """Lines of JSON objects; only lists of numbers are kept."""
+    rows: list[Any] = []
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise FormatError(f"{path}, line {number}: not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise FormatError(f"{path}, line {number}: a row is an object with input_ids, not {type(row).__name__}")
+            rows.append({name: row[name] for name in KNOWN if row.get(name) is not None})
+    return pa.Table.from_pylist(rows) if rows else pa.table({})
+
+
+def _folder(path: Path, split: str | None) -> pa.Table:
+    """A folder of `datasets`, or one with Parquet, Arrow or JSONL files."""
+    if (path / "dataset_dict.json").is_file():
+        names = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8")).get("splits", [])
+        return _folder(path / _split_of(names, split, str(path)), None)
+    if (path / "state.json").is_file():
+        listed = json.loads((path / "state.json").read_text(encoding="utf-8")).get("_data_files", [])
+        files = [path / one["filename"] for one in listed]
+        missing = [one for one in files if not one.is_file()]
+        if missing:
+            raise FormatError(f"{missing[0]}: named by {path / 'state.json'}, and not there")
+    else:
+        files = [
+            one for ending in ("*.parquet", "*.arrow", "*.jsonl", "*.jsonl.gz") for one in sorted(path.glob(ending))
+        ]
+        inner = sorted(one.name for one in path.iterdir() if (one / "state.json").is_file())
+        if not files and inner:
+            return _folder(path / _split_of(inner, split, str(path)), None)
+    if not files:
+        raise ConfigError(f"{path} holds no tokenised set: neither state.json nor .parquet, .arrow or .jsonl files")
+    return pa.concat_tables([_file(one) for one in files], promote_options="permissive")
+
+
+def _split_of(names: Sequence[str], split: str | None, where: str) -> str:
+    """The split that is meant."""
+    if split is not None:
+        if split not in names:
+            raise ConfigError(f"{where} has no split {split!r}: there are {', '.join(names)}")
+        return split
+    if "train" in names:
+        return "train"
+    if len(names) == 1:
+        return names[0]
+    raise ConfigError(f"{where} has several splits, and none is 'train': name one with --split: {', '.join(names)}")
+
+
+def _of_dataset(dataset: Any, split: str | None) -> pa.Table:
+    """The known columns of a `datasets.Dataset`, in its own order."""
+    names = [one for one in dataset.column_names if one in KNOWN]
+    if not names:
+        raise DataError(f"no column of token ids: there are {', '.join(dataset.column_names)}")
+    return dataset.select_columns(names).with_format("arrow")[:]
+
+
+def _of_table(table: pa.Table) -> dict[str, Column]:
+    columns = {}
+    for name in table.column_names:
+        if name in KNOWN:
+            columns[name] = _lists(name, table.column(name))
+    if not columns and table.column_names:
+        raise DataError(f"no column of token ids: there are {', '.join(table.column_names)}")
+    return columns
+
+
+def _lists(name: str, column: pa.ChunkedArray) -> Column:
+    """Flat values and offsets of a column of lists."""
+    values: list[Any] = []
+    lengths: list[Any] = []
+    for chunk in column.chunks:
+        if pa.types.is_fixed_size_list(chunk.type):
+            chunk = chunk.cast(pa.large_list(chunk.type.value_type))
+        if not (pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)):
+            raise DataError(f"column {name!r} holds {chunk.type}, not lists of numbers")
+        if chunk.null_count:
+            raise DataError(f"column {name!r}: row {int(np.flatnonzero(chunk.is_null().to_numpy(False))[0])} is null")
+        flat = chunk.flatten()
+        if flat.null_count or not (pa.types.is_integer(flat.type) or _is_number(flat.type)):
+            raise DataError(f"column {name!r} holds {chunk.type}, or nulls, and not lists of numbers")
+        values.append(flat.cast(pa.uint8()).to_numpy() if pa.types.is_boolean(flat.type) else flat.to_numpy())
+        lengths.append(np.diff(chunk.offsets.to_numpy()).astype(np.int64))
+    joined = np.concatenate(values) if values else np.empty(0, dtype=np.int64)
+    return joined, offsets_of(np.concatenate(lengths) if lengths else np.empty(0, dtype=np.int64))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+# ---- rows and batches in memory
+
+
+def _of_rows(source: Any) -> dict[str, Column]:
+    """Rows or batches: mappings with lists, arrays or tensors of one or two dimensions."""
+    if isinstance(source, Mapping):
+        source = [source]
+    if not isinstance(source, Iterable):
+        raise ConfigError(
+            f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, or a list of rows"
+        )
+    found: dict[str, list[Any]] = {}
+    for number, row in enumerate(source):
+        if not isinstance(row, Mapping):
+            raise DataError(f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids")
+        here = {str(name): value for name, value in row.items() if name in KNOWN and value is not None}
+        if number and set(here) != set(found):
+            raise DataError(f"item {number} has {', '.join(sorted(here))}, and those before {', '.join(sorted(found))}")
+        for name, value in here.items():
+            found.setdefault(name, []).extend(_arrays(name, value))
+    return {
+        name: (
+            np.concatenate(rows) if rows else np.empty(0, dtype=np.int64),
+            offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
+        )
+        for name, rows in found.items()
+    }
+
+
+def _arrays(name: str, value: Any) -> list[Any]:
+    """The rows of one value: one of a list or vector, several of a batch."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and value.ndim == 2:
+        return list(value)
+    if isinstance(value, list | tuple) and len(value) and isinstance(value[0], list | tuple | np.ndarray):
+        return [np.asarray(one) for one in value]
+    array = np.asarray(value)
+    if array.ndim != 1 or array.dtype.kind not in "iubf":
+        raise DataError(f"{name} holds {array.dtype} of {array.ndim} dimensions, not rows of numbers")
+    return [array]
+
+
+# ---- Megatron
+
+
+def _megatron(path: Path) -> tuple[dict[str, Column], Sequence[str]]:
+    """Tokens of `PREFIX.bin/.idx`, and the mask beside them."""
+    prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+    tokens = MegatronIndex.open(prefix)
+    columns: dict[str, Column] = {"input_ids": (tokens.read(), offsets_of(tokens.lengths))}
+    base = str(prefix).removesuffix("_tokens")
+    for ending in SIDECARS:
+        beside = Path(base + ending)
+        if idx_path(beside).is_file():
+            mask = MegatronIndex.open(beside)
+            if not np.array_equal(mask.lengths, tokens.lengths):
+                raise FormatError(f"{mask.idx}: its lengths are not those of {tokens.idx}")
+            columns["loss_mask"] = (mask.read(), offsets_of(mask.lengths))
+            break
+    return columns, ("loss_mask",)

@@ -1,0 +1,253 @@
+"""The audit: opens a set, finds out what every token is, and runs all checks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from chatmill.auditor.findings import RULES, Example, Finding
+from chatmill.auditor.layout import Layout, find_layout, find_literals
+from chatmill.auditor.literals import Literals, probe_rows
+from chatmill.auditor.masks import Found, check_masks
+from chatmill.auditor.open import open_tokenized
+from chatmill.auditor.report import AuditReport
+from chatmill.auditor.source import Comparison, SourceRows, compare, render_source
+from chatmill.auditor.structure import Structure
+from chatmill.auditor.tokenized import TokenizedSet
+from chatmill.auditor.vocabulary import VocabularyBytes, text_stretches
+from chatmill.core.conversation import Conversation
+from chatmill.errors import RecordError
+from chatmill.look.decoder import Decoder
+from chatmill.read.conversations import read_conversations
+from chatmill.render.bound import BoundTemplate
+from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.registry import bind, find_template, given_options
+from chatmill.tokenizer.load import load_tokenizer
+
+EXAMPLES = 3
+AROUND = 16
+"""Tokens that are shown on each side of a finding."""
+MOST_SHOWN = 48
+"""Tokens of a finding that are shown."""
+THINK_ENDS = ("</think>", "[/THINK]", "</seed:think>")
+
+
+def audit(
+    dataset: Any,
+    model: Any,
+    *,
+    source: str | os.PathLike[str] | Iterable[Conversation] | None = None,
+    template: str | os.PathLike[str] | None = None,
+    template_options: Mapping[str, Any] | None = None,
+    date: str | None = None,
+    split: str | None = None,
+    mask: str | None = None,
+    shifted: bool = False,
+    shape: str | None = None,
+    examples: int = EXAMPLES,
+) -> AuditReport:
+    """Check token data that another pipeline made.
+
+    `dataset` is a path, a `datasets` dataset, a DataLoader, or rows with `input_ids` and `labels` or a mask. `model`
+    is the folder of the model, or its loaded transformers tokenizer. With `source`, a file of conversations or the
+    conversations themselves, every record is compiled and compared token by token.
+    """
+    bound = _bound(model, template, given_options(template_options, date))
+    pad = bound.tokenizer.pad_id
+    pad = None if pad == bound.tokenizer.eos_id else pad  # a pad that is the eos may be a real one
+    data = open_tokenized(dataset, split=split, mask=mask, pad_id=pad, shifted=shifted)
+    name = Path(dataset).name if isinstance(dataset, str | os.PathLike) else type(dataset).__name__
+    made = None
+    if source is not None:  # answers without a proof are compared as text, and not judged
+        lenient = _bound(model, template, given_options(template_options, date, unproved="untrained"))
+        made = render_source(_records(source, shape), lenient)
+    return Audit(data, bound, name).run(made, examples)
+
+
+def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> BoundTemplate:
+    if isinstance(model, BoundTemplate):
+        return model
+    found = find_template(template if template is not None else model)
+    return bind(found, load_tokenizer(model, control_tokens=found.control_tokens), given)
+
+
+def _records(source: Any, shape: str | None) -> Iterator[Conversation]:
+    """Conversations of a file; those that cannot be read give no rows."""
+    if isinstance(source, str | os.PathLike):
+        errors: list[RecordError] = []
+        yield from read_conversations(source, shape=shape, on_error=errors.append)
+        return
+    yield from source
+
+
+class Audit:
+    """One set and the template that should have made it."""
+
+    def __init__(self, data: TokenizedSet, bound: BoundTemplate, name: str) -> None:
+        self._data, self._bound, self._name = data, bound, name
+        self._literals: Literals = find_literals(bound)
+        self._vocabulary = VocabularyBytes(bound)
+        self._unknown: list[str] = []
+
+    def run(self, source: SourceRows | None = None, examples: int = EXAMPLES) -> AuditReport:
+        """All checks."""
+        data, literals = self._data, self._literals
+        layout = find_layout(data.ids, data.documents, literals, data.padding)
+        compared = None
+        if source is not None:
+            compared = compare(data, layout, source, literals, self._vocabulary)
+        if literals.unusable and compared is None:
+            self._unknown.append(f"What is prompt and what is answer: {literals.unusable}. --source tells")
+        elif literals.unusable and compared is not None and compared.equal < compared.documents:
+            rest = compared.documents - compared.equal
+            self._unknown.append(f"Masks of {rest:,} documents that differ from their records: {literals.unusable}")
+        found = list(self._found(layout, compared))
+        findings = [self._finding(one, examples) for one in _joined(found) if one.count]
+        findings.sort(key=lambda one: (-one.share, one.code))
+        return AuditReport(
+            name=self._name,
+            template=self._bound.name,
+            tokenizer=self._bound.tokenizer.name,
+            rows=len(data),
+            documents=len(data.documents) - 1,
+            tokens=int((~data.padding).sum()),
+            trained=None if data.trained is None else int((data.trained & ~data.padding).sum()),
+            answers=len(layout.answers),
+            mask_name=data.mask_name,
+            boundaries=data.boundaries,
+            findings=tuple(one for one in findings if not one.rule.is_note),
+            notes=tuple(one for one in findings if one.rule.is_note),
+            unknown=tuple(self._unknown),
+            source=None if source is None or compared is None else self._source_counts(source, compared),
+        )
+
+    def _source_counts(self, source: SourceRows, compared: Comparison) -> dict[str, Any]:
+        if source.refused:
+            reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(source.refused.items()))
+            self._unknown.append(f"Records that Chatmill cannot write with this template are not compared: {reasons}")
+        return {
+            "records": source.count,
+            "documents": compared.documents,
+            "equal": compared.equal,
+            "missing": compared.missing,
+            "refused": dict(source.refused),
+            "unproved": len(source.unproved),
+        }
+
+    def _found(self, layout: Layout, compared: Comparison | None) -> Iterator[Found]:
+        data = self._data
+        if data.trained is None:
+            yield Found("no_mask", data.offsets[:-1], data.offsets[1:], len(data), len(data))
+        else:
+            names = self._bound.tokenizer.control_ids
+            think = frozenset(names[one] for one in THINK_ENDS if one in names)
+            yield from check_masks(data, layout, data.trained, think)
+        if data.shift:
+            detail = f"labels[t] is input_ids[t {data.shift:+d}]"
+            yield Found("labels_shifted", data.offsets[:-1], data.offsets[1:], len(data), len(data), detail)
+        wrong = data.wrong_labels
+        yield Found("labels_differ", wrong, wrong + 1, len(wrong), int((~data.padding).sum()))
+        eos = self._bound.tokenizer.eos_id
+        structure = Structure(data, layout, self._literals, eos, self._vocabulary)
+        hidden = set() if compared is None else {"truncated", "special_from_text", "unbounded", "merged_at_border"}
+        told = {one.code for one in compared.found} if compared is not None else set()
+        yield from (one for one in structure.check() if one.code not in hidden & told)
+        if compared is None:
+            self._unknown += structure.unknown
+            yield from self._other_ids(layout)
+        else:
+            yield from compared.found
+
+    def _other_ids(self, layout: Layout) -> Iterator[Found]:
+        """Stretches of text whose ids are not those of the tokenizer."""
+        data = self._data
+        if not self._tokenises_probes():
+            self._unknown.append("Whether ids are those of their text: this tokenizer writes text otherwise in rows")
+            return
+        unlike, starts, ends = self._unlike(data.ids, data.documents, data.padding, layout)
+        document = np.searchsorted(data.documents, starts, side="right") - 1
+        last_token = np.searchsorted(np.flatnonzero(~data.padding), data.documents[1:]) - 1
+        live = np.flatnonzero(~data.padding)
+        stop = live[np.maximum(last_token, 0)] + 1 if len(live) else data.documents[1:]
+        unlike &= ends < stop[document]  # a text that is cut may have other ids
+        unlike &= starts > data.documents[document]
+        places = starts[unlike]
+        numbers, first = np.unique(document[unlike], return_index=True)
+        yield Found("other_ids", places[first], ends[unlike][first], len(numbers), len(data.documents) - 1)
+
+    def _unlike(self, ids: Any, documents: Any, padding: Any, layout: Layout) -> tuple[Any, Any, Any]:
+        """Stretches of text, and which of them have other ids than both ways of tokenising them give."""
+        special = self._vocabulary.special
+        breaks = layout.answers.starts[~layout.answers.merged]
+        edges = np.flatnonzero(np.diff(padding.astype(np.int8))) + 1
+        starts, ends = text_stretches(ids, special, [breaks, edges], documents)
+        keep = ~padding[starts] & self._vocabulary.has(ids[starts])
+        starts, ends = starts[keep], ends[keep]
+        unlike = self._vocabulary.unlike(ids, starts, ends)
+        wrong = np.flatnonzero(unlike)
+        if len(wrong):  # transformers tokenises prompt and answer together
+            whole_starts, whole_ends = text_stretches(ids, special, [edges], documents)
+            at = np.searchsorted(whole_starts, starts[wrong], side="right") - 1
+            unlike[wrong] = self._vocabulary.unlike(ids, whole_starts[at], whole_ends[at])
+        return unlike, starts, ends
+
+    def _tokenises_probes(self) -> bool:
+        """Whether the ids of the template's own renderings are those of their stretches of text."""
+        for row in (row for rows in probe_rows(self._bound) for row in rows):
+            documents = np.array([0, len(row.ids)], dtype=np.int64)
+            padding = np.zeros(len(row.ids), dtype=np.bool_)
+            layout = find_layout(row.ids, documents, self._literals, padding)
+            if self._unlike(row.ids, documents, padding, layout)[0].any():
+                return False
+        return True
+
+    def _finding(self, found: Found, examples: int) -> Finding:
+        shown = tuple(
+            self._example(int(start), int(end))
+            for start, end in zip(found.starts[:examples].tolist(), found.ends[:examples].tolist(), strict=True)
+        )
+        return Finding(code=found.code, count=found.count, total=found.total, detail=found.detail, examples=shown)
+
+    def _example(self, start: int, end: int) -> Example:
+        data = self._data
+        row = int(data.row_of(np.array([min(start, len(data.ids) - 1)]))[0])
+        low, high = int(data.offsets[row]), int(data.offsets[row + 1])
+        first, last = max(low, start - AROUND), min(high, max(min(end, start + MOST_SHOWN), start + 1) + AROUND)
+        decoder = Decoder(self._bound.tokenizer)
+        ids = data.ids[first:last]
+        trained = np.zeros(len(ids), dtype=np.bool_) if data.trained is None else data.trained[first:last]
+        about = (np.arange(first, last) >= start) & (np.arange(first, last) < end)
+        control = decoder.is_control(ids)
+        codes = trained * 4 + about * 2 + control
+        edges = np.flatnonzero(np.diff(codes)) + 1
+        parts = []
+        for piece, code in zip(np.split(ids, edges), codes[np.append(0, edges)].tolist(), strict=True):
+            parts.append((decoder.text(piece), bool(code & 4), bool(code & 1), bool(code & 2)))
+        return Example(row=row, first=start - low, last=end - low, parts=tuple(parts))
+
+
+def _joined(found: Iterable[Found]) -> Iterator[Found]:
+    """One entry per code, in the order of the rules."""
+    by_code: dict[str, list[Found]] = {}
+    for one in found:
+        if one.count:
+            by_code.setdefault(one.code, []).append(one)
+    for code in RULES:
+        listed = by_code.get(code, [])
+        if len(listed) == 1:
+            yield listed[0]
+        elif listed:
+            starts, ends = (np.concatenate([getattr(one, name) for one in listed]) for name in ("starts", "ends"))
+            order = np.argsort(starts, kind="stable")
+            yield Found(
+                code,
+                starts[order],
+                ends[order],
+                max(one.count for one in listed),
+                max(one.total for one in listed),
+                next((one.detail for one in listed if one.detail), ""),
+            )

@@ -1,0 +1,194 @@
+"""Checks of what rows are made of: beginnings, ends, boundaries, special tokens, duplicates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.auditor.layout import Layout
+from chatmill.auditor.literals import Literals
+from chatmill.auditor.masks import Found
+from chatmill.auditor.tokenized import TokenizedSet
+from chatmill.auditor.vocabulary import VocabularyBytes
+from chatmill.core.kinds import RoleCode
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Structure:
+    """One set, its layout, and what its template writes."""
+
+    def __init__(
+        self, data: TokenizedSet, layout: Layout, literals: Literals, eos: int | None, vocabulary: VocabularyBytes
+    ) -> None:
+        self._data, self._layout, self._literals, self._eos = data, layout, literals, eos
+        self._vocabulary = vocabulary
+        self._begins = data.documents[:-1]
+        live = np.append(0, np.cumsum(~data.padding))
+        self._sizes = live[data.documents[1:]] - live[data.documents[:-1]]
+        self._ends = self._last_live() + 1
+        self._count = int((self._sizes > 0).sum())
+        self.unknown: list[str] = []
+        """What could not be told."""
+
+    def _last_live(self) -> Ints:
+        """The last token of each document that is no padding."""
+        places = np.flatnonzero(~self._data.padding)
+        at = np.searchsorted(places, self._data.documents[1:]) - 1
+        return np.where(self._sizes > 0, places[np.maximum(at, 0)] if len(places) else -1, self._begins - 1)
+
+    def check(self) -> Iterator[Found]:
+        """All findings about structure."""
+        data = self._data
+        rows = data.wrong_boundaries
+        yield Found("wrong_boundaries", data.offsets[:-1][rows], data.offsets[1:][rows], len(rows), len(data))
+        yield from self._outside()
+        yield from self._duplicates()
+        if self._literals.unusable:
+            return
+        closed = np.zeros(len(self._begins), dtype=np.bool_)
+        opened = self._per_document(self._layout.openings) > 0
+        closed |= ~opened & (self._sizes > 0)
+        yield self._documents("other_template", closed)
+        yield from self._merged()
+        yield from self._beginnings(opened)
+        yield from self._endings()
+        yield from self._special(opened)
+        yield from self._packed()
+
+    def _documents(self, code: str, chosen: Bools, detail: str = "") -> Found:
+        return Found(code, self._begins[chosen], self._ends[chosen], int(chosen.sum()), self._count, detail)
+
+    def _per_document(self, places: Ints) -> Ints:
+        return np.bincount(self._document_of(places), minlength=len(self._begins))
+
+    def _document_of(self, places: Ints) -> Ints:
+        return np.searchsorted(self._data.documents, places, side="right") - 1
+
+    def _places(self, code: str, places: Ints) -> Found:
+        """Documents that hold some places, each shown by its first one."""
+        documents, first = np.unique(self._document_of(places), return_index=True)
+        return Found(code, places[first], places[first] + 1, len(documents), self._count)
+
+    def _outside(self) -> Iterator[Found]:
+        bad = ~self._vocabulary.has(self._data.ids) & ~self._data.padding
+        yield self._places("outside_vocabulary", np.flatnonzero(bad))
+
+    def _duplicates(self) -> Iterator[Found]:
+        data = self._data
+        seen: set[bytes] = set()
+        again = np.zeros(len(self._begins), dtype=np.bool_)
+        trained = data.trained if data.trained is not None else np.zeros(len(data.ids), dtype=np.bool_)
+        bounds = zip(self._begins.tolist(), self._ends.tolist(), strict=True)
+        for number, (first, last) in enumerate(bounds):
+            key = data.ids[first:last].tobytes() + trained[first:last].tobytes()
+            again[number] = last > first and key in seen
+            seen.add(key)
+        yield self._documents("duplicates", again)
+
+    def _merged(self) -> Iterator[Found]:
+        """Answers whose opening goes on in another way than the template writes it."""
+        answers = self._layout.answers
+        places = answers.starts[answers.merged]
+        inside = places < len(self._data.ids)
+        places = places[inside]
+        white = self._vocabulary.begins_white(self._data.ids[places])
+        yield Found("merged_at_border", places[white], places[white] + 1, int(white.sum()), len(answers))
+        yield self._places("template_differs", places[~white & ~self._data.padding[places]])
+
+    def _beginnings(self, opened: Bools) -> Iterator[Found]:
+        ids, literals = self._data.ids, self._literals
+        filled = opened & (self._sizes > 1)
+        at = np.minimum(self._begins + self._skipped(), len(ids) - 1)
+        first, second = ids[at], ids[np.minimum(at + 1, len(ids) - 1)]
+        inner = ~np.isin(self._begins, self._data.offsets)
+        inside = np.zeros(len(filled), dtype=np.bool_)
+        if literals.first_ids:
+            inside = filled & inner & ~np.isin(first, list(literals.first_ids))
+        yield self._documents("boundary_inside", inside)
+        if literals.bos is not None:
+            yield self._documents("bos_missing", filled & (first != literals.bos) & ~inside)
+            yield self._documents("bos_twice", filled & (first == literals.bos) & (second == literals.bos))
+
+    def _skipped(self) -> Ints:
+        """Padding before each document."""
+        places = np.append(np.flatnonzero(~self._data.padding), len(self._data.ids))
+        return np.where(self._sizes > 0, places[np.searchsorted(places, self._begins)] - self._begins, 0)
+
+    def _endings(self) -> Iterator[Found]:
+        """Answers without a stop: cut at the end of a row that is as long as rows get, or without one at all."""
+        answers, data = self._layout.answers, self._data
+        open_end = answers.stops < 0
+        document = self._document_of(answers.starts)
+        final = open_end & (answers.ends >= self._ends[document])
+        row_sizes = np.add.reduceat(~data.padding, data.offsets[:-1]) if len(data.ids) else np.empty(0)
+        longest = int(row_sizes.max())
+        row = data.row_of(np.minimum(answers.starts, len(data.ids) - 1))
+        at_limit = final & (row_sizes[row] == longest) & (self._ends[document] >= data.offsets[row] + longest)
+        others = open_end & ~at_limit
+        if others.sum() >= at_limit.sum():  # nothing was cut where answers end without a stop anyway
+            at_limit = np.zeros(len(at_limit), dtype=np.bool_)
+        missing = open_end & ~at_limit
+        yield Found("stop_missing", answers.starts[missing], answers.ends[missing], int(missing.sum()), len(answers))
+        cut = np.zeros(len(self._begins), dtype=np.bool_)
+        cut[document[at_limit]] = True
+        yield self._documents("truncated", cut)
+
+    def _special(self, opened: Bools) -> Iterator[Found]:
+        """Special tokens that came from text; an eos or pad at the end of a document is no such thing."""
+        places = self._layout.strange
+        document = self._document_of(places)
+        ids = self._data.ids
+        ends = {one for one in (self._eos, self._literals.bos) if one is not None}
+        near_end = places >= self._ends[document] - 2
+        following = ids[np.minimum(places + 1, len(ids) - 1)]
+        opens = np.isin(places + 1, self._layout.openings) | np.isin(following, list(ends))
+        harmless = np.isin(ids[places], list(ends)) & (near_end | opens)
+        yield self._places("special_from_text", places[~harmless & opened[document]])
+
+    def _packed(self) -> Iterator[Found]:
+        """Several documents where boundaries say there is one."""
+        data, literals = self._data, self._literals
+        row_ids = data.ids
+        inner = np.zeros(len(row_ids), dtype=np.bool_)
+        if literals.bos is not None:
+            inner |= row_ids == literals.bos
+            inner[np.minimum(self._begins, len(inner) - 1)] = False
+            inner[np.minimum(self._begins + 1, len(inner) - 1)] = False
+        elif self._eos is not None and self._eos not in literals.written - literals.stops:
+            opens = np.zeros(len(row_ids) + 1, dtype=np.bool_)
+            opens[self._layout.openings] = True
+            between = (row_ids == self._eos) & opens[1:]
+            if self._eos not in self._template_stops():
+                inner |= between
+                inner[self._ends[self._ends < len(inner)] - 1] = False
+        inner &= ~data.padding
+        rows = np.unique(data.row_of(np.flatnonzero(inner)))
+        yield Found("unbounded", data.offsets[:-1][rows], data.offsets[1:][rows], len(rows), len(data))
+        self._doubt_packing(rows)
+
+    def _template_stops(self) -> set[int]:
+        """Stops that really end answers here."""
+        stops = self._layout.answers.stops
+        return set(np.unique(self._data.ids[stops[stops >= 0]]).tolist())
+
+    def _doubt_packing(self, found: Ints) -> None:
+        """System messages behind answers: perhaps the next document, perhaps not."""
+        roles, places = self._layout.opening_roles, self._layout.openings
+        if self._data.boundaries or not len(places):
+            return
+        row = self._data.row_of(places)
+        own = {one.ids for one in self._literals.openings if one.role is RoleCode.SYSTEM}
+        own -= {one.ids for one in self._literals.openings if one.role is not RoleCode.SYSTEM}
+        if not own:
+            return
+        follows = np.append(False, (roles[:-1] == RoleCode.ASSISTANT) & (row[1:] == row[:-1]))
+        rows = np.setdiff1d(np.unique(row[follows & (roles == RoleCode.SYSTEM)]), found)
+        if len(rows):
+            self.unknown.append(
+                f"{len(rows):,} rows have a system message behind an answer. They hold several documents without "
+                "boundaries, or system messages in the middle: --source tells"
+            )

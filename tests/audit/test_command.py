@@ -1,0 +1,61 @@
+"""The command: verdict, table, exit status, JSON and page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from chatmill.cli import app
+from tests.audit.faults import FAULTS
+from tests.audit.sets import Row, clean_rows
+from tests.data.tokenizer_files import unpacked
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return unpacked("qwen3")
+
+
+def saved(rows: list[Row], folder: Path) -> str:
+    path = folder / "set.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def rows_of(model: Path, fault: str = "") -> list[Row]:
+    from chatmill import load_tokenizer
+    from chatmill.render.registry import bind
+
+    bound = bind(model, load_tokenizer(model))
+    rows = clean_rows(bound)
+    return next(one for one in FAULTS if one.name == fault).put(rows, bound) if fault else rows
+
+
+def test_a_clean_set_has_status_0(model: Path, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["audit", saved(rows_of(model), tmp_path), "--model", str(model)])
+    assert done.exit_code == 0, done.output
+    assert "No faults found" in done.output
+
+
+def test_a_fault_has_status_1_and_a_page(model: Path, tmp_path: Path) -> None:
+    path, page = saved(rows_of(model, "newline behind the stop trained"), tmp_path), tmp_path / "audit.html"
+    done = CliRunner().invoke(app, ["audit", path, "--model", str(model), "-o", str(page)])
+    assert done.exit_code == 1, done.output
+    assert "text behind the stop trained" in done.output
+    assert all(len(line) <= 80 for line in done.output.splitlines() if "answers" in line)
+    html = page.read_text()
+    assert "behind_stop_trained" in html
+    assert "<script" not in html
+
+
+def test_json_has_everything(model: Path, tmp_path: Path) -> None:
+    path = saved(rows_of(model, "stop not trained"), tmp_path)
+    done = CliRunner().invoke(app, ["audit", path, "--model", str(model), "--json"])
+    assert done.exit_code == 1
+    found = json.loads(done.output)
+    assert [one["code"] for one in found["findings"]] == ["stop_untrained"]
+    assert found["findings"][0]["examples"][0]["parts"]
+    assert found["passed"] is False

@@ -1,0 +1,108 @@
+"""All forms of a set give the same audit, and what is no set gives one clear error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from chatmill import MegatronWriter, audit
+from chatmill.auditor.open import open_tokenized
+from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
+from tests.audit.sets import Row, bound_template, clean_rows, trained_of
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    return clean_rows(bound_template("chatml"))
+
+
+def written(rows: list[Row], form: str, folder: Path) -> Any:
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), folder / "set.parquet")
+        return folder / "set.parquet"
+    if form == "jsonl":
+        path = folder / "set.jsonl"
+        path.write_text("".join(json.dumps(row | {"text": "?"}) + "\n" for row in rows))
+        return path
+    if form in ("datasets folder", "splits", "dataset"):
+        datasets = pytest.importorskip("datasets")
+        made = datasets.Dataset.from_list(rows)
+        if form == "dataset":
+            return made
+        target = datasets.DatasetDict({"train": made, "test": made.select([0])}) if form == "splits" else made
+        target.save_to_disk(folder / "saved")
+        return folder / "saved"
+    if form == "megatron":
+        lengths = np.array([len(row["input_ids"]) for row in rows])
+        with MegatronWriter(folder / "set_tokens", "int32") as tokens:
+            tokens.append(np.concatenate([row["input_ids"] for row in rows]), lengths)
+        with MegatronWriter(folder / "set_lossmask", "uint8") as mask:
+            mask.append(np.concatenate([np.append(trained_of(row)[1:], False) for row in rows]), lengths)
+        return folder / "set_tokens"
+    return padded_batches(rows)
+
+
+def padded_batches(rows: list[Row]) -> list[dict[str, Any]]:
+    """Batches of two rows as a DataLoader gives them."""
+    torch = pytest.importorskip("torch")
+    batches = []
+    for first in range(0, len(rows), 2):
+        part = rows[first : first + 2]
+        size = max(len(row["input_ids"]) for row in part)
+        fill = {"input_ids": 0, "labels": -100}
+        batch = {n: [row[n] + [v] * (size - len(row[n])) for row in part] for n, v in fill.items()}
+        batch["attention_mask"] = [[1] * len(r["input_ids"]) + [0] * (size - len(r["input_ids"])) for r in part]
+        batches.append({name: torch.tensor(values) for name, values in batch.items()})
+    return batches
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl", "datasets folder", "splits", "dataset", "megatron", "batches"])
+def test_every_form_gives_the_same_audit(rows: list[Row], form: str, tmp_path: Path) -> None:
+    report = audit(written(rows, form, tmp_path), bound_template("chatml"))
+    assert report.findings == ()
+    assert report.rows == len(rows)
+    assert report.tokens == sum(len(row["input_ids"]) for row in rows)
+    assert report.trained == sum(int(trained_of(row).sum()) for row in rows)
+
+
+def test_masks_are_read_by_name(rows: list[Row]) -> None:
+    named = [{"input_ids": row["input_ids"], "mine": [1], "loss_mask": trained_of(row).astype(int)} for row in rows]
+    assert audit(named, bound_template("chatml")).mask_name == "loss_mask"
+    with pytest.raises(ConfigError, match="no column 'other'"):
+        audit(named, bound_template("chatml"), mask="other")
+
+
+def test_shifted_labels_are_right_where_the_trainer_does_not_shift(rows: list[Row]) -> None:
+    shifted = [row | {"labels": [*row["labels"][1:], -100]} for row in rows]
+    assert not audit(shifted, bound_template("chatml")).passed
+    assert audit(shifted, bound_template("chatml"), shifted=True).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "says"),
+    [
+        ("set.csv", "a,b", ConfigError, "not a kind of file"),
+        ("set.jsonl", '{"messages": []}', DataError, "no column of token ids"),
+        ("set.jsonl", '{"input_ids": [1, 2]', FormatError, "line 1: not JSON"),
+        ("set.jsonl", '{"input_ids": [1, 2], "labels": [1]}', DataError, "row 0: labels and input_ids"),
+        ("set.jsonl", '{"input_ids": [1, -2], "labels": [1, 2]}', DataError, "-2, which is no token id"),
+        ("set.parquet", "no parquet", FormatError, "set.parquet"),
+    ],
+)
+def test_what_is_no_set_is_one_clear_error(
+    name: str, content: str, error: type[ChatmillError], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(error, match=says):
+        open_tokenized(tmp_path / name)
+
+
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        open_tokenized(tmp_path / "nothing")
