@@ -32,6 +32,8 @@ MAX_ITEMS = 400_000
 """Items of plans that are kept; beyond, everything is learned again."""
 MAX_COLUMNS = 48
 KEPT_TOOLS = 4096
+FIRST_RECORDS = 256
+"""A new template is asked about few records at first: each of its questions is answered for all that are left."""
 CHECKED_USES = frozenset({32, 1024, 32768})
 """The uses of a plan at which the record is also written by itself, and compared."""
 CHECKED_AT_ONCE = 32
@@ -83,11 +85,12 @@ class PlanBook:
             self._forget()
         plans: list[RecordPlan | None] = [None] * len(batch)
         failed: list[tuple[int, RecordError]] = []
-        pending = list(range(len(batch)))
-        while pending:
-            keys = self._keys(batch, pending)
+        first, size = 0, FIRST_RECORDS if self.traced < FIRST_RECORDS else len(batch)
+        while first < len(batch):
+            last = min(first + size, len(batch))
+            keys = self._keys(batch if last - first == len(batch) else batch.take(np.arange(first, last)))
             known = len(self._columns) + len(self._tool_questions)
-            for place, (index, key) in enumerate(zip(pending, keys, strict=True)):
+            for index, key in zip(range(first, last), keys, strict=True):
                 found = self._by_key.get(key)
                 if found is None:
                     try:
@@ -106,10 +109,10 @@ class PlanBook:
                         self._spot_check(batch, index, found)
                 if len(self._columns) + len(self._tool_questions) > known:
                     self._by_key = {}
-                    pending = pending[place + 1 :]
+                    first = index + 1
                     break
             else:
-                pending = []
+                first, size = last, 4 * size
         return plans, sorted(failed, key=lambda pair: pair[0])
 
     def _spot_check(self, batch: Conversations, index: int, plan: RecordPlan) -> None:
@@ -205,13 +208,13 @@ class PlanBook:
 
     # ---- keys
 
-    def _keys(self, batch: Conversations, pending: list[int]) -> list[Key]:
+    def _keys(self, batch: Conversations) -> list[Key]:
         codes = self._codes(batch)
         width = codes.shape[1]
         flat, offsets = codes.tobytes(), (batch.offsets * width).tolist()
         tools, options = batch.tools.lengths.tolist(), batch.options.lengths.tolist()
         keys: list[Key] = []
-        for index in pending:
+        for index in range(len(batch)):
             codes_of = flat[offsets[index] : offsets[index + 1]]
             key: Key = codes_of
             if tools[index] or options[index]:

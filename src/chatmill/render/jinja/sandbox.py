@@ -65,6 +65,11 @@ class MessageDict(dict[str, Any]):
     _index: int
 
 
+PLAIN_MAPPINGS: frozenset[type] = frozenset([dict, MessageDict])
+OF_MAPPINGS = frozenset(dir(MessageDict))
+"""Names that mean an attribute of a mapping, not one of its keys."""
+
+
 class LimitError(jinja2.TemplateError):
     """A template runs for too long, or writes too much."""
 
@@ -232,6 +237,11 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         """A loop has come to a value; if it is a message, what follows is written for it."""
         if type(value) is MessageDict:
             self.message = value._index
+
+    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
+        if type(obj) in PLAIN_MAPPINGS and attribute not in OF_MAPPINGS:  # what Jinja comes to in the end, at once
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
 
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
         self._step(CALL_STEPS)
