@@ -65,7 +65,7 @@ class MessageDict(dict[str, Any]):
     _index: int
 
 
-PLAIN_MAPPINGS: frozenset[type] = frozenset([dict, MessageDict])
+PLAIN_MAPPINGS: tuple[Any, ...] = (dict, MessageDict)
 OF_MAPPINGS = frozenset(dir(MessageDict))
 """Names that mean an attribute of a mapping, not one of its keys."""
 
