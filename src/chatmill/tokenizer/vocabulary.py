@@ -240,31 +240,21 @@ class VocabularyTokenizer:
         """The pairs whose byte is another one after the normalizer."""
         if self.normal_form == "":
             return np.empty(0, dtype=np.int64)
-        high = offsets_of((texts.data >= 0x80).view(np.uint8))
-        begins, sizes = texts.starts[which], texts.lengths[which]
-        doubtful = np.flatnonzero(high[begins + sizes] > high[begins]) if self._keeps_ascii else np.arange(len(which))
-        if self.normal_form is None:
+        doubtful = np.flatnonzero(_with_high_bytes(texts)[which]) if self._keeps_ascii else np.arange(len(which))
+        if self.normal_form is None or not len(doubtful):
             return doubtful
-        borders = begins[doubtful] + prefix_bytes[doubtful]
-        in_prefix = high[borders] > high[begins[doubtful]]
-        behind = high[np.minimum(borders + 1, len(texts.data))] > high[borders]  # ASCII joins nothing before it
-        doubtful, in_prefix = doubtful[in_prefix | behind], in_prefix[in_prefix | behind]
-        return np.array(
-            [
-                place
-                for place, is_inside in zip(doubtful.tolist(), in_prefix.tolist(), strict=True)
-                if not self._keeps_border(
-                    texts, int(begins[place]), int(prefix_bytes[place]), int(sizes[place]), is_inside
-                )
-            ],
-            dtype=np.int64,
-        )
+        unlike = _not_normal(texts, np.unique(which[doubtful]), self.normal_form)
+        doubtful = doubtful[np.isin(which[doubtful], unlike)]
+        begins, sizes = texts.starts[which[doubtful]].tolist(), texts.lengths[which[doubtful]].tolist()
+        pairs = zip(doubtful.tolist(), begins, prefix_bytes[doubtful].tolist(), sizes, strict=True)
+        moved = [place for place, *where in pairs if not self._keeps_border(texts, *where)]
+        return np.array(moved, dtype=np.int64)
 
-    def _keeps_border(self, texts: Texts, begin: int, prefix: int, size: int, is_inside: bool) -> bool:
+    def _keeps_border(self, texts: Texts, begin: int, prefix: int, size: int) -> bool:
         """Whether a normal form leaves the beginning of a text alone, and joins nothing across its end."""
         form = self.normal_form
         assert form
-        if is_inside:
+        if (texts.data[begin : begin + prefix] >= 0x80).any():
             return unicodedata.is_normalized(form, texts.data[begin : begin + size].tobytes().decode())  # type: ignore[arg-type]
         around = texts.data[max(begin, begin + prefix - 1) : begin + min(size, prefix + 4)].tobytes()
         pair = around.decode(errors="ignore")[: 1 + (prefix > 0)]
@@ -432,3 +422,28 @@ def _lone_surrogate(texts: Sequence[str]) -> str:
         except UnicodeEncodeError as error:
             return f"text {index} has a lone surrogate at character {error.start}: it has no UTF-8 form"
     return "the texts cannot be encoded"
+
+
+def _with_high_bytes(texts: Texts) -> NDArray[np.bool_]:
+    """Which texts are not ASCII."""
+    found = np.zeros(len(texts), dtype=np.bool_)
+    filled = np.flatnonzero(texts.lengths > 0)
+    if len(filled):
+        packed = texts.take(filled).packed()
+        found[filled] = np.maximum.reduceat(packed.data, packed.starts) >= 0x80
+    return found
+
+
+CHECKED_TOGETHER = 64
+"""Texts that are looked at in one call: parts of a text in a normal form are in that form themselves."""
+
+
+def _not_normal(texts: Texts, places: NDArray[np.int64], form: str) -> NDArray[np.int64]:
+    """Which of these texts may not be in a normal form; the others are not changed by it, nor is any part of them."""
+    kept = []
+    for first in range(0, len(places), CHECKED_TOGETHER):
+        some = places[first : first + CHECKED_TOGETHER]
+        packed = texts.take(some).packed()
+        if not unicodedata.is_normalized(form, packed.data.tobytes().decode()):  # type: ignore[arg-type]
+            kept.append(some)
+    return np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
