@@ -35,7 +35,7 @@ BENCHMARKS = (
 """Modules of this package, in the order of the data's way; the profile has figures and no rows."""
 ELSEWHERE = ("linear_cross_entropy", "packed_training", "packed_training_picture", "viewer")
 """Benchmarks (and the picture of one) that need a GPU or a browser and are run by themselves."""
-TOOLS = ("mask_differences", "publish", "run", "template_table")
+TOOLS = ("audit_tools", "mask_differences", "publish", "run", "template_table")
 """Modules that are run but are no benchmarks."""
 PACKAGES = (
     "chatmill", "gigatoken", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "trl", "datasets", "renderers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,10 @@ def audit(
     made = None
     if source is not None:  # answers without a proof are compared as text, and not judged
         lenient = _bound(model, template, given_options(template_options, date, unproved="untrained"))
-        made = render_source(_records(source, shape), lenient)
+        unread: Counter[str] = Counter()
+        made = render_source(_records(source, shape, unread), lenient)
+        made.refused.update(unread)
+        made.count += unread.total()
     return Audit(data, bound, name).run(made, examples)
 
 
@@ -75,13 +79,16 @@ def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateO
     return bind(found, load_tokenizer(model, control_tokens=found.control_tokens), given)
 
 
-def _records(source: Any, shape: str | None) -> Iterator[Conversation]:
-    """Conversations of a file; those that cannot be read give no rows."""
-    if isinstance(source, str | os.PathLike):
-        errors: list[RecordError] = []
-        yield from read_conversations(source, shape=shape, on_error=errors.append)
+def _records(source: Any, shape: str | None, unread: Counter[str]) -> Iterator[Conversation]:
+    """Conversations of a file; those that cannot be read are counted by the code of their error."""
+    if not isinstance(source, str | os.PathLike):
+        yield from source
         return
-    yield from source
+
+    def count(error: RecordError) -> None:
+        unread[error.code] += 1
+
+    yield from read_conversations(source, shape=shape, on_error=count)
 
 
 class Audit:

@@ -177,7 +177,7 @@ def pack_sft_ids_and_mask(
     _check_ids("ids", ids)
     _check_mask("mask", mask)
     _check_roles(sys_id=sys_id, usr_id=usr_id, asst_id=asst_id, eot_id=eot_id)
-    _whole("pad_id", pad_id, least=0)
+    _whole("pad_id", pad_id)
     _whole("S", S)
     if len(ids) != len(mask):
         raise DataError(f"{len(ids)} ids and {len(mask)} mask values; there must be one mask value per id")
