@@ -35,7 +35,9 @@ MANIFEST = "manifest.json"
 """The receipt of a build, written last: a folder with splits and without it was written by hand, or is unfinished."""
 EXPORT_MANIFEST = "export.json"
 """Stands in a folder that `export_dataset` made; names the dataset it was made from."""
-FORMAT, FORMAT_VERSION = "chatmill-dataset", 1
+FORMAT, FORMAT_VERSION = "chatmill-dataset", 2
+OLDEST_FORMAT = 1
+"""Datasets of version 1 have kinds without flags; everything else is read alike."""
 EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
 KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"
@@ -164,7 +166,7 @@ def read_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any]
     manifest = _read(path)
     if manifest is None:
         return None
-    _check_kind(path, manifest, FORMAT, FORMAT_VERSION, "the manifest of a")
+    _check_kind(path, manifest, FORMAT, range(OLDEST_FORMAT, FORMAT_VERSION + 1), "the manifest of a")
     if isinstance(recipe := manifest.get("recipe"), dict) and recipe.get("format") == "blocks":
         raise blocks_are_gone(directory)
     return _checked(path, manifest, _DATASET, check_seal)
@@ -176,7 +178,7 @@ def read_export(directory: Path, *, check_seal: bool = True) -> dict[str, Any] |
     manifest = _read(path)
     if manifest is None:
         return None
-    _check_kind(path, manifest, EXPORT_FORMAT, EXPORT_VERSION, "the receipt of a")
+    _check_kind(path, manifest, EXPORT_FORMAT, range(EXPORT_VERSION, EXPORT_VERSION + 1), "the receipt of a")
     return _checked(path, manifest, _EXPORT, check_seal)
 
 
@@ -233,12 +235,13 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _check_kind(path: Path, content: Mapping[str, Any], format: str, version: int, what: str) -> None:
+def _check_kind(path: Path, content: Mapping[str, Any], format: str, versions: range, what: str) -> None:
     if content.get("format") != format:
         raise FormatError(f"{path} is not {what} {format}")
     found = content.get("format_version")
-    if found != version or type(found) is not int:
-        raise FormatError(f"{path} has format version {found!r}; this package reads {version}")
+    if type(found) is not int or found not in versions:
+        readable = " and ".join(map(str, versions))
+        raise FormatError(f"{path} has format version {found!r}; this package reads {readable}")
 
 
 def _checked(path: Path, content: dict[str, Any], form: Mapping[str, Any], check_seal: bool) -> dict[str, Any]:
