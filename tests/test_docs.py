@@ -114,3 +114,15 @@ def test_commands_are_found() -> None:
 def test_nothing_on_a_page_names_this_machine() -> None:
     for page in PAGES:
         assert not re.search(r"(?<![\w.])/(home|root|Users|mnt)/", page.read_text()), name_of(page)
+
+
+def test_files_of_the_repository_that_pages_name_are_there() -> None:
+    root = Path(__file__).parents[1]
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    named = {
+        (page.name, found)
+        for page in pages
+        for found in re.findall(r"`((?:tests|src|benchmarks|examples)/[\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 20
+    assert not sorted((page, path) for page, path in named if not (root / path).is_file())
