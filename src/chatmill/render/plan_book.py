@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ from chatmill.render.jinja.record import Arguments, RecordView, shape_by_value
 from chatmill.render.jinja.renderings import TraceError, Variants
 from chatmill.render.jinja.traced import Notes
 from chatmill.render.plan_table import HiddenField, Origin, PlanTable, RecordPlan, place_of
+from chatmill.render.record_plans import RecordPlans
 from chatmill.render.row_items import TextPart
 
 MAX_ITEMS = 400_000
@@ -39,6 +41,10 @@ CHECKED_USES = frozenset({32, 1024, 32768})
 CHECKED_AT_ONCE = 32
 """One in so many plans is compared at its second use already."""
 
+UNKNOWN, REFUSED = -1, -2
+"""What is found in place of a plan: nothing, or (this and below) a refusal."""
+
+Ints = NDArray[np.int64]
 ColumnQuestion = tuple[str, Origin, int, Any, Any]
 """What is asked, of which column and which call of a message, after which operations, with which argument."""
 Key = bytes | tuple[bytes, str | int, str]
@@ -72,48 +78,74 @@ class PlanBook:
     def _forget(self) -> None:
         self.table = PlanTable(arguments_are_text=self._arguments_are_text)
         self._shapes: dict[Any, Variants] = {}
-        self._by_key: dict[Key, RecordPlan | KnownRefusal | None] = {}
+        self.plans = RecordPlans()
+        self._refusals: list[KnownRefusal] = []
+        self._by_key: dict[Key, int] = {}
+        """The number of a plan, or REFUSED minus that of a refusal."""
         self._columns: list[ColumnQuestion] = []
         self._tool_questions: list[Question] = []
         self._tool_answers: dict[str, int] = {}
         self._signatures: dict[Any, int] = {}
         self._uses: dict[int, int] = {}
 
-    def find(self, batch: Conversations) -> tuple[list[RecordPlan | None], list[tuple[int, RecordError]]]:
-        """The plan of every conversation, None for those that the template refuses; and why."""
+    def find(self, batch: Conversations) -> tuple[Ints, list[tuple[int, RecordError]]]:
+        """The number of every conversation's plan, negative for those that the template refuses; and why."""
         if self.table.size > MAX_ITEMS:
             self._forget()
-        plans: list[RecordPlan | None] = [None] * len(batch)
+        numbers = np.full(len(batch), UNKNOWN, dtype=np.int64)
         failed: list[tuple[int, RecordError]] = []
         first, size = 0, FIRST_RECORDS if self.traced < FIRST_RECORDS else len(batch)
         while first < len(batch):
             last = min(first + size, len(batch))
             keys = self._keys(batch if last - first == len(batch) else batch.take(np.arange(first, last)))
-            known = len(self._columns) + len(self._tool_questions)
-            for index, key in zip(range(first, last), keys, strict=True):
-                found = self._by_key.get(key)
-                if found is None:
-                    try:
-                        found = self._slowly(batch[index], key)
-                    except RecordError as error:
-                        error.record_id = error.record_id or batch.ids[index]
-                        error.where = error.where or batch.wheres[index]
-                        failed.append((index, error))
-                        continue
-                if isinstance(found, KnownRefusal):
-                    failed.append((index, found.error(batch.ids[index], batch.wheres[index])))
-                else:
-                    plans[index] = found
-                    uses = self._uses[id(found)] = self._uses.get(id(found), 0) + 1
-                    if uses in CHECKED_USES or (uses == 2 and found.rows[0] % CHECKED_AT_ONCE == 0):
-                        self._spot_check(batch, index, found)
-                if len(self._columns) + len(self._tool_questions) > known:
-                    self._by_key = {}
-                    first = index + 1
-                    break
-            else:
+            stopped = self._look_up(batch, first, keys, numbers, failed)
+            if stopped is None:
                 first, size = last, 4 * size
-        return plans, sorted(failed, key=lambda pair: pair[0])
+            else:
+                first = stopped + 1
+        for index in np.flatnonzero(numbers <= REFUSED).tolist():
+            refusal = self._refusals[REFUSED - int(numbers[index])]
+            failed.append((index, refusal.error(batch.ids[index], batch.wheres[index])))
+        self._count_uses(batch, numbers)
+        return numbers, sorted(failed, key=lambda pair: pair[0])
+
+    def _look_up(
+        self, batch: Conversations, first: int, keys: list[Key], numbers: Ints, failed: list[tuple[int, RecordError]]
+    ) -> int | None:
+        """Fill in the numbers of some conversations; the index behind which new questions call for new keys."""
+        known = self._by_key
+        found = np.fromiter((known.get(key, UNKNOWN) for key in keys), dtype=np.int64, count=len(keys))
+        numbers[first : first + len(keys)] = found
+        asked = len(self._columns) + len(self._tool_questions)
+        for place in np.flatnonzero(found == UNKNOWN).tolist():
+            index, key = first + place, keys[place]
+            number = known.get(key)
+            if number is None:
+                try:
+                    number = self._slowly(batch[index], key)
+                except RecordError as error:
+                    error.record_id = error.record_id or batch.ids[index]
+                    error.where = error.where or batch.wheres[index]
+                    failed.append((index, error))
+                    number = UNKNOWN
+            numbers[index] = number
+            if len(self._columns) + len(self._tool_questions) > asked:
+                self._by_key = {}
+                numbers[index + 1 : first + len(keys)] = UNKNOWN
+                return index
+        return None
+
+    def _count_uses(self, batch: Conversations, numbers: Ints) -> None:
+        """Count how often plans are used, and compare some of their uses."""
+        used, firsts, counts = np.unique(numbers[numbers >= 0], return_index=True, return_counts=True)
+        places = np.flatnonzero(numbers >= 0)[firsts]
+        for number, index, count in zip(used.tolist(), places.tolist(), counts.tolist(), strict=True):
+            before = self._uses.get(number, 0)
+            self._uses[number] = after = before + count
+            if any(before < wanted <= after for wanted in CHECKED_USES) or (
+                before < 2 <= after and number % CHECKED_AT_ONCE == 0
+            ):
+                self._spot_check(batch, index, self.plans[number])
 
     def _spot_check(self, batch: Conversations, index: int, plan: RecordPlan) -> None:
         """Compare what a plan gives for a record with what the template writes for that record alone."""
@@ -133,7 +165,7 @@ class PlanBook:
                 "ways that cannot be followed"
             )
 
-    def _slowly(self, conversation: Conversation, key: Key) -> RecordPlan | KnownRefusal:
+    def _slowly(self, conversation: Conversation, key: Key) -> int:
         """The plan of one conversation: by asking its questions one by one, else by running the template."""
         view = RecordView(conversation, self._form)
         if self._template.knows_by_value:
@@ -143,8 +175,8 @@ class PlanBook:
         known = self._shapes.get(shape)
         if known is None:
             known = self._shapes[shape] = Variants()
-        found: RecordPlan | KnownRefusal | None = known.find(view)
-        if found is None:
+        number: int | None = known.find(view)
+        if number is None:
             self.traced += 1
             notes = Notes()
             try:
@@ -154,13 +186,15 @@ class PlanBook:
                 error.where = error.where or conversation.where
                 if not error.is_general:
                     raise
-                found = KnownRefusal(tuple(notes.answers), str(error.message), error.code, error.path)
+                self._refusals.append(KnownRefusal(tuple(notes.answers), str(error.message), error.code, error.path))
+                number = REFUSED - (len(self._refusals) - 1)
             else:
-                found = self._planned(conversation, written, notes)
-            known.put(notes.answers, found)
+                number = self.plans.add(self._planned(conversation, written, notes))
+            known.put(notes.answers, number)
+        found = self.plans[number] if number >= 0 else self._refusals[REFUSED - number]
         if self._learn(found.questions):
-            self._by_key[key] = found
-        return found
+            self._by_key[key] = number
+        return number
 
     def _planned(self, conversation: Conversation, written: WrittenRecord, notes: Notes) -> RecordPlan:
         rows = tuple(map(self.table.add, written.rows))
@@ -212,16 +246,11 @@ class PlanBook:
         codes = self._codes(batch)
         width = codes.shape[1]
         flat, offsets = codes.tobytes(), (batch.offsets * width).tolist()
-        tools, options = batch.tools.lengths.tolist(), batch.options.lengths.tolist()
-        keys: list[Key] = []
-        for index in range(len(batch)):
-            codes_of = flat[offsets[index] : offsets[index + 1]]
-            key: Key = codes_of
-            if tools[index] or options[index]:
-                text = batch.tools[index]
-                shown = text if self._template.knows_by_value or not text else self._tools_key(text, batch, index)
-                key = (codes_of, shown, batch.options[index])
-            keys.append(key)
+        keys: list[Key] = [flat[start:stop] for start, stop in pairwise(offsets)]
+        for index in np.flatnonzero((batch.tools.lengths > 0) | (batch.options.lengths > 0)).tolist():
+            text = batch.tools[index]
+            shown = text if self._template.knows_by_value or not text else self._tools_key(text, batch, index)
+            keys[index] = (flat[offsets[index] : offsets[index + 1]], shown, batch.options[index])
         return keys
 
     def _tools_key(self, text: str, batch: Conversations, index: int) -> int:

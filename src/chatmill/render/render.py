@@ -16,7 +16,8 @@ from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.fill import applied, fill
-from chatmill.render.plan_table import Origin, PlanTable, RecordPlan
+from chatmill.render.plan_book import PlanBook
+from chatmill.render.plan_table import Origin, PlanTable
 from chatmill.render.registry import bind
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -62,20 +63,19 @@ def render(
     batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
     if add_generation_prompt:
         return _render_prompts(batch, bound)
-    plans, failed = bound.book.find(batch)
+    numbers, failed = bound.book.find(batch)
     if failed and not collect_failures:
         raise failed[0][1]
-    chosen = [index for index, plan in enumerate(plans) if plan is not None]
-    found = [plan for plan in plans if plan is not None]
-    rows = np.array([row for plan in found for row in plan.rows], dtype=np.int64)
-    counts = np.array([len(plan.rows) for plan in found], dtype=np.int64)
-    kept = np.repeat(np.array(chosen, dtype=np.int64), counts)
-    tokens = fill(bound.book.table, rows, kept, batch, bound.tokenizer, bound.book.computer(batch))
-    firsts = np.cumsum(counts) - counts
-    noted = np.array([plan.counts for plan in found], dtype=np.int64).reshape(-1, 4)
+    chosen = np.flatnonzero(numbers >= 0)
+    numbers = numbers[chosen]
+    plans = bound.book.plans.columns
+    rows, plan_of = plans.rows.of(numbers)
+    kept = chosen[plan_of]
+    tokens = fill(bound.book.table, rows[:, 0], kept, batch, bound.tokenizer, bound.book.computer(batch))
+    is_first = np.diff(plan_of, prepend=-1) > 0
     per_row = np.zeros((len(rows), 5), dtype=np.int64)
-    per_row[firsts, :4] = noted
-    per_row[firsts, 4] = _stripped(batch, np.array(chosen, dtype=np.int64), found, bound.book.table)
+    per_row[is_first, :4] = plans.counts[numbers]
+    per_row[is_first, 4] = _stripped(batch, chosen, numbers, bound.book)
     return Rendered(
         tokens=tokens,
         kept=kept,
@@ -88,48 +88,34 @@ def render(
     )
 
 
-def _stripped(batch: Conversations, chosen: Ints, plans: Sequence[RecordPlan], table: PlanTable) -> Ints:
+def _stripped(batch: Conversations, chosen: Ints, numbers: Ints, book: PlanBook) -> Ints:
     """Characters of contents and reasoning that a conversation's rows do not show."""
-    stripped = np.zeros(len(chosen), dtype=np.int64)
-    hidden = [(number, *field) for number, plan in enumerate(plans) for field in plan.hidden]
+    stripped, plans, firsts = np.zeros(len(chosen), dtype=np.int64), book.plans.columns, batch.offsets[chosen]
+    hidden, hidden_in = plans.hidden.of(numbers)
+    trimmed, trimmed_in = plans.trimmed.of(numbers)
     for origin, texts in ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning)):
-        mine = np.array([(n, message) for n, field, message in hidden if field is origin], dtype=np.int64).reshape(
-            -1, 2
-        )
-        if len(mine):
-            places = batch.offsets[chosen[mine[:, 0]]] + mine[:, 1]
-            np.add.at(stripped, mine[:, 0], texts.take(places).characters())
-        _count_trimmed(stripped, batch, chosen, plans, table, origin, texts)
+        mine = hidden[:, 0] == origin
+        places = firsts[hidden_in[mine]] + hidden[mine, 1]
+        np.add.at(stripped, hidden_in[mine], texts.take(places).characters())
+        for operations in np.unique(trimmed[trimmed[:, 0] == origin, 2]).tolist():
+            mine = (trimmed[:, 0] == origin) & (trimmed[:, 2] == operations)
+            own = texts.take(firsts[trimmed_in[mine]] + trimmed[mine, 1])
+            left = applied(own, book.table.operations[operations])
+            np.add.at(stripped, trimmed_in[mine], _characters_lost(own, left))
+    _count_pieced(stripped, batch, firsts, numbers, book)
     return stripped
 
 
-def _count_trimmed(
-    stripped: Ints,
-    batch: Conversations,
-    chosen: Ints,
-    plans: Sequence[RecordPlan],
-    table: PlanTable,
-    origin: Origin,
-    texts: Texts,
-) -> None:
-    """Add what string operations take away from texts that are shown; of several rows, what the best one lacks."""
-    by_operations: dict[int, list[tuple[int, int]]] = {}
-    for number, plan in enumerate(plans):
-        for field in plan.trimmed:
-            if field.origin is not origin:
-                continue
-            if field.showings[1:] or field.showings[0][1:]:
-                own = texts.take(batch.offsets[chosen[[number]]] + field.message)
-                rows = [[applied(own, table.operations[one]) for one in row] for row in field.showings]
-                best = max(sum(int(left.characters()[0]) for left in row) for row in rows)
-                stripped[number] += max(int(own.characters()[0]) - best, 0)
-            else:
-                by_operations.setdefault(field.showings[0][0], []).append((number, field.message))
-    for operations, pairs in by_operations.items():
-        mine = np.array(pairs, dtype=np.int64)
-        own = texts.take(batch.offsets[chosen[mine[:, 0]]] + mine[:, 1])
-        left = applied(own, table.operations[operations])
-        np.add.at(stripped, mine[:, 0], _characters_lost(own, left))
+def _count_pieced(stripped: Ints, batch: Conversations, firsts: Ints, numbers: Ints, book: PlanBook) -> None:
+    """Add what is missing of texts that are shown in pieces, or otherwise in other rows: what the best row lacks."""
+    fields, plan_of = book.plans.columns.pieced.of(numbers)
+    for number, place in zip(fields[:, 0].tolist(), plan_of.tolist(), strict=True):
+        field = book.plans.pieced[number]
+        texts = batch.messages.contents if field.origin is Origin.CONTENT else batch.messages.reasoning
+        own = texts.take(firsts[[place]] + field.message)
+        rows = [[applied(own, book.table.operations[one]) for one in row] for row in field.showings]
+        best = max(sum(int(left.characters()[0]) for left in row) for row in rows)
+        stripped[place] += max(int(own.characters()[0]) - best, 0)
 
 
 def _characters_lost(texts: Texts, left: Texts) -> Ints:

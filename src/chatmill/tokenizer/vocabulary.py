@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.native.points import token_points
 from chatmill.core.texts import Chosen, Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import TokenizerError
@@ -21,9 +22,6 @@ from chatmill.tokenizer.backends import Backend, HuggingFaceBackend
 from chatmill.tokenizer.control import control_pattern, lookup
 from chatmill.tokenizer.prefix import Prefix
 from chatmill.tokenizer.protocol import Encoded
-
-SHORT_PREFIX = 32
-"""Bytes up to which a prefix is found by stepping over tokens rather than by summing all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +118,12 @@ class VocabularyTokenizer:
         return table
 
     @cached_property
+    def _first_forbidden(self) -> int:
+        """The lowest control id among those that the text engine knows."""
+        assert self._forbidden is not None
+        return int(np.argmax(self._forbidden))
+
+    @cached_property
     def _control_names(self) -> dict[int, str]:
         names: dict[int, str] = {}
         for name, token_id in self.control_ids.items():
@@ -141,7 +145,7 @@ class VocabularyTokenizer:
             ids, offsets = self.backend.encode_batch(texts)
         except (UnicodeError, TypeError):  # the engines refuse text without a UTF-8 form in their own ways
             raise TokenizerError(_lone_surrogate(texts)) from None
-        if self._forbidden is not None and len(ids) and self._forbidden[ids].any():
+        if self._forbidden is not None and self._forbidden[ids[ids >= self._first_forbidden]].any():
             self._refuse_control(texts, ids, offsets)
         return ids, offsets
 
@@ -207,16 +211,7 @@ class VocabularyTokenizer:
             return self._reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
         size = _per_text(prefixes, self._normalised_size)
         ids, offsets = encoded
-        first, last = offsets[which], offsets[which + 1]
-        points = np.empty(len(which), dtype=np.int64)
-        short = size <= SHORT_PREFIX
-        points[short] = self._step(ids, first[short], last[short], size[short])
-        if not short.all():
-            long = ~short
-            ends = np.cumsum(self._byte_lengths[ids], dtype=np.int64)
-            base = np.where(first > 0, ends[np.maximum(first - 1, 0)], 0)[long]
-            points[long] = np.minimum(np.searchsorted(ends, base + size[long]) + 1, last[long])
-        return points - first
+        return token_points(ids, self._byte_lengths, offsets, which, size) - offsets[which]
 
     def byte_points(
         self, encoded: Encoded, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64], texts: Texts
@@ -225,10 +220,16 @@ class VocabularyTokenizer:
         ids, offsets = encoded
         if not self.bytes_add_up:
             return offsets[which] + self.split_points(encoded, which, _prefixes(texts, which, prefix_bytes), texts)
-        starts = offsets_of(self._byte_lengths[ids])
-        points = np.searchsorted(starts, starts[offsets[which]] + prefix_bytes, side="left")
-        points = np.minimum(points, offsets[which + 1])
+        points = token_points(ids, self._byte_lengths, offsets, which, prefix_bytes)
         moved = self._moved_by_normalizer(texts, which, prefix_bytes)
+        if self.normal_form and len(moved):
+            tails = texts.lengths[which[moved]] - prefix_bytes[moved]
+            behind = Texts(texts.data, texts.starts[which[moved]] + prefix_bytes[moved], tails)
+            plain = ~_with_high_bytes(behind)  # no normal form changes ASCII text, or joins it to what is before it
+            at_end = moved[plain]
+            points[at_end] = self._points_before_end(encoded, which[at_end], tails[plain])
+            moved = moved[~plain]
+            moved = moved[_not_normal(texts, which[moved], self.normal_form)]
         if len(moved):
             prefixes = _prefixes(texts, which[moved], prefix_bytes[moved])
             points[moved] = offsets[which[moved]] + self.split_points(encoded, which[moved], prefixes, texts)
@@ -237,48 +238,42 @@ class VocabularyTokenizer:
     def _moved_by_normalizer(
         self, texts: Texts, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """The pairs whose byte is another one after the normalizer."""
+        """The pairs whose byte may be another one after the normalizer."""
         if self.normal_form == "":
             return np.empty(0, dtype=np.int64)
         doubtful = np.flatnonzero(_with_high_bytes(texts)[which]) if self._keeps_ascii else np.arange(len(which))
-        if self.normal_form is None or not len(doubtful):
+        if self.normal_form is None or not self._keeps_ascii or not len(doubtful):
             return doubtful
-        unlike = _not_normal(texts, np.unique(which[doubtful]), self.normal_form)
-        doubtful = doubtful[np.isin(which[doubtful], unlike)]
-        begins, sizes = texts.starts[which[doubtful]].tolist(), texts.lengths[which[doubtful]].tolist()
-        pairs = zip(doubtful.tolist(), begins, prefix_bytes[doubtful].tolist(), sizes, strict=True)
-        moved = [place for place, *where in pairs if not self._keeps_border(texts, *where)]
-        return np.array(moved, dtype=np.int64)
+        begins, prefixes = texts.starts[which[doubtful]], prefix_bytes[doubtful]
+        moved = _with_high_bytes(Texts(texts.data, begins, prefixes))
+        inside = np.flatnonzero(~moved & (prefixes < texts.lengths[which[doubtful]]))
+        beside = texts.data[(begins + prefixes)[inside]]  # the first byte behind ASCII text: of what joins to it?
+        for place in inside[~_NEVER_JOINS[beside]].tolist():
+            moved[place] = not self._keeps_border(texts, int(begins[place]), int(prefixes[place]))
+        return doubtful[moved]
 
-    def _keeps_border(self, texts: Texts, begin: int, prefix: int, size: int) -> bool:
-        """Whether a normal form leaves the beginning of a text alone, and joins nothing across its end."""
-        form = self.normal_form
-        assert form
-        if (texts.data[begin : begin + prefix] >= 0x80).any():
-            return unicodedata.is_normalized(form, texts.data[begin : begin + size].tobytes().decode())  # type: ignore[arg-type]
-        around = texts.data[max(begin, begin + prefix - 1) : begin + min(size, prefix + 4)].tobytes()
+    def _keeps_border(self, texts: Texts, begin: int, prefix: int) -> bool:
+        """Whether a normal form joins nothing across the end of a text's beginning, which is ASCII."""
+        around = texts.data[begin + max(prefix - 1, 0) : begin + prefix + 4].tobytes()
         pair = around.decode(errors="ignore")[: 1 + (prefix > 0)]
-        return not unicodedata.combining(pair[-1:] or " ") and unicodedata.is_normalized(form, pair)  # type: ignore[arg-type]
+        is_normal = unicodedata.is_normalized(self.normal_form, pair)  # type: ignore[arg-type]
+        return is_normal and not unicodedata.combining(pair[-1:] or " ")
 
-    def tail_points(
-        self, encoded: Encoded, which: NDArray[np.int64], tails: Sequence[str], texts: Sequence[str]
+    def _points_before_end(
+        self, encoded: Encoded, which: NDArray[np.int64], tails: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """For each pair: how many tokens of `texts[which[i]]` start before its end `tails[i]`."""
-        if not (self.bytes_add_up and self._keeps_ascii and all(tail.isascii() for tail in _different(tails))):
-            whole = [texts[i] for i in which.tolist()]
-            prefixes = [text[: len(text) - len(tail)] for text, tail in zip(whole, tails, strict=True)]
-            return self.split_points(encoded, which, prefixes, texts)
+        """For each pair: the first token of a text that begins inside its last bytes; the text's end without one."""
         ids, offsets = encoded
-        first, at = offsets[which], offsets[which + 1]
-        left = _per_text(tails, len)  # bytes of the tail that are not passed yet
+        first, at, left = offsets[which], offsets[which + 1].copy(), tails.copy()
         moving = np.flatnonzero((left > 0) & (at > first))
-        while len(moving):  # back from each end over the tokens that lie whole inside the tail
+        while len(moving):  # back over the tokens that lie whole inside the tail
             size = self._byte_lengths[ids[at[moving] - 1]]
-            moving, size = moving[size <= left[moving]], size[size <= left[moving]]
+            fits = size <= left[moving]
+            moving, size = moving[fits], size[fits]
             at[moving] -= 1
             left[moving] -= size
             moving = moving[(left[moving] > 0) & (at[moving] > first[moving])]
-        return at - first
+        return at
 
     def _normalised_size(self, text: str) -> int:
         """Bytes of a normalised text."""
@@ -293,22 +288,6 @@ class VocabularyTokenizer:
             return self.keeps_ascii
         ascii_text = "".join(map(chr, range(128)))
         return all(self.normalize(text) == text for text in ("a", " a ", ascii_text, ascii_text[::-1]))
-
-    def _step(
-        self,
-        ids: NDArray[np.int32],
-        first: NDArray[np.int64],
-        last: NDArray[np.int64],
-        size: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Walk from each first token until `size` bytes are passed: a few steps for all texts at once."""
-        at, passed = first.copy(), np.zeros(len(first), dtype=np.int64)
-        moving = np.flatnonzero((passed < size) & (at < last))
-        while len(moving):
-            passed[moving] += self._byte_lengths[ids[at[moving]]]
-            at[moving] += 1
-            moving = moving[(passed[moving] < size[moving]) & (at[moving] < last[moving])]
-        return at
 
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids; control tokens are spelled out, broken UTF-8 becomes U+FFFD."""
@@ -382,7 +361,15 @@ class VocabularyTokenizer:
         return added
 
 
-_CACHED = {"fingerprint", "_byte_lengths", "_forbidden", "_control_names", "_document_pattern", "_keeps_ascii"}
+_CACHED = {
+    "fingerprint",
+    "_byte_lengths",
+    "_forbidden",
+    "_first_forbidden",
+    "_control_names",
+    "_document_pattern",
+    "_keeps_ascii",
+}
 
 
 def _reload(
@@ -434,16 +421,16 @@ def _with_high_bytes(texts: Texts) -> NDArray[np.bool_]:
     return found
 
 
-CHECKED_TOGETHER = 64
-"""Texts that are looked at in one call: parts of a text in a normal form are in that form themselves."""
+_NEVER_JOINS = np.zeros(256, dtype=np.bool_)
+"""First bytes of characters that no normal form joins to what is before them."""
+for _first, _last in ((0x00, 0x7F), (0xC3, 0xC3), (0xE4, 0xE9), (0xEB, 0xEC)):  # ASCII, Latin, Chinese, Hangul
+    _NEVER_JOINS[_first : _last + 1] = True
 
 
 def _not_normal(texts: Texts, places: NDArray[np.int64], form: str) -> NDArray[np.int64]:
-    """Which of these texts may not be in a normal form; the others are not changed by it, nor is any part of them."""
-    kept = []
-    for first in range(0, len(places), CHECKED_TOGETHER):
-        some = places[first : first + CHECKED_TOGETHER]
-        packed = texts.take(some).packed()
-        if not unicodedata.is_normalized(form, packed.data.tobytes().decode()):  # type: ignore[arg-type]
-            kept.append(some)
-    return np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
+    """Which of these texts a normal form changes, as numbers in the list of places."""
+    changed = {
+        place: not unicodedata.is_normalized(form, texts[place])  # type: ignore[arg-type]
+        for place in np.unique(places).tolist()
+    }
+    return np.flatnonzero([changed[place] for place in places.tolist()])

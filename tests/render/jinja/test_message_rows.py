@@ -150,6 +150,8 @@ def test_other_answers_need_a_lesson_of_their_own() -> None:
     assert composed(book, thinking) is None
     learn(book, thinking, "#", {question: True})
     assert book.is_sound
+    assert composed(book, chat(1)) is None, "an answer of the next message counts: what was learned before is void"
+    learn(book, chat(1), ">", {question: False})
     assert composed(book, thinking) == ["#", chat(1).messages[0].content, "#", "</think>x"]
     assert composed(book, chat(1)) == [span.text for span in row_of(chat(1), ">").spans]
 
@@ -158,8 +160,26 @@ def test_two_lessons_that_contradict_each_other_end_the_method() -> None:
     book = MessageRows()
     learn(book, chat(1), ">")
     learn(book, chat(1), "#")
+    assert book.is_sound, "the answers of neighbours may tell the two apart"
+    learn(book, chat(1), ">")
     assert not book.is_sound
     assert composed(book, chat(1)) is None
+
+
+def test_a_text_that_is_empty_is_told_from_one_that_is_not() -> None:
+    book = MessageRows()
+    content: Question = ("filled", ("field", (1, "content")))
+    learn(book, chat(1), ">")
+    silent = chat(1)._replace(messages=(chat(1).messages[0], Message(Role.ASSISTANT, "")))
+    view = RecordView(silent, InputForm())
+    found = book.compose(view, view.shape())
+    assert found is not None
+    assert found.answers[content] is False, "the row lacks that text: it is no row for others"
+    assert [span.text for span in found.row.spans] == [">", "user0", ">"]
+    row = row_of(silent, ">")
+    row = row._replace(spans=tuple(span for span in row.spans if span.text))
+    book.learn(view, view.shape(), [row], counts_of(silent), {content: False})
+    assert book._reach == 0, "a row without an empty text does not contradict one that shows it"
 
 
 @pytest.mark.parametrize("wrong", ["order", "several", "far", "rows", "unstable", "untrained"])

@@ -14,7 +14,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-#define ABI_VERSION 4 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 5 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 #ifndef SOURCE_CHECKSUM
 #define SOURCE_CHECKSUM 0 /* of these files, given by the build, so that a test can tell a library of an older source */

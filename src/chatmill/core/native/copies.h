@@ -1,4 +1,4 @@
-/* Copies of many short ranges, and the places of a mark (gather.py and find.py).
+/* Copies of many short ranges, the places of a mark, and the tokens at which bytes lie (gather.py, find.py, points.py).
  *
  * Most ranges are a few bytes: where both sides have 16 bytes of room, 16 are copied whatever the length, since a copy
  * of a fixed size costs less than asking for the length; the next range then overwrites what was too much.
@@ -74,6 +74,34 @@ EXPORT int64_t chatmill_find(const uint8_t *data, int64_t size, const uint8_t *m
         if (count < room) out[count] = p - data;
         count++;
         p += length;
+    }
+    return count;
+}
+
+/* For each pair of a text and a number of bytes, the first token of the text with at least so many bytes before it, or
+ * the text's end. Tokens are `offsets[text]` to `offsets[text + 1]` of the ids, each as long as `sizes` says. Pairs of
+ * one text cost one walk if they are in order. Returns `count`, or -1 where a number lies outside its array. */
+EXPORT int64_t chatmill_points(const int32_t *ids, int64_t id_count, const int32_t *sizes, int64_t vocabulary,
+                               const int64_t *offsets, int64_t texts, const int64_t *which, const int64_t *bytes,
+                               int64_t count, int64_t *points)
+{
+    int64_t text = -1, at = 0, stop = 0, passed = 0, wanted = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (which[i] != text || bytes[i] < wanted) {
+            text = which[i];
+            if (text < 0 || text >= texts) return -1;
+            at = offsets[text];
+            stop = offsets[text + 1];
+            if (at < 0 || at > stop || stop > id_count) return -1;
+            passed = 0;
+        }
+        wanted = bytes[i];
+        while (at < stop && passed < wanted) {
+            const int32_t id = ids[at++];
+            if (id < 0 || id >= vocabulary) return -1;
+            passed += sizes[id];
+        }
+        points[i] = at;
     }
     return count;
 }

@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 """The same number as in columns.c; a library with another one is of an older or newer source, and is not used."""
 SWITCH = "CHATMILL_NATIVE"
 """Set to 0 in the environment: the compiled part is not used."""
@@ -21,6 +21,7 @@ _ARGUMENTS = {
     "chatmill_gather": (_pointer, _pointer, _int, _pointer, _pointer, _pointer, _int, _int, _pointer, _int),
     "chatmill_spread": (_pointer, _pointer, _int, _int, _pointer, _int),
     "chatmill_find": (_pointer, _int, _pointer, _int, _pointer, _int),
+    "chatmill_points": (_pointer, _int, _pointer, _int, _pointer, _int, _pointer, _pointer, _int, _pointer),
     "chatmill_count_lines": (_pointer, _int, _int),
     "chatmill_unescape": (_pointer, _int, _pointer, _pointer, _int, _pointer, _pointer, _pointer),
     "chatmill_scan": (_pointer, _int, _int, _pointer, _pointer),

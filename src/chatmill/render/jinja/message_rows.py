@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from chatmill.core.conversation import Role
-from chatmill.render.jinja.expressions import Question, ask, evaluate
+from chatmill.render.jinja.expressions import Expression, Question, ask, evaluate, root
 from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.rows import Counts, Row, Span
 from chatmill.render.jinja.segments import (
@@ -32,6 +32,8 @@ from chatmill.render.jinja.segments import (
 MAX_VARIANTS = 32
 """Different answers that are kept for one place."""
 MAX_PLACES = 100_000
+MAX_REACH = 1
+"""The neighbours whose answers count: none at first, then the messages before and behind."""
 MAX_TOOL_QUESTIONS = 8
 """Conversations whose tools are asked about more often are written the long way."""
 CHECKED_FIRST = 64
@@ -86,6 +88,7 @@ class MessageRows:
         """Nothing learned yet."""
         self._lessons: dict[Any, list[Lesson]] = {}
         self._shapes: dict[Any, int] = {}
+        self._reach = 0
         self.made = 0
         """Rows put together so far."""
         self.is_sound = True
@@ -108,13 +111,17 @@ class MessageRows:
                 expression = span.expression
                 if expression is None or expression[0] == "const":
                     spans.append(span)
-                else:
-                    spans.append(span._replace(text=evaluate(expression, view.field)))
+                    continue
+                text = evaluate(expression, view.field)
+                if text:
+                    spans.append(Span(text, expression, span.kind, span.message, span.breaks))
+                else:  # the row has nothing of it, and so must those of other conversations that are written alike
+                    given["filled", expression] = False
         trained = _trained(view)
         self.made += 1
         seed = crc32(repr(shape).encode())
         return Composed(
-            Row(tuple(span for span in spans if span.text), trained, appended),
+            Row(tuple(spans), trained, appended),
             Counts(len(trained), 0, 0, appended),
             given,
             compare_text=self.made <= CHECKED_FIRST or seed % CHECKED_TEXT == 0,
@@ -158,13 +165,18 @@ class MessageRows:
             return
         for place, lesson in zip(self._places(view, shape), lessons, strict=True):
             assert lesson is not None
-            self._keep(place, lesson)
+            if not self._keep(place, lesson):
+                self._widen()
+                self.learn(view, shape, rows, counts, notes)
+                return
 
-    @staticmethod
     def _lesson(
-        spans: list[Span], index: int, about: Mapping[int, list[tuple[Question, Any]]], appended: int
+        self, spans: list[Span], index: int, about: Mapping[int, list[tuple[Question, Any]]], appended: int
     ) -> Lesson | None:
-        near = [pair for one in {TOOLS, max(0, index - 1), index, index + 1} for pair in about.get(one, ())]
+        subjects = set(range(max(0, index - self._reach), index + self._reach + 1))
+        if any(span.expression is not None and _is_of_tools(span.expression) for span in spans):
+            subjects.add(TOOLS)
+        near = [pair for one in subjects for pair in about.get(one, ())]
         moved_spans = []
         for span in spans:
             expression = span.expression and relative(span.expression, index)
@@ -176,16 +188,24 @@ class MessageRows:
         questions = tuple((moved_question(question, -index), answer) for question, answer in near)
         return Lesson(tuple(moved_spans), questions, appended)
 
-    def _keep(self, place: Any, lesson: Lesson) -> None:
+    def _keep(self, place: Any, lesson: Lesson) -> bool:
+        """Take a lesson in; False where it contradicts another one."""
         known = self._lessons.setdefault(place, [])
         for one in known:
             if may_both_hold(one.questions, lesson.questions):
-                if (one.spans, one.appended) != (lesson.spans, lesson.appended):
-                    self.is_sound = False
+                if not _agree(one, lesson):
+                    return False
                 if dict(one.questions).items() >= dict(lesson.questions).items():
-                    return
+                    return True
         if len(known) < MAX_VARIANTS:
             known.append(lesson)
+        return True
+
+    def _widen(self) -> None:
+        """What a message is depends on more than was thought: ask its neighbours too, then give up."""
+        self.is_sound = self._reach < MAX_REACH
+        self._reach += 1
+        self._lessons = {}
 
     def _places(self, view: RecordView, shape: Sequence[Any]) -> list[Any]:
         """The place of every message: shapes around it, and facts about the messages before and behind it."""
@@ -208,6 +228,24 @@ class MessageRows:
             before = (survey.user_before[index], survey.assistant_before[index], survey.calls_before[index])
             places.append((*around[index : index + 4], numbers[0], index & 1, *before, *later, has_tools))
         return places
+
+
+def _agree(one: Lesson, other: Lesson) -> bool:
+    """Whether two lessons teach the same for records that give the answers of both."""
+    if (one.spans, one.appended) == (other.spans, other.appended):
+        return True
+    empty = {question[1] for question, answer in (*one.questions, *other.questions) if _is_empty(question, answer)}
+    ours, theirs = ([pair for pair in lesson.spans if pair[1].expression not in empty] for lesson in (one, other))
+    return (ours, one.appended) == (theirs, other.appended)
+
+
+def _is_empty(question: Question, answer: Any) -> bool:
+    return question[0] == "filled" and answer is False
+
+
+def _is_of_tools(expression: Expression) -> bool:
+    path = root(expression)
+    return path is not None and path[0] == "tools"
 
 
 def _trained(view: RecordView) -> tuple[int, ...]:
