@@ -36,7 +36,9 @@ MAX_COLUMNS = 48
 KEPT_TOOLS = 4096
 FIRST_RECORDS = 256
 """A new template is asked about few records at first: each of its questions is answered for all that are left."""
-CHECKED_USES = frozenset({32, 1024, 32768})
+MAX_SLICE = 4096
+"""Records that keys are made for at once while a template is new: new questions call for new keys."""
+CHECKED_USES = frozenset({1024, 32768})
 """The uses of a plan at which the record is also written by itself, and compared."""
 CHECKED_AT_ONCE = 32
 """One in so many plans is compared at its second use already."""
@@ -85,6 +87,7 @@ class PlanBook:
         self._columns: list[ColumnQuestion] = []
         self._tool_questions: list[Question] = []
         self._tool_answers: dict[str, int] = {}
+        self._tool_views: dict[str, RecordView] = {}
         self._signatures: dict[Any, int] = {}
         self._uses: dict[int, int] = {}
 
@@ -100,7 +103,7 @@ class PlanBook:
             keys = self._keys(batch if last - first == len(batch) else batch.take(np.arange(first, last)))
             stopped = self._look_up(batch, first, keys, numbers, failed)
             if stopped is None:
-                first, size = last, 4 * size
+                first, size = last, max(size, min(4 * size, MAX_SLICE))
             else:
                 first = stopped + 1
         for index in np.flatnonzero(numbers <= REFUSED).tolist():
@@ -137,9 +140,9 @@ class PlanBook:
 
     def _count_uses(self, batch: Conversations, numbers: Ints) -> None:
         """Count how often plans are used, and compare some of their uses."""
-        used, firsts, counts = np.unique(numbers[numbers >= 0], return_index=True, return_counts=True)
-        places = np.flatnonzero(numbers >= 0)[firsts]
-        for number, index, count in zip(used.tolist(), places.tolist(), counts.tolist(), strict=True):
+        places = np.flatnonzero(numbers >= 0)[::-1]  # the last use of a plan: its first one may have made it
+        used, lasts, counts = np.unique(numbers[places], return_index=True, return_counts=True)
+        for number, index, count in zip(used.tolist(), places[lasts].tolist(), counts.tolist(), strict=True):
             before = self._uses.get(number, 0)
             self._uses[number] = after = before + count
             if any(before < wanted <= after for wanted in CHECKED_USES) or (
@@ -257,8 +260,10 @@ class PlanBook:
         found = self._tool_answers.get(text)
         if found is None:
             if len(self._tool_answers) >= KEPT_TOOLS:
-                self._tool_answers = {}
-            view = RecordView(batch[index], self._form)
+                self._tool_answers, self._tool_views = {}, {}
+            view = self._tool_views.get(text)
+            if view is None:
+                view = self._tool_views[text] = RecordView(Conversation((), tools=batch[index].tools), self._form)
             answers = tuple(repr(ask(question, view.field)) for question in self._tool_questions)
             found = self._tool_answers[text] = self._signatures.setdefault(answers, len(self._signatures) + 1)
         return found

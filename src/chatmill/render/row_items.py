@@ -7,8 +7,10 @@ tokens are found in template text alone. Everything that can be encoded once per
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -90,21 +92,12 @@ class _Writer:
 
     def literals(self, spans: Sequence[Span]) -> None:
         """Template text in one stretch; control tokens may lie across its spans."""
-        text = "".join(span.text for span in spans)
-        at = 0
-        for found in self._rules.pattern.finditer(text) if self._rules.pattern else ():
-            self._text(spans, text, at, found.start())
-            self._control(found.group(), *_span_at(spans, found.start()))
-            at = found.end()
-        self._text(spans, text, at, len(text))
-
-    def _text(self, spans: Sequence[Span], text: str, start: int, stop: int) -> None:
-        at = 0
-        for span in spans:
-            first, last = max(at, start), min(at + len(span.text), stop)
-            if first < last:
-                self.part(text[first:last], None, span.kind, span.message)
-            at += len(span.text)
+        for number, text, is_control in _cut(tuple(span.text for span in spans), self._rules.pattern):
+            _, _, kind, message, _ = spans[number]
+            if is_control:
+                self._control(text, kind, message)
+            else:
+                self.part(text, None, kind, message)
 
     def part(self, text: str, expression: Expression | None, kind: int, message: int) -> None:
         """One part of the open piece."""
@@ -150,7 +143,9 @@ class _Writer:
         if self._rules.prefix is not None and self._wants_prefix:
             piece = self._prefixed(piece, self._rules.prefix)
         if any(part.expression is not None for part in piece):
-            self.items += [part._replace(opens=number == 0) for number, part in enumerate(piece)]
+            first, *others = piece
+            self.items.append(TextPart(first.text, first.expression, first.kind, first.message, True))
+            self.items += others
         else:
             self.items += encoded_piece(piece, self._rules.tokenizer)
 
@@ -188,10 +183,21 @@ def _encoded(parts: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, .
     return tuple(encoded[0].tolist()), (0, *inner.tolist(), len(encoded[0]))
 
 
-def _span_at(spans: Sequence[Span], at: int) -> tuple[int, int]:
-    """Kind and message of the span that a place in the joined text lies in."""
-    for span in spans:
-        if at < len(span.text):
-            return span.kind, span.message
-        at -= len(span.text)
-    raise AssertionError("a place behind all spans")
+@lru_cache(maxsize=8192)
+def _cut(texts: tuple[str, ...], controls: re.Pattern[str] | None) -> tuple[tuple[int, str, bool], ...]:
+    """Template text cut at its control tokens: the number of the span each begins in, its text, and if it is one."""
+    starts = [0, *accumulate(map(len, texts))]
+    text = "".join(texts)
+    cuts: list[tuple[int, str, bool]] = []
+    at = 0
+    for found in controls.finditer(text) if controls else ():
+        cuts += _plain_cuts(text, starts, at, found.start())
+        cuts.append((bisect_right(starts, found.start()) - 1, found.group(), True))
+        at = found.end()
+    return (*cuts, *_plain_cuts(text, starts, at, len(text)))
+
+
+def _plain_cuts(text: str, starts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, str, bool]]:
+    for number, (first, last) in enumerate(pairwise(starts)):
+        if max(first, start) < min(last, stop):
+            yield number, text[max(first, start) : min(last, stop)], False

@@ -62,12 +62,6 @@ class ByteTokenizer:
         """Bytes of each prefix."""
         return np.array([len(prefix.encode()) for prefix in prefixes], dtype=np.int64)
 
-    def tail_points(
-        self, encoded: Encoded, which: NDArray[np.int64], tails: Sequence[str], texts: Sequence[str]
-    ) -> NDArray[np.int64]:
-        """Bytes before each tail."""
-        return np.diff(encoded[1])[which] - np.array([len(tail.encode()) for tail in tails], dtype=np.int64)
-
     def byte_points(
         self, encoded: Encoded, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64], texts: Sequence[str]
     ) -> NDArray[np.int64]:

@@ -66,12 +66,6 @@ class Tokenizer(Protocol):
         """For each pair: the first token of `texts[which[i]]`, counted among all, that starts at or behind a byte."""
         ...
 
-    def tail_points(
-        self, encoded: Encoded, which: NDArray[np.int64], tails: Sequence[str], texts: Sequence[str]
-    ) -> NDArray[np.int64]:
-        """For each pair: how many tokens of `texts[which[i]]` start before its end `tails[i]`."""
-        ...
-
     def decode(self, ids: Sequence[int] | NDArray[np.integer]) -> str:
         """Text of the ids; control tokens are spelled out, broken UTF-8 becomes U+FFFD."""
         ...

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.native.points import token_points
 from chatmill.core.texts import Chosen, Texts
-from chatmill.core.tokens import offsets_of
+from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import TokenizerError
 from chatmill.tokenizer.backends import Backend, HuggingFaceBackend
 from chatmill.tokenizer.control import control_pattern, lookup
@@ -264,16 +264,12 @@ class VocabularyTokenizer:
     ) -> NDArray[np.int64]:
         """For each pair: the first token of a text that begins inside its last bytes; the text's end without one."""
         ids, offsets = encoded
-        first, at, left = offsets[which], offsets[which + 1].copy(), tails.copy()
-        moving = np.flatnonzero((left > 0) & (at > first))
-        while len(moving):  # back over the tokens that lie whole inside the tail
-            size = self._byte_lengths[ids[at[moving] - 1]]
-            fits = size <= left[moving]
-            moving, size = moving[fits], size[fits]
-            at[moving] -= 1
-            left[moving] -= size
-            moving = moving[(left[moving] > 0) & (at[moving] > first[moving])]
-        return at
+        different, number = np.unique(which, return_inverse=True)
+        counts = offsets[different + 1] - offsets[different]
+        passed = offsets_of(self._byte_lengths[ids[ranges(offsets[different], counts)]])
+        ends = offsets_of(counts)
+        sizes = (passed[ends[1:]] - passed[ends[:-1]])[number]
+        return token_points(ids, self._byte_lengths, offsets, which, np.maximum(sizes - tails, 0))
 
     def _normalised_size(self, text: str) -> int:
         """Bytes of a normalised text."""

@@ -290,10 +290,8 @@ class ChatTemplate:
         found = self._message_rows(options).compose(view, shape)
         if found is None:
             return None
-        if found.compare_text:
-            row = found.row
-            text = "".join(span.text for span in (row.spans[:-1] if row.appended else row.spans))
-            self._renderer(options).check(view, len(shape), False, text)
+        spans = found.row.spans[:-1] if found.row.appended else found.row.spans
+        self._renderer(options).check(view, len(shape), False, "".join(span.text for span in spans))
         if found.compare_all:
             turns = self.turns(conversation, options)
             rows, counts = rows_of(turns, self.given, self.specials)

@@ -4,8 +4,8 @@ Long chats with tools hardly ever have the same shape, but their messages do. Wh
 the message, its neighbours, and a few facts about the rest of the conversation. Those are the *place* of a message.
 Whole conversations teach what is written at each place, and under which answers to the template's questions. A
 conversation whose places are all known is put together from them. Nothing is taken for granted: two conversations that
-teach different things about one place end the method for that template, the rows that are put together first and a
-sample of the others are compared with plain Jinja, and some of them with the long way.
+teach different things about one place end the method for that template, every row that is put together is compared
+with plain Jinja, and some of them with the long way.
 """
 
 from __future__ import annotations
@@ -34,11 +34,10 @@ MAX_VARIANTS = 32
 MAX_PLACES = 100_000
 MAX_REACH = 1
 """The neighbours whose answers count: none at first, then the messages before and behind."""
-MAX_TOOL_QUESTIONS = 8
+MAX_TOOL_QUESTIONS = 128
 """Conversations whose tools are asked about more often are written the long way."""
-CHECKED_FIRST = 64
-CHECKED_TEXT, CHECKED_ALL = 4, 32
-"""The first rows, and then one in so many, are compared with plain Jinja; one in so many with the long way."""
+CHECKED_ALL = 32
+"""Every row is compared with plain Jinja, and one in so many with the long way too."""
 NO_MESSAGE = -1
 
 
@@ -77,8 +76,8 @@ class Composed(NamedTuple):
     counts: Counts
     answers: Mapping[Question, Any]
     """What it depends on beside the shape."""
-    compare_text: bool
     compare_all: bool
+    """Whether this one is to be compared with the long way."""
 
 
 class MessageRows:
@@ -124,7 +123,6 @@ class MessageRows:
             Row(tuple(spans), trained, appended),
             Counts(len(trained), 0, 0, appended),
             given,
-            compare_text=self.made <= CHECKED_FIRST or seed % CHECKED_TEXT == 0,
             compare_all=self.made <= 2 or seed % CHECKED_ALL == 0,
         )
 
@@ -195,7 +193,7 @@ class MessageRows:
             if may_both_hold(one.questions, lesson.questions):
                 if not _agree(one, lesson):
                     return False
-                if dict(one.questions).items() >= dict(lesson.questions).items():
+                if dict(one.questions).items() <= dict(lesson.questions).items():  # it says the same of more records
                     return True
         if len(known) < MAX_VARIANTS:
             known.append(lesson)

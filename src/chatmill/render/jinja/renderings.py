@@ -30,6 +30,10 @@ class TraceError(ChatmillError):
     """What was derived from traces is not what the template writes."""
 
 
+OwnedPiece = tuple[str, Expression | None, int | None]
+"""Text, the expression it comes from, and the message that the text is from."""
+
+
 class Piece(NamedTuple):
     """A stretch of a rendering, of one origin."""
 
@@ -199,9 +203,9 @@ class Composition:
         self._surveyor = Surveyor(shape, bool(view.conversation.tools))
         self._found: list[dict[int, PlacedSegment]] = [{} for _ in shape]
         self._answers: dict[Question, Any] = {}
-        self._written: dict[int, tuple[SegmentPiece, ...]] = {}
+        self._written: dict[PlacedSegment, list[OwnedPiece]] = {}
         """The pieces of segments with the texts of this record."""
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[PlacedSegment, int] = {}
 
     def compose(self, count: int, prompt: bool) -> ComposedRendering | None:
         """The rendering of the first messages; None where a segment of it was never seen."""
@@ -229,22 +233,44 @@ class Composition:
 
     def rendering(self, segments: Sequence[PlacedSegment]) -> Rendering:
         """Some segments as text and pieces."""
-        return rendering_of([piece for segment in segments for piece in self._pieces(segment)], None, {})
+        texts: list[str] = []
+        pieces: list[Piece] = []
+        at, literal = 0, -1  # where the open piece of template text began
+        for segment in segments:
+            for text, expression, owner in self._pieces(segment):
+                stop = at + len(text)
+                if expression is not None:
+                    literal = -1
+                    pieces.append(Piece(at, stop, expression, owner))
+                elif not text:
+                    continue
+                elif literal >= 0:
+                    pieces[-1] = Piece(literal, stop, None, None)
+                else:
+                    literal = at
+                    pieces.append(Piece(at, stop, None, None))
+                texts.append(text)
+                at = stop
+        return Rendering("".join(texts), tuple(pieces), {})
 
-    def _pieces(self, segment: PlacedSegment) -> tuple[SegmentPiece, ...]:
-        found = self._written.get(id(segment))
+    def _pieces(self, segment: PlacedSegment) -> list[OwnedPiece]:
+        found = self._written.get(segment)
         if found is None:
-            found = self._written[id(segment)] = tuple(
-                (text if e is None or e[0] in ("const", "lost") else evaluate(e, self._view.field), e)
+            found = self._written[segment] = [
+                (
+                    text if e is None or e[0] in ("const", "lost") else evaluate(e, self._view.field),
+                    e,
+                    None if e is None else _owner(e),
+                )
                 for text, e in segment.pieces
-            )
+            ]
         return found
 
     def size(self, segment: PlacedSegment) -> int:
         """Characters of a segment."""
-        found = self._sizes.get(id(segment))
+        found = self._sizes.get(segment)
         if found is None:
-            found = self._sizes[id(segment)] = sum(len(text) for text, _ in self._pieces(segment))
+            found = self._sizes[segment] = sum(len(text) for text, _, _ in self._pieces(segment))
         return found
 
 

@@ -17,7 +17,7 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chatmill.errors import ChatmillError, ConfigError
@@ -70,6 +70,10 @@ OF_MAPPINGS = frozenset(dir(MessageDict))
 """Names that mean an attribute of a mapping, not one of its keys."""
 
 
+PLAIN_METHODS = frozenset({"strip", "lstrip", "rstrip", "startswith", "endswith", "split", "lower", "upper", "replace"})
+"""Methods of texts that are safe."""
+
+
 class LimitError(jinja2.TemplateError):
     """A template runs for too long, or writes too much."""
 
@@ -107,6 +111,14 @@ class _CountingGenerator(CodeGenerator):
         self.writeline("environment.open_loop()")
         super().visit_For(node, frame)
         self.writeline("environment.close_loop()")
+
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:  # noqa: N802
+        if isinstance(node.node, nodes.EnvironmentAttribute):  # our own: no call of the template
+            self.write(f"environment.{node.node.name}(")
+            self.visit(node.args[0], frame)
+            self.write(")")
+            return
+        super().visit_Call(node, frame, forward_caller=forward_caller)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.concat((")
@@ -152,6 +164,11 @@ class _Namespace(jinja2.utils.Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_underscore(name)
         super().__setitem__(name, value)
+
+
+MISSING = object()
+PLAIN_OBJECTS: tuple[Any, ...] = (LoopContext, _Namespace)
+"""What a template may read every attribute of that does not begin with an underscore."""
 
 
 def _refuse_underscore(name: object) -> None:
@@ -241,6 +258,11 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
         if type(obj) in PLAIN_MAPPINGS and attribute not in OF_MAPPINGS:  # what Jinja comes to in the end, at once
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) in PLAIN_OBJECTS and not attribute.startswith("_"):
+            found = getattr(obj, attribute, MISSING)
+            return self.undefined(obj=obj, name=attribute) if found is MISSING else found
+        if type(obj) is str and attribute in PLAIN_METHODS:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
@@ -252,6 +274,10 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
             elif callable_.__name__ in ("format", "format_map") and NUMBER_IN_FORMAT.search(owner):
                 raise LimitError("a format string with a width of that size")
             _refuse_growth(callable_.__name__, [owner, *arguments, *named.values()])
+            if type(owner) is str and callable_.__name__ in PLAIN_METHODS:
+                own = {name: value for name, value in named.items() if name not in ("_block_vars", "_loop_vars")}
+                made = callable_(*arguments, **own)
+                return self.checked(made) if isinstance(made, str) else made
         result = super().call(context, callable_, *arguments, **named)
         return self.checked(result) if isinstance(result, str) else result
 
