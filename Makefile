@@ -35,10 +35,12 @@ docs: setup
 	@echo "dist/docs/index.html"
 
 test: check
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
+# What `make test` does not get to, and its property tests with all their examples.
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m "hypothesis and not slow and not gpu"
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
