@@ -131,11 +131,12 @@ def test_killed_before_and_after_every_rename(fast: Path, which: str) -> None:
     """Also the renames inside of the writers of the store, which have no names of their own; or one of each kind."""
     reports = kills(fast, kill=which)
     renames = [report for report in reports if report["operation"][0] == "os.rename"]
-    assert len(renames) == reports[0]["renames"] >= (20 if which == "renames" else 10)
+    assert reports[0]["renames"] >= (20 if which == "renames" else 10)
+    assert len(renames) == reports[0]["renames"] or which == "kinds"  # where one may follow right behind another
     targets = {Path(report["operation"][2]).name for report in renames}
     assert targets >= {"state.json", "receipt.json", "000000", "shard_00000", "episodes.json", "train", "manifest.json"}
     assert {"moves.json", "val", "rejected.jsonl"} <= targets
-    assert len(reports) > 1.5 * len(renames)
+    assert len(reports) > 1.5 * reports[0]["renames"]
     check(reports)
 
 
