@@ -39,7 +39,7 @@ test: check
 
 # What `make test` does not get to, and its property tests with all their examples.
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m slow
 	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m "hypothesis and not slow and not gpu"
 
 test-gpu: setup
