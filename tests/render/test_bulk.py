@@ -293,7 +293,7 @@ def test_calls_of_which_some_have_ids(name: str) -> None:
 
 def test_more_calls_than_a_byte_can_count() -> None:
     template = fresh("qwen3")
-    for count in (257, 255, 256, 257):
+    for count in (257, 1, 256):
         talks = [calling(*(["call00001"] * count))]
         assert_bulk_is_one_by_one(rendered_both_ways(lambda talks=talks: talks, template), talks, "qwen3", "bytes")
 

@@ -22,6 +22,7 @@ def test_the_code_is_kept_and_keeps_nothing_of_where_it_ran() -> None:
             values = {"who": kind.__name__, "messages": [{"content": "a"}]}
             assert sandbox.render(template, values) == f"{year} {kind.__name__}<a|compiled once>"
     assert _code_of.cache_info().misses == 2, "one for each kind"
+    assert _code_of(PlainSandbox, TEXT) != _code_of(TracingSandbox, TEXT), "what is printed is traced in one alone"
 
 
 def test_other_options_compile_nothing() -> None:
