@@ -26,7 +26,8 @@ _ZERO, _MISSING = (np.int64(number).tobytes() for number in (0, -1))
 
 def _is_byte(byte: int) -> NDArray[np.bool_]:
     """For each byte, whether it is this one."""
-    return np.arange(256) == byte
+    wanted: NDArray[np.bool_] = np.arange(256) == byte
+    return wanted
 
 
 def _repeated(number: bytes, count: int) -> Ints:

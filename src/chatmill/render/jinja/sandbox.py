@@ -194,7 +194,8 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
 
     def template(self, source: str) -> jinja2.Template:
         """A template that runs here."""
-        return self.template_class.from_code(self, _code_of(type(self), source), self.make_globals(None), None)
+        code = _code_of(type(self), source)  # type: ignore[arg-type]  # mypy takes no class for hashable
+        return self.template_class.from_code(self, code, self.make_globals(None), None)
 
     def render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
         """The text of a template; every failure of it is a `jinja2.TemplateError`."""
