@@ -11,7 +11,7 @@ BENCH_STAMP := $(BENCH_VENV)/.chatmill-installed
 NATIVE := hatch_build.py $(wildcard src/chatmill/core/native/*.[ch])
 BENCH_PIP := $(BENCH_BIN)/pip install -q --disable-pip-version-check -c constraints.txt -c benchmarks/constraints.txt
 
-.PHONY: demo test test-slow test-gpu test-megatron check docs bench browser clean setup
+.PHONY: demo test test-slow test-gpu test-megatron lint check docs bench browser clean setup
 
 setup: $(STAMP)
 
@@ -24,21 +24,25 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 demo: setup
 	$(BIN)/python examples/demo.py
 
-check: setup
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint
 	$(BIN)/python -m pytest tests/test_docs.py
 
 docs: setup
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "dist/docs/index.html"
 
-test: check
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
+# What `make test` does not get to, and its property tests with all their examples.
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m slow
+	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m "hypothesis and not slow and not gpu"
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu

@@ -19,11 +19,25 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
-from chatmill.tokenizer.load import load_tokenizer
-from tests.data.tokenizer_files import unpacked
+from tests.data.tokenizer_files import loaded
 
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
+EXAMPLES = "CHATMILL_TEST_EXAMPLES"
+"""Set to `all`, property tests run all the examples they ask for, as in `make test-slow`; else a third of many."""
+FEW = 20
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get(EXAMPLES) == "all":
+        return
+    tests = {getattr(item.obj, "__func__", item.obj) for item in items if isinstance(item, pytest.Function)}
+    for test in tests:
+        asked = getattr(test, "_hypothesis_internal_use_settings", None)
+        if isinstance(asked, settings) and asked.max_examples > FEW:
+            fewer = max(asked.max_examples // 3, FEW)
+            test._hypothesis_internal_use_settings = settings(asked, max_examples=fewer)  # type: ignore[union-attr]
+
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs with Ctrl-C ignored, and their children inherit that; the processes that tests
@@ -36,17 +50,17 @@ CONVERSATION_FILES = sorted((DATA / "conversations").glob("*.jsonl.gz"))
 
 @pytest.fixture(scope="session")
 def qwen3() -> Any:
-    return load_tokenizer(unpacked("qwen3"))
+    return loaded("qwen3")
 
 
 @pytest.fixture(scope="session")
 def gpt2() -> Any:
-    return load_tokenizer(unpacked("gpt2"))
+    return loaded("gpt2")
 
 
 @pytest.fixture(scope="session")
 def o200k() -> Any:
-    return load_tokenizer("o200k")
+    return loaded("o200k")
 
 
 @pytest.fixture(scope="session")

@@ -72,6 +72,18 @@ def test_every_source_of_the_example_is_named() -> None:
         assert [pattern for pattern in table() if fnmatch.fnmatchcase(name, pattern)], source
 
 
+def test_every_template_of_the_tests_has_the_licence_of_its_model() -> None:
+    """Also where NOTICE says that a file itself names none."""
+    folder = ROOT / "tests" / "data" / "templates"
+    rows = [line.split("\t") for line in (folder / "index.tsv").read_text().splitlines()[1:]]
+    assert sorted(row[0] for row in rows) == sorted(str(p.relative_to(folder)) for p in folder.rglob("*.jinja"))
+    assert {row[3] for row in rows} == {"MIT", "Apache-2.0"}
+    silent = {row[1] for row in rows if row[1] in ("Apertus", "Apriel", "Bielik", "LLaDA", "MiniMax")}
+    assert (
+        f"The template files of {', '.join(sorted(silent)[:-1])} and {max(silent)} have no header" in NOTICE.read_text()
+    )
+
+
 def test_wheel_and_sdist_carry_the_notices() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["license-files"] == ["LICENSE", "NOTICE"], "both go into wheels and source distributions"

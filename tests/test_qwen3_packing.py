@@ -14,9 +14,8 @@ import torch
 
 from chatmill.load.collate import DataCollatorForCausalLM, get_pos_ids_for_packed_sequence
 from chatmill.systems.document_boundaries import block_tokenize_fn
-from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.isolation import check_isolation
-from tests.data.tokenizer_files import unpacked
+from tests.data.tokenizer_files import loaded, unpacked
 
 CONVERSATIONS = Path(__file__).parent / "data" / "conversations" / "gsm8k.jsonl.gz"
 END_OF_TEXT, IM_START, IM_END = 151643, 151644, 151645
@@ -88,7 +87,7 @@ def test_every_chat_is_a_document_with_its_control_tokens(strategy: str) -> None
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_base"])
 @pytest.mark.parametrize("strategy", ["greedy", "best_fit"])
 def test_a_chatmill_tokenizer_makes_the_same_blocks(name: str, strategy: str) -> None:
-    own = load_tokenizer(unpacked(name))
+    own = loaded(name)
     assert pack(name, own, packing_strategy=strategy, stride=3) == pack(name, packing_strategy=strategy, stride=3)
 
 

@@ -42,6 +42,7 @@ from chatmill.systems.token_native_sft import (
     sft_loss_mask_for_ids,
 )
 from chatmill.tokenizer.byte_level import ByteTokenizer
+from tests.chats import chat_record as chat
 
 SYS, USR, ASST, EOT = 1, 2, 3, 4
 ROLE_IDS = {"sys_id": SYS, "usr_id": USR, "asst_id": ASST, "eot_id": EOT}
@@ -61,10 +62,6 @@ class FakeTokenizer:
 
 
 FAKE = FakeTokenizer()
-
-
-def chat(*messages: tuple[str, str], **extra: Any) -> Any:
-    return {"messages": [{"role": role, "content": content} for role, content in messages], **extra}
 
 
 def serialize(ex: Any, tokenizer: Any = FAKE, default_system_text: str = DEFAULT_SYSTEM_TEXT) -> list[int]:

@@ -73,12 +73,12 @@ def test_commands_print_hostile_names_as_they_are(name: str, run: Ran, tmp_path:
     built = home / f"q{folder}"
     spec = recipe(path, home / "recipe.yaml")
 
-    status, text = run("build", spec, "--out", built, "--workers", "1", "--quiet")
+    status, text = run("build", spec, "--out", built, "--workers", "0", "--quiet")
     assert status == 0, text
     assert name in text, "the row of the source"
     assert str(built) in text.replace("\n", "")
     for arguments in (
-        ("build", spec, "--out", built, "--workers", "1", "--quiet"),
+        ("build", spec, "--out", built, "--workers", "0", "--quiet"),
         ("stats", built, "--no-pager"),
         ("inspect", built, "--no-pager", "-n", "1"),
         ("verify", built),
@@ -99,7 +99,7 @@ def test_commands_print_hostile_names_as_they_are(name: str, run: Ran, tmp_path:
     changed = records(name)
     changed[0]["messages"][-1]["content"] += "!"
     write_jsonl(other, changed)
-    assert run("build", recipe(other, home / "r2.yaml"), "--out", home / "b2", "--workers", "1", "--quiet")[0] == 0
+    assert run("build", recipe(other, home / "r2.yaml"), "--out", home / "b2", "--workers", "0", "--quiet")[0] == 0
     status, text = run("diff", built, home / "b2")
     assert status == 1, text
     assert name in text, "the id of the record that differs"
@@ -160,11 +160,11 @@ def test_nothing_else_makes_a_console_a_panel_or_a_text_column() -> None:
     for path in sorted(ROOT.rglob("*.py")):
         if path == ROOT / "console.py":
             continue
-        tree = ast.parse(path.read_text())
-        own = {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-        panels = any(isinstance(node, ast.ImportFrom) and node.module == "rich.panel" for node in ast.walk(tree))
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+        panels = any(isinstance(node, ast.ImportFrom) and node.module == "rich.panel" for node in nodes)
         assert not panels, f"{path}: use titled_panel of chatmill.console"
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Call):
                 checked += 1
                 called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")

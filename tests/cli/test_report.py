@@ -190,7 +190,7 @@ def test_a_browser_reads_the_page_as_it_was_written(tmp_path: Path) -> None:
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     shown = subprocess.run(
         [*command, "--dump-dom", (tmp_path / "report.html").as_uri()],
-        capture_output=True, text=True, timeout=120, check=True, encoding="utf-8",
+        capture_output=True, text=True, timeout=600, check=True, encoding="utf-8",
     ).stdout  # fmt: skip
     before, after = Page(page("episodes")), Page(shown)
     assert "episodes \u00b7 Chatmill report" in shown[: shown.index("</title>")], "a script in a record has run"

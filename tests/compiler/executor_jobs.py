@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 from chatmill.errors import ChatmillError, DataError, RecordError, UnknownNameError
 
@@ -32,6 +33,24 @@ class Chunk:
     @property
     def label(self) -> str:
         return f"chunk {self.number} of sample.jsonl"
+
+
+class InEnvironment(NamedTuple):
+    """A spec for `run_in_environment`."""
+
+    environment: dict[str, str]
+    job: Callable[[Any], Any]
+    spec: Any
+
+    @property
+    def label(self) -> str:
+        return str(self.spec.label)
+
+
+def run_in_environment(given: InEnvironment) -> Any:
+    """Run another job with variables of the environment that only it sees."""
+    with mock.patch.dict(os.environ, given.environment):
+        return given.job(given.spec)
 
 
 def square(number: int) -> dict[str, int]:
@@ -142,7 +161,7 @@ def fail(kind: str) -> None:
 def fail_on_two(number: int) -> int:
     if number == 2:
         raise DataError("number 2 is bad")
-    time.sleep(120 if number < 2 else 0)
+    time.sleep(900 if number < 2 else 0)
     return number
 
 
@@ -165,7 +184,7 @@ def leave_a_grandchild(chunk: Chunk) -> None:
     """Start a process that inherits whatever this one lets it and outlives it, then die."""
     child = os.fork()
     if child == 0:
-        time.sleep(120)
+        time.sleep(900)
         os._exit(0)
     Path(chunk.folder, f"grandchild_{child}").touch()
     note_then(chunk, kills=99)

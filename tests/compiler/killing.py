@@ -3,6 +3,7 @@
 Run as `python -m tests.compiler.killing` with a JSON object on the standard input; prints one JSON line for each kill:
 the child was killed at a named fault point, or before its n-th operation on a file (as the interpreter's audit events
 count them: creating, opening for writing, cutting, renaming, removing), then the build was resumed in another child.
+`kill` says which operations: `everywhere`, `renames` (before and after each), or `kinds` (one rename of each kind).
 With `first`, a fault point, it is the resuming of a build that was killed there that is killed, and resumed once more.
 With `random`, a number, the driver or one of its two workers gets a signal at a random moment, that many times.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -132,12 +134,20 @@ def kill_everywhere(order: dict[str, Any], home: Path, expected: dict[str, str])
     shutil.rmtree(out)
     operations = [json.loads(line) for line in note.read_text().splitlines()]
     renames = [at for at, operation in enumerate(operations, 1) if operation[0] == "os.rename"]
+    if order["kill"] == "kinds":
+        renames = sorted({kind_of(operations[at - 1]): at for at in reversed(renames)}.values())
     # A kill before the operation that follows a rename is a kill after it; the last operation is never a rename.
     around = sorted({*renames, *(at + 1 for at in renames)})
-    for at in around if order["kill"] == "renames" else range(1, len(operations) + 1):
+    for at in around if order["kill"] != "everywhere" else range(1, len(operations) + 1):
         status = in_child(counted(at, None))
         report = {"at": at, "operation": operations[at - 1], **after_kill(order, out, status, expected)}
         print(json.dumps({**report, "operations": len(operations), "renames": len(renames)}), flush=True)
+
+
+def kind_of(operation: list[str]) -> tuple[str, str]:
+    """What is renamed to what, whatever its number and its temporary name."""
+    _, source, target = operation
+    return re.sub(r"\d+", "0", Path(target).name), Path(source).suffix
 
 
 def workers_of(driver: int) -> list[int]:

@@ -34,23 +34,9 @@ from chatmill.compiler.engines.local import LocalExecutor, available_cores
 from chatmill.errors import ChatmillError, ConfigError, DataError, RecordError, UnknownNameError
 from tests.compiler import executor_jobs as jobs
 from tests.compiler.executor_jobs import Chunk
+from tests.compiler.reported import Seen
 
 ROOT = Path(__file__).parents[2]
-
-
-class Seen:
-    """Collects what an engine reports."""
-
-    def __init__(self) -> None:
-        self.receipts: dict[int, Any] = {}
-        self.events: list[ExecutorEvent] = []
-
-    def done(self, index: int, receipt: Any) -> None:
-        assert index not in self.receipts, "a job was reported twice"
-        self.receipts[index] = receipt
-
-    def kinds(self) -> Counter[EventKind]:
-        return Counter(event.kind for event in self.events)
 
 
 def run(workers: int, job: Callable[[Any], Any], specs: list[Any]) -> Seen:
@@ -254,7 +240,7 @@ def test_an_error_ends_the_run_at_once() -> None:
     begin = time.monotonic()
     with pytest.raises(DataError, match="number 2 is bad"):
         LocalExecutor(3).run(jobs.fail_on_two, list(range(50)), seen.done)
-    assert time.monotonic() - begin < 100, "the sleeping jobs were waited for"
+    assert time.monotonic() - begin < 800, "the sleeping jobs were waited for"
     assert len(seen.receipts) < 47
 
 
@@ -360,7 +346,7 @@ import sys, time
 from chatmill.compiler.engines.worker import _watch
 _watch(int(sys.argv[1]))
 print("watching", flush=True)
-time.sleep(60)
+time.sleep(900)
 """
 
 
@@ -373,7 +359,7 @@ def test_a_worker_ends_by_its_pipe_where_the_system_does_not_help() -> None:
         assert worker.stdout.readline() == "watching\n"
         assert worker.poll() is None
         os.close(writing)
-        assert worker.wait(timeout=50) == 1
+        assert worker.wait(timeout=800) == 1
 
 
 def test_a_driver_on_standard_input_works(tmp_path: Path) -> None:
@@ -517,13 +503,13 @@ def test_no_more_workers_are_prepared_than_will_be_needed(tmp_path: Path) -> Non
 
 
 def test_nobody_waits_for_workers_that_prepare_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.compiler.engines.local.GOODBYE_SECONDS", 120.0)
+    monkeypatch.setattr("chatmill.compiler.engines.local.GOODBYE_SECONDS", 900.0)
     engine = LocalExecutor(1)
     before = child_pids()
     started = time.monotonic()
-    engine.prepare(time.sleep, 120)
+    engine.prepare(time.sleep, 900)
     engine.run(jobs.square, [], lambda index, receipt: None)
-    assert time.monotonic() - started < 100
+    assert time.monotonic() - started < 800
     assert child_pids() == before
 
 

@@ -187,6 +187,21 @@ def test_a_receipt_without_a_hash_opens_and_is_a_finding(kind: str, home: Path, 
     assert report.exit_status == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_verify_goes_on_behind_a_receipt_that_was_changed(kind: str, home: Path, tmp_path: Path) -> None:
+    """The others refuse it; this is the command that shows what else differs."""
+    name, check, _ = KINDS[kind]
+    folder = shutil.copytree(home / kind, tmp_path / kind)
+    content = json.loads((folder / name).read_bytes())
+    content["package_version"] += "x"
+    (folder / name).write_bytes(receipt_bytes(content))
+    more = "train/more.bin" if kind == "episodes" else "more.bin"
+    (folder / more).write_bytes(b"x")
+    found = [(finding.file, finding.message) for finding in check(folder).findings]
+    assert [file for file, _ in found] == [name, more]
+    assert "was changed after it was written" in found[0][1]
+
+
 def test_every_reader_refuses_a_changed_manifest(home: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(home / "episodes", tmp_path / "episodes")
     for path, value in ((("tokenizer", "pad_id"), 7), (("recipe", "shard_bytes"), 3)):
@@ -302,6 +317,18 @@ def test_files_of_a_receipt_are_inside(kind: str, name: str, home: Path, tmp_pat
     for look in (check, read):
         with pytest.raises(FormatError, match="a path inside of the folder is needed"):
             look(folder)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", ""])
+def test_splits_in_the_receipt_of_an_export_are_names(name: str, home: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(home / "export", tmp_path / "export")
+    for change in (lambda content: content["source"]["layout"], lambda content: content["splits"]):
+        content = json.loads((home / "export" / "export.json").read_bytes())
+        table = change(content)
+        table[name] = next(iter(table.values()))
+        (folder / "export.json").write_bytes(receipt_bytes(sealed(content)))
+        with pytest.raises(FormatError, match="is needed: the file was edited"):
+            read_export(folder)
 
 
 def test_shards_and_quarantine_of_synth_kd_are_inside(home: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from chatmill.compiler.publish import remove_at_once, remove_tree
 from chatmill.compiler.run import Outcome, merge_build, run_build
-from chatmill.compiler.work import MARK, claim_work, remove_work, work_folder
+from chatmill.compiler.work import MARK, claim_work, move_path, remove_work, work_folder
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError
 from chatmill.store.durable import remove_path
@@ -161,6 +161,42 @@ def test_a_link_to_no_folder_or_to_one_that_is_taken_is_refused(recipe: dict[str
     (other / ".build").write_text("a file")
     with pytest.raises(ConfigError, match="no folder"):
         claim_work(other)
+
+
+def test_a_link_behind_a_link_is_refused_and_not_followed(tmp_path: Path, victim: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    out = linked(tmp_path / "out", scratch)
+    (victim / MARK).write_text("as if a build had made it")
+    (scratch / "out.build").symlink_to(victim, target_is_directory=True)
+    before = holds(victim)
+    with pytest.raises(ConfigError, match=r"out\.build is a link, and no build made it"):
+        claim_work(out)
+    remove_work(out)
+    assert (scratch / "out.build").is_symlink()
+    assert holds(victim) == before
+
+
+def test_links_are_copied_to_another_disk_as_links(
+    tmp_path: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, rename = tmp_path / "source", tmp_path / "target", os.replace
+    source.mkdir()
+    (source / "file").write_text("x")
+    (source / "link").symlink_to(victim, target_is_directory=True)
+
+    def other_disk(one: Any, other: Any) -> None:
+        if Path(one) == source:
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(one))
+        rename(one, other)
+
+    monkeypatch.setattr("os.replace", other_disk)
+    before = holds(victim)
+    move_path(source, target)
+    assert (target / "link").is_symlink()
+    assert (target / "file").read_text() == "x"
+    assert not source.exists()
+    assert holds(victim) == before
 
 
 def test_removal_takes_links_and_not_what_they_lead_to(tmp_path: Path, victim: Path) -> None:

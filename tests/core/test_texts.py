@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatmill.core.native.find import positions_by_python, positions_of
-from chatmill.core.texts import Chosen, Texts, joined
+from chatmill.core.texts import LONG_RUN, Chosen, Texts, joined
 
 TEXT = st.text(alphabet=st.sampled_from("ab\n é\u2003𝄞\u00a0\x1c"), max_size=8)
 LISTS = st.lists(TEXT, max_size=6)
@@ -47,6 +47,18 @@ def test_trimming(texts: list[str]) -> None:
     assert list(columns.trimmed_end(ord("\n"))) == [text.rstrip("\n") for text in texts]
     assert list(columns.stripped()) == [text.strip() for text in texts]
     assert columns.leading(ord("a")).tolist() == [len(text) - len(text.lstrip("a")) for text in texts]
+
+
+def test_long_runs_are_trimmed() -> None:
+    runs = [" \n" * (LONG_RUN // 2), " " * (LONG_RUN - 1), "\n" * (LONG_RUN + 1), " " * 1_000_000]
+    texts = [
+        text for run in runs for text in (run, run + "a", "a" + run, run + "a b" + run, "\n" + run[::-1] + "\u3000x")
+    ]
+    columns = shuffled(texts)
+    assert list(columns.stripped()) == [text.strip() for text in texts]
+    for byte in " \n":
+        assert list(columns.trimmed(ord(byte))) == [text.strip(byte) for text in texts]
+        assert columns.trailing(ord(byte)).tolist() == [len(text) - len(text.rstrip(byte)) for text in texts]
 
 
 @given(texts=st.lists(TEXT, min_size=1, max_size=6), data=st.data())

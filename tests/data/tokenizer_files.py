@@ -1,4 +1,4 @@
-"""Unpacks the real tokenizers of the tests once, into a folder that any library can open."""
+"""Unpacks the real tokenizers of the tests once, into a folder that any library can open, and loads them once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from chatmill.tokenizer.load import load_tokenizer
+from chatmill.tokenizer.protocol import Tokenizer
+
 HERE = Path(__file__).parent / "tokenizers"
 BASE_VOCABULARY = {"qwen3_base": "qwen3"}
 """Folders that hold a config only and share another folder's vocabulary."""
+
+
+@cache
+def loaded(name: str) -> Tokenizer:
+    """The tokenizer itself, which nothing changes: loading one takes a second."""
+    return load_tokenizer(name if name == "o200k" else unpacked(name))
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,12 @@ def test_the_markers_are_those_of_the_format() -> None:
 def test_jsonl_has_one_record_a_line(tmp_path: Path) -> None:
     path = save(tmp_path, "a.jsonl", f'{{"text": "{PAIR}", "id": 4}}\n\n{{"text": "<|USER|>\\n<|EOS|>"}}')
     assert list(read_transcripts(path)) == [(PAIR, f"{path}:1"), ("<|USER|>\n<|EOS|>", f"{path}:3")]
+
+
+@pytest.mark.parametrize(("name", "pack"), [("a.TXT.GZ", gzip.compress), ("a.txt.Zst", zstandard.compress)])
+def test_packed_files_may_be_named_in_capitals(tmp_path: Path, name: str, pack: Callable[[bytes], bytes]) -> None:
+    (tmp_path / name).write_bytes(pack(PAIR.encode()))
+    assert texts(tmp_path / name) == texts(save(tmp_path, "b.txt", PAIR)) != []
 
 
 def test_text_is_split_at_eos_where_the_file_has_it(tmp_path: Path) -> None:

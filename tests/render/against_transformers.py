@@ -10,7 +10,7 @@ import datetime
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -34,10 +34,11 @@ def special_tokens_in(template: str) -> list[str]:
     return list(dict.fromkeys(SPECIAL.findall(template)))
 
 
-def with_tokens_of(template: str, ours: Any, theirs: Any) -> tuple[Any, Any]:
-    """A vocabulary in both libraries with the special tokens of a template added."""
-    source = find_template(template)
-    wanted = dict.fromkeys([*special_tokens_in(source.text), *source.control_tokens])
+def with_tokens_of(templates: Iterable[str], ours: Any, theirs: Any) -> tuple[Any, Any]:
+    """A vocabulary in both libraries with the special tokens of templates added; theirs is changed."""
+    wanted: dict[str, None] = {}
+    for source in map(find_template, templates):
+        wanted |= dict.fromkeys([*special_tokens_in(source.text), *source.control_tokens])
     names = [name for name in wanted if name not in ours.control_ids]
     theirs.add_special_tokens({"additional_special_tokens": names})
     ours = with_control_tokens(ours, names)

@@ -17,7 +17,8 @@ from chatmill.label.presets import PRESETS
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.registry import bind, bundled_names, find_template
 from chatmill.render.render import render
-from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.load import with_control_tokens
+from tests.data.tokenizer_files import loaded
 
 TEMPLATES = bundled_names()
 DATED = TemplateOptions(today=datetime.date(2026, 1, 2))
@@ -63,8 +64,7 @@ _BOUND: dict[str, Any] = {}
 
 def bind_cached(name: str) -> Any:
     if name not in _BOUND:
-        tokenizer = load_tokenizer("o200k")
-        _BOUND[name] = bind(name, with_control_tokens(tokenizer, find_template(name).control_tokens), DATED)
+        _BOUND[name] = bind(name, with_control_tokens(loaded("o200k"), find_template(name).control_tokens), DATED)
     return _BOUND[name]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.registry import PYTHON_TEMPLATES, bundled_names
 from chatmill.tokenizer.load import load_tokenizer
 from tests.data.npm_vocabularies import PACKAGES, npm_vocabulary
-from tests.data.tokenizer_files import unpacked
+from tests.data.tokenizer_files import loaded, unpacked
 from tests.render.against_transformers import compare, with_tokens_of
 
 VOCABULARY = {"mistral_nemo": "mistral_nemo"}
@@ -26,8 +28,9 @@ def way() -> str:
     return "compiled"
 
 
+@cache
 def theirs(folder: Path) -> Any:
-    """The tokenizer as transformers loads it; a new one, since tokens may be added to it."""
+    """The tokenizer as transformers loads it."""
     import transformers
 
     return transformers.AutoTokenizer.from_pretrained(folder)
@@ -38,25 +41,30 @@ def test_a_folders_own_template_gives_the_ids_of_transformers(
     name: str, at_least: int, real_conversations: Callable[[int], list[Conversation]]
 ) -> None:
     folder = unpacked(name)
-    counts = compare(str(folder), load_tokenizer(folder), theirs(folder), real_conversations(2))
+    counts = compare(str(folder), loaded(name), theirs(folder), real_conversations(2))
     assert counts["compared"] >= at_least, counts
+
+
+@cache
+def with_all_tokens(vocabulary: str) -> tuple[Any, Any]:
+    """A vocabulary in both libraries with the special tokens of all templates that use it here."""
+    users = [name for name in BUNDLED if VOCABULARY.get(name, "qwen3") == vocabulary]
+    return with_tokens_of(users, loaded(vocabulary), copy.deepcopy(theirs(unpacked(vocabulary))))
 
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_a_bundled_template_gives_the_ids_of_transformers(
     name: str, real_conversations: Callable[[int], list[Conversation]]
 ) -> None:
-    folder = unpacked(VOCABULARY.get(name, "qwen3"))
-    ours, reference = with_tokens_of(name, load_tokenizer(folder), theirs(folder))
+    ours, reference = with_all_tokens(VOCABULARY.get(name, "qwen3"))
     counts = compare(name, ours, reference, real_conversations(2))
     assert counts["compared"] >= 22, counts
 
 
 def test_a_difference_is_a_token_across_the_place_where_a_model_starts_to_write() -> None:
     """`assistant\\n` and an answer that begins with line feeds share a token in the reference."""
-    folder = unpacked("qwen3")
     asked, answered = Message(Role.USER, "q"), Message(Role.ASSISTANT, "\n\na")
-    counts = compare("chatml", load_tokenizer(folder), theirs(folder), [Conversation((asked, answered))] * 2)
+    counts = compare("chatml", loaded("qwen3"), theirs(unpacked("qwen3")), [Conversation((asked, answered))] * 2)
     assert counts == {"compared": 2, "broken": 2, "refused": 0}
 
 

@@ -18,6 +18,7 @@ from chatmill.render.registry import bind
 from chatmill.render.render import Rendered, render
 from chatmill.render.templates.harmony import harmony_messages
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from tests.chats import chat
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.data.tokenizer_files import unpacked as unpacked_folder
 from tests.render.reference import (
@@ -28,7 +29,8 @@ from tests.render.reference import (
     trl_training_template,
 )
 
-PER_SOURCE = 30
+PER_SOURCE = 10
+"""`make test-slow` compares all."""
 IN_PLACE = TemplateOptions(expand=Expand.NONE, unproved=Unproved.UNTRAINED)
 """One row per conversation, whatever can be proved of it: what `apply_chat_template` writes."""
 LLAMA_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -38,10 +40,6 @@ LLAMA_TOKENS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
 def way() -> str:
     """Once is enough here: test_columns compares what is written with the compiled part and without it."""
     return "compiled"
-
-
-def chat(*turns: tuple[str, str], **extra: Any) -> Conversation:
-    return Conversation(tuple(Message(Role(role), text) for role, text in turns), **extra)
 
 
 def ids_of(rendered: Rendered, index: int) -> list[int]:
@@ -87,7 +85,7 @@ def all_conversations() -> list[Conversation]:
     return [conversation for path in CONVERSATION_FILES for conversation in ConversationFile(path)]
 
 
-@pytest.mark.parametrize(("template", "at_least"), [("qwen3", 460), ("chatml", 300)])
+@pytest.mark.parametrize(("template", "at_least"), [("qwen3", 150), ("chatml", 90)])
 def test_equal_to_apply_chat_template(
     template: str, at_least: int, qwen3: Any, real_conversations: Callable[[int], list[Conversation]]
 ) -> None:
@@ -105,7 +103,7 @@ def test_llama3_equal_to_apply_chat_template(
     compared = assert_equal_to_reference(
         real_conversations(PER_SOURCE), "llama3", ours, lambda c: reference_ids(c, jinja("llama3"), theirs)
     )
-    assert compared > 300
+    assert compared > 90
 
 
 def assert_equal_to_trl(conversations: list[Conversation], tokenizer: Any) -> int:
@@ -127,7 +125,7 @@ def assert_equal_to_trl(conversations: list[Conversation], tokenizer: Any) -> in
 def test_qwen3_training_equal_to_trl_in_ids_and_mask(
     qwen3: Any, real_conversations: Callable[[int], list[Conversation]]
 ) -> None:
-    assert assert_equal_to_trl(real_conversations(PER_SOURCE), qwen3) > 460
+    assert assert_equal_to_trl(real_conversations(PER_SOURCE), qwen3) > 150
 
 
 @pytest.mark.slow

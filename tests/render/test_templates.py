@@ -18,14 +18,11 @@ from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find
 from chatmill.render.render import render
 from chatmill.render.template import Template
 from chatmill.tokenizer.byte_level import ByteTokenizer
+from tests.chats import chat
 
 
 def tokenizer_for(name: str) -> Any:
     return ByteTokenizer().with_added(find_template(name).control_tokens)
-
-
-def chat(*turns: tuple[str, str]) -> Conversation:
-    return Conversation(tuple(Message(Role(role), text) for role, text in turns))
 
 
 def shown(conversation: Conversation, template: str, policy: str) -> tuple[str, str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -95,13 +95,12 @@ def folder_of(path: Path, made: Tokenizer, tokens: Sequence[AddedToken], between
     return path
 
 
+@cache
 def chats() -> list[Conversation]:
-    roles = itertools.cycle([Role.USER, Role.ASSISTANT])
-    every = [
-        Conversation(tuple(Message(next(roles), text) for text in (*pair, *reversed(pair))))
-        for pair in itertools.product(TEXTS, repeat=2)
-    ]
-    return [chat for chat in every if chat.messages[0].role is Role.USER]
+    """Every text before, behind and between two others."""
+    roles = (Role.USER, Role.ASSISTANT) * 2
+    pairs = [(text, TEXTS[(at + step) % len(TEXTS)]) for at, text in enumerate(TEXTS) for step in (0, 1, 4)]
+    return [Conversation(tuple(map(Message, roles, (*pair, *reversed(pair))))) for pair in pairs]
 
 
 def compared(folder: Path, maker: str) -> dict[str, int]:

@@ -28,8 +28,9 @@ from chatmill.systems.post_training import (
     transcribe,
 )
 from chatmill.tokenizer.byte_level import ByteTokenizer
-from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from tests.data.tokenizer_files import unpacked
+from chatmill.tokenizer.load import with_control_tokens
+from tests.chats import chat_record as chat
+from tests.data.tokenizer_files import loaded, unpacked
 
 CONVERSATIONS = Path(__file__).parent.parent / "data" / "conversations"
 BYTES = ByteTokenizer(MARKERS)
@@ -38,7 +39,7 @@ S, U, A, E, EOS = (BYTES.control(name) for name in MARKERS)
 
 @cache
 def qwen3() -> Any:
-    return load_tokenizer(unpacked("qwen3"))
+    return loaded("qwen3")
 
 
 @cache
@@ -49,10 +50,6 @@ def real_conversations(name: str, count: int) -> list[dict[str, Any]]:
 
 def ids_of(transcript: str, tokenizer: Any = BYTES) -> list[int]:
     return encode_transcripts([transcript], tokenizer=tokenizer).ids.tolist()
-
-
-def chat(*messages: tuple[str, str], **fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": role, "content": content} for role, content in messages], **fields}
 
 
 # ---- encoding

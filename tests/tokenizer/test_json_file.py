@@ -128,10 +128,11 @@ def test_merges_are_told_apart_without_decoding_them_or_with(name: str) -> None:
         raw = json.dumps({"model": {"merges": merges}}, **style).encode()
         return TokenizerJson(raw, "x")._canonical_merges()
 
-    for some in (pairs[:-4], pairs[:-2], pairs[:-1], pairs):
+    few = pairs[-2000:]
+    for some in (few[:-4], few[:-2], few[:-1], pairs):
         decoded = of([" ".join(pair) for pair in some])
         assert decoded == of(some, ensure_ascii=False) == of(some, ensure_ascii=False, indent=2) == of(some)
-    assert of(pairs) != of(pairs[1:])
+    assert of(few) != of(few[1:])
     assert of([]) == of(None) == TokenizerJson(b'{"model": {}}', "x")._canonical_merges() == b"[]"
 
 

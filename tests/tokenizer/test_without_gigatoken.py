@@ -51,8 +51,14 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "_WARNED", set())
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("tokenizer", ["gpt2", "o200k"])
+@pytest.mark.parametrize(
+    ("tokenizer", "workers"),
+    [
+        ("gpt2", "2"),
+        ("o200k", "0"),
+        *(pytest.param(*given, marks=pytest.mark.slow) for given in (("gpt2", "0"), ("o200k", "2"))),
+    ],
+)
 def test_a_build_gives_the_same_bytes_with_one_warning(
     tmp_path: Path, blocked: dict[str, str], tokenizer: str, workers: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -382,25 +383,50 @@ def test_nan_logits_do_not_pass() -> None:
     assert not check_isolation(broken, collated()).passed
 
 
+def test_a_document_that_turns_nan_when_another_is_changed_leaks() -> None:
+    """Alone it is as it should be: only the movement shows it."""
+    batch = collated()
+    ids = batch["input_ids"].clone()
+
+    def broken(given: dict[str, Any]) -> torch.Tensor:
+        logits = callable_of(model("llama"))(given)
+        if given["input_ids"].shape == ids.shape and given["input_ids"][0, 1] != ids[0, 1]:
+            logits = logits.index_fill(1, torch.tensor([ids.shape[1] - 1]), float("nan"))
+        return logits
+
+    report = check_isolation(broken, batch)
+    assert not report.passed
+    assert report.leaking
+    assert all(math.isnan(document.moved) for document in report.leaking)
+    assert not report.unlike_alone
+
+
 def test_few_probes_still_reach_the_first_and_the_last_document() -> None:
     ids = torch.arange(3, 43)[None]
     features = [{"input_ids": ids[0].tolist(), "document_starts": list(range(0, 40, 2))}]
     calls = 0
+    changed: set[int] = set()
 
     def logits(batch: dict[str, Any]) -> torch.Tensor:
         nonlocal calls
-        calls += batch["input_ids"].shape[1] == 40
+        if batch["input_ids"].shape[1] == 40:
+            calls += 1
+            changed.update((batch["input_ids"] != ids).nonzero()[:, 1].tolist())
         return callable_of(model("qwen3"))(batch)
 
     report = check_isolation(logits, DataCollatorForCausalLM(Special())(features), max_probes=3)
     assert report.passed
     assert len(report.documents) == 20
     assert calls == 2 + 3
+    assert {0, 1, 38, 39} <= changed
 
 
 def test_the_report_reads_well_at_80_columns() -> None:
     good = str(check_isolation(model("llama"), collated(), use_cache=False))
-    bad = str(check_isolation(model("llama"), collated()))
+    report = check_isolation(model("llama"), collated())
+    assert any(document.alone > report.alone_tolerance for document in report.leaking)
+    assert not set(report.leaking) & set(report.unlike_alone), "a leak is named once"
+    bad = str(report)
     assert good.startswith("isolated: 7 documents, 0 leak")
     assert bad.startswith("NOT ISOLATED: 7 documents, 5 leak")
     assert "What to change:" in bad

@@ -67,6 +67,14 @@ def test_a_missing_or_cut_mask_stops_a_run(tmp_path: Path, make: Any, damage: An
     assert opened(folder, ", pack: false, use_loss_mask: false") is not None
 
 
+def test_damage_of_other_files_is_no_reason_to_go_without_masks(tmp_path: Path) -> None:
+    folder = sharded(tmp_path / "set")
+    cut(folder / "train/shard_00000/tokens.bin")
+    with pytest.raises(ChatmillError, match=r"tokens\.bin") as caught:
+        opened(folder, ", pack: false, use_loss_mask: true")
+    assert "use_loss_mask: false" not in str(caught.value)
+
+
 @pytest.mark.parametrize("make", [sharded, flat])
 def test_a_set_without_masks_stops_only_a_run_that_asks_for_them(tmp_path: Path, make: Any) -> None:
     folder = make(tmp_path / "set")

@@ -19,7 +19,6 @@ from chatmill.load.packed_row_loader import PackedRowLoader
 from chatmill.systems.document_boundaries import block_tokenize_fn, tokenize_blocks
 from chatmill.tokenizer.byte_level import ByteTokenizer
 from chatmill.train.batch import TrainBatch
-from chatmill.train.step import Trainer
 from tests.train.test_resume_counts_data import targets_of
 
 TEXTS = ["one", "", "a longer text of words", "two", "three and four", "x" * 50, "fin"]
@@ -73,17 +72,7 @@ def test_options_come_from_the_command_line_and_from_yaml(texts: Path, tmp_path:
 
 
 @pytest.mark.parametrize("source", ["texts", "rows"])
-def test_texts_train_to_the_last_token(
-    source: str, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained: list[TrainBatch] = []
-    step = Trainer.step
-
-    def recorded(trainer: Trainer, batches: Any, rate: float) -> Any:
-        trained.extend(batches)
-        return step(trainer, batches, rate)
-
-    monkeypatch.setattr(Trainer, "step", recorded)
+def test_texts_train_to_the_last_token(source: str, texts: Path, tmp_path: Path, trained: list[TrainBatch]) -> None:
     rows = tmp_path / "rows.parquet"
     assert run("pack", texts, "-t", "bytes", "--out", rows, "--max-length", 24, "--packed").exit_code == 0
     data = f"texts: {texts}, packing: {{max_length: 24}}, val_texts: {texts}" if source == "texts" else f"rows: {rows}"

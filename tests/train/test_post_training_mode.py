@@ -227,7 +227,7 @@ def test_the_command_reads_transcripts_in_the_mode_and_only_in_it(transcripts: P
 
 
 def test_a_dataset_of_episodes_trains_the_assistant_alone_and_every_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trained: list[TrainBatch]
 ) -> None:
     """Built with the policy `all`, where one answer is not to be trained: neither it nor the users' words are."""
     chats = [
@@ -245,14 +245,6 @@ def test_a_dataset_of_episodes_trains_the_assistant_alone_and_every_row(
     common = {"sources": [{"path": str(tmp_path / "chats.jsonl")}], "tokenizer": "bytes", "template": "chatml"}
     for policy in ("all", "assistant"):
         run_build(common | {"add_control_tokens": True, "policy": policy}, tmp_path / policy, workers=0)
-    trained: list[TrainBatch] = []
-    step = Trainer.step
-
-    def recorded(trainer: Trainer, batches: Any, rate: float) -> Any:
-        trained.extend(batches)
-        return step(trainer, batches, rate)
-
-    monkeypatch.setattr(Trainer, "step", recorded)
     tokenizer = load_tokenizer("bytes", control_tokens=["<|im_start|>", "<|im_end|>"])
     wanted = Counter(token for n in range(7) for token in tokenizer.encode(f"yes {n}"))
     wanted[tokenizer.control("<|im_end|>")] = 7
@@ -334,16 +326,8 @@ post_training: {learning_rate: 0.0005}
 
 @pytest.mark.parametrize("length", ["steps", "epochs"])
 def test_two_phases_each_have_their_own_length(
-    length: str, transcripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    length: str, transcripts: Path, tmp_path: Path, trained: list[TrainBatch]
 ) -> None:
-    trained: list[TrainBatch] = []
-    step = Trainer.step
-
-    def recorded(trainer: Trainer, batches: Any, rate: float) -> Any:
-        trained.extend(batches)
-        return step(trainer, batches, rate)
-
-    monkeypatch.setattr(Trainer, "step", recorded)
     write_set(tmp_path / "set", small_items(9))
     text = TWO_PHASES.replace("OUT", str(tmp_path / "run")).replace("SET", str(tmp_path / "set"))
     (tmp_path / "r.yaml").write_text(text.replace("TEXTS", str(transcripts)).replace("LENGTH", length))

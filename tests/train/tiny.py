@@ -17,9 +17,9 @@ from chatmill.read.conversations import ConversationFile
 from chatmill.render.registry import bind
 from chatmill.render.render import render
 from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.tokenizer.load import load_tokenizer
+from chatmill.tokenizer.load import with_control_tokens
 from chatmill.train.gpt import GPT, GPTConfig
-from tests.data.tokenizer_files import unpacked
+from tests.data.tokenizer_files import loaded
 
 CONVERSATIONS = Path(__file__).parents[1] / "data" / "conversations"
 SOURCES = ("fastchat_dummy", "cookbook_finetune", "oasst_realistic", "gpteacher_roleplay", "gpteacher_codegen")
@@ -29,7 +29,7 @@ LIMIT = 64
 @cache
 def gpt2_chatml() -> Any:
     """The real GPT-2 vocabulary with the two control tokens of ChatML above it."""
-    return load_tokenizer(unpacked("gpt2"), control_tokens=["<|im_start|>", "<|im_end|>"])
+    return with_control_tokens(loaded("gpt2"), ["<|im_start|>", "<|im_end|>"])
 
 
 @cache

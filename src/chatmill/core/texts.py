@@ -18,8 +18,16 @@ _IS_SPACE = np.array([byte < 0x80 and chr(byte).isspace() for byte in range(256)
 _WIDE_SPACES = [chr(point).encode() for point in range(0x80, 0x3001) if chr(point).isspace()]
 _SPACES_OF = {size: {int.from_bytes(space) for space in _WIDE_SPACES if len(space) == size} for size in (2, 3)}
 """White space of two and of three bytes, as numbers."""
+LONG_RUN = 64
+"""Bytes of white space after which a text is looked at by itself, not together with all others byte by byte."""
 _NO_BYTES = np.empty(0, dtype=np.uint8)
 _ZERO, _MISSING = (np.int64(number).tobytes() for number in (0, -1))
+
+
+def _is_byte(byte: int) -> NDArray[np.bool_]:
+    """For each byte, whether it is this one."""
+    wanted: NDArray[np.bool_] = np.arange(256) == byte
+    return wanted
 
 
 def _repeated(number: bytes, count: int) -> Ints:
@@ -98,23 +106,27 @@ class Texts(Sequence[str]):
 
     def leading(self, byte: int) -> Ints:
         """How often an ASCII character stands at the beginning of each text."""
-        counts = np.zeros(len(self), dtype=np.int64)
-        going = np.flatnonzero(self.lengths > 0)
-        while len(going):
-            going = going[self.data[self.starts[going] + counts[going]] == byte]
-            counts[going] += 1
-            going = going[counts[going] < self.lengths[going]]
-        return counts
+        return self._run_lengths(self.starts, self.lengths, _is_byte(byte))
 
     def trailing(self, byte: int) -> Ints:
         """How often an ASCII character stands at the end of each text."""
-        counts = np.zeros(len(self), dtype=np.int64)
-        last = self.starts + self.lengths - 1
-        going = np.flatnonzero(self.lengths > 0)
-        while len(going):
-            going = going[self.data[last[going] - counts[going]] == byte]
+        return self._run_lengths(self.starts, self.lengths, _is_byte(byte), at_end=True)
+
+    def _run_lengths(self, starts: Ints, lengths: Ints, wanted: NDArray[np.bool_], *, at_end: bool = False) -> Ints:
+        """How many bytes of some kind are at the beginning of each range, or at its end."""
+        counts = np.zeros(len(starts), dtype=np.int64)
+        going = np.flatnonzero(lengths > 0)
+        for _ in range(LONG_RUN):
+            if not len(going):
+                return counts
+            places = starts[going] + (lengths[going] - 1 - counts[going] if at_end else counts[going])
+            going = going[wanted[self.data[places]]]
             counts[going] += 1
-            going = going[counts[going] < self.lengths[going]]
+            going = going[counts[going] < lengths[going]]
+        for place in going.tolist():  # a step for each byte of all texts would take long
+            run = wanted[self.data[starts[place] : starts[place] + lengths[place]]]
+            others = np.flatnonzero(~(run[::-1] if at_end else run))
+            counts[place] = others[0] if len(others) else len(run)
         return counts
 
     def trimmed(self, byte: int, *, end: bool = True) -> Texts:
@@ -132,17 +144,10 @@ class Texts(Sequence[str]):
         if not len(self.data):
             return self
         starts, lengths = self.starts.copy(), self.lengths.copy()
-        going = np.flatnonzero(lengths > 0)
-        while len(going):
-            going = going[_IS_SPACE[self.data[starts[going]]]]
-            starts[going] += 1
-            lengths[going] -= 1
-            going = going[lengths[going] > 0]
-        going = np.flatnonzero(lengths > 0)
-        while len(going):
-            going = going[_IS_SPACE[self.data[starts[going] + lengths[going] - 1]]]
-            lengths[going] -= 1
-            going = going[lengths[going] > 0]
+        leading = self._run_lengths(starts, lengths, _IS_SPACE)
+        starts += leading
+        lengths -= leading
+        lengths -= self._run_lengths(starts, lengths, _IS_SPACE, at_end=True)
         stripped = Texts(self.data, starts, lengths)  # of what is below
         for place in np.flatnonzero(self._has_wide_space(starts, lengths)).tolist():
             text = stripped[place]

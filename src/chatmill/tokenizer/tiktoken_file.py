@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
 import importlib.util
@@ -168,7 +167,7 @@ def _ranks(raw: bytes, path: Path) -> dict[bytes, int]:
         if line:
             try:
                 token, rank = line.split()
-                ranks[base64.b64decode(token, validate=True)] = int(rank)
+                ranks[binascii.a2b_base64(token, strict_mode=True)] = int(rank)
             except (ValueError, binascii.Error) as error:
                 raise TokenizerError(f"{path}:{number}: not a line of a .tiktoken file ({error})") from None
     return ranks

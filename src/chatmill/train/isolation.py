@@ -17,6 +17,7 @@ report says by how much logits moved, where, and what to change.
 from __future__ import annotations
 
 import inspect
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -309,7 +310,7 @@ def _measure_movement(
                 moved = float((document.of(logits) - document.of(base)).abs().max())
                 if document is probe:
                     _check_probe(document, moved)
-                elif not moved <= document.moved:  # a NaN is kept
+                elif not moved <= document.moved and not math.isnan(document.moved):  # the first NaN is kept
                     document.moved, document.moved_by = moved, probe.number
 
 

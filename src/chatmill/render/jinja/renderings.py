@@ -327,7 +327,7 @@ class Renderer:
     ) -> None:
         """`variables` are the special tokens and the template's options."""
         self._tracing, self._plain = tracing, plain
-        self._traced_template, self._plain_template = tracing.from_string(source), plain.from_string(source)
+        self._traced_template, self._plain_template = tracing.template(source), plain.template(source)
         self.variables = dict(variables)
         self._name = name
         self.segments = SegmentBook()

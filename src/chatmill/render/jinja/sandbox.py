@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sized
 from datetime import date
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 import jinja2
@@ -206,6 +208,11 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = self._tojson
         self.filters = {name: self._limited(filter_) for name, filter_ in self.filters.items()}
         self.tests["in"] = self.is_in
+
+    def template(self, source: str) -> jinja2.Template:
+        """A template that runs here."""
+        code = _code_of(type(self), source)  # type: ignore[arg-type]  # mypy takes no class for hashable
+        return self.template_class.from_code(self, code, self.make_globals(None), None)
 
     def render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
         """The text of a template; every failure of it is a `jinja2.TemplateError`."""
@@ -425,6 +432,12 @@ class TracingSandbox(PlainSandbox):
         if sort_keys:
             options["sort_keys"] = True
         return written_as_json(value, options)
+
+
+@lru_cache(maxsize=128)
+def _code_of(kind: type[PlainSandbox], source: str) -> CodeType:
+    """A template's code, which takes long to write and depends on nothing but its text and the kind of the sandbox."""
+    return kind().compile(source)
 
 
 def lost_result(result: Any, sources: Iterable[Any]) -> Any:

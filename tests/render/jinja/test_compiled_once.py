@@ -1,0 +1,35 @@
+"""A template's text is compiled once in a process, whatever dates and options it then runs with."""
+
+from __future__ import annotations
+
+import datetime
+
+from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.render.jinja.chat_template import ChatTemplate, TemplateText
+from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.jinja.sandbox import PlainSandbox, TracingSandbox, _code_of
+
+TEXT = "{{ strftime_now('%Y') }} {{ who }}{% for m in messages %}<{{ m.content }}|compiled once>{% endfor %}"
+
+
+def test_the_code_is_kept_and_keeps_nothing_of_where_it_ran() -> None:
+    _code_of.cache_clear()
+    for year in (2024, 2025):
+        for kind in (PlainSandbox, TracingSandbox):
+            sandbox = kind(datetime.date(year, 1, 2))
+            template = sandbox.template(TEXT)
+            assert template.environment is sandbox
+            values = {"who": kind.__name__, "messages": [{"content": "a"}]}
+            assert sandbox.render(template, values) == f"{year} {kind.__name__}<a|compiled once>"
+    assert _code_of.cache_info().misses == 2, "one for each kind"
+    assert _code_of(PlainSandbox, TEXT) != _code_of(TracingSandbox, TEXT), "what is printed is traced in one alone"
+
+
+def test_other_options_compile_nothing() -> None:
+    source = TemplateText(name="t", text=TEXT, special_tokens=("|compiled once>",), stop_tokens=("|compiled once>",))
+    _code_of.cache_clear()
+    for who in ("x", "y"):
+        given = TemplateOptions(today=datetime.date(2026, 1, 2), options={"who": who})
+        talk = Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")))
+        assert ChatTemplate(source, given).plain(talk, {"who": who}, 2, prompt=False).startswith(f"2026 {who}<q|")
+    assert _code_of.cache_info().misses == 2
