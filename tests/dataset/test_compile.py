@@ -16,6 +16,7 @@ import chatmill
 from chatmill.dataset.scratch import PREFIX, Scratch, _sweep
 from chatmill.errors import ConfigError, DataError, RecordError
 from tests.compiler.builds import chats, digest, write_jsonl
+from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import HERE as TOKENIZERS
 
 BYTES: dict[str, Any] = {"template": "chatml", "add_control_tokens": True}
@@ -33,6 +34,21 @@ def ids_of(data: Any) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def data() -> Any:
     return chatmill.compile(RECORDS, "bytes", max_length=4096, **BYTES)
+
+
+@pytest.mark.parametrize("shard_bytes", [32 << 20, 200_000])
+def test_bundled_conversations_give_the_bytes_of_a_build(tmp_path: Path, shard_bytes: int) -> None:
+    names = ("gsm8k", "mt_bench_ref", "oasst_realistic")
+    files = [path for path in CONVERSATION_FILES if path.name.split(".")[0] in names]
+    assert len(files) == 3
+    options = {"shard_bytes": shard_bytes, "on_error": "quarantine", "gates": NO_GATES, **BYTES}
+    compiled = chatmill.compile(files, "bytes", max_length=2000, overflow="windows", val_fraction=0.1, **options)
+    compiled.save(tmp_path / "saved")
+    chatmill.build(compiled.recipe, tmp_path / "built", workers=0)
+    assert digest(tmp_path / "saved") == digest(tmp_path / "built")
+    assert ((tmp_path / "saved/train/shard_00001").is_dir()) == (shard_bytes == 200_000)
+    stream = chatmill.compile(compiled.recipe, stream=True, workers=0)
+    assert ids_of(stream) == ids_of(compiled)
 
 
 @pytest.mark.parametrize("shard_bytes", [32 << 20, 2000])
@@ -192,7 +208,8 @@ def test_overflow_names_the_records_and_is_a_choice_that_is_counted() -> None:
         chatmill.compile([SHORT, long], "bytes", max_length=100, **BYTES)
     assert any('overflow="windows"' in note for note in caught.value.__notes__)
     data = chatmill.compile([long], "bytes", max_length=100, overflow="cut", gates=NO_GATES, **BYTES)
-    assert "tokens cut by overflow" in repr(data)
+    lost = data.stats().ledger["tokens"]["records"]["assistant"]["cut_trained"]
+    assert f"trained tokens lost by overflow: {lost}\n" in repr(data)
     assert len(data[0]) == 100
 
 
@@ -340,7 +357,7 @@ def test_a_tokenizer_of_ours_is_named_by_what_it_is(cache: Path) -> None:
 def test_the_temporary_folder_goes_with_the_last_object(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     data = chatmill.compile(RECORDS[:3], "bytes", **BYTES)
-    loader = data.to_torch(2, drop_last=False)
+    loader = data.to_torch(2)
     (folder,) = tmp_path.glob(f"{PREFIX}*")
     del data
     assert folder.is_dir()
@@ -362,6 +379,17 @@ def test_what_a_killed_process_left_is_swept(monkeypatch: pytest.MonkeyPatch, tm
         os.utime(folder, (1, 1))
     _sweep(tmp_path)
     assert (left.exists(), young.exists(), held.folder.exists()) == (False, True, True)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    data = chatmill.compile(RECORDS[:3], "bytes", max_length=4096, stream=stream, **BYTES)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(chatmill.MissingExtraError, match=r"chatmill\[torch\]"):
+        data.to_torch(2)
+    with pytest.raises(chatmill.MissingExtraError, match=r"chatmill\[hf\]"):
+        data.to_hf()
 
 
 def test_compiling_loads_no_torch() -> None:

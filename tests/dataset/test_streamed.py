@@ -135,6 +135,17 @@ def test_another_process_makes_the_same_batches(streamed: Any) -> None:
     loader.close()
 
 
+def test_workers_of_torch_take_turns(streamed: Any) -> None:
+    alone = streamed.to_torch(2, packed=True)
+    wanted = batches(alone, 2)
+    second = pickle.loads(pickle.dumps(alone))
+    second.load_state_dict(streamed.to_torch(2, packed=True).state_dict())
+    second._enter_worker((1, 2))
+    assert same(second.get_batch(), wanted[1])
+    for loader in (alone, second):
+        loader.close()
+
+
 def test_a_worker_process_compiles(streamed: Any) -> None:
     here = streamed.to_torch(2, packed=True)
     options = {**OPTIONS, "workers": None}

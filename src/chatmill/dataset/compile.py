@@ -12,10 +12,11 @@ from chatmill.compiler.gates import GateError
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.progress import shown_progress
 from chatmill.compiler.recipe import Recipe, recipe_of
-from chatmill.compiler.run import run_build
+from chatmill.compiler.run import driver_pipeline, run_build
 from chatmill.dataset.models import named_model
 from chatmill.dataset.objects import RECORDS, RecordFile, paths_of, write_objects
 from chatmill.dataset.scratch import Scratch
+from chatmill.dataset.show import decoder_of
 from chatmill.dataset.stored import Dataset
 from chatmill.dataset.streamed import StreamedDataset
 from chatmill.errors import ChatmillError, ConfigError
@@ -95,7 +96,8 @@ def build_here(recipe: Recipe, scratch: Scratch, records: RecordFile | None, wor
     folder = scratch.folder / "dataset"
     with shown_progress() if size >= SHOWN_BYTES else nullcontext() as on_progress:
         run_build(recipe, folder, workers=workers, on_progress=on_progress, base=records.base if records else None)
-    return Dataset(folder, scratch=scratch, records=records)
+    decoder = decoder_of(driver_pipeline(recipe))  # which is kept from the build
+    return Dataset(folder, scratch=scratch, records=records, decoder=decoder)
 
 
 @contextmanager

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from chatmill.compiler.ledger import Ledger
+from chatmill.compiler.pipeline import Pipeline
 from chatmill.core import html
 from chatmill.core.kinds import kind_name
 from chatmill.core.shift import IGNORE_INDEX
@@ -36,7 +38,15 @@ NOTES = {
     "records_beyond_max_records": "records beyond max_records",
     "rows_added": "rows added, because later messages change earlier turns",
 }
-"""Notes of a ledger that a reader of a summary should see."""
+"""Notes of a ledger in words; others are shown by their names."""
+QUIET_NOTES = ("episodes", "tokens_in_added_rows", "stops_appended")
+"""Notes that say nothing about a loss."""
+
+
+def decoder_of(pipeline: Pipeline) -> Decoder | None:
+    """A decoder of the tokenizer that is loaded already; None where that reads its vocabulary in another way."""
+    tokenizer = pipeline.template.tokenizer
+    return Decoder(tokenizer) if getattr(tokenizer, "prefix", None) is None else None
 
 
 class ShownEpisode:
@@ -182,10 +192,13 @@ class Summary:
             found.append(("records left out for other reasons", sum(count for _, count in ordered[SHOWN_REASONS:])))
         fates = fates_of(self._ledger)
         found += [(f"tokens {fate} by overflow", fates[fate]) for fate in ("cut", "dropped") if fates[fate]]
+        if lost := Ledger.from_json(self._ledger).trained_lost:
+            found.append(("trained tokens lost by overflow", lost))
         if fates["injected"]:
             found.append(("tokens repeated for later windows, untrained", fates["injected"]))
         notes = notes_of(self._ledger)
-        return found + [(words, notes[note]) for note, words in NOTES.items() if notes.get(note)]
+        shown = [note for note in sorted(notes) if notes[note] and note not in QUIET_NOTES]
+        return found + [(NOTES.get(note, note.replace("_", " ")), notes[note]) for note in shown]
 
     @property
     def origin(self) -> str:

@@ -16,7 +16,7 @@ from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.scratch import Borrowed, Scratch
 from chatmill.dataset.show import ShownEpisode, Summary
-from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.errors import ConfigError, MissingExtraError, UnknownNameError
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.stored_splits import EpisodeSplit
 from chatmill.store.episodes import EpisodeDataset
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from chatmill.look.stats import DatasetStats
 
 TRAIN = "train"
+
+
+def check_torch() -> None:
+    """A clear error where torch is not installed."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("torch", "torch", "giving batches as tensors") from error
 
 
 class Dataset:
@@ -43,10 +51,12 @@ class Dataset:
         *,
         scratch: Scratch | Borrowed | None = None,
         records: RecordFile | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         """Open a folder that `chatmill build` or `save` wrote.
 
-        `scratch` is kept as long as the dataset is; `records` is the file of records that were given as objects.
+        `scratch` is kept as long as the dataset is; `records` is the file of records that were given as objects;
+        `decoder` saves loading the tokenizer that the manifest names.
         """
         self.directory = Path(directory)
         found = read_manifest(self.directory)
@@ -57,7 +67,7 @@ class Dataset:
         self.split = split if split is not None else next(iter(self._names))
         if self.split not in self._names:
             raise UnknownNameError("split", self.split, self._names)
-        self._scratch, self._records_file = scratch, records
+        self._scratch, self._records_file, self._given_decoder = scratch, records, decoder
 
     @property
     def _names(self) -> list[str]:
@@ -74,7 +84,7 @@ class Dataset:
 
     @cached_property
     def _decoder(self) -> Decoder | None:
-        return decoder_for(self.manifest)[0]
+        return self._given_decoder or decoder_for(self.manifest)[0]
 
     @cached_property
     def episodes(self) -> EpisodeDataset:
@@ -93,7 +103,8 @@ class Dataset:
     def __getitem__(self, index: int | slice | str) -> ShownEpisode | list[ShownEpisode] | Dataset:
         """One episode, several, or another split by its name."""
         if isinstance(index, str):
-            return Dataset(self.directory, index, scratch=self._scratch, records=self._records_file)
+            options: dict[str, Any] = {"scratch": self._scratch, "records": self._records_file}
+            return Dataset(self.directory, index, decoder=self._given_decoder, **options)
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(len(self)))]
         number = index + len(self) if index < 0 else index
@@ -158,15 +169,17 @@ class Dataset:
         length: int | None = None,
         shuffle: bool = True,
         seed: int = 1337,
-        drop_last: bool = True,
+        drop_last: bool = False,
         **options: Any,
     ) -> GPTEpisodeDataLoader:
         """A resumable loader of batches: `(x, y, mask)`, or with `packed` also where documents start.
 
-        A row has `length` positions (default: `max_length`, else the longest episode). `state_dict` and
+        A row has `length` positions (default: `max_length`, else the longest episode). The last batch of an epoch is
+        filled up with rows of padding, or left out with `drop_last`. `state_dict` and
         `load_state_dict` go on after any batch, with any number of ranks. `options` are those of
         `GPTEpisodeDataLoader`, such as `device`, `rank`, `world_size`, `policy` or `pin_memory`.
         """
+        check_torch()
         from chatmill.load.episodes import GPTEpisodeDataLoader
 
         config = {"batch_size": batch_size, "block_size": self._length(length, spare=1), "dataset_mode": "sft_episode"}

@@ -1,4 +1,4 @@
-"""A dataset that is compiled while it is read: nothing has to fit into memory or onto the disk."""
+"""A dataset that is compiled while it is read: only a few shards of it are there at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +24,10 @@ from chatmill.core import html
 from chatmill.dataset.chunk_groups import ChunkGroups, ChunkWork, Receipt, open_split
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.scratch import Scratch
-from chatmill.dataset.show import ShownEpisode
-from chatmill.dataset.stored import TRAIN, Dataset
+from chatmill.dataset.show import ShownEpisode, decoder_of
+from chatmill.dataset.stored import TRAIN, Dataset, check_torch
 from chatmill.errors import ConfigError, MissingExtraError
-from chatmill.look.decoder import Decoder
+from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.stored_splits import EpisodeSplit
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class StreamedDataset:
         self._scratch, self._records_file, self._workers = scratch, records, workers
         self._base = records.base if records else None
         pipeline = driver_pipeline(recipe)
-        self._tokenizer = pipeline.template.tokenizer
+        self._tokenizer, self._loaded = pipeline.template.tokenizer, decoder_of(pipeline)
         self._planned = plan_sources(recipe, scratch.folder / "spool", LocalExecutor(workers), self._base)
         self.fingerprint = build_fingerprint(recipe, self._planned.files, pipeline.fingerprints)
         """Of input, recipe, tokenizer and template: that of the build."""
@@ -66,6 +67,11 @@ class StreamedDataset:
             records=records,
         )
         self._ledger, self._seen, self._lock = Ledger(), set[int](), threading.Lock()
+
+    @cached_property
+    def _decoder(self) -> Decoder | None:
+        recipe = self.recipe.as_json()
+        return self._loaded or decoder_for({"recipe": recipe, "tokenizer": {"given_as": recipe["tokenizer"]}})[0]
 
     @property
     def chunks(self) -> int:
@@ -100,7 +106,8 @@ class StreamedDataset:
 
     @property
     def _headline(self) -> str:
-        return f"StreamedDataset: {len(self._planned.files)} files, {self.bytes:,} bytes, compiled while it is read"
+        files = html.counted(len(self._planned.files), "file")
+        return f"StreamedDataset: {files}, {self.bytes:,} bytes, compiled while it is read"
 
     def _counted(self) -> list[tuple[str, int]]:
         ledger = self._ledger
@@ -117,7 +124,7 @@ class StreamedDataset:
 
     def __iter__(self) -> Iterator[ShownEpisode]:
         """The episodes of train in the order of the input."""
-        decoder, number = Decoder(self._tokenizer), 0
+        decoder, number = self._decoder, 0
         for folder in self._folders():
             if (folder / JOINED / TRAIN).is_dir():
                 split = EpisodeSplit(folder / JOINED, TRAIN)
@@ -125,7 +132,7 @@ class StreamedDataset:
                     yield self._shown(split, place, number, decoder)
                     number += 1
 
-    def _shown(self, split: EpisodeSplit, place: int, number: int, decoder: Decoder) -> ShownEpisode:
+    def _shown(self, split: EpisodeSplit, place: int, number: int, decoder: Decoder | None) -> ShownEpisode:
         from dataclasses import replace
 
         item = split.item(place)
@@ -177,6 +184,8 @@ class StreamedDataset:
         the rows of `group_chunks` of them are mixed and packed together. The stream has no end: `epoch()` counts.
         """
         from chatmill.load.config import SamplingMode
+
+        check_torch()
         from chatmill.load.distributed import rank_and_world
         from chatmill.load.episode_feed import EpisodeOptions
         from chatmill.load.loader import choose_device
