@@ -311,6 +311,10 @@ def test_options_that_are_wrong_are_told_apart() -> None:
         chatmill.compile(RECORDS, "bytes", template_option={}, **BYTES)
     with pytest.raises(ConfigError, match="'template' is missing"):
         chatmill.compile(RECORDS, "bytes")
+    with pytest.raises(chatmill.TokenizerError, match="no tokenizer 'Qwen3-9B'"):
+        chatmill.compile(RECORDS, "./Qwen3-9B")
+    with pytest.raises(ConfigError, match=r"there is no file 'none\.jsonl'"):
+        chatmill.compile("none.jsonl", "./Qwen3-9B")
     with pytest.raises(ConfigError, match="letters, digits"):
         chatmill.compile(RECORDS, "bytes", name="../x", **BYTES)
 
@@ -350,7 +354,7 @@ def test_a_tokenizer_of_ours_is_named_by_what_it_is(cache: Path) -> None:
     assert found.manifest["tokenizer"]["name"] == "tiny_torchtitan"
     with pytest.raises(ConfigError, match="cannot be named in a recipe"):
         chatmill.compile(RECORDS[:4], chatmill.with_control_tokens(bare, ["<|odd|>"]), template="chatml")
-    with pytest.raises(ConfigError, match="cannot use a dict as a model"):
+    with pytest.raises(ConfigError, match="a dict is no model"):
         chatmill.compile(RECORDS[:4], {})
 
 

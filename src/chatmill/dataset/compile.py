@@ -72,6 +72,8 @@ def compile(
         checked = recipe_of(source)
     else:
         entry: dict[str, Any] = {"path": paths_of(source), "shape": shape}
+        if entry["path"] is not None:
+            resolve_paths(entry["path"])  # a name that is not there is told before a tokenizer is loaded
         named = named_model(model, template)
         if entry["path"] is None:
             records = write_objects(source, scratch.folder / "input", name or RECORDS)
@@ -114,7 +116,7 @@ def explained(records: RecordFile | None) -> Iterator[None]:
             error.add_note(
                 'In Python: compile(..., overflow="windows"), or another one of them, or a larger max_length.'
             )
-        elif getattr(error, "code", None) is not None:
+        elif getattr(error, "code", "unknown_shape") != "unknown_shape":
             error.add_note('compile(..., on_error="quarantine") leaves such records out, and counts them.')
         raise
 

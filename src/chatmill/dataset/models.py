@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import ChatmillError, ConfigError
+import msgspec
+
+from chatmill.errors import ConfigError
 from chatmill.render.registry import find_template, has_template
 from chatmill.tokenizer.hf_json import tokenizer_from_json
+from chatmill.tokenizer.json_file import TokenizerJson
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -25,6 +28,9 @@ CACHE_VARIABLE = "CHATMILL_CACHE"
 BY_NAME = ("o200k", "bytes")
 OWN_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 """What a folder that `save_pretrained` writes is known by."""
+
+TOKEN_FLAGS = ("special", "lstrip", "rstrip", "single_word")
+"""What decides where an added token is found in a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +49,18 @@ def named_model(model: Any, template: str | None = None) -> NamedModel:
             "model is missing: give a model folder, a loaded tokenizer, or a vocabulary ('o200k') with template="
         )
     if isinstance(model, str | os.PathLike):
-        return NamedModel(tokenizer=os.fspath(model))
+        text = os.fspath(model)
+        if text not in BY_NAME and not os.path.exists(text):
+            load_tokenizer(text)  # says what is missing
+        return NamedModel(tokenizer=text)
     if isinstance(model, Tokenizer):
         return _own(model, template)
     if callable(getattr(model, "save_pretrained", None)):
         return _pretrained(model)
     if callable(getattr(model, "to_str", None)):  # tokenizers.Tokenizer
-        loaded = load_tokenizer(model)
-        folder = _cached({"tokenizer.json": model.to_str().encode()}, loaded.name)
-        return NamedModel(tokenizer=str(folder))
+        return NamedModel(tokenizer=str(_cached({"tokenizer.json": model.to_str().encode()}, "tokenizer")))
     raise ConfigError(
-        f"cannot use a {type(model).__name__} as a model: give a folder with a tokenizer.json, a fast tokenizer of "
+        f"a {type(model).__name__} is no model: give a folder with a tokenizer.json, a fast tokenizer of "
         "transformers, or a tokenizer of chatmill.load_tokenizer"
     )
 
@@ -69,10 +76,13 @@ def cache_folder() -> Path:
 def _pretrained(model: Any) -> NamedModel:
     """A tokenizer (or processor) of transformers: its own folder where that is the same, else a written one."""
     model = getattr(model, "tokenizer", model)  # a processor holds one
-    loaded = load_tokenizer(model)
-    known = Path(getattr(model, "name_or_path", "") or "")
-    template = _template_text(model)
-    if known.name and _is_same(known, loaded, template):
+    to_str = getattr(getattr(model, "backend_tokenizer", None), "to_str", None)
+    if not callable(to_str):
+        raise ConfigError(
+            f"a {type(model).__name__} has no tokenizer.json: it is no fast tokenizer; load it with use_fast=True"
+        )
+    known, raw = Path(getattr(model, "name_or_path", "") or ""), to_str().encode()
+    if known.name and _is_same(known, model, raw):
         return NamedModel(tokenizer=str(known))
     with tempfile.TemporaryDirectory() as written:
         model.save_pretrained(written)
@@ -80,33 +90,55 @@ def _pretrained(model: Any) -> NamedModel:
     generation = known / "generation_config.json"
     if known.name and generation.is_file():  # it says which tokens stop an answer
         files[generation.name] = generation.read_bytes()
-    if "tokenizer.json" not in files:
-        raise ConfigError(
-            f"a {type(model).__name__} writes no tokenizer.json: it is a slow tokenizer; load it with use_fast=True"
-        )
+    config = json.loads(files.get("tokenizer_config.json", b"{}"))
+    if "tokenizer.json" not in files or _rules(files["tokenizer.json"], config) != _rules(raw):
+        raise ConfigError(f"the {type(model).__name__} is another tokenizer once it is written: give its folder")
     folder = _cached(files, known.name or type(model).__name__)
-    if load_tokenizer(folder).fingerprint != loaded.fingerprint:
-        raise ConfigError(
-            f"the {type(model).__name__} is another tokenizer once it is written: give its folder instead"
-        )
     return NamedModel(tokenizer=str(folder))
 
 
-def _template_text(model: Any) -> str | None:
-    given = getattr(model, "chat_template", None)
-    text = given.get("default") if isinstance(given, dict) else given
-    return text if isinstance(text, str) else None
-
-
-def _is_same(folder: Path, loaded: Tokenizer, template: str | None) -> bool:
+def _is_same(folder: Path, model: Any, raw: bytes) -> bool:
     """Whether a folder holds the tokenizer and the template that an object has now."""
-    if not folder.is_dir():
+    file = folder / "tokenizer.json"
+    config = _decoded(folder / "tokenizer_config.json")
+    if not file.is_file() or _rules(file.read_bytes(), config) != _rules(raw):
         return False
-    try:
-        found = find_template(str(folder)) if has_template(folder) else None
-        return load_tokenizer(folder).fingerprint == loaded.fingerprint and getattr(found, "text", None) == template
-    except ChatmillError:
-        return False
+    for name in ("bos_token", "eos_token", "pad_token"):
+        stated = config.get(name)
+        spelled = stated.get("content") if isinstance(stated, dict) else stated
+        if spelled != model.special_tokens_map.get(name):
+            return False
+    given = getattr(model, "chat_template", None)
+    template = given.get("default") if isinstance(given, dict) else given
+    found = find_template(str(folder)) if has_template(folder) else None
+    return getattr(found, "text", None) == template
+
+
+def _decoded(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_bytes())) if path.is_file() else {}
+
+
+def _rules(raw: bytes, config: dict[str, Any] | None = None) -> tuple[Any, ...]:
+    """What decides the ids that a tokenizer.json gives, with the tokens that its config adds.
+
+    Transformers writes parts of the file anew, with another `trim_offsets`, which is about places in texts alone.
+    """
+    file = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    for part in ("normalizer", "pre_tokenizer"):
+        rule = _without_offsets(msgspec.json.decode(file.get(part, msgspec.Raw(b"null"))))
+        file[part] = msgspec.Raw(msgspec.json.encode(rule))
+    written = TokenizerJson(msgspec.json.encode(file), "tokenizer")
+    tokens = {token["id"]: token for token in written.added_tokens}
+    for number, token in (config or {}).get("added_tokens_decoder", {}).items():
+        tokens.setdefault(int(number), token)
+    about = {number: tuple(bool(token.get(name)) for name in TOKEN_FLAGS) for number, token in tokens.items()}
+    return written.fingerprint(), {number: token["content"] for number, token in tokens.items()}, about
+
+
+def _without_offsets(rule: Any) -> Any:
+    if isinstance(rule, dict):
+        return {key: _without_offsets(value) for key, value in rule.items() if key != "trim_offsets"}
+    return [_without_offsets(one) for one in rule] if isinstance(rule, list) else rule
 
 
 def _own(tokenizer: Tokenizer, template: str | None) -> NamedModel:

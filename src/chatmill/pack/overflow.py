@@ -94,8 +94,16 @@ def apply_overflow(
 
 
 def _too_long(tokens: Tokens, over_long: Ints, capacity: int, name_of: Callable[[int], str]) -> str:
-    shown = ", ".join(f"{name_of(index)} ({tokens.lengths[index]:,} tokens)" for index in over_long[:5].tolist())
-    more = f" and {len(over_long) - 5} more" if len(over_long) > 5 else ""
+    first: dict[str, int] = {}  # rows of one record have one name
+    seen = 0
+    for index in over_long.tolist():
+        name = name_of(index)
+        if name not in first and len(first) == 5:
+            break
+        first[name] = max(first.get(name, 0), int(tokens.lengths[index]))
+        seen += 1
+    shown = ", ".join(f"{name} ({length:,} tokens)" for name, length in first.items())
+    more = f" and {len(over_long) - seen} more" if seen < len(over_long) else ""
     others = ", ".join(p for p in Overflow if p is not Overflow.ERROR)
     return (
         f"{len(over_long)} of {len(tokens)} conversations are longer than the row of {capacity:,} tokens: "
