@@ -264,6 +264,10 @@ def test_it_exports_by_the_names_of_chatmill_export(data: Any, tmp_path: Path) -
     assert result.splits["train"]["documents"] == len(data)
     with pytest.raises(chatmill.UnknownNameError, match="export target 'paper'"):
         data.export("paper", tmp_path / "paper")
+    again = data.to_parquet(tmp_path / "again")
+    assert again.manifest["files"] == result.manifest["files"]
+    with pytest.raises(AttributeError, match="'Dataset' object has no attribute 'to_paper'"):
+        data.to_paper(tmp_path / "paper")
 
 
 def test_saving_never_overwrites(data: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from chatmill.compiler.chunk_job import REJECTED
 from chatmill.compiler.publish import publish_folder, storing, temporary_folder
 from chatmill.compiler.recipe import Recipe, recorded_recipe
+from chatmill.dataset.exports import Exports
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.scratch import Borrowed, Scratch
 from chatmill.dataset.show import ShownEpisode, Summary
@@ -38,7 +39,7 @@ def check_torch() -> None:
         raise MissingExtraError("torch", "torch", "giving batches as tensors") from error
 
 
-class Dataset:
+class Dataset(Exports):
     """The episodes of a compiled dataset; `chatmill.compile` gives one, and `Dataset("built")` opens a stored one.
 
     `len`, indices and iteration are about one split: `train`, or another one as `data["val"]`.

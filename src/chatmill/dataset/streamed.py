@@ -22,6 +22,7 @@ from chatmill.compiler.shards import JOINED
 from chatmill.compiler.sources import plan_sources
 from chatmill.core import html
 from chatmill.dataset.chunk_groups import ChunkGroups, ChunkWork, Receipt, open_split
+from chatmill.dataset.exports import Exports
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.scratch import Scratch
 from chatmill.dataset.show import ShownEpisode, decoder_of
@@ -39,7 +40,7 @@ SAFE_GATES = ("records_without_trained_tokens", "untrained_terminators", "record
 """Gates on counts, which only grow: one that is passed can be told at once."""
 
 
-class StreamedDataset:
+class StreamedDataset(Exports):
     """The episodes of an input, compiled chunk by chunk when they are needed; `chatmill.compile` gives one.
 
     The chunks are those of `chatmill build`, so each becomes the shard that a build would write, byte by byte.
