@@ -92,6 +92,10 @@ PUBLIC: dict[str, str] = {
     "dense_document_mask": "load.collate",
     "document_mask_mod": "load.collate",
     "flex_document_mask": "load.collate",
+    # a dataset as an object
+    "compile": "dataset.compile",
+    "Dataset": "dataset.stored",
+    "StreamedDataset": "dataset.streamed",
     # builds
     "build": "compiler.run:run_build",
     "BuildResult": "compiler.run",

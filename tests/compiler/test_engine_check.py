@@ -124,10 +124,10 @@ def test_without_a_reference_the_driver_has_the_fast_engine(
     fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
 ) -> None:
     recipe = recipe_of(plain_recipe(write_jsonl(fast / "chats.jsonl", chats(9)), tokenizer="o200k"))
-    assert run._driver_pipeline(recipe).template.tokenizer.backend.name == "tiktoken"  # type: ignore[attr-defined]
+    assert run.driver_pipeline(recipe).template.tokenizer.backend.name == "tiktoken"  # type: ignore[attr-defined]
     chunk_job._KEPT.clear()
     monkeypatch.setattr(tiktoken_file, "_reference", lambda ranks, pattern: None)
-    assert run._driver_pipeline(recipe).template.tokenizer.backend.name == "gigatoken"  # type: ignore[attr-defined]
+    assert run.driver_pipeline(recipe).template.tokenizer.backend.name == "gigatoken"  # type: ignore[attr-defined]
 
 
 def test_workers_read_the_recipe_as_the_driver_does(tmp_path: Path) -> None:

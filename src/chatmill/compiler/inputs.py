@@ -119,10 +119,10 @@ def check_inputs(scans: Sequence[InputScan]) -> None:
                 raise ConfigError(f"{name} must be at least 1, found {value}")
 
 
-def check_inputs_unchanged(files: Iterable[InputFile]) -> None:
+def check_inputs_unchanged(files: Iterable[InputFile], base: Path | None = None) -> None:
     """A `DataError` for the first file that has another size or time of change than when it was scanned."""
     for file in files:
-        check_unchanged(file.path, file.bytes, file.mtime_ns)
+        check_unchanged(os.path.join(base or "", file.path), file.bytes, file.mtime_ns)
 
 
 def scan_input(scan: InputScan) -> ScannedInput:

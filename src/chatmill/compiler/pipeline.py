@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from chatmill.compiler.ledger import ROLES, Ledger
 from chatmill.compiler.plain_recipe import PlainRecipe
 from chatmill.core.conversation import Conversation
-from chatmill.core.conversations import sources_of
+from chatmill.core.conversations import keys_of, sources_of
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import RecordError
@@ -115,7 +115,13 @@ class Pipeline:
         tokens = rendered.tokens
         run_weights = self.policy.run_weights(tokens)
         packing = self.recipe.packing
-        fitted = apply_overflow(tokens, run_weights, packing.max_length or NO_LIMIT, packing.overflow)
+        fitted = apply_overflow(
+            tokens,
+            run_weights,
+            packing.max_length or NO_LIMIT,
+            packing.overflow,
+            name_of=lambda row: keys_of(conversations)[int(rendered.kept[row])],
+        )
         names, codes = _source_codes(sources_of(conversations), rendered.kept)
         ledger = Ledger()
         records = _Records(rendered.kept, fitted)

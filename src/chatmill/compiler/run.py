@@ -99,13 +99,14 @@ def run_build(
     shard: tuple[int, int] | None = None,
     shard_bytes: int | None = None,
     on_progress: OnProgress | None = None,
+    base: Path | None = None,
 ) -> BuildResult:
     """Build the dataset that a recipe describes into the folder `out`.
 
     The bytes depend on the input and the recipe alone: not on workers, engine or interruptions. `resume` goes on with a
     build that was stopped; the same build, finished, is left alone; another one there is refused. `shard=(i, n)` does
     every n-th chunk from the i-th on and stops; `merge_build` puts the shards of all shares together. `shard_bytes`
-    replaces that of the recipe.
+    replaces that of the recipe. Relative names of input files start from `base` (default: the current folder).
     """
     started = time.monotonic()
     checked = recipe_of(recipe)
@@ -114,12 +115,12 @@ def run_build(
     directory = Path(out)
     own = _own_engine(workers, checked, directory)
     with nullcontext(executor) if executor is not None else own as engine:
-        pipeline = _driver_pipeline(checked)  # a name that is not known is told before anything is made
+        pipeline = driver_pipeline(checked)  # a name that is not known is told before anything is made
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
             _refuse_foreign(directory)
-            outcome, manifest = _build(checked, pipeline, directory, engine, resume, shard, on_progress)
+            outcome, manifest = _build(checked, pipeline, directory, engine, resume, shard, on_progress, base)
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
 
 
@@ -135,7 +136,7 @@ def _own_engine(workers: int | None, recipe: Recipe, directory: Path) -> Iterato
         engine.close()
 
 
-def _driver_pipeline(recipe: Recipe) -> Pipeline:
+def driver_pipeline(recipe: Recipe) -> Pipeline:
     """A recipe as this process needs it: with the tokenizer's reference engine, whose answers workers check theirs by.
 
     Where there is no reference, with the fast engine, as they have it.
@@ -164,10 +165,11 @@ def _build(
     resume: bool,
     shard: tuple[int, int] | None,
     on_progress: OnProgress | None,
+    base: Path | None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The build itself, in a folder that is held by this process."""
     work = claim_work(directory)
-    planned = plan_sources(recipe, work / "spool", engine)
+    planned = plan_sources(recipe, work / "spool", engine, base)
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     finished = _claim(directory, fingerprint, resume=resume or shard is not None)
     if finished is not None:
@@ -223,7 +225,7 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
     recipe = recipe_of(state["recipe"])
     planned = plan_sources(recipe, work / "spool")
     named = allowed_template(recipe.template, trust, str(directory))
-    pipeline = _driver_pipeline(recipe.model_copy(update={"template": named}))
+    pipeline = driver_pipeline(recipe.model_copy(update={"template": named}))
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     if fingerprint != state["fingerprint"]:
         raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from chatmill.compiler.inputs import (
     resolve_paths,
     scan_input,
 )
-from chatmill.compiler.recipe import Recipe
+from chatmill.compiler.recipe import Recipe, Source
 from chatmill.read.shapes import shape_key
 
 SCAN_IN_WORKERS = 1 << 30
@@ -37,14 +38,16 @@ class SourcePlan:
     """The input of each shard: a range of a large file, or several small files."""
     capped: Counter[str]
     """Lines or rows of each source that its `max_records` leaves out."""
+    base: Path | None = None
+    """The folder that relative names start from; None: the current one."""
 
     def check_unchanged(self) -> None:
         """A `DataError` for the first file that has changed since it was scanned."""
-        check_inputs_unchanged(self.files)
+        check_inputs_unchanged(self.files, self.base)
 
 
-def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None) -> SourcePlan:
-    """Find, hash and cut the files of all sources.
+def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None, base: Path | None = None) -> SourcePlan:
+    """Find, hash and cut the files of all sources; relative names start from `base` (default: the current folder).
 
     A source whose records are used more than once is cut finer, so that a shard of it is no larger than others.
     """
@@ -52,11 +55,12 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None) 
     owners: list[int] = []
     for number, source in enumerate(recipe.sources):
         shape = None if source.shape is None else shape_key(source.shape)
-        for path in resolve_paths(source.patterns):
+        for path in _files_of(source, base):
             scans.append(
                 InputScan(
-                    path=str(path),
-                    spool=str(spool),
+                    path=path,
+                    base=os.getcwd() if base is None else str(base),
+                    spool=str(spool.absolute()),
                     source=source.name,
                     shape=shape,
                     chunk_bytes=max(1, int(recipe.shard_bytes / max(1.0, source.weight))),
@@ -80,7 +84,14 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None) 
                 limit = taken if taken < chunk.count else None
                 pieces.append(Piece(numbered, recipe.sources[owner].weight, limit))
     chunks = shared_chunks(pieces, recipe.shard_bytes)
-    return SourcePlan(files=tuple(one.file for one in scanned), chunks=chunks, capped=capped)
+    return SourcePlan(files=tuple(one.file for one in scanned), chunks=chunks, capped=capped, base=base)
+
+
+def _files_of(source: Source, base: Path | None) -> list[str]:
+    """The files of a source, as they are named in the dataset."""
+    if base is None:
+        return [str(path) for path in resolve_paths(source.patterns)]
+    return [os.path.relpath(path, base) for path in resolve_paths([str(base / name) for name in source.patterns])]
 
 
 def shared_chunks(pieces: Sequence[Piece], shard_bytes: int) -> tuple[tuple[Piece, ...], ...]:
@@ -102,7 +113,7 @@ def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[Sca
 
     Local workers for that are others than those of the chunks: these come when what they need is loaded.
     """
-    size = sum(Path(scan.path).stat().st_size for scan in scans)
+    size = sum(os.stat(scan.data).st_size for scan in scans)
     if executor is None or size < SCAN_IN_WORKERS or (isinstance(executor, LocalExecutor) and not executor.workers):
         with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
             return list(threads.map(scan_input, scans))

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from chatmill.core import html
 from chatmill.errors import RecordError
 
 _NOTHING: Mapping[str, Any] = {}
@@ -90,6 +91,42 @@ class Conversation(NamedTuple):
     """Record fields this library gives no meaning to."""
     options: Mapping[str, Any] = _NOTHING
     """Options for the chat template that this record asks for: its `chat_template_kwargs`."""
+
+    def __repr__(self) -> str:
+        """One line: what it is known by, and how its messages begin."""
+        shown = [f"{message.role.value} {_beginning(message)!r}" for message in self.messages[:SHOWN_MESSAGES]]
+        more = len(self.messages) - len(shown)
+        name = self.id or self.where
+        parts = [repr(name)] if name else []
+        parts += [
+            html.counted(len(self.messages), "message") + ": " + ", ".join(shown) + f", {more:,} more" * bool(more)
+        ]
+        parts += [html.counted(len(self.tools), "tool")] if self.tools else []
+        return f"Conversation({'; '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        body = "".join(html.message(message.role.value, _message_html(message)) for message in self.messages)
+        facts = [f"source {self.source}"] * bool(self.source) + [html.counted(len(self.messages), "message")]
+        facts += [html.counted(len(self.tools), "tool")] if self.tools else []
+        return html.card(self.id or self.where or "Conversation", body, ", ".join(facts))
+
+
+SHOWN_MESSAGES = 4
+SHOWN_CHARACTERS = 40
+
+
+def _beginning(message: Message) -> str:
+    """The first characters of a message; of calls where it has no text."""
+    text = message.content or ", ".join(f"{call.name}({call.arguments})" for call in message.tool_calls)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+
+
+def _message_html(message: Message) -> str:
+    parts = [html.span(f"{message.reasoning}\n", trained=False, title="reasoning")] if message.reasoning else []
+    parts += [html.plain(message.content)] if message.content else []
+    for call in message.tool_calls:
+        parts.append(html.span(f"{call.name}({call.arguments})", trained=False, control=True, title="tool call"))
+    return "".join(parts)
 
 
 MESSAGE_FIELDS = frozenset(

@@ -8,6 +8,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core import html
+from chatmill.core.html import counted
+from chatmill.core.kinds import RoleCode, roles_of
 from chatmill.core.native.gather import spread
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
@@ -29,7 +32,7 @@ def ranges(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> NDArray
     return np.arange(total, dtype=np.int64) + np.repeat(shift, lengths)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Tokens:
     """Token ids of C conversations in one flat array, cut into R runs; a run never crosses a conversation.
 
@@ -55,6 +58,21 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    def _shares(self) -> list[tuple[str, int]]:
+        """Tokens of each role, those of no message last."""
+        sums = np.bincount(roles_of(self.run_kinds), weights=self.run_lengths, minlength=len(RoleCode)).astype(np.int64)
+        names = ["of no message" if role is RoleCode.NONE else role.name.lower() for role in RoleCode]
+        found = [(name, count) for name, count in zip(names, sums.tolist(), strict=True) if count]
+        return sorted(found, key=lambda share: share[0] == "of no message")
+
+    def __repr__(self) -> str:
+        shares = "".join(f", {name} {count:,}" for name, count in self._shares())
+        return f"Tokens({counted(len(self), 'conversation')}, {counted(len(self.ids), 'token')}{shares})"
+
+    def _repr_html_(self) -> str:
+        title = f"{counted(len(self.ids), 'token')} of {counted(len(self), 'conversation')}"
+        return html.card(title, html.table(self._shares(), head=("role", "tokens")))
 
     @property
     def lengths(self) -> NDArray[np.int64]:

@@ -69,6 +69,8 @@ class BatchLoader:
 
     kind: str
     """The name of this kind of loader in a state."""
+    keeps: Any = None
+    """What must live as long as the loader: the folder of a dataset that was never saved."""
 
     def __init__(self, feeds: Mapping[str, Feed], *, dataset: str, device: Any, prefetch: bool) -> None:
         """`dataset` names the data in errors."""

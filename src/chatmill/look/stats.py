@@ -16,6 +16,7 @@ from chatmill.look.item_view import SPAN_NAMES
 from chatmill.look.items import Ints, LookSplit, Progress
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+REPR_WIDTH = 100
 FATES = ("trained", "context", "injected", "cut", "dropped", "padding")
 """Where tokens of a build end, as they are summed up for people."""
 
@@ -215,7 +216,7 @@ def rejections_of(ledger: dict[str, Any]) -> dict[str, int]:
     return sums
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class DatasetStats:
     """The numbers of a dataset."""
 
@@ -224,6 +225,19 @@ class DatasetStats:
     splits: tuple[SplitStats, ...]
     ledger: dict[str, Any] | None
     """That of the build, over all its splits; None where no manifest has one."""
+
+    def __repr__(self) -> str:
+        """The tables and plots of `chatmill stats`."""
+        import io
+
+        from chatmill.console import plain_console
+        from chatmill.look.stats_view import stats_parts
+
+        out = io.StringIO()
+        console = plain_console(file=out, width=REPR_WIDTH)
+        for part in stats_parts(self, width=REPR_WIDTH, ascii_only=False):
+            console.print(part)
+        return out.getvalue().rstrip("\n")
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""

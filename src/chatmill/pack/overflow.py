@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -54,12 +55,17 @@ class OverflowResult:
 
 
 def apply_overflow(
-    tokens: Tokens, run_weights: NDArray[np.float32], capacity: int, policy: Overflow | str
+    tokens: Tokens,
+    run_weights: NDArray[np.float32],
+    capacity: int,
+    policy: Overflow | str,
+    *,
+    name_of: Callable[[int], str] = "conversation {}".format,
 ) -> OverflowResult:
     """Make every conversation fit into `capacity` tokens, after the policy; shorter ones pass as they are.
 
     `run_weights` has one weight per run of `tokens` (`Policy.run_weights`). Python touches only over-long
-    conversations.
+    conversations. `name_of` says in an error which conversation has a number.
     """
     try:
         chosen = Overflow(policy)
@@ -71,7 +77,7 @@ def apply_overflow(
         raise DataError(f"there are {len(tokens.run_kinds)} runs, and run_weights has shape {run_weights.shape}")
     over_long = np.flatnonzero(tokens.lengths > capacity)
     if chosen is Overflow.ERROR and len(over_long):
-        raise DataError(_too_long(tokens, over_long, capacity))
+        raise DataError(_too_long(tokens, over_long, capacity, name_of))
     if not len(over_long):
         return OverflowResult(
             tokens=tokens,
@@ -87,13 +93,21 @@ def apply_overflow(
     return _result(tokens, run_weights, _Pieces.of(tokens, over_long, episodes))
 
 
-def _too_long(tokens: Tokens, over_long: Ints, capacity: int) -> str:
-    shown = ", ".join(f"{index} ({tokens.lengths[index]:,} tokens)" for index in over_long[:5].tolist())
-    more = f" and {len(over_long) - 5} more" if len(over_long) > 5 else ""
+def _too_long(tokens: Tokens, over_long: Ints, capacity: int, name_of: Callable[[int], str]) -> str:
+    first: dict[str, int] = {}  # rows of one record have one name
+    seen = 0
+    for index in over_long.tolist():
+        name = name_of(index)
+        if name not in first and len(first) == 5:
+            break
+        first[name] = max(first.get(name, 0), int(tokens.lengths[index]))
+        seen += 1
+    shown = ", ".join(f"{name} ({length:,} tokens)" for name, length in first.items())
+    more = f" and {len(over_long) - seen} more" if seen < len(over_long) else ""
     others = ", ".join(p for p in Overflow if p is not Overflow.ERROR)
     return (
         f"{len(over_long)} of {len(tokens)} conversations are longer than the row of {capacity:,} tokens: "
-        f"conversation {shown}{more}. Choose another overflow policy ({others}) or a longer row."
+        f"{shown}{more}. Choose another overflow policy ({others}) or a longer row."
     )
 
 

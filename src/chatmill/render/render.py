@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core import html
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.texts import Texts
@@ -22,9 +23,10 @@ from chatmill.render.registry import bind
 from chatmill.tokenizer.protocol import Tokenizer
 
 Ints = NDArray[np.int64]
+SHOWN_FAILURES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Rendered:
     """Tokens of the conversations that could be rendered, in order, and the ones that could not."""
 
@@ -44,6 +46,29 @@ class Rendered:
     """Answers that are context because their mask cannot be proved."""
     appended: Ints
     """Answers whose stop the template itself does not write."""
+
+    def _facts(self) -> list[tuple[str, int]]:
+        """What is worth a look; nothing that is 0."""
+        facts = (
+            ("conversations", len(np.unique(self.kept))),
+            ("refused by the template", len(self.failed)),
+            ("rows", len(self.tokens)),
+            ("tokens", len(self.tokens.ids)),
+            ("characters that are not shown", int(self.stripped.sum())),
+            ("turns that later messages change", int(self.unstable.sum())),
+            ("turns without proof", int(self.untrained.sum())),
+            ("stops that the template does not write", int(self.appended.sum())),
+        )
+        return [(words, count) for words, count in facts if count]
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{count:,} {words}" for words, count in self._facts())
+        first = f"; first refused: {self.failed[0][1]}" if self.failed else ""
+        return f"Rendered({facts}{first})"
+
+    def _repr_html_(self) -> str:
+        refused = "; ".join(str(error) for _, error in self.failed[:SHOWN_FAILURES])
+        return html.card("Rendered", html.table(self._facts()), refused)
 
 
 def render(

@@ -1,0 +1,134 @@
+"""`chatmill.compile`: records in whatever people hold them, and a model, become a dataset in one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from chatmill.compiler.gates import GateError
+from chatmill.compiler.paths import resolve_paths
+from chatmill.compiler.progress import shown_progress
+from chatmill.compiler.recipe import Recipe, recipe_of
+from chatmill.compiler.run import driver_pipeline, run_build
+from chatmill.dataset.models import named_model
+from chatmill.dataset.objects import RECORDS, RecordFile, paths_of, write_objects
+from chatmill.dataset.scratch import Scratch
+from chatmill.dataset.show import decoder_of
+from chatmill.dataset.stored import Dataset
+from chatmill.dataset.streamed import StreamedDataset
+from chatmill.errors import ChatmillError, ConfigError
+
+STREAM_BYTES = 1 << 30
+"""Input from this size on is compiled while it is read, unless `stream` says else."""
+SHOWN_BYTES = 32 << 20
+"""Input from this size on has a progress bar in a terminal."""
+
+
+def compile(
+    source: Any,
+    model: Any = None,
+    *,
+    max_length: int | None = None,
+    overflow: str = "error",
+    template: str | None = None,
+    policy: str | None = None,
+    shape: str | None = None,
+    name: str | None = None,
+    val_fraction: float = 0.0,
+    on_error: str = "fail",
+    stream: bool | None = None,
+    workers: int | None = None,
+    **recipe: Any,
+) -> Dataset | StreamedDataset:
+    """Compile conversations for a model: the same tokens, targets and files as `chatmill build`, as an object.
+
+    - `source`: file names or globs; a list or iterator of dicts (or of lists of messages); a `datasets.Dataset`; a
+      pandas or polars frame, or anything else that gives Arrow; the path of a recipe (.yaml), or a `Recipe`.
+    - `model`: a model folder, a tokenizer of transformers, one of `chatmill.load_tokenizer`, or a vocabulary's name.
+    - `max_length`: tokens of the longest episode. What happens to longer conversations is `overflow`: error, windows,
+      drop_oldest_turns, drop or cut; what that costs is counted and shown.
+    - `template` (default: the model's own), `policy`, `shape` (default: told from the first records), `val_fraction`
+      and `on_error` (fail, or quarantine: leave bad records out and count them) are keys of a recipe, as are all
+      further keywords: `gates`, `pack`, `date`, `template_options`, `add_control_tokens`, ...
+    - `name`: the source name of records that do not name their own.
+    - `stream`: True compiles while the data is read, so that nothing has to fit anywhere; default: from 1 GiB on.
+    - `workers`: processes; default: one for each core, and none for input that is one shard.
+    """
+    options = {
+        "packing": {"max_length": max_length, "overflow": overflow},
+        "split": {"val_fraction": val_fraction},
+        "on_error": on_error,
+        "policy": policy,
+        **recipe,
+    }
+    scratch = Scratch()
+    records: RecordFile | None = None
+    if _is_recipe(source):
+        if model is not None or template is not None or shape is not None or name is not None or recipe:
+            raise ConfigError("a recipe holds all options: give stream and workers alone beside it")
+        checked = recipe_of(source)
+    else:
+        entry: dict[str, Any] = {"path": paths_of(source), "shape": shape}
+        if entry["path"] is not None:
+            resolve_paths(entry["path"])  # a name that is not there is told before a tokenizer is loaded
+        named = named_model(model, template)
+        if entry["path"] is None:
+            records = write_objects(source, scratch.folder / "input", name or RECORDS)
+            entry["path"] = [records.name]
+        elif name is not None:
+            entry["name"] = name
+        added = {} if named.add_control_tokens is None else {"add_control_tokens": named.add_control_tokens}
+        checked = recipe_of(
+            {"sources": [entry], "tokenizer": named.tokenizer, "template": template or "", **added, **options}
+        )
+    size = _size(checked, records)
+    with explained(records):
+        if stream if stream is not None else size >= STREAM_BYTES:
+            return StreamedDataset(checked, scratch, records=records, workers=workers)
+        return build_here(checked, scratch, records, workers, size)
+
+
+def build_here(recipe: Recipe, scratch: Scratch, records: RecordFile | None, workers: int | None, size: int) -> Dataset:
+    """Build into the temporary folder."""
+    if workers is None and size <= recipe.shard_bytes:
+        workers = 0
+    folder = scratch.folder / "dataset"
+    with shown_progress() if size >= SHOWN_BYTES else nullcontext() as on_progress:
+        run_build(recipe, folder, workers=workers, on_progress=on_progress, base=records.base if records else None)
+    decoder = decoder_of(driver_pipeline(recipe))  # which is kept from the build
+    return Dataset(folder, scratch=scratch, records=records, decoder=decoder)
+
+
+@contextmanager
+def explained(records: RecordFile | None) -> Iterator[None]:
+    """Errors in the words of Python: records by their index, and keywords in the place of options."""
+    try:
+        yield
+    except ChatmillError as error:
+        if records is not None:
+            records.explain(error)
+        if isinstance(error, GateError):
+            error.add_note('In Python: compile(..., gates={"records_without_trained_tokens": None}) turns a gate off.')
+        elif "overflow policy" in str(error):
+            error.add_note(
+                'In Python: compile(..., overflow="windows"), or another one of them, or a larger max_length.'
+            )
+        elif getattr(error, "code", "unknown_shape") != "unknown_shape":
+            error.add_note('compile(..., on_error="quarantine") leaves such records out, and counts them.')
+        raise
+
+
+def _is_recipe(source: Any) -> bool:
+    return isinstance(source, Recipe) or (
+        isinstance(source, str | os.PathLike) and os.fspath(source).endswith((".yaml", ".yml"))
+    )
+
+
+def _size(recipe: Recipe, records: RecordFile | None) -> int:
+    """Bytes of the input files, as they lie on the disk."""
+    base = records.base if records else Path()
+    patterns = [str(base / name) if records else name for source in recipe.sources for name in source.patterns]
+    return sum(path.stat().st_size for path in resolve_paths(patterns))

@@ -1,0 +1,235 @@
+"""Records that people hold as Python objects become a file, which then takes the same road as every other file.
+
+Lists and iterators become JSON lines, tables become Parquet: what the reader knows of nulls, shapes and bad records
+holds for both. The file has a fixed name, so that the bytes of a dataset depend on the records alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chatmill.core.conversation import Conversation, Message
+from chatmill.errors import ChatmillError, ConfigError, DataError, MissingExtraError, RecordError
+
+TABLE_ROWS = 8192
+"""Rows of a `datasets.Dataset` that are copied at a time."""
+RECORDS = "records"
+"""What records without a file are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFile:
+    """Objects, written to a file."""
+
+    base: Path
+    """The folder of the file."""
+    name: str
+    """Its name, such as records.jsonl."""
+
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+        return self.base / self.name
+
+    @property
+    def _place(self) -> re.Pattern[str]:
+        return re.compile(rf"{re.escape(self.name)}:(?:row )?(\d+)\b")
+
+    def in_python(self, text: str) -> str:
+        """A text with places such as `records.jsonl:4` as Python counts them: `records[3]`."""
+        stem = self.name.split(".")[0]
+        return self._place.sub(lambda found: f"{stem}[{int(found[1]) - 1}]", text)
+
+    def index(self, where: str) -> int | None:
+        """The index of the record at a place; None for another place."""
+        found = self._place.fullmatch(where)
+        return int(found[1]) - 1 if found else None
+
+    def explain(self, error: ChatmillError) -> None:
+        """Name records in an error as Python counts them."""
+        error.args = tuple(self.in_python(one) if isinstance(one, str) else one for one in error.args)
+        if isinstance(error, RecordError):
+            error.where, error.message = self.in_python(error.where), self.in_python(error.message)
+
+
+def paths_of(source: Any) -> list[str] | None:
+    """File names, where the source is one name or a list of them; None for objects."""
+    if isinstance(source, str | os.PathLike):
+        return [os.fspath(source)]
+    if isinstance(source, list | tuple) and source and all(isinstance(one, str | os.PathLike) for one in source):
+        return [os.fspath(one) for one in source]
+    return None
+
+
+def write_objects(source: Any, base: Path, name: str = RECORDS) -> RecordFile:
+    """Write records, whatever they are held in, to a file in the folder `base`."""
+    if not re.fullmatch(r"[\w-]+", name):
+        raise ConfigError(f"the name of records is made of letters, digits, '_' and '-', not {name!r}")
+    base.mkdir(parents=True, exist_ok=True)
+    tables = _tables(source)
+    file = RecordFile(base, f"{name}.jsonl" if tables is None else f"{name}.parquet")
+    if tables is None:
+        _write_lines(_records(source), file)
+    else:
+        _write_tables(tables, file)
+    return file
+
+
+def _records(source: Any) -> Iterator[Any]:
+    """The records of a list or iterator; what is none is refused in words."""
+    if isinstance(source, Mapping):
+        held = ", ".join(map(repr, list(source)[:6]))
+        if all(hasattr(value, "column_names") for value in source.values()):
+            raise ConfigError(
+                f"this holds several datasets ({held}): choose one, such as source[{next(iter(source))!r}]"
+            )
+        raise ConfigError(f"a single dict (with {held}) is one record: give a list, such as [record]")
+    if isinstance(source, str | bytes) or not isinstance(source, Iterable):
+        raise ConfigError(
+            f"cannot read records from {type(source).__name__}: give a path, a list of dicts, an iterator, a "
+            "datasets.Dataset, or a pandas or polars frame"
+        )
+    return iter(source)
+
+
+def _write_lines(records: Iterator[Any], file: RecordFile) -> None:
+    encoder = msgspec.json.Encoder(enc_hook=_plain)
+    count = 0
+    with file.path.open("wb") as out:
+        for count, record in enumerate(records, 1):
+            if count == 1:
+                _refuse_messages(record)
+            out.write(_line(record, encoder, file.in_python(f"{file.name}:{count}")))
+            out.write(b"\n")
+    if not count:
+        raise DataError("there are no records: the list is empty, or the iterator was read before")
+
+
+def _refuse_messages(first: Any) -> None:
+    """A list of messages in the place of a list of records is a mistake that is easily made."""
+    if isinstance(first, Mapping) and "role" in first and "content" in first and "messages" not in first:
+        raise ConfigError(
+            "this is a list of messages, so one conversation: give a list of conversations, such as [messages] or "
+            '[{"messages": messages}]'
+        )
+
+
+def _line(record: Any, encoder: msgspec.json.Encoder, where: str) -> bytes:
+    if isinstance(record, Conversation):
+        record = _as_record(record)
+    elif isinstance(record, list | tuple):  # a list of messages is a conversation, too
+        record = {"messages": [_as_message(one) if isinstance(one, Message) else one for one in record]}
+    try:
+        return encoder.encode(record)
+    except (TypeError, ValueError, RecursionError) as error:
+        try:  # a text that has no UTF-8 form is written all the same: the reader says where it is
+            return json.dumps(record, default=_plain).encode()
+        except (TypeError, ValueError, RecursionError):
+            pass
+        raise RecordError(
+            f"the record has no form in JSON: {error or 'it is nested too deeply'}", code="invalid_json", where=where
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """Values of numpy and pandas, and messages of API clients (pydantic models), as JSON has them."""
+    for method in ("tolist", "model_dump", "_asdict"):
+        if callable(found := getattr(value, method, None)):
+            return found()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON (found {str(value)[:60]!r})")
+
+
+def _as_record(conversation: Conversation) -> dict[str, Any]:
+    """A conversation as the record that it is read from."""
+    record: dict[str, Any] = {**conversation.metadata, "messages": list(map(_as_message, conversation.messages))}
+    named: dict[str, Any] = {"id": conversation.id or conversation.where, "source": conversation.source}
+    named |= {"tools": list(conversation.tools), "chat_template_kwargs": dict(conversation.options)}
+    return {**record, **{key: value for key, value in named.items() if value}}
+
+
+def _as_message(message: Message) -> dict[str, Any]:
+    if message.structured is not None:
+        raise ConfigError("a Conversation with Harmony's structured content has no form as a record: give its file")
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.tool_calls
+    ]
+    content = message.content if message.has_content else None
+    found: dict[str, Any] = {**message.extra, "role": message.role.value, "content": content}
+    more = {
+        "reasoning_content": message.reasoning,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "recipient": message.recipient,
+        "channel": message.channel,
+        "content_type": message.content_type,
+        "weight": message.weight,
+    }
+    return found | {key: value for key, value in more.items() if value is not None}
+
+
+def _tables(source: Any) -> Iterator[Any] | None:
+    """Arrow tables of a frame or dataset; None for other objects."""
+    if isinstance(source, list | tuple | str | bytes):
+        return None
+    room = type(source).__module__.partition(".")[0]
+    if room == "datasets" and hasattr(source, "with_format"):
+        if not isinstance(getattr(source, "num_rows", None), int):  # a DatasetDict; an IterableDataset gives dicts
+            return None
+        tables: Iterator[Any] = iter(source.with_format("arrow").iter(batch_size=TABLE_ROWS))
+        return tables
+    if room == "pandas":
+        return iter([_of_pandas(source)])
+    if hasattr(source, "collect") and hasattr(source, "collect_schema"):  # a lazy frame of polars
+        source = source.collect()
+    if callable(to_arrow := getattr(source, "to_arrow", None)):  # polars
+        return iter([to_arrow()])
+    if hasattr(source, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        return iter([pa.table(source)])
+    return None
+
+
+def _of_pandas(frame: Any) -> Any:
+    import pyarrow as pa
+
+    if not hasattr(frame, "columns"):
+        raise ConfigError(f"a pandas {type(frame).__name__} is one column: give a frame, or the list of its values")
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"the frame cannot be read as a table, since a column holds values of different types: {error}. "
+            'Give its rows instead: frame.to_dict("records")'
+        ) from None
+
+
+def _write_tables(tables: Iterator[Any], file: RecordFile) -> None:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:  # pragma: no cover - a dependency of the package
+        raise MissingExtraError("pyarrow", "hf", "reading tables") from error
+    first = next(tables, None)
+    if first is None or not first.num_rows:
+        raise DataError("there are no records: the table is empty")
+    schema = first.schema.remove_metadata()
+    try:
+        with pq.ParquetWriter(file.path, schema, compression="none") as writer:
+            writer.write_table(first.replace_schema_metadata())
+            for table in tables:
+                writer.write_table(table.replace_schema_metadata().cast(schema))
+    except pa.ArrowException as error:
+        raise DataError(f"the table cannot be written as Parquet: {error}") from None

@@ -1,0 +1,229 @@
+"""How a dataset and one of its conversations look in a notebook and at a prompt."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import dropwhile, groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from chatmill.compiler.ledger import Ledger
+from chatmill.compiler.pipeline import Pipeline
+from chatmill.core import html
+from chatmill.core.kinds import kind_name
+from chatmill.core.shift import IGNORE_INDEX
+from chatmill.look.decoder import Decoder
+from chatmill.look.item_lines import item_lines
+from chatmill.look.item_view import RunView, view_item
+from chatmill.look.items import Item
+from chatmill.look.safe_text import visible
+from chatmill.look.stats import fates_of, notes_of
+
+MOST_CHARACTERS = 2000
+"""Characters of a run that a notebook shows."""
+MOST_RUNS = 400
+"""Runs of an episode that a notebook shows."""
+SHOWN_REASONS = 8
+NOTES = {
+    "turns_without_proof": "answers that are context, since their mask cannot be proved",
+    "records_without_trained_tokens": "records that train nothing",
+    "stripped_characters": "characters that the template does not show",
+    "records_beyond_max_records": "records beyond max_records",
+    "rows_added": "rows added, because later messages change earlier turns",
+}
+"""Notes of a ledger in words; others are shown by their names."""
+QUIET_NOTES = ("episodes", "tokens_in_added_rows", "stops_appended")
+"""Notes that say nothing about a loss."""
+
+
+def decoder_of(pipeline: Pipeline) -> Decoder | None:
+    """A decoder of the tokenizer that is loaded already; None where that reads its vocabulary in another way."""
+    tokenizer = pipeline.template.tokenizer
+    return Decoder(tokenizer) if getattr(tokenizer, "prefix", None) is None else None
+
+
+class ShownEpisode:
+    """One conversation as it is trained: its tokens, what is a target, and its text in colour."""
+
+    def __init__(self, item: Item, decoder: Decoder | None, place: str = "") -> None:
+        """`place`: where its record is, as Python counts it; default: its record id."""
+        self._item, self._decoder, self._place = item, decoder, place
+
+    @property
+    def index(self) -> int:
+        """Its number in its split."""
+        return self._item.number
+
+    @property
+    def ids(self) -> NDArray[np.integer]:
+        """Token ids; not to be written to."""
+        return self._item.ids
+
+    @property
+    def weights(self) -> NDArray[Any]:
+        """How much each token counts as a target; 0: it is context."""
+        weights = self._item.weights
+        return np.ones(len(self._item), dtype=np.uint8) if weights is None else weights
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The ids where a token is a target, -100 elsewhere: as Hugging Face's trainers have them, not shifted."""
+        return np.where(self._item.is_trained, self._item.ids.astype(np.int64), IGNORE_INDEX)
+
+    @property
+    def kinds(self) -> list[str] | None:
+        """What each token is, such as `assistant.content`; None where kinds are not stored."""
+        return None if self._item.kinds is None else [kind_name(code) for code in self._item.kinds.tolist()]
+
+    @property
+    def record_id(self) -> str | None:
+        """The id of its record, or the record's place where it has none."""
+        return self._item.record_id
+
+    @property
+    def source(self) -> str | None:
+        """The source of its record."""
+        return self._item.source
+
+    @property
+    def trained(self) -> int:
+        """Tokens that are targets."""
+        return self._item.trained
+
+    @property
+    def text(self) -> str:
+        """All tokens as text, control tokens spelled out."""
+        return "" if self._decoder is None else self._decoder.text(self._item.ids)
+
+    def __len__(self) -> int:
+        return len(self._item)
+
+    @property
+    def _head(self) -> str:
+        name = self._place or self.record_id or ""
+        return f"episode {self.index:,} of {self._item.split}" + (
+            f" · {visible(name, mark_newlines=False)}" if name else ""
+        )
+
+    @property
+    def _facts(self) -> str:
+        facts = [f"{len(self):,} tokens", f"{self.trained:,} trained"]
+        return " · ".join(facts + ([f"source {visible(self.source, mark_newlines=False)}"] if self.source else []))
+
+    def __repr__(self) -> str:
+        """Coloured in a terminal; what is trained has a bar, and control tokens are in «»."""
+        colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        width = min(shutil.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100
+        console = Console(
+            file=io.StringIO(), width=width, force_terminal=colour, highlight=False, markup=False, emoji=False,
+            color_system="standard" if colour else None,
+        )  # fmt: skip
+        console.print(f"{self._head} · {self._facts}")
+        lines = item_lines(view_item(self._item, self._decoder, "episode"), width=width)
+        for line in dropwhile(lambda line: line.style in ("bold", "cyan"), lines):  # its own header says less
+            console.print(line, soft_wrap=True)
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        view = view_item(self._item, self._decoder, "episode")
+        runs = [run for document in view.documents for run in document.runs]
+        parts = []
+        for (_, label), group in groupby(runs[:MOST_RUNS], key=lambda run: (run.message, run.label)):
+            parts.append(html.message(label, "".join(piece for run in group for piece in self._pieces(run))))
+        more = f"{len(runs) - MOST_RUNS:,} more runs of tokens" if len(runs) > MOST_RUNS else ""
+        return html.card(f"{self._head} · {self._facts}", "".join(parts), more)
+
+    def _pieces(self, run: RunView) -> Iterator[str]:
+        about = [kind_name(run.kind) if run.kind is not None else "", f"{len(run.ids):,} tokens"]
+        title = ", ".join([*filter(None, about), *([] if run.weight is None else [f"weight {run.weight:g}"])])
+        if self._decoder is None:
+            yield html.span(" ".join(map(str, run.ids.tolist())) + " ", trained=run.trained, title=title)
+            return
+        for control, text in self._decoder.parts(run.ids):
+            yield html.span(visible(text[:MOST_CHARACTERS]), trained=run.trained, control=control, title=title)
+            if len(text) > MOST_CHARACTERS:
+                yield html.span(f"… {len(text) - MOST_CHARACTERS:,} more characters", trained=False)
+
+
+class Summary:
+    """A build in a few lines: what was read, what came out of it, and what was left out and why."""
+
+    def __init__(self, manifest: Mapping[str, Any], trained: Mapping[str, int], title: str = "Dataset") -> None:
+        """`trained` has the trained tokens of each split."""
+        self._manifest, self._trained, self._title = manifest, trained, title
+        self._ledger: dict[str, Any] = manifest["ledger"]
+
+    @property
+    def headline(self) -> str:
+        """Records read, built and left out."""
+        read, built = self._records("read"), self._records("built")
+        left = self._records("quarantined") + self._records("skipped")
+        return f"{self._title}: {html.counted(read, 'record')} read, {built:,} built, {left:,} left out"
+
+    def _records(self, outcome: str) -> int:
+        return sum(sum(found.get(outcome, {}).values()) for found in self._ledger["records"].values())
+
+    def splits(self) -> Iterator[tuple[str, int, int, int, float]]:
+        """Name, episodes, tokens, trained tokens and their share, of each split."""
+        for name, held in self._manifest["splits"].items():
+            trained = self._trained[name]
+            yield name, held["episodes"], held["tokens"], trained, trained / max(1, held["tokens"])
+
+    def losses(self) -> list[tuple[str, int]]:
+        """What was left out, cut or is worth a look; empty when nothing was."""
+        found: list[tuple[str, int]] = []
+        reasons: dict[str, int] = {}
+        for outcomes in self._ledger["records"].values():
+            for outcome in ("quarantined", "skipped"):
+                for reason, count in outcomes.get(outcome, {}).items():
+                    name = f"records left out: {reason}"
+                    reasons[name] = reasons.get(name, 0) + count
+        ordered = sorted(reasons.items(), key=lambda entry: -entry[1])
+        found += ordered[:SHOWN_REASONS]
+        if len(ordered) > SHOWN_REASONS:
+            found.append(("records left out for other reasons", sum(count for _, count in ordered[SHOWN_REASONS:])))
+        fates = fates_of(self._ledger)
+        found += [(f"tokens {fate} by overflow", fates[fate]) for fate in ("cut", "dropped") if fates[fate]]
+        if lost := Ledger.from_json(self._ledger).trained_lost:
+            found.append(("trained tokens lost by overflow", lost))
+        if fates["injected"]:
+            found.append(("tokens repeated for later windows, untrained", fates["injected"]))
+        notes = notes_of(self._ledger)
+        shown = [note for note in sorted(notes) if notes[note] and note not in QUIET_NOTES]
+        return found + [(NOTES.get(note, note.replace("_", " ")), notes[note]) for note in shown]
+
+    @property
+    def origin(self) -> str:
+        """Model, template, policy and the longest episode."""
+        about, packing = self._manifest, self._manifest["recipe"]["packing"]
+        longest = packing["max_length"]
+        parts = [f"model {about['tokenizer']['given_as']}", f"template {about['template']['name']}"]
+        parts += [
+            f"policy {about['policy']['name']}",
+            "no max_length" if longest is None else f"max_length {longest:,}",
+        ]
+        return ", ".join(parts + ([] if longest is None else [f"overflow {packing['overflow']}"]))
+
+    def text(self) -> str:
+        """For a prompt."""
+        lines = [self.headline]
+        for name, episodes, tokens, trained, share in self.splits():
+            counted = f"{html.counted(episodes, 'episode')}, {tokens:,} tokens, {trained:,} trained ({share:.1%})"
+            lines.append(f"  {visible(name)}: {counted}")
+        lines += [f"  {visible(words, mark_newlines=False)}: {count:,}" for words, count in self.losses()]
+        return "\n".join([*lines, f"  {visible(self.origin, mark_newlines=False)}"])
+
+    def html(self) -> str:
+        """For a notebook."""
+        body = html.table(self.splits(), head=("split", "episodes", "tokens", "trained", "share"))
+        losses = self.losses()
+        body += html.table(losses) if losses else ""
+        return html.card(self.headline, body, self.origin)

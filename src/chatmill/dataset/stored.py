@@ -1,0 +1,268 @@
+"""A dataset in a folder, as an object: it shows itself, and goes to torch, Hugging Face, another folder or format."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from chatmill.compiler.chunk_job import REJECTED
+from chatmill.compiler.publish import publish_folder, storing, temporary_folder
+from chatmill.compiler.recipe import Recipe, recorded_recipe
+from chatmill.dataset.exports import Exports
+from chatmill.dataset.objects import RecordFile
+from chatmill.dataset.scratch import Borrowed, Scratch
+from chatmill.dataset.show import ShownEpisode, Summary
+from chatmill.errors import ConfigError, MissingExtraError, UnknownNameError
+from chatmill.look.decoder import Decoder, decoder_for
+from chatmill.look.stored_splits import EpisodeSplit
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.receipts import read_manifest
+
+if TYPE_CHECKING:
+    from chatmill.export.export import ExportResult
+    from chatmill.load.episodes import GPTEpisodeDataLoader
+    from chatmill.look.stats import DatasetStats
+
+TRAIN = "train"
+
+
+def check_torch() -> None:
+    """A clear error where torch is not installed."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("torch", "torch", "giving batches as tensors") from error
+
+
+class Dataset(Exports):
+    """The episodes of a compiled dataset; `chatmill.compile` gives one, and `Dataset("built")` opens a stored one.
+
+    `len`, indices and iteration are about one split: `train`, or another one as `data["val"]`.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        split: str | None = None,
+        *,
+        scratch: Scratch | Borrowed | None = None,
+        records: RecordFile | None = None,
+        decoder: Decoder | None = None,
+    ) -> None:
+        """Open a folder that `chatmill build` or `save` wrote.
+
+        `scratch` is kept as long as the dataset is; `records` is the file of records that were given as objects;
+        `decoder` saves loading the tokenizer that the manifest names.
+        """
+        self.directory = Path(directory)
+        found = read_manifest(self.directory)
+        if found is None:
+            raise ConfigError(f"{self.directory} holds no dataset: give the folder that chatmill build wrote")
+        self.manifest: dict[str, Any] = found
+        """What went in and what came out, with hashes (docs/formats/dataset.md)."""
+        self.split = split if split is not None else next(iter(self._names))
+        if self.split not in self._names:
+            raise UnknownNameError("split", self.split, self._names)
+        self._scratch, self._records_file, self._given_decoder = scratch, records, decoder
+
+    @property
+    def _names(self) -> list[str]:
+        return sorted(self.manifest["splits"], key=lambda name: (name != TRAIN, name))
+
+    @property
+    def recipe(self) -> Recipe:
+        """Everything that decided the bytes; `chatmill.build(data.recipe, "built")` gives the same ones."""
+        return recorded_recipe(self.manifest)
+
+    @cached_property
+    def _split(self) -> EpisodeSplit:
+        return EpisodeSplit(self.directory, self.split)
+
+    @cached_property
+    def _decoder(self) -> Decoder | None:
+        return self._given_decoder or decoder_for(self.manifest)[0]
+
+    @cached_property
+    def episodes(self) -> EpisodeDataset:
+        """The stored columns of this split."""
+        return EpisodeDataset(self.directory, self.split)
+
+    def __len__(self) -> int:
+        return int(self.manifest["splits"][self.split]["episodes"])
+
+    @overload
+    def __getitem__(self, index: int) -> ShownEpisode: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ShownEpisode]: ...
+    @overload
+    def __getitem__(self, index: str) -> Dataset: ...
+    def __getitem__(self, index: int | slice | str) -> ShownEpisode | list[ShownEpisode] | Dataset:
+        """One episode, several, or another split by its name."""
+        if isinstance(index, str):
+            options: dict[str, Any] = {"scratch": self._scratch, "records": self._records_file}
+            return Dataset(self.directory, index, decoder=self._given_decoder, **options)
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(f"episode {index} of {len(self):,} in {self.split}")
+        item = self._split.item(number)
+        return ShownEpisode(item, self._decoder, self._in_python(item.record_id or ""))
+
+    def __iter__(self) -> Iterator[ShownEpisode]:
+        return (self[number] for number in range(len(self)))
+
+    def _in_python(self, text: str) -> str:
+        return self._records_file.in_python(text) if self._records_file else text
+
+    @property
+    def rejected(self) -> list[dict[str, Any]]:
+        """The records that were left out (`on_error="quarantine"`): place, id, field, reason and message of each.
+
+        Those of records that were given as objects have their `index`, too.
+        """
+        try:
+            lines = (self.directory / REJECTED).read_bytes().splitlines()
+        except FileNotFoundError:
+            return []
+        found = [json.loads(line) for line in lines]
+        if self._records_file is not None:
+            for entry in found:
+                entry["index"] = self._records_file.index(entry["where"])
+        return found
+
+    @cached_property
+    def _summary(self) -> Summary:
+        trained = {name: int(EpisodeSplit(self.directory, name).trained().sum()) for name in self._names}
+        return Summary(self.manifest, trained)
+
+    def _first_rejected(self) -> str:
+        first = next(iter(self.rejected), None)
+        return "" if first is None else f"first left out: {self._in_python(first['where'])}: {first['message']}"
+
+    def __repr__(self) -> str:
+        first = self._first_rejected()
+        return self._summary.text() + (f"\n  {first}" if first else "")
+
+    def _repr_html_(self) -> str:
+        from chatmill.core import html
+
+        first = self._first_rejected()
+        return self._summary.html() + (html.card("", "", first) if first else "")
+
+    def stats(self) -> DatasetStats:
+        """Lengths, what is trained by role, source and turn, and the ledger of the build."""
+        from chatmill.look.dataset import open_for_looking
+        from chatmill.look.stats import dataset_stats
+
+        return dataset_stats(open_for_looking(self.directory))
+
+    def to_torch(
+        self,
+        batch_size: int,
+        *,
+        packed: bool = False,
+        length: int | None = None,
+        shuffle: bool = True,
+        seed: int = 1337,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> GPTEpisodeDataLoader:
+        """A resumable loader of batches: `(x, y, mask)`, or with `packed` also where documents start.
+
+        A row has `length` positions (default: `max_length`, else the longest episode). The last batch of an epoch is
+        filled up with rows of padding, or left out with `drop_last`. `state_dict` and
+        `load_state_dict` go on after any batch, with any number of ranks. `options` are those of
+        `GPTEpisodeDataLoader`, such as `device`, `rank`, `world_size`, `policy` or `pin_memory`.
+        """
+        check_torch()
+        from chatmill.load.episodes import GPTEpisodeDataLoader
+
+        config = {"batch_size": batch_size, "block_size": self._length(length, spare=1), "dataset_mode": "sft_episode"}
+        given: dict[str, Any] = {
+            "pad_token_id": self.manifest["tokenizer"]["pad_id"],
+            "epoch_shuffle": shuffle,
+            "epoch_seed": seed,
+            "epoch_drop_last": drop_last,
+            "use_loss_mask": True,
+        }
+        loader = GPTEpisodeDataLoader(config, dataset_dir=self.directory, pack=packed, **(given | options))
+        loader.keeps = self._scratch
+        return loader
+
+    def _length(self, length: int | None, spare: int) -> int:
+        """Positions of a row, which holds `spare` tokens more; an episode that does not fit is an error."""
+        longest = max(int(EpisodeDataset(self.directory, name).lengths.max()) for name in self._names)
+        stated = self.manifest["recipe"]["packing"]["max_length"]
+        chosen = int(length if length is not None else stated or max(longest - spare, 1))
+        if longest > chosen + spare:
+            raise ConfigError(
+                f"length is {chosen:,}, and the longest episode has {longest:,} tokens, so rows would cut it: compile "
+                f'again with max_length={chosen} and overflow="windows" (or cut, drop, drop_oldest_turns), which '
+                "counts what is lost"
+            )
+        return chosen
+
+    def to_hf(self, *, packed: bool = False, length: int | None = None, **options: Any) -> Any:
+        """A `datasets.Dataset` of this split for TRL and the Hugging Face Trainer: `input_ids` and `labels`.
+
+        With `packed` several conversations share a row of `length` tokens (default: `max_length`), and `seq_lengths`
+        says where they end. `options` are those of `chatmill.to_hf_dataset`.
+        """
+        from chatmill.load.hf import to_hf_dataset
+
+        if packed or length is not None:
+            length = self._length(length, spare=0)
+        return to_hf_dataset(self.directory, self.split, max_length=length, pack=packed, **options)
+
+    def export(self, to: str, out: str | os.PathLike[str], **options: Any) -> ExportResult:
+        """Write it in the format of a trainer, as `chatmill export --to` does; `to` is the name of a format."""
+        from chatmill.export.export import export_dataset
+
+        return export_dataset(self.directory, to, Path(out), **options)
+
+    def save(self, out: str | os.PathLike[str], *, records: str | os.PathLike[str] | None = None) -> Path:
+        """Keep the dataset in a new folder: the same files as `chatmill build` gives. The same one there is left alone.
+
+        `records`: a folder to keep the records in that were given as objects, under the name that the manifest has;
+        `chatmill verify --deep`, run in that folder, then derives every token again.
+        """
+        target = Path(out)
+        there = read_manifest(target) if target.is_dir() else None
+        if there is None:
+            if target.exists() and (not target.is_dir() or any(target.iterdir())):
+                raise ConfigError(f"{target} is there already and holds something else: choose a new folder")
+            self._copy(target)
+        elif there["fingerprint"] != self.manifest["fingerprint"]:
+            raise ConfigError(f"{target} holds another dataset: choose a new folder")
+        if records is not None:
+            self._keep_records(Path(records))
+        return target
+
+    def _copy(self, target: Path) -> None:
+        temporary = temporary_folder(target)
+        try:
+            with storing(target):
+                shutil.copytree(self.directory, temporary, dirs_exist_ok=True)
+                publish_folder(temporary, target, replace=target.is_dir())
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+    def _keep_records(self, folder: Path) -> None:
+        if self._records_file is None:
+            raise ConfigError("the records of this dataset are in files of their own: there is nothing to keep")
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self._records_file.path, folder / self._records_file.name)
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """The ledger: what became of every record and token, by source (docs/formats/dataset.md)."""
+        ledger: Mapping[str, Any] = self.manifest["ledger"]
+        return ledger

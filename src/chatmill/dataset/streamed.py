@@ -1,0 +1,291 @@
+"""A dataset that is compiled while it is read: only a few shards of it are there at a time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chatmill.compiler.engines.local import LocalExecutor
+from chatmill.compiler.finish import check_gates
+from chatmill.compiler.ledger import Ledger
+from chatmill.compiler.manifest import build_fingerprint
+from chatmill.compiler.publish import canonical_json
+from chatmill.compiler.recipe import Recipe
+from chatmill.compiler.run import driver_pipeline, run_build
+from chatmill.compiler.shards import JOINED
+from chatmill.compiler.sources import plan_sources
+from chatmill.core import html
+from chatmill.dataset.chunk_groups import ChunkGroups, ChunkWork, Receipt, open_split
+from chatmill.dataset.exports import Exports
+from chatmill.dataset.objects import RecordFile
+from chatmill.dataset.scratch import Scratch
+from chatmill.dataset.show import ShownEpisode, decoder_of
+from chatmill.dataset.stored import TRAIN, Dataset, check_torch
+from chatmill.errors import ConfigError, MissingExtraError
+from chatmill.look.decoder import Decoder, decoder_for
+from chatmill.look.stored_splits import EpisodeSplit
+
+if TYPE_CHECKING:
+    from chatmill.export.export import ExportResult
+    from chatmill.load.stream import StreamLoader
+    from chatmill.look.stats import DatasetStats
+
+SAFE_GATES = ("records_without_trained_tokens", "untrained_terminators", "records_quarantined")
+"""Gates on counts, which only grow: one that is passed can be told at once."""
+
+
+class StreamedDataset(Exports):
+    """The episodes of an input, compiled chunk by chunk when they are needed; `chatmill.compile` gives one.
+
+    The chunks are those of `chatmill build`, so each becomes the shard that a build would write, byte by byte.
+    """
+
+    def __init__(
+        self, recipe: Recipe, scratch: Scratch, *, records: RecordFile | None = None, workers: int | None = None
+    ) -> None:
+        """Reads the input once, to hash it and to cut it into chunks; nothing is compiled yet."""
+        self.recipe = recipe
+        """Everything that decides the bytes."""
+        self._scratch, self._records_file, self._workers = scratch, records, workers
+        self._base = records.base if records else None
+        pipeline = driver_pipeline(recipe)
+        self._tokenizer, self._loaded = pipeline.template.tokenizer, decoder_of(pipeline)
+        self._planned = plan_sources(recipe, scratch.folder / "spool", LocalExecutor(workers), self._base)
+        self.fingerprint = build_fingerprint(recipe, self._planned.files, pipeline.fingerprints)
+        """Of input, recipe, tokenizer and template: that of the build."""
+        self._work = ChunkWork(
+            chunks=self._planned.chunks,
+            recipe=canonical_json(recipe.as_json()).decode(),
+            fingerprint=self.fingerprint,
+            answers=pipeline.answers,
+            scratch=scratch,
+            records=records,
+        )
+        self._ledger, self._seen, self._lock = Ledger(), set[int](), threading.Lock()
+
+    @cached_property
+    def _decoder(self) -> Decoder | None:
+        recipe = self.recipe.as_json()
+        return self._loaded or decoder_for({"recipe": recipe, "tokenizer": {"given_as": recipe["tokenizer"]}})[0]
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the input; each becomes a shard."""
+        return len(self._work.chunks)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the input files."""
+        return sum(file.bytes for file in self._planned.files)
+
+    def _count(self, numbers: Sequence[int], receipts: Sequence[Receipt]) -> None:
+        """Add what chunks gave to the ledger, each once; a gate that is passed ends the reading."""
+        with self._lock:
+            for number, receipt in zip(numbers, receipts, strict=True):
+                if number not in self._seen:
+                    self._seen.add(number)
+                    self._ledger.add(Ledger.from_json(receipt["ledger"]))
+            gates = self.recipe.gates
+            if len(self._seen) < self.chunks:
+                others = {name: None for name in type(gates).model_fields if name not in SAFE_GATES}
+                gates = gates.model_copy(update=others)
+            hint = "Leave such records out of the input, or turn the gate off: compile(..., gates={...: None})"
+            check_gates(self.recipe.model_copy(update={"gates": gates}), self._ledger, hint)
+
+    def __repr__(self) -> str:
+        lines = [self._headline, *(f"  {words}: {count:,}" for words, count in self._counted())]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html.card(self._headline, html.table(self._counted()))
+
+    @property
+    def _headline(self) -> str:
+        files = html.counted(len(self._planned.files), "file")
+        return f"StreamedDataset: {files}, {self.bytes:,} bytes, compiled while it is read"
+
+    def _counted(self) -> list[tuple[str, int]]:
+        ledger = self._ledger
+        found = [("chunks", self.chunks), ("compiled so far", len(self._seen))]
+        for words, count in (
+            ("records read", ledger.total_records("read")),
+            ("records left out", ledger.total_records("quarantined") + ledger.total_records("skipped")),
+            ("tokens", ledger.stored),
+            ("trained", ledger.total("trained")),
+            ("trained tokens lost by overflow", ledger.trained_lost),
+        ):
+            found += [(words, count)] if count else []
+        return found
+
+    def __iter__(self) -> Iterator[ShownEpisode]:
+        """The episodes of train in the order of the input."""
+        decoder, number = self._decoder, 0
+        for folder in self._folders():
+            if (folder / JOINED / TRAIN).is_dir():
+                split = EpisodeSplit(folder / JOINED, TRAIN)
+                for place in range(len(split)):
+                    yield self._shown(split, place, number, decoder)
+                    number += 1
+
+    def _shown(self, split: EpisodeSplit, place: int, number: int, decoder: Decoder | None) -> ShownEpisode:
+        from dataclasses import replace
+
+        item = split.item(place)
+        kept = {name: None if (v := getattr(item, name)) is None else v.copy() for name in ("ids", "weights", "kinds")}
+        name = item.record_id or ""
+        item = replace(item, number=number, **kept)  # type: ignore[arg-type]
+        return ShownEpisode(item, decoder, self._records_file.in_python(name) if self._records_file else name)
+
+    def __getitem__(self, index: int) -> ShownEpisode:
+        """One episode of train; everything before it is compiled, too."""
+        if index < 0:
+            raise IndexError("a streamed dataset has no end to count from: give a number from 0 on")
+        found = next(itertools.islice(self, index, None), None)
+        if found is None:
+            raise IndexError(f"episode {index}: the input gives fewer")
+        return found
+
+    def _folders(self) -> Iterator[Path]:
+        """The chunks in order, each compiled into a folder that is removed afterwards."""
+        executor = LocalExecutor(0)
+        for number in range(self.chunks):
+            folder = self._work.new_folder()
+            try:
+                self._count([number], self._work.make([number], folder, executor))
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def to_torch(
+        self,
+        batch_size: int,
+        *,
+        packed: bool = False,
+        length: int | None = None,
+        shuffle: bool = True,
+        seed: int = 1337,
+        split: str = TRAIN,
+        group_chunks: int = 4,
+        device: Any = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        prefetch: bool = True,
+        pin_memory: bool | None = None,
+        packing_strategy: str | None = None,
+    ) -> StreamLoader:
+        """A resumable loader that compiles while it reads, in a process of its own.
+
+        Batches are those of `Dataset.to_torch`. The chunks of the input come in an order of their own in each epoch;
+        the rows of `group_chunks` of them are mixed and packed together. The stream has no end: `epoch()` counts.
+        """
+        from chatmill.load.config import SamplingMode
+
+        check_torch()
+        from chatmill.load.distributed import rank_and_world
+        from chatmill.load.episode_feed import EpisodeOptions
+        from chatmill.load.loader import choose_device
+        from chatmill.load.order import Share
+        from chatmill.load.rows import Planning, strategy_named
+        from chatmill.load.stream import StreamFeed, StreamLoader
+
+        if group_chunks < 1:
+            raise ConfigError(f"group_chunks is {group_chunks}; it must be 1 or more")
+        number, ranks = rank_and_world(rank, world_size)
+        chosen = choose_device(device, None)
+        pad = next(i for i in (self._tokenizer.pad_id, self._tokenizer.eos_id, 0) if i is not None)
+        options = EpisodeOptions(
+            share=Share(batch_size=batch_size, rank=number, world_size=ranks),
+            block_size=self._length(length),
+            sampling=SamplingMode.EPOCH,
+            shuffle=shuffle,
+            drop_last=False,
+            seed=seed,
+            pad_id=pad,
+            min_tokens=2,
+            use_mask=True,
+            policy=None,
+            pack=packed,
+            strategy=None if packing_strategy is None else strategy_named(packing_strategy),
+            planning=Planning.EPOCH,
+            pin=str(chosen).startswith("cuda") if pin_memory is None else pin_memory,
+        )
+        groups = ChunkGroups(
+            work=self._work,
+            split=split,
+            seed=seed,
+            shuffle=shuffle,
+            chunks=min(group_chunks, self.chunks),
+            workers=1 if self._workers is None else self._workers,
+            seen=self._count,
+        )
+        feeds = {split: StreamFeed(groups, options)}
+        loader = StreamLoader(feeds, dataset=self._headline, device=chosen, prefetch=prefetch)
+        loader.keeps = self._scratch
+        return loader
+
+    def _length(self, length: int | None) -> int:
+        longest = self.recipe.packing.max_length
+        if longest is None:
+            raise ConfigError(
+                "rows of a streamed dataset need a length that holds every episode, which is not known before the "
+                'end: compile with max_length, and overflow="windows" where conversations may be longer'
+            )
+        if length is not None and longest > length + 1:
+            raise ConfigError(
+                f"length is {length:,}, and episodes have up to {longest:,} tokens (max_length), so rows would cut "
+                f"them: compile with max_length={length}"
+            )
+        return length if length is not None else longest
+
+    def to_hf(self, split: str = TRAIN) -> Any:
+        """A `datasets.IterableDataset` with `input_ids` and `labels`, compiled while it is read; resumable as it is."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise MissingExtraError("datasets", "hf", "giving a datasets.IterableDataset") from error
+        chunks = list(range(self.chunks))
+        return datasets.IterableDataset.from_generator(
+            hf_rows, gen_kwargs={"chunks": chunks, "work": self._work, "split": split}
+        )
+
+    def compile(self) -> Dataset:
+        """Compile everything into the place for temporary files."""
+        folder = self._scratch.folder / "dataset"
+        run_build(self.recipe, folder, workers=self._workers, resume=True, base=self._base)
+        return Dataset(folder, scratch=self._scratch, records=self._records_file)
+
+    def stats(self) -> DatasetStats:
+        """The numbers of the whole dataset, for which everything is compiled once."""
+        return self.compile().stats()
+
+    def export(self, to: str, out: str | os.PathLike[str], **options: Any) -> ExportResult:
+        """Compile everything, and write it in the format of a trainer."""
+        return self.compile().export(to, out, **options)
+
+    def save(self, out: str | os.PathLike[str]) -> Path:
+        """Compile everything into a new folder, as `chatmill build` does; one that was stopped goes on."""
+        return run_build(self.recipe, out, workers=self._workers, resume=True, base=self._base).directory
+
+
+def hf_rows(chunks: list[int], work: ChunkWork, split: str) -> Iterator[dict[str, list[int]]]:
+    """The episodes of some chunks as rows of Hugging Face's trainers; a chunk is a shard for them."""
+    from chatmill.core.shift import IGNORE_INDEX
+
+    executor = LocalExecutor(0)
+    for number in chunks:
+        folder = work.new_folder()
+        try:
+            work.make([number], folder, executor)
+            for episode in open_split(folder, split) or ():
+                ids = episode.ids.tolist()
+                weights = ids if episode.weights is None else episode.weights.tolist()
+                labels = [i if w > 0 else IGNORE_INDEX for i, w in zip(ids, weights, strict=True)]
+                yield {"input_ids": ids, "labels": labels}
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,198 @@
+"""A loader over episodes that are made while it reads: groups of shards, each there when its turn comes.
+
+The order depends on the seed alone: an epoch has its groups in an order of its own, and the rows of a group are mixed
+(and packed) among themselves. A batch goes on from one group to the next, so no row is padding or left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from chatmill.errors import DataError
+from chatmill.load.episode_feed import EpisodeOptions, Group, RowBatcher
+from chatmill.load.loader import BatchLoader
+from chatmill.load.order import EpochPlace, take_rows
+from chatmill.load.rows import EpisodeRows
+from chatmill.store.episodes import EpisodeDataset
+
+if TYPE_CHECKING:
+    import torch
+
+OPEN_GROUPS = 3
+"""Groups that are there at a time: the one that is read, and its neighbours at the border of a batch."""
+
+
+class EpisodeGroups(Protocol):
+    """Where groups come from. They are numbered over all epochs: number `epoch * count + place`."""
+
+    @property
+    def count(self) -> int:
+        """Groups of an epoch."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that decides the episodes."""
+        ...
+
+    @property
+    def order(self) -> Mapping[str, Any]:
+        """What gives a number its meaning, beside the seed."""
+        ...
+
+    def open(self, number: int) -> EpisodeDataset | None:
+        """A group, made now if it is not there; None where it has no episodes."""
+        ...
+
+    def prepare(self, number: int) -> None:
+        """Begin to make a group that will be asked for soon."""
+        ...
+
+    def drop(self, number: int) -> None:
+        """A group is not needed any more."""
+        ...
+
+    def restart(self) -> None:
+        """This is another process now."""
+        ...
+
+    def close(self) -> None:
+        """No group is needed any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStep:
+    """This rank's rows of one global step: pieces `(group, first row, rows, slot)`."""
+
+    pieces: tuple[tuple[int, int, int, int], ...]
+    after: EpochPlace
+
+
+class StreamFeed:
+    """The batches of one split of a streamed dataset; the `epoch` of its places is the number of a group."""
+
+    def __init__(self, groups: EpisodeGroups, options: EpisodeOptions) -> None:
+        self.groups, self.options = groups, options
+        self._rows: dict[int, EpisodeRows | None] = {}
+        self._batcher: tuple[tuple[int, ...], RowBatcher] | None = None
+        self._empty = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that decides the episodes."""
+        return self.groups.fingerprint
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What gives a position its meaning."""
+        return self.options.order() | dict(self.groups.order)
+
+    def begin(self) -> EpochPlace:
+        """The first row of the first group."""
+        return EpochPlace()
+
+    def step_at(self, place: EpochPlace) -> StreamStep:
+        """The global step at a place, as this rank sees it."""
+        share = self.options.share
+        taken, after = take_rows(place, self._rows_of, share.step)
+        pieces, at = [], 0
+        for group, first, count in taken:
+            low, high = max(at, share.first), min(at + count, share.first + share.batch_size)
+            if low < high:
+                pieces.append((group, first + low - at, high - low, low - share.first))
+            at += count
+        return StreamStep(pieces=tuple(pieces), after=after)
+
+    def _rows_of(self, group: int) -> int:
+        rows = self._opened(group)
+        self._empty = 0 if rows is not None else self._empty + 1
+        if self._empty > self.groups.count:
+            raise DataError("no record of the input gives an episode of this split: there is nothing to read")
+        return 0 if rows is None else rows.rows_of(group // self.groups.count)
+
+    def _opened(self, group: int) -> EpisodeRows | None:
+        if group not in self._rows:
+            dataset = self.groups.open(group)
+            self._rows[group] = None if dataset is None else self.options.rows(dataset)
+            self.groups.prepare(group + 1)
+            for old in sorted(self._rows, key=lambda one: abs(one - group))[OPEN_GROUPS:]:
+                del self._rows[old]
+                self._batcher = None
+                self.groups.drop(old)
+        return self._rows[group]
+
+    def batch(self, step: StreamStep) -> tuple[torch.Tensor, ...]:
+        """The tensors of a step."""
+        numbers = tuple(group for group, *_ in step.pieces)
+        opened = {number: self._opened(number) for number in numbers}
+        if self._batcher is None or self._batcher[0] != numbers:
+            sources = [rows for number in numbers if (rows := opened[number]) is not None]
+            self._batcher = numbers, RowBatcher(sources, self.options)
+        groups = []
+        for place, (number, first, count, slot) in enumerate(step.pieces):
+            rows, epoch = opened[number], number // self.groups.count
+            assert rows is not None
+            chosen = rows.select(epoch, first, count)
+            groups.append(Group(source=place, epoch=epoch, rows=chosen, slots=np.arange(slot, slot + count)))
+        return self._batcher[1].batch(groups, self.options.share.batch_size)
+
+    def announce(self, step: StreamStep) -> None:
+        """Nothing: epochs begin in the middle of a batch."""
+
+    def unpin(self) -> None:
+        """A worker of torch's `DataLoader` makes its own groups, in ordinary memory."""
+        from dataclasses import replace
+
+        self.options = replace(self.options, pin=False)
+        self._rows, self._batcher = {}, None
+        self.groups.restart()
+
+    def place_to_json(self, place: EpochPlace) -> dict[str, Any]:
+        """Epoch, group of the epoch, and row of the group."""
+        epoch, group = divmod(place.epoch, self.groups.count)
+        return {"epoch": epoch, "group": group, "position": place.position}
+
+    def place_from_json(self, value: Mapping[str, Any]) -> EpochPlace:
+        """The place that `place_to_json` described."""
+        number = int(value["epoch"]) * self.groups.count + int(value["group"])
+        return EpochPlace(epoch=number, position=int(value["position"]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process opens its own groups."""
+        return {"groups": self.groups, "options": self.options, "_rows": {}, "_batcher": None, "_empty": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
+class StreamLoader(BatchLoader):
+    """Batches of episodes that are compiled while they are read; `get_batch`, iteration and state as of all loaders."""
+
+    kind = "sft_stream"
+
+    def __init__(self, feeds: Mapping[str, StreamFeed], *, dataset: str, device: Any, prefetch: bool) -> None:
+        super().__init__(feeds, dataset=dataset, device=device, prefetch=prefetch)
+        options = next(iter(feeds.values())).options
+        self.batch_size, self.block_size, self.pad_token_id = (
+            options.share.batch_size,
+            options.block_size,
+            options.pad_id,
+        )
+
+    def epoch(self, split: str = "train") -> int:
+        """The epoch that the next batch begins in."""
+        feed = self._feed(split)
+        assert isinstance(feed, StreamFeed)
+        return int(self._places[split].epoch // feed.groups.count)
+
+    def close(self) -> None:
+        """End the threads and processes that make batches; the loader can still be used."""
+        super().close()
+        for feed in self._feeds.values():
+            assert isinstance(feed, StreamFeed)
+            feed.groups.close()
