@@ -26,12 +26,12 @@ VARIABLE = "target"
 """What a Python file calls its target."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 OPTIONS = {
-    "max_length": "packs rows",
-    "eod_id": "ends documents with a token",
-    "record_ids": "stores record ids beside the tokens",
-    "hub": "has a layout for the Hugging Face Hub",
+    "max_length": "pack rows",
+    "eod_id": "end documents with a token",
+    "record_ids": "store record ids beside the tokens",
+    "hub": "have a layout for the Hugging Face Hub",
 }
-"""Options that not every target takes, and what a target that takes one does."""
+"""Options that not every target takes, and what those that take one do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class Target:
                 raise ConfigError(self.no_rows)
             takers = [target.name for target in TARGETS.values() if option in target.takes]
             raise ConfigError(
-                f"{option} is for exports to {', '.join(takers)}, which {OPTIONS[option].replace('s ', ' ', 1)}; "
+                f"{option} is for exports to {', '.join(takers)}, which {OPTIONS[option]}; "
                 f"{self.name} does not: leave it out"
             )
 

@@ -184,7 +184,9 @@ def save_dataset(export: Export, split: str, rows: RowPlan, schema: Any, batches
         import pyarrow as pa
     except ImportError as error:
         raise MissingExtraError("datasets", "hf", "exporting to folders of the datasets library") from error
-    stream = export.folder / f".{split}.arrow"
+    streams = export.folder / ".streams"  # a dataset is not saved into the folder that it is read from
+    streams.mkdir()
+    stream = streams / f"{split}.arrow"
     with stream.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
@@ -196,6 +198,7 @@ def save_dataset(export: Export, split: str, rows: RowPlan, schema: Any, batches
         dataset.save_to_disk(str(folder))
     del dataset, table
     stream.unlink()
+    streams.rmdir()
 
 
 @contextlib.contextmanager
