@@ -53,7 +53,7 @@ def to_olmo_core(export: Export) -> None:
         f'    paths=["{{out}}/train/token_ids_part_*.npy"], dtype="{np.dtype(dtype).name}",',
         '    label_mask_paths=["{out}/train/labels_mask_part_*.npy"], expand_glob=True,',
         "    generate_doc_lengths=True,  # keeps the documents of a row apart",
-        "    sequence_length=...,  # the longest document or more; OLMo-core cuts longer ones",
+        "    sequence_length=...,  # a power of 2, the longest document or more: OLMo-core cuts longer ones",
         ")",
     ]
 

@@ -24,7 +24,11 @@ from tests.export.own_readers.documents import written  # noqa: E402
 
 END = 999
 dataset = GPTSFTPackedParquetDataset(
-    sys.argv[1], SimpleNamespace(eos_id=END), max_seq_length=6000, pad_seq_length_to_mult=1
+    sys.argv[1],
+    SimpleNamespace(eos_id=END),
+    max_seq_length=6000,
+    pad_seq_length_to_mult=1,
+    prompt_template="{text} {answer}",
 )
 found = []
 for number in range(len(dataset)):

@@ -18,7 +18,7 @@ with TemporaryDirectory() as work:
         label_mask_paths=[f"{sys.argv[1]}/labels_mask_part_*.npy"],
         expand_glob=True,
         generate_doc_lengths=True,
-        sequence_length=6000,
+        sequence_length=8192,
         work_dir=work,
     ).build()
     dataset.prepare()
