@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +17,7 @@ from chatmill.export.export import export_dataset
 from chatmill.export.registry import TARGETS, Target, find_target, packaged_targets
 from chatmill.store.episode_writer import EpisodeWriter
 
+ROOT = Path(__file__).parents[2]
 TOY = '''
 """Ids as lines of text: all that a target of one's own needs."""
 
@@ -145,6 +147,21 @@ def test_options_that_a_target_does_not_take_name_those_that_do(dataset: Path, t
         export_dataset(dataset, "parquet", tmp_path / "out", eod_id=3)
     with pytest.raises(ConfigError, match="hub is for exports to hf, which have a layout"):
         export_dataset(dataset, "parquet", tmp_path / "out", hub=True)
+
+
+def test_help_and_docs_name_every_target() -> None:
+    import typer
+
+    group: Any = typer.main.get_command(app)
+    context = group.make_context("chatmill", ["--help"], resilient_parsing=True)
+    (to,) = [option for option in group.get_command(context, "export").params if option.name == "to"]
+    assert to.help.startswith(", ".join(TARGETS))
+    row = next(
+        line for line in (ROOT / "docs/commands/export.md").read_text().splitlines() if line.startswith("| `--to`")
+    )
+    assert [name for name in TARGETS if f"`{name}`" not in row] == []
+    page = (ROOT / "docs/trainers.md").read_text()
+    assert [name for name in TARGETS if name != "episodes" and f"--to {name}" not in page] == []
 
 
 def test_every_target_of_chatmill_can_be_loaded() -> None:

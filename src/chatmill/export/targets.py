@@ -190,7 +190,7 @@ def save_dataset(export: Export, split: str, rows: RowPlan, schema: Any, batches
     with stream.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    name = f"{export.source.fingerprint}/{split}/{rows.capacity}"
+    name = f"{export.source.fingerprint}/{split}/{rows.capacity}/{','.join(schema.names)}"
     table = datasets.table.MemoryMappedTable.from_file(str(stream))
     # A fingerprint of ours: the one that would be made up depends on the time of the file.
     dataset = datasets.Dataset(table, fingerprint=hashlib.sha256(name.encode()).hexdigest()[:16])
