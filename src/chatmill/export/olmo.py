@@ -50,8 +50,8 @@ def to_olmo_core(export: Export) -> None:
     export.config += [
         "NumpyPackedFSLDatasetConfig(",
         f"    tokenizer=TokenizerConfig(vocab_size={size}, eos_token_id={eos}, pad_token_id={export.pad_id}),",
-        f'    paths=["{{out}}/train/token_ids_part_*.npy"], dtype="{np.dtype(dtype).name}",',
-        '    label_mask_paths=["{out}/train/labels_mask_part_*.npy"], expand_glob=True,',
+        f'    paths=["{{out}}/{export.main_split}/token_ids_part_*.npy"], dtype="{np.dtype(dtype).name}",',
+        f'    label_mask_paths=["{{out}}/{export.main_split}/labels_mask_part_*.npy"], expand_glob=True,',
         "    generate_doc_lengths=True,  # keeps the documents of a row apart",
         "    sequence_length=...,  # a power of 2, the longest document or more: OLMo-core cuts longer ones",
         ")",

@@ -111,7 +111,7 @@ def to_skyrl(export: Export) -> None:
                 columns = [(ids, batch.token_offsets), (trained.astype(np.int8), batch.token_offsets)]
                 shards.append(record_batch(columns, schema), len(ids))
     targets.say_what_is_lost()
-    export.config += ['pretokenized_dataset_paths: ["{out}/train"]']
+    export.config += [f'pretokenized_dataset_paths: ["{{out}}/{export.main_split}"]']
     export.config += ['eval_pretokenized_dataset_paths: ["{out}/val"]'] if "val" in export.source.splits else []
     export.config += [f"max_length: {longest}  # or more; SkyRL cuts longer documents"]
 
@@ -152,7 +152,7 @@ def to_levanter(export: Export) -> None:
         "    chats:",
         "      source:",
         "        type: url",
-        '        train_urls: ["{out}/train/*.parquet"]',
+        f'        train_urls: ["{{out}}/{export.main_split}/*.parquet"]',
         *(['        validation_urls: ["{out}/val/*.parquet"]'] if "val" in export.source.splits else []),
         "      format:",
         "        type: prebuilt",

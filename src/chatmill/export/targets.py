@@ -103,6 +103,11 @@ class Export:
         return all(documents.facts(fact, first) is not None for documents in self.source.splits.values())
 
     @property
+    def main_split(self) -> str:
+        """The split that a trainer trains on: `train`, or the first where there is no such split."""
+        return "train" if "train" in self.source.splits else next(iter(self.source.splits))
+
+    @property
     def eos_id(self) -> int | None:
         """The end token of the tokenizer that the dataset was built with; None where none is known."""
         found = self.source.about.get("tokenizer", {}).get("eos_id")

@@ -39,6 +39,6 @@ def to_torchtitan(export: Export) -> None:
     targets.say_what_is_lost()
     export.config += [
         "from chatmill.torchtitan import ChatmillDataLoader",
-        'dataloader=ChatmillDataLoader.Config(dataset_path="{out}/train")',
+        f'dataloader=ChatmillDataLoader.Config(dataset_path="{{out}}/{export.main_split}")',
         f"training.seq_len = {max(widths)}",
     ]
