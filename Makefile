@@ -11,7 +11,7 @@ BENCH_STAMP := $(BENCH_VENV)/.chatmill-installed
 NATIVE := hatch_build.py $(wildcard src/chatmill/core/native/*.[ch])
 BENCH_PIP := $(BENCH_BIN)/pip install -q --disable-pip-version-check -c constraints.txt -c benchmarks/constraints.txt
 
-.PHONY: demo test test-slow test-gpu test-megatron lint check docs bench browser clean setup
+.PHONY: demo test test-slow test-gpu test-megatron test-trainers lint check docs bench browser clean setup
 
 setup: $(STAMP)
 
@@ -37,12 +37,12 @@ docs: setup
 	@echo "dist/docs/index.html"
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not trainers"
 
 # What `make test` does not get to, and its property tests with all their examples.
 test-slow: setup
 	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m slow
-	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m "hypothesis and not slow and not gpu"
+	CHATMILL_TEST_EXAMPLES=all $(BIN)/python -m pytest -m "hypothesis and not slow and not gpu and not trainers"
 
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu
@@ -52,6 +52,16 @@ MEGATRON ?= 0.19.2
 test-megatron: setup
 	$(BIN)/pip install -q --no-deps --ignore-requires-python --target .megatron-$(MEGATRON) megatron-core==$(MEGATRON) triton
 	PYTHONPATH=$(CURDIR)/.megatron-$(MEGATRON) $(BIN)/python -m pytest tests/megatron
+
+# Exports, read by the trainers' own classes. They are for other versions of Python and of each other's packages: each is in a
+# folder of its own, with the few packages that its reader imports.
+TRAINERS := axolotl llamafactory megatron-bridge olmo-core skyrl levanter torchtitan
+test-trainers: setup
+	for name in $(TRAINERS); do \
+		test -d .trainers/$$name || $(BIN)/pip install -q --no-deps --ignore-requires-python --only-binary :all: \
+			--target .trainers/$$name -r tests/export/own_readers/$$name.txt || exit 1; \
+	done
+	$(BIN)/python -m pytest -m trainers tests/export/test_own_readers.py
 
 $(BENCH_STAMP): pyproject.toml constraints.txt $(NATIVE) benchmarks/constraints.txt benchmarks/requirements.txt
 	test -x $(BENCH_BIN)/python || $(PYTHON) -m venv $(BENCH_VENV)
@@ -67,4 +77,4 @@ browser:
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .megatron-* .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out
+	rm -rf $(VENV) $(BENCH_VENV) .megatron-* .trainers .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out

@@ -52,7 +52,7 @@ def build_sets(folder: Path) -> dict[str, Path]:
 def viewer(*paths: Path) -> Iterator[str]:
     """A running viewer; gives its address."""
     opened = open_viewed(paths)
-    compare = (lambda: diff_datasets(*paths, show=100).as_json()) if len(paths) == 2 else None
+    compare = (lambda note: diff_datasets(*paths, show=100, on_progress=note).as_json()) if len(paths) == 2 else None
     made = Viewer(opened, compare=compare, version=chatmill.__version__)
     with listening(lambda token: make_app(made, token=token), port=0, use_token=False) as (server, sockets, url):
         thread = threading.Thread(target=server.run, kwargs={"sockets": sockets}, daemon=True)

@@ -35,10 +35,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distill": MIDDLE | {"__init__", "compiler", "prove"},
     "auditor": MIDDLE | {"look", "compiler", "prove"},
     "megatron": {"core", "store", "load", "train", "tokenizer"},
+    "torchtitan": {"load"},
     "cli": MIDDLE
     | {"console", "train", "look", "compiler", "prove", "export", "distill", "auditor", "megatron", "__init__"},
 }
-TORCH_ROOMS = {"train", "megatron"}
+TORCH_ROOMS = {"train", "megatron", "torchtitan"}
 TORCH_FILES = {"load/collate.py"}
 CORE_ONLY = {"numpy"}
 

@@ -102,6 +102,8 @@ def test_commands_on_the_page_exist_with_these_options(page: Path) -> None:
             continue
         try:
             command.make_context(name, arguments, parent=context)
+        except typer.Exit:  # --list answers at once, as --help does
+            continue
         except Exception as error:
             pytest.fail(f"{name_of(page)}: {line}: {getattr(error, 'message', error)}")
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from chatmill.cli import report as module
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import open_for_looking
-from chatmill.look.report.flow import FATE_NAMES, HEIGHT, flow_of_ledger, flow_svg
+from chatmill.look.report.flow import FATE_NAMES, HEIGHT, LINE, NAME_WIDTH, flow_of_ledger, flow_svg
 from chatmill.look.report.page import make_report, write_report
 from chatmill.look.report.sections import ReportData, sections
 from chatmill.look.safe_text import visible
@@ -144,6 +144,32 @@ def test_small_sources_flow_together_and_bars_have_their_height() -> None:
     assert heights == [HEIGHT]
     everything = flow_svg(flow_of_ledger({"tokens": {}, "padding": 0}), "nothing")
     assert everything.startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a-very-long-source-name/with-parts-of-a-path/and-more-2026-11",
+        "x" * 70,
+        "two words",
+        "twenty-six-letters-in-all-",
+    ],
+)
+def test_names_of_sources_are_shown_whole(name: str) -> None:
+    tokens = {name: {"user": {"rendered": 5, "context": 5}}, "other": {"user": {"rendered": 10**9, "context": 10**9}}}
+    svg = flow_svg(flow_of_ledger({"tokens": tokens, "padding": 0}), "label")
+    labels = [re.findall(r'<tspan class="name"[^>]*>([^<]*)', text) for text in re.findall(r"<text.*?</text>", svg)]
+    lines = next(found for found in labels if "".join(found).replace(" ", "") == name.replace(" ", ""))
+    assert all(len(line) <= NAME_WIDTH for line in lines)
+    tops = {
+        tuple(found): text for found, text in zip(labels, re.findall(r"<text.*?</text>", svg), strict=True) if found
+    }
+    heights = {}
+    for found, text in tops.items():
+        first = float(re.findall(r' y="([\d.]+)"', text)[0])
+        heights[found] = (first, first + sum(float(step) for step in re.findall(r'dy="(\d+)"', text)))
+    (own_top, own_bottom), (top, bottom) = heights[tuple(lines)], heights[("other",)]
+    assert own_top - bottom >= LINE or top - own_bottom >= LINE
 
 
 def test_sections_that_have_nothing_to_say_are_left_out() -> None:

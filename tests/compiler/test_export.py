@@ -22,7 +22,7 @@ from chatmill.compiler.publish import StorageError, sha256_file
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.export.export import export_dataset
-from chatmill.export.targets import TARGETS
+from chatmill.export.registry import TARGETS
 from chatmill.load.hf import to_hf_dataset
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.inspect_packed import view_block
@@ -274,10 +274,12 @@ def test_parquet_holds_other_weights(fractional: Path, tmp_path: Path) -> None:
 def test_every_target_gives_the_same_bytes_again(
     episodes: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = export_dataset(episodes, to, tmp_path / "one")
+    options: dict[str, Any] = {"levanter": {"packing_strategy": "alone"}, "olmo-core": {"eod_id": 0}}.get(to, {})
+    options |= {"max_length": CAPACITY} if to in ("levanter", "torchtitan") else {}
+    first = export_dataset(episodes, to, tmp_path / "one", **options)
     if to == "episodes":
         monkeypatch.setattr(documents_module, "BATCH_TOKENS", 5000)
-    export_dataset(episodes, to, tmp_path / "two")
+    export_dataset(episodes, to, tmp_path / "two", **options)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
     manifest = json.loads((tmp_path / "one" / "export.json").read_text())
     assert manifest == first.manifest
@@ -295,7 +297,7 @@ def test_every_target_gives_the_same_bytes_again(
 
 def test_what_is_refused(episodes: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(UnknownNameError, match="Known: hf, parquet, episodes, megatron"):
+    with pytest.raises(UnknownNameError, match=r"Known: hf, parquet, episodes, megatron, .*olmo-core"):
         export_dataset(episodes, "tfrecord", out)
     with pytest.raises(DataError, match=r"longer than a row of 500 tokens: \w+-\d+ \([\d,]+\), .* drop or cut"):
         export_dataset(episodes, "parquet", out, max_length=500)

@@ -151,7 +151,7 @@ def running(
     slow_seconds: float | None = None,
 ) -> Iterator[Running]:
     opened = open_viewed(paths, tokenizer=tokenizer)
-    compare = (lambda: diff_datasets(*paths, show=100).as_json()) if len(paths) == 2 else None
+    compare = (lambda note: diff_datasets(*paths, show=100, on_progress=note).as_json()) if len(paths) == 2 else None
     viewer = Viewer(opened, compare=compare, version="test")
     options: dict[str, Any] = {"host": host, "port": 0, "use_token": use_token, "slow_seconds": slow_seconds}
     with listening(lambda token: make_app(viewer, token=token), **options) as (server, sockets, url):

@@ -1,6 +1,10 @@
-"""Write a dataset in another layout: hf, parquet, episodes or megatron; and say what that cannot hold.
+"""Write a dataset in the format of a trainer, or in another layout; and say what that cannot hold.
+
+Example: chatmill export --list
 
 Example: chatmill export data/built --to hf --out data/built-hf
+
+Example: chatmill export data/built --to llamafactory --max-length 4096
 
 Example: chatmill export data/built --to parquet --max-length 4096
 
@@ -16,19 +20,42 @@ from typing import Annotated
 import typer
 
 from chatmill.cli import options
+from chatmill.export.registry import TARGETS, packaged_targets
 
 
 def _targets() -> list[str]:
-    from chatmill.export.targets import TARGETS
-
     return list(TARGETS)
+
+
+def _takers(option: str) -> str:
+    return ", ".join(target.name for target in TARGETS.values() if option in target.takes)
+
+
+def _list(asked: bool) -> None:
+    """Print all targets, with those of installed packages, and end."""
+    if not asked:
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    from chatmill.console import plain_console
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("name", "read by", "from"):
+        table.add_column(name)
+    for target in [*TARGETS.values(), *packaged_targets()]:
+        table.add_row(Text(target.name), Text(target.about), Text(target.origin))
+    plain_console(soft_wrap=True).print(table)
+    raise typer.Exit
 
 
 def command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a dataset.")],
     to: Annotated[
         str,
-        typer.Option("--to", metavar="NAME", autocompletion=_targets, help="hf, parquet, episodes or megatron."),
+        typer.Option(
+            "--to", metavar="NAME", autocompletion=_targets, help=f"{', '.join(TARGETS)}; or a Python file, ./NAME.py."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="New folder; default: DIR-hf and so on.")
@@ -50,10 +77,19 @@ def command(
     ] = None,
     kinds: Annotated[bool, typer.Option("--kinds/--no-kinds", help="Write the kind of every token.")] = True,
     eod_id: Annotated[
-        int | None, typer.Option("--eod-id", metavar="N", min=0, help="megatron: put this token behind every document.")
+        int | None,
+        typer.Option(
+            "--eod-id", metavar="N", min=0, help=f"{_takers('eod_id')}: put this token behind every document."
+        ),
     ] = None,
     record_ids: Annotated[
         bool, typer.Option("--record-ids", help="megatron: store the record id of every document: shard_NN_ids.")
+    ] = False,
+    hub: Annotated[
+        bool, typer.Option("--hub", help=f"{_takers('hub')}: a folder for the Hugging Face Hub, with a dataset card.")
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--list", callback=_list, is_eager=True, help="Print all names for --to and end.")
     ] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -77,6 +113,7 @@ def command(
         kinds=kinds,
         eod_id=eod_id,
         record_ids=record_ids,
+        hub=hub,
     )
     if as_json:
         typer.echo(json.dumps(result.manifest))
@@ -91,9 +128,12 @@ def command(
         table.add_row(part, *(f"{counts[name]:,}" for name in names))
     console.print(table)
     if result.not_held:
-        console.print(f"\nNot held by this export ({to}):", style="bold")
+        console.print(Text(f"\nNot held by this export ({result.to}):", style="bold"))
     for sentence in result.not_held:
         console.print(Text(f"- {sentence}", style="yellow"))
     if result.blend is not None:
         console.print(Text(f"\nFor Megatron-LM: --per-split-data-args-path {result.blend.json}"))
-    console.print(f"\n{result.directory}")
+    if result.config:
+        console.print(Text(f"\nFor the config of {result.to}:", style="bold"))
+        console.print(Text(result.config))
+    console.print(Text(f"\n{result.directory}"))

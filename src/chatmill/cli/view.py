@@ -12,11 +12,14 @@ Example: chatmill view data/monday data/tuesday
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from chatmill.cli import options
+
+if TYPE_CHECKING:
+    from chatmill.look.viewer.comparison import OnProgress
 
 MOST_CHANGED = 500
 """Changed records that a comparison takes apart."""
@@ -58,7 +61,7 @@ def command(
     paths = [path for path in (dataset, other) if path is not None]
     given = load_tokenizer(tokenizer) if tokenizer else None
     opened = open_viewed(paths, split=split, tokenizer=given)
-    compare = (lambda: _compare(paths[0], paths[1])) if len(paths) == 2 else None
+    compare = (lambda on_progress: _compare(paths[0], paths[1], on_progress)) if len(paths) == 2 else None
     viewer = Viewer(opened, compare=compare, version=__version__)
 
     def ready(url: str) -> None:
@@ -77,7 +80,7 @@ def command(
     serve(lambda token: make_app(viewer, token=token), host=host, port=port, use_token=not no_token, on_ready=ready)
 
 
-def _compare(a: Path, b: Path) -> dict[str, Any]:
+def _compare(a: Path, b: Path, on_progress: OnProgress) -> dict[str, Any]:
     from chatmill.prove.compare.diff import diff_datasets
 
-    return diff_datasets(a, b, show=MOST_CHANGED).as_json()
+    return diff_datasets(a, b, show=MOST_CHANGED, on_progress=on_progress).as_json()

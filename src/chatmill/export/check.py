@@ -9,6 +9,7 @@ from pathlib import Path
 
 from chatmill.compiler.publish import sha256_file
 from chatmill.errors import FormatError
+from chatmill.export.registry import TARGETS
 from chatmill.prove.added import check_others
 from chatmill.prove.report import Notebook, OnProgress, VerifyReport
 from chatmill.store.kd import TOKENS, KDShard
@@ -80,7 +81,7 @@ def _check_others(folder: Path, files: set[str], to: str, book: Notebook) -> Non
         name = path.relative_to(folder).as_posix()
         if path.is_dir() or name in files or name == EXPORT_MANIFEST:
             continue
-        if to == "hf" and HF_CACHE.fullmatch(name):
+        if to in TARGETS and TARGETS[to].cached and HF_CACHE.fullmatch(name):
             book.unchecked.append(f"{name}: a cache of the datasets library, no part of the export")
         else:
             book.wrong(name, f"not in {EXPORT_MANIFEST}; {NOT_WRITTEN}")

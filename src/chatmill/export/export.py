@@ -10,8 +10,9 @@ from typing import Any
 
 from chatmill import __version__
 from chatmill.compiler.publish import publish_folder, sha256_file, storing, temporary_folder
-from chatmill.errors import ConfigError, FormatError, UnknownNameError
-from chatmill.export.targets import TARGETS, Export
+from chatmill.errors import ConfigError, FormatError
+from chatmill.export.registry import Target, find_target
+from chatmill.export.targets import Export
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import StoredDataset, open_dataset
@@ -37,6 +38,8 @@ class ExportResult:
     """Sentences about what the target cannot hold, or was asked to leave out; empty when nothing is lost."""
     manifest: Mapping[str, Any]
     """What stands in export.json."""
+    config: str = ""
+    """Lines for the config of the trainer that reads it; empty where there is no one place for them."""
     blend: BlendFiles | None = None
     """Of an export to megatron: its shards as arguments for Megatron-LM, in two files beside the folder."""
 
@@ -55,27 +58,31 @@ def export_dataset(
     kinds: bool = True,
     eod_id: int | None = None,
     record_ids: bool = False,
+    hub: bool = False,
 ) -> ExportResult:
-    """Write a dataset as `to`: hf, parquet, episodes or megatron.
+    """Write a dataset as `to`: the name of a target (`chatmill export --list`), or a Python file that defines one.
 
     - `out` must not exist yet; default: the folder's name with `-hf` and so on behind it.
     - `split`: only this one.
-    - `max_length`: pack into rows of so many tokens; `overflow` error, drop or cut is for longer documents.
+    - `max_length`: pack into rows of so many tokens; `overflow` error, drop or cut is for longer documents. The
+      packing strategy `alone` puts one document into each row.
     - `pad_id`: default as in the build. `kinds`: False leaves them out.
     - `shard_tokens`: tokens of a file, at most; default 250 million, and one shard a split for megatron.
-    - `eod_id`: megatron only: this token, untrained, behind every document that does not end in it.
+    - `eod_id`: megatron, olmo-core: this token, untrained, behind every document that does not end in it.
     - `record_ids`: megatron only: the record id of every document in `shard_NN_ids`; the others keep them anyway.
+    - `hub`: hf only: Parquet files and a dataset card, for the Hugging Face Hub.
 
     Tokens are copied about a million at a time. Nothing is at `out` before everything is.
     """
-    if to not in TARGETS:
-        raise UnknownNameError("export target", to, list(TARGETS))
+    target = find_target(str(to))
     source = open_dataset(directory, None if split is None else [split])
     for name in source.splits:
         if not is_split_name(name):
             raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
-    final = _out(source.directory, to, out)
-    _check_options(to, shard_tokens, eod_id, record_ids)
+    final = _out(source.directory, target.name, out)
+    target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids, hub=hub)
+    if shard_tokens is not None and shard_tokens < 1:
+        raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
     temporary = temporary_folder(final)
     try:
         export = Export(
@@ -86,34 +93,32 @@ def export_dataset(
             packing_strategy=packing_strategy,
             overflow=overflow,
             pad_id=_pad_id(source) if pad_id is None else pad_id,
-            shard_tokens=shard_tokens or _shard_tokens(source, to),
+            shard_tokens=shard_tokens or _shard_tokens(source, target.name),
             kinds=kinds,
             eod_id=eod_id,
             record_ids=record_ids,
+            hub=hub,
         )
         with storing(final, "write the export"):
-            TARGETS[to](export)
-            manifest = _manifest(export, to)
+            target.run(export)
+            manifest = _manifest(export, target)
             (temporary / EXPORT_MANIFEST).write_bytes(receipt_bytes(manifest))
         publish_folder(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     blend = None
-    if to == "megatron" and any(counts["documents"] for counts in export.counts.values()):
+    if target.name == "megatron" and any(counts["documents"] for counts in export.counts.values()):
         with storing(final, "write the blend arguments beside"):
             blend = write_blend_arguments(final)
     return ExportResult(
-        directory=final, to=to, splits=export.counts, not_held=tuple(export.not_held), manifest=manifest, blend=blend
+        directory=final,
+        to=target.name,
+        splits=export.counts,
+        not_held=tuple(export.not_held),
+        manifest=manifest,
+        config="\n".join(export.config).replace("{out}", str(final)),
+        blend=blend,
     )
-
-
-def _check_options(to: str, shard_tokens: int | None, eod_id: int | None, record_ids: bool) -> None:
-    if shard_tokens is not None and shard_tokens < 1:
-        raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
-    if eod_id is not None and to != "megatron":
-        raise ConfigError(f"eod_id is for exports to megatron; {to} keeps documents as they are")
-    if record_ids and to != "megatron":
-        raise ConfigError(f"record_ids is for exports to megatron; {to} has them where it can hold them")
 
 
 def _out(directory: Path, to: str, out: str | Path | None) -> Path:
@@ -137,18 +142,19 @@ def _shard_tokens(source: StoredDataset, to: str) -> int:
     return SHARD_TOKENS
 
 
-def _manifest(export: Export, to: str) -> dict[str, Any]:
+def _manifest(export: Export, target: Target) -> dict[str, Any]:
     """Which dataset this was made of, how, what it holds and what it could not; nothing of time or place."""
     source, folder = export.source, export.folder
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     options = ["max_length", "packing_strategy", "overflow", "pad_id", "shard_tokens", "kinds", "eod_id"]
-    options += ["record_ids"] if export.record_ids else []
+    options += [name for name in ("record_ids", "hub") if getattr(export, name)]
+    foreign = {} if target.sha256 is None else {"target_sha256": target.sha256}
     content = {
         "format": EXPORT_FORMAT,
         "format_version": EXPORT_VERSION,
         "package_version": __version__,
-        "to": to,
-        "options": {name: getattr(export, name) for name in options},
+        "to": target.name,
+        "options": {name: getattr(export, name) for name in options} | foreign,
         "source": {
             "name": source.directory.resolve().name,
             "fingerprint": source.fingerprint,

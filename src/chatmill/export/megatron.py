@@ -18,7 +18,6 @@ from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.rows import one_each
 from chatmill.store.documents import Documents
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
@@ -32,20 +31,14 @@ SPAN_REASONING, SPAN_OTHER = 1, 2
 
 def to_megatron(export: Export) -> None:
     """`SPLIT/shard_NN_{tokens,lossmask,span}.{bin,idx}`: one document each, in the order of the build."""
-    if export.max_length is not None:
-        raise ConfigError(
-            "Megatron cuts its samples from whole documents itself: leave out max_length and set sequence_length there"
-        )
     if export.eod_id is not None and export.eod_id > MAX_ID:
         raise ConfigError(f"eod_id is {export.eod_id:,}; token ids are stored as int32, up to {MAX_ID:,}")
     if export.record_ids and not export.holds("record_id"):
         raise ConfigError("the dataset stores no record ids: leave out record_ids")
     lost = _Lost()
     for split, documents in export.source.splits.items():
-        if documents.plan is not None:
-            export.say("which episodes share a row is not kept: Megatron packs anew")
         with _Shards(export.folder / split, export.shard_tokens, export.record_ids) as shards:
-            for batch in export.batches(split, one_each(documents)):
+            for batch in export.batches(split, export.documents(split, "Megatron")):
                 some = batch.documents
                 if len(some.ids) and int(some.ids.max()) > MAX_ID:
                     raise DataError(f"{split}: a token has the id {some.ids.max():,}; int32 holds up to {MAX_ID:,}")

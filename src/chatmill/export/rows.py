@@ -16,6 +16,8 @@ from chatmill.store.documents import Documents, DocumentSet, even_ranges
 
 Ints = NDArray[np.int64]
 
+ALONE = "alone"
+"""In place of a packing strategy: one document a row, in the order of the build."""
 ON_STORED = (Overflow.ERROR, Overflow.DROP, Overflow.CUT)
 """Overflow policies that need nothing but tokens; the others work on turns, which only a build knows."""
 
@@ -97,9 +99,19 @@ def as_stored(documents: DocumentSet) -> RowPlan:
 def packed_anew(documents: DocumentSet, max_length: int, strategy: Strategy | str, overflow: str) -> RowPlan:
     """Rows of `max_length` tokens, planned over all documents of the split.
 
-    Longer documents are refused, dropped, or cut to their first tokens; what is lost is in `left_out`.
+    Longer documents are refused, dropped, or cut to their first tokens; what is lost is in `left_out`. With the
+    strategy `ALONE` a row holds one document.
     """
     chosen, lengths, left_out = _fitted(documents, max_length, overflow)
+    if strategy == ALONE:
+        return RowPlan(
+            documents=chosen,
+            lengths=lengths,
+            row_offsets=np.arange(len(chosen) + 1, dtype=np.int64),
+            packed=False,
+            capacity=max_length,
+            left_out=left_out,
+        )
     made = plan(lengths.astype(np.int32), max_length, strategy)
     return RowPlan(
         documents=chosen[made.order],
@@ -173,9 +185,9 @@ def _lost(documents: DocumentSet, too_long: Ints, kept: int) -> tuple[int, int, 
     return tokens, trained, empty
 
 
-def row_batches(documents: DocumentSet, rows: RowPlan) -> Iterator[RowBatch]:
-    """All rows in order, about a million tokens at a time."""
-    for first, last in even_ranges(rows.row_tokens):
+def row_batches(documents: DocumentSet, rows: RowPlan, width: int = 0) -> Iterator[RowBatch]:
+    """All rows in order, about a million tokens at a time; a row counts as `width` tokens where it has fewer."""
+    for first, last in even_ranges(np.maximum(rows.row_tokens, width)):
         begin, end = int(rows.row_offsets[first]), int(rows.row_offsets[last])
         numbers = rows.documents[begin:end]
         yield RowBatch(

@@ -1,11 +1,11 @@
-"""What a dataset can be exported to: one function per target, and the table of them."""
+"""The export while it runs, and the targets hf, parquet and episodes."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError, MissingExtraError
-from chatmill.export.megatron import to_megatron
 from chatmill.export.rows import RowBatch, RowPlan, as_stored, one_each, packed_anew, row_batches
 from chatmill.store.documents import DocumentSet, StoredDataset
 from chatmill.store.episode_writer import EpisodeWriter
@@ -45,11 +44,15 @@ class Export:
     kinds: bool
     """Whether kinds are wanted."""
     eod_id: int | None = None
-    """Put behind every document that does not end in it, untrained; `megatron` alone takes it."""
+    """Put behind every document that does not end in it, untrained."""
     record_ids: bool = False
     """Whether the record id of every document is stored; `megatron` alone takes it."""
+    hub: bool = False
+    """Whether the folder is laid out for the Hugging Face Hub; `hf` alone takes it."""
     not_held: list[str] = field(default_factory=list)
     """Sentences about what the target cannot hold, or was asked to leave out."""
+    config: list[str] = field(default_factory=list)
+    """Lines for the config of the trainer; `{out}` is the folder."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     """Per split: rows, documents, tokens and trained tokens."""
 
@@ -59,7 +62,7 @@ class Export:
             self.not_held.append(sentence)
 
     def rows(self, split: str) -> RowPlan:
-        """Rows of the pack plan, or one document a row; packed anew where a length is given."""
+        """Rows of the pack plan, or one document a row; laid out anew where a length is given."""
         documents = self.source.splits[split]
         if self.max_length is None:
             return as_stored(documents)
@@ -68,10 +71,26 @@ class Export:
             self.say(f"{split}: {sentence}")
         return made
 
-    def batches(self, split: str, rows: RowPlan) -> Iterator[RowBatch]:
-        """The rows of a split, counted as they pass."""
+    def rows_of_one_length(self, split: str, name: str) -> RowPlan:
+        """As `rows`, for a trainer (`name`) that wants them padded: without a length there are none."""
+        if self.max_length is None and self.source.splits[split].plan is None:
+            raise ConfigError(
+                f"all rows of {name} have one length, and {split} has no pack plan: give --max-length (one document a "
+                "row: --pack alone), or build with pack: {length: N}"
+            )
+        return self.rows(split)
+
+    def documents(self, split: str, name: str) -> RowPlan:
+        """One document a row, for a trainer (`name`) that packs them itself."""
+        documents = self.source.splits[split]
+        if documents.plan is not None:
+            self.say(f"which episodes share a row is not kept: {name} packs anew")
+        return one_each(documents)
+
+    def batches(self, split: str, rows: RowPlan, *, width: int = 0) -> Iterator[RowBatch]:
+        """The rows of a split, counted as they pass; `width` is their length where the target pads them."""
         counts = self.counts[split] = {"rows": 0, "documents": 0, "tokens": 0, "trained": 0}
-        for batch in row_batches(self.source.splits[split], rows):
+        for batch in row_batches(self.source.splits[split], rows, width):
             counts["rows"] += len(batch)
             counts["documents"] += len(batch.numbers)
             counts["tokens"] += len(batch.documents.ids)
@@ -82,6 +101,17 @@ class Export:
         """Whether all splits store `record_id`, `source` or `turns`."""
         first = np.zeros(1, dtype=np.int64)
         return all(documents.facts(fact, first) is not None for documents in self.source.splits.values())
+
+    @property
+    def main_split(self) -> str:
+        """The split that a trainer trains on: `train`, or the first where there is no such split."""
+        return "train" if "train" in self.source.splits else next(iter(self.source.splits))
+
+    @property
+    def eos_id(self) -> int | None:
+        """The end token of the tokenizer that the dataset was built with; None where none is known."""
+        found = self.source.about.get("tokenizer", {}).get("eos_id")
+        return None if found is None else int(found)
 
     @property
     def holds_kinds(self) -> bool:
@@ -97,8 +127,6 @@ class Export:
 
 def to_episodes(export: Export) -> None:
     """One document an episode, in the order of the build, and the pack plan where there is one."""
-    if export.max_length is not None:
-        raise ConfigError("episodes are not packed into rows: leave out max_length, or export to hf or parquet")
     kinds = export.holds_kinds
     facts = [name for name in FACTS if export.holds(name)]
     for split, documents in export.source.splits.items():
@@ -125,7 +153,7 @@ def to_episodes(export: Export) -> None:
 
 def to_parquet(export: Export) -> None:
     """`SPLIT/shard_00000.parquet`, ...: list columns with everything that is stored."""
-    columns = _Columns(export, labels=False)
+    columns = Columns(export, labels=False)
     for split in export.source.splits:
         rows = export.rows(split)
         schema = columns.schema(rows, about=True)
@@ -136,35 +164,46 @@ def to_parquet(export: Export) -> None:
 
 def to_hf(export: Export) -> None:
     """What `datasets.load_from_disk` opens: a `DatasetDict`, or a `Dataset` where one split was asked for."""
+    if export.hub:
+        from chatmill.export.hub import to_hub
+
+        to_hub(export)
+        return
+    columns = Columns(export, labels=True)
+    for split in export.source.splits:
+        rows = export.rows(split)
+        schema = columns.schema(rows, about=False)
+        batches = (columns.record_batch(split, rows, batch, schema) for batch in export.batches(split, rows))
+        save_dataset(export, split, rows, schema, batches, export.folder if export.alone else export.folder / split)
+        if rows.capacity is not None:
+            export.say(f"rows have no padding; their size, {rows.capacity:,} tokens, stands in export.json alone")
+    columns.say_what_labels_lose()
+    if not export.alone:
+        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": list(export.source.splits)}))
+
+
+def save_dataset(export: Export, split: str, rows: RowPlan, schema: Any, batches: Iterator[Any], folder: Path) -> None:
+    """Write record batches as what `Dataset.load_from_disk` opens; one batch is in memory at a time."""
     try:
         import datasets
         import pyarrow as pa
     except ImportError as error:
-        raise MissingExtraError("datasets", "hf", "exporting to hf") from error
-    columns = _Columns(export, labels=True)
-    streams = export.folder / ".streams"
+        raise MissingExtraError("datasets", "hf", "exporting to folders of the datasets library") from error
+    streams = export.folder / ".streams"  # a dataset is not saved into the folder that it is read from
     streams.mkdir()
-    for split in export.source.splits:
-        rows = export.rows(split)
-        schema = columns.schema(rows, about=False)
-        stream = streams / f"{split}.arrow"
-        with stream.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
-            for batch in export.batches(split, rows):
-                writer.write_batch(columns.record_batch(split, rows, batch, schema))
-        if rows.capacity is not None:
-            export.say(f"rows have no padding; their size, {rows.capacity:,} tokens, stands in export.json alone")
-        name = f"{export.source.fingerprint}/{split}/{rows.capacity}"
-        table = datasets.table.MemoryMappedTable.from_file(str(stream))
-        # A fingerprint of ours: the one that would be made up depends on the time of the file.
-        dataset = datasets.Dataset(table, fingerprint=hashlib.sha256(name.encode()).hexdigest()[:16])
-        with _no_progress_bars(datasets):
-            dataset.save_to_disk(str(export.folder if export.alone else export.folder / split))
-        del dataset, table
-        stream.unlink()
+    stream = streams / f"{split}.arrow"
+    with stream.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    name = f"{export.source.fingerprint}/{split}/{rows.capacity}/{','.join(schema.names)}"
+    table = datasets.table.MemoryMappedTable.from_file(str(stream))
+    # A fingerprint of ours: the one that would be made up depends on the time of the file.
+    dataset = datasets.Dataset(table, fingerprint=hashlib.sha256(name.encode()).hexdigest()[:16])
+    with _no_progress_bars(datasets):
+        dataset.save_to_disk(str(folder))
+    del dataset, table
+    stream.unlink()
     streams.rmdir()
-    columns.say_what_labels_lose()
-    if not export.alone:
-        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": list(export.source.splits)}))
 
 
 @contextlib.contextmanager
@@ -178,7 +217,7 @@ def _no_progress_bars(datasets: Any) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-class _Columns:
+class Columns:
     """Rows as Arrow columns; the same ones for all splits."""
 
     def __init__(self, export: Export, *, labels: bool) -> None:
@@ -235,7 +274,7 @@ class _Columns:
         for name in self._facts:
             columns[name] = (self._export.source.splits[split].facts(name, batch.numbers) or [], batch.row_offsets)
         return pa.RecordBatch.from_arrays(
-            [_array(*columns[column.name], column.type) for column in schema], schema=schema
+            [list_array(*columns[column.name], column.type) for column in schema], schema=schema
         )
 
     def _label_ids(self, batch: RowBatch, ids: NDArray[np.int32], packed: bool) -> NDArray[np.int32]:
@@ -262,7 +301,7 @@ class _Columns:
             )
 
 
-def _array(values: NDArray[Any] | list[Any], offsets: NDArray[np.int64], kind: Any) -> Any:
+def list_array(values: NDArray[Any] | list[Any], offsets: NDArray[np.int64], kind: Any) -> Any:
     """A column: lists of values where its type is one, else a value a row."""
     import pyarrow as pa
 
@@ -281,12 +320,3 @@ def has_other_weights(documents: DocumentSet) -> bool:
             if bool(((piece != 0) & (piece != 1)).any()):
                 return True
     return False
-
-
-TARGETS: dict[str, Callable[[Export], None]] = {
-    "hf": to_hf,
-    "parquet": to_parquet,
-    "episodes": to_episodes,
-    "megatron": to_megatron,
-}
-"""Adding a target is adding a function and its entry."""

@@ -15,9 +15,9 @@ class ParquetShards:
     The files are written in place: give it a folder that is not published yet. Each batch is one row group.
     """
 
-    def __init__(self, folder: Path, schema: Any, *, shard_tokens: int) -> None:
+    def __init__(self, folder: Path, schema: Any, *, shard_tokens: int, suffix: str = ".parquet") -> None:
         """`shard_tokens`: a file is closed before it would hold more tokens; a larger batch is alone in its file."""
-        self._folder, self._schema, self._limit = folder, schema, shard_tokens
+        self._folder, self._schema, self._limit, self._suffix = folder, schema, shard_tokens, suffix
         self._writer: Any = None
         self._tokens = 0
         self.files = 0
@@ -31,7 +31,7 @@ class ParquetShards:
         if self._writer is None:
             import pyarrow.parquet as pq
 
-            path = self._folder / f"{shard_name(self.files)}.parquet"
+            path = self._folder / f"{shard_name(self.files)}{self._suffix}"
             self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
             self.files += 1
             self._tokens = 0

@@ -17,6 +17,12 @@ HEIGHT = 320
 LEFT, MIDDLE, RIGHT = 240, 490, 740
 MOST_SOURCES = 10
 TOP = 28
+LINE = 15
+"""Height of a line of text."""
+NAME_WIDTH = 28
+"""Characters of a name in a line left of its bar; longer names take more lines, and none is cut."""
+LABEL_WIDTH = 34
+"""Characters of a name and its numbers that fit one line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +126,33 @@ def _column(names: Sequence[str], sums: Mapping[str, int], total: int) -> tuple[
     y = float(TOP)
     for name in names:
         height = max(HEIGHT * sums[name] / total, 1.5)
-        nodes[name] = _Node(name, sums[name], y, height)
-        y += height + GAP
+        lines, beside = _label(name, _words(sums[name], total))
+        label = LINE * (len(lines) + (not beside))
+        more = max(0.0, (label - height - GAP) / 2)  # room that a label of many lines needs above and below its bar
+        nodes[name] = _Node(name, sums[name], y + more, height)
+        y += height + 2 * more + GAP
     return nodes, y
+
+
+def _words(tokens: int, total: int) -> str:
+    return f"{tokens:,} \u00b7 {tokens / total:.1%}"
+
+
+def _label(name: str, words: str) -> tuple[list[str], bool]:
+    """The lines of a name, and whether its numbers fit beside the last of them."""
+    lines = _lines(name)
+    return lines, len(lines[-1]) + len(words) < LABEL_WIDTH
+
+
+def _lines(name: str) -> list[str]:
+    """A name in lines that fit, broken where a word or a part of a path ends if it can be."""
+    lines, rest = [], name
+    while len(rest) > NAME_WIDTH:
+        at = max((rest.rfind(sign, NAME_WIDTH // 2, NAME_WIDTH) for sign in " /-_."), default=-1) + 1
+        at = at or NAME_WIDTH
+        lines.append(rest[:at].rstrip())
+        rest = rest[at:].lstrip()
+    return [*lines, rest]
 
 
 def flow_svg(flow: Flow, label: str) -> str:
@@ -192,13 +222,18 @@ def _bar(node: _Node, x: float, kind: str, total: int) -> str:
     """The bar of a node with its name and tokens: names of sources stand left of it, the others right."""
     name = FATE_NAMES.get(node.name, node.name) if kind == "fate" else node.name
     css = {"source": "source", "role": f"role-{node.name}", "fate": f"fate-{node.name}"}[kind]
-    words = f"{node.tokens:,} \u00b7 {node.tokens / total:.1%}"
-    shown = name if len(name) <= 26 else f"{name[:25]}\u2026"
+    words = _words(node.tokens, total)
     at, anchor = (x - 8, "end") if kind == "source" else (x + NODE + 8, "start")
-    y = node.y + node.height / 2
+    lines, beside = _label(name, words)
+    y = node.y + node.height / 2 - LINE * (len(lines) - 1 + (not beside)) / 2
+    named = "".join(
+        f'<tspan class="name" x="{at}" dy="{LINE if number else 0}">{escape(line)}</tspan>'
+        for number, line in enumerate(lines)
+    )
+    place = "" if beside else f' x="{at}" dy="{LINE}"'
     return (
         f'<rect class="node {escape(css)}" x="{x}" y="{node.y:.1f}" width="{NODE}" height="{node.height:.1f}" rx="2">'
         f"<title>{escape(name)}: {node.tokens:,} tokens</title></rect>"
-        f'<text x="{at}" y="{y:.1f}" text-anchor="{anchor}"><tspan class="name">{escape(shown)}</tspan> '
-        f'<tspan class="count">{words}</tspan></text>'
+        f'<text x="{at}" y="{y:.1f}" text-anchor="{anchor}">{named} '
+        f'<tspan class="count"{place}>{words}</tspan></text>'
     )

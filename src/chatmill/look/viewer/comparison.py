@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-Compare = Callable[[], dict[str, Any]]
+OnProgress = Callable[[int, int], None]
+"""Called with the records that are compared, and how many there are."""
+Compare = Callable[[OnProgress], dict[str, Any]]
 """Gives the JSON form of `chatmill diff` for the two datasets, with the changed records to show."""
 
 
@@ -19,6 +21,7 @@ class Comparison:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._began = 0.0
+        self._progress = (0, 0)
         self._found: dict[str, Any] | None = None
         self._problem = ""
 
@@ -33,10 +36,13 @@ class Comparison:
 
     def _run(self) -> None:
         try:
-            self._found = self._compare()
+            self._found = self._compare(self._note)
         except Exception as error:
             # whatever went wrong is told: a page must not wait for ever
             self._problem = str(error) or type(error).__name__
+
+    def _note(self, done: int, of: int) -> None:
+        self._progress = (done, of)
 
     def as_json(self) -> dict[str, Any]:
         """Sums, differences of the manifests, and one line for each changed record; or how long it has been running."""
@@ -44,7 +50,9 @@ class Comparison:
         if self._problem:
             return {"done": False, "problem": self._problem}
         if self._found is None:
-            return {"done": False, "problem": "", "seconds": time.monotonic() - self._began}
+            done, of = self._progress
+            seconds = time.monotonic() - self._began
+            return {"done": False, "problem": "", "seconds": seconds, "done_records": done, "records": of}
         brief = [{key: value for key, value in one.items() if key != "lines"} for one in self._found["changed"]]
         return {**self._found, "done": True, "changed": brief}
 

@@ -18,6 +18,9 @@ from chatmill.store.kd import SPAN_NAMES
 WINDOW = 2048
 """Tokens of one page of an item."""
 MOST_WINDOW = 16384
+LONG_CHAT = 6
+"""Messages of an item; one with more has a list of them."""
+MOST_LISTED = 1000
 OPENING = 40
 """Tokens of the text that stands for an item in lists."""
 
@@ -53,6 +56,8 @@ def item_json(
         "features": list(item.features),
         "problem": item.problem,
         "documents": _documents(item, weights, text),
+        "first_trained": _first_trained(weights),
+        "list": _list(item, weights, text),
         "window": {"first": first, "last": last},
         "messages": _messages(item, weights, first, last),
         "runs": _runs(item, weights, text, first, last),
@@ -114,6 +119,30 @@ def _messages(item: Item, weights: NDArray[Any], first: int, last: int) -> dict[
         }
         for number in range(max(begin, 0), end)
     }
+
+
+def _first_trained(weights: NDArray[Any]) -> int | None:
+    found = np.flatnonzero(weights > 0)
+    return int(found[0]) if len(found) else None
+
+
+def _list(item: Item, weights: NDArray[Any], text: TokenText) -> list[dict[str, Any]]:
+    """The messages of a long item, each with its first token and its first words; empty for a short one."""
+    starts = item.message_starts
+    if item.kinds is None or len(starts) <= LONG_CHAT:
+        return []
+    borders = np.append(starts, len(item))
+    trained = segment_sums(weights > 0, borders)
+    return [
+        {
+            "start": int(borders[number]),
+            "role": role_of(int(item.kinds[borders[number]])).name.lower(),
+            "tokens": int(borders[number + 1] - borders[number]),
+            "trained": int(trained[number]),
+            "text": opening_text(item, text, int(borders[number]), int(borders[number + 1]), most=32),
+        }
+        for number in range(min(len(starts), MOST_LISTED))
+    ]
 
 
 def _documents(item: Item, weights: NDArray[Any], text: TokenText) -> list[dict[str, Any]]:

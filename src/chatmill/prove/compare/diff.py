@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -142,16 +142,18 @@ class DatasetDiff:
         return self.decoders[line.sign == "+"]
 
 
-def diff_datasets(a: str | Path, b: str | Path, *, show: int = 5) -> DatasetDiff:
+def diff_datasets(
+    a: str | Path, b: str | Path, *, show: int = 5, on_progress: Callable[[int, int], None] | None = None
+) -> DatasetDiff:
     """Compare two datasets record by record; the tokens of about a million positions are in memory at a time.
 
     Records are matched by id, by content where there are no ids, else by place. `show`: how many changed records to
-    take apart into lines.
+    take apart into lines. `on_progress` is called with the records that are compared, and how many there are.
     """
     old, new = Side(open_dataset(a)), Side(open_dataset(b))
     pairs = pair_records(*common_keys(old, new))
     walk = _Walk(old, new, pairs, show)
-    walk.run()
+    walk.run(on_progress or (lambda done, of: None))
     notes = [*_notes(old, new), *walk.notes]
     decoders: tuple[Tokenizer | None, Tokenizer | None] = (None, None)
     if walk.shown:
@@ -188,11 +190,15 @@ class _Walk:
         self._last_partner = -1
         self._in_order = True
 
-    def run(self) -> None:
+    def run(self, on_progress: Callable[[int, int], None]) -> None:
         """Compare everything."""
-        for numbers in self._a.batches():
-            self._compare(numbers)
         only_in_b = self._pairs.only_in_b
+        done, of = 0, len(self._pairs.partner) + len(only_in_b)
+        for numbers in self._a.batches():
+            on_progress(done, of)
+            self._compare(numbers)
+            done += len(numbers)
+        on_progress(done, of)
         for numbers in self._b.batches_of(only_in_b):
             self._add(1, self._b.gather(numbers))
         self.counts[Change.ONLY_IN_B] = len(only_in_b)

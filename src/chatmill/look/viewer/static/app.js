@@ -21,7 +21,7 @@ const KEYS = [
   [
     "1 2 3 4",
     "colour by trained, kind, document, position"
-  ], ["c", "next colouring"], ["w", "choose a policy"], [
+  ], ["c", "next colouring"], ["f", "first trained token"], ["w", "choose a policy"], [
     "b",
     "from an item to the list"
   ], ["Esc", "close; cancel a search"],

@@ -34,11 +34,15 @@ class Compare {
         replace(this.main, h("h1", {}, "Compare"), h("p", { class: "error" }, this.found.problem));
         return;
       }
+      const { done_records: done, records } = this.found;
+      const counted = records ? `${count(done)} of ${count(records)}` : "matching them";
       replace(
         this.main,
         h("h1", {}, "Compare"),
-        h("p", { class: "quiet" }, `Comparing record by record… ${Math.round(this.found.seconds)} s`),
-        h("progress", { "aria-label": "Comparing" })
+        h("p", { class: "quiet", id: "comparing" },
+          `Comparing record by record: ${counted}, ${Math.round(this.found.seconds)} s`
+        ),
+        h("progress", { "aria-label": "Records compared", ...(records ? { max: records, value: done } : {}) })
       );
       await new Promise((wake) => setTimeout(wake, 300));
       if (this.signal.aborted) return;

@@ -9,6 +9,7 @@ import { address, dataset, go, note, remembered, split, splitPath } from "./stat
 export const COLOURS = [["trained", "Trained"], ["kind", "Kind"], ["document", "Document"], ["position", "Position"]];
 const WINDOW = 2048;
 const MARK_EVERY = 32;
+const LONG_PROMPT = 300;
 
 export async function item(main, route, signal) {
   const page = new Item(main, route, signal);
@@ -99,6 +100,7 @@ class Item {
       data.tokenizer_problem && h("p", { class: "note" }, data.tokenizer_problem),
       this.controls(),
       shown.map && blockMap(shown, (position) => this.goTo(position)),
+      this.turns(),
       this.windows(), this.body, shown.window.last < shown.tokens && this.windows());
     this.drawRuns();
     say(`${name}: ${count(shown.tokens)} tokens, ${count(shown.trained)} trained`);
@@ -125,11 +127,40 @@ class Item {
         ), part.policies.map(
           (name) => h("option", { value: name, selected: name === shown.policy }, `policy ${name}`)
         )));
+    const jump = h("button",
+      {
+        type: "button",
+        id: "first-trained",
+        disabled: shown.first_trained === null,
+        title: "Go to the first trained token (f)",
+        onclick: () => this.firstTrained()
+      },
+      shown.first_trained === null ? "Nothing is trained" : "First trained token"
+    );
     this.legend = h("ul", { class: "legend", id: "legend" });
     return h("div", {}, h("div", { class: "controls" },
       h("div", { class: "field-like" },
         h("div", { class: "choice", role: "group", "aria-label": "Colour by" }, this.colourButtons)
-      ), policy), this.legend);
+      ), policy, jump), this.legend);
+  }
+
+  firstTrained() {
+    if (this.shown.first_trained !== null) this.goTo(this.shown.first_trained);
+  }
+
+  // The messages of a long chat, each a way to its tokens.
+  turns() {
+    const { list } = this.shown;
+    if (!list.length) return null;
+    return h("details", { class: "card turns", id: "turns", open: innerWidth > 640 },
+      h("summary", {}, plural(list.length, "message")),
+      h("ol", {}, list.map((one) => h("li", {},
+        h("button", { type: "button", data: { start: one.start }, onclick: () => this.goTo(one.start) },
+          h("b", { class: `role ${one.role}` }, one.role === "none" ? "document" : one.role),
+          h("span", { class: "words", dir: "auto" }, oneLine(one.text)),
+          h("small", {}, `${count(one.tokens)} tok`, one.trained ? `, ${count(one.trained)} trained` : "")
+        )
+      ))));
   }
 
   setColour(value) {
@@ -273,11 +304,29 @@ class Item {
   messageBox(about, words) {
     const role = about?.role ?? "none";
     const label = about?.role === null || about === undefined ? "tokens" : role === "none" ? "document" : role;
-    return h("article", { class: `message${about?.trained ? " some-trained" : ""}`, "aria-label": label },
+    const box = h("article", { class: `message${about?.trained ? " some-trained" : ""}`, "aria-label": label },
       h("div", { class: `role ${role}` },
         label,
         h("small", {}, `${count(about?.tokens ?? 0)} tok`, about?.trained ? `, ${count(about.trained)} trained` : "")
       ), words);
+    const long = (role === "system" || role === "developer") && about.tokens > LONG_PROMPT && !about.trained;
+    if (long && !this.unfolded) {
+      box.classList.add("folded");
+      box.append(h("button",
+        { type: "button", class: "unfold", onclick: () => this.unfold() },
+        `Show all ${count(about.tokens)} tokens`
+      ));
+    }
+    return box;
+  }
+
+  // Show long prompts whole, here and in the next window.
+  unfold() {
+    this.unfolded = true;
+    for (const box of this.body.querySelectorAll(".folded")) {
+      box.classList.remove("folded");
+      box.querySelector(".unfold").remove();
+    }
   }
 
   run(run) {
@@ -339,6 +388,7 @@ class Item {
     this.unselect();
     this.at = Math.min(Math.max(index, 0), this.tokens.length - 1);
     const token = this.tokens[this.at];
+    if (this.at > 0 && token.node.closest(".folded")) this.unfold();
     token.node.classList.add("here");
     const box = token.node.getBoundingClientRect();
     if (
@@ -355,6 +405,7 @@ class Item {
       ) token.node.replaceChildren(h("mark", {}, ...token.node.childNodes));
     }
     const first = this.tokens.find((token) => token.position + token.ids.length > at);
+    if (first?.node.closest(".folded")) this.unfold();
     first?.node.scrollIntoView({ block: "center", behavior: "instant" });
   }
 
@@ -368,6 +419,7 @@ class Item {
       ArrowRight: () => this.select(this.at + 1), ArrowLeft: () => this.select(this.at < 0 ? 0 : this.at - 1),
       n: () => this.shown.window.last < this.shown.tokens && this.goTo(this.shown.window.last, true),
       p: () => this.shown.window.first > 0 && this.goTo(Math.max(0, this.shown.window.first - WINDOW), true),
+      f: () => this.firstTrained(),
       w: () => byId("policy")?.focus(),
       Escape: () => { this.unselect(); hideTip(); },
       b: () => go({ page: "browse", dataset: this.route.dataset, split: this.route.split, params: {} }),

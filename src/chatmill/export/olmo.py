@@ -1,0 +1,135 @@
+"""The export to OLMo-core: headerless arrays of tokens and label masks, and the bounds of documents."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of
+from chatmill.errors import ConfigError, DataError
+from chatmill.export.trained import Targets, ends_in_eos
+
+if TYPE_CHECKING:
+    from chatmill.export.rows import RowBatch
+    from chatmill.export.targets import Export
+
+DTYPES = (np.uint8, np.uint16, np.uint32)
+"""OLMo-core takes the smallest that holds the vocabulary."""
+
+
+def to_olmo_core(export: Export) -> None:
+    """`SPLIT/token_ids_part_00000.npy`, `labels_mask_part_00000.npy` and the bounds, `token_ids_part_00000.csv.gz`.
+
+    The mask is token-aligned. OLMo-core finds the documents by their end token (and, asked for it, by the bounds), so
+    each must end in it and have it nowhere else.
+    """
+    targets = Targets(export, "OLMo-core")
+    eos = export.eod_id if export.eod_id is not None else export.eos_id
+    if eos is None:
+        raise ConfigError(
+            "OLMo-core finds documents by their end token, and this dataset's tokenizer names none: give one with "
+            "--eod-id, which ends every document"
+        )
+    size = _vocabulary(export)
+    if eos >= size:
+        raise ConfigError(f"eod_id is {eos:,}; the vocabulary has {size:,} tokens")
+    dtype = next(dtype for dtype in DTYPES if size - 1 <= np.iinfo(dtype).max)
+    for split in export.source.splits:
+        with _Parts(export.folder / split, export.shard_tokens, dtype) as parts:
+            for batch in export.batches(split, export.documents(split, "OLMo-core")):
+                if len(batch.documents.ids) and int(batch.documents.ids.max()) >= size:
+                    raise DataError(
+                        f"{split}: a token has the id {batch.documents.ids.max():,}; the vocabulary has {size:,}"
+                    )
+                parts.append(*_ended(export, split, batch, targets.of(batch), eos))
+    targets.say_what_is_lost()
+    export.config += [
+        "NumpyPackedFSLDatasetConfig(",
+        f"    tokenizer=TokenizerConfig(vocab_size={size}, eos_token_id={eos}, pad_token_id={export.pad_id}),",
+        f'    paths=["{{out}}/{export.main_split}/token_ids_part_*.npy"], dtype="{np.dtype(dtype).name}",',
+        f'    label_mask_paths=["{{out}}/{export.main_split}/labels_mask_part_*.npy"], expand_glob=True,',
+        "    generate_doc_lengths=True,  # keeps the documents of a row apart",
+        "    sequence_length=...,  # a power of 2, the longest document or more: OLMo-core cuts longer ones",
+        ")",
+    ]
+
+
+def _vocabulary(export: Export) -> int:
+    """Tokens of the vocabulary; where the dataset does not say so, one more than the largest id."""
+    known = export.source.about.get("tokenizer", {}).get("vocab_size")
+    if known is not None:
+        return int(known)
+    largest = [-1 if export.eod_id is None else export.eod_id]
+    for documents in export.source.splits.values():
+        largest += [int(documents.shard_columns(shard)[0].max(initial=0)) for shard in range(documents.shards)]
+    return max(largest) + 1
+
+
+def _ended(
+    export: Export, split: str, batch: RowBatch, trained: NDArray[np.bool_], eos: int
+) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.bool_]]:
+    """Ids, lengths and mask of documents that each end in `eos`, which is added untrained where it was asked for."""
+    problem = ends_in_eos(split, batch, eos)
+    ids, offsets = batch.documents.ids, batch.documents.offsets
+    ends = offsets[1:]
+    if problem and "inside" in problem:
+        raise DataError(
+            f"{problem}, and OLMo-core cuts them there: choose another token that ends them, one that the template "
+            "does not write, with --eod-id (and eos_token_id in OLMo-core)"
+        )
+    if problem and export.eod_id is None:
+        raise DataError(
+            f"{problem}, by which OLMo-core finds their ends: --eod-id {eos} adds it behind them, untrained"
+        )
+    if not problem:
+        return ids, np.diff(offsets), trained
+    open_ended = np.flatnonzero(ids[ends - 1] != eos)
+    lengths = np.diff(offsets)
+    lengths[open_ended] += 1
+    return np.insert(ids, ends[open_ended], eos), lengths, np.insert(trained, ends[open_ended], False)
+
+
+class _Parts:
+    """The files of one split: a new part where the next documents would not fit."""
+
+    def __init__(self, folder: Path, limit: int, dtype: type[np.unsignedinteger[Any]]) -> None:
+        self._folder, self._limit, self._dtype = folder, limit, dtype
+        self._files: list[IO[bytes]] = []
+        self._bounds: list[NDArray[np.int64]] = []
+        self._tokens = self._count = 0
+        folder.mkdir(parents=True)
+
+    def append(self, ids: NDArray[np.uint32], lengths: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
+        """Write documents, all into one part."""
+        if self._files and self._tokens + len(ids) > self._limit:
+            self._close()
+        if not self._files:
+            number = f"part_{self._count:05d}"
+            self._files = [(self._folder / f"{name}_{number}.npy").open("wb") for name in ("token_ids", "labels_mask")]
+            self._count += 1
+        self._files[0].write(ids.astype(self._dtype).tobytes())
+        self._files[1].write(mask.tobytes())
+        offsets = offsets_of(lengths) + self._tokens
+        self._bounds.append(np.stack([offsets[:-1], offsets[1:]], axis=1))
+        self._tokens += len(ids)
+
+    def _close(self) -> None:
+        for file in self._files:
+            file.close()
+        name = self._folder / f"token_ids_part_{self._count - 1:05d}.csv.gz"
+        lines = "".join(f"{start},{end}\n" for start, end in np.concatenate(self._bounds).tolist())
+        name.write_bytes(gzip.compress(lines.encode(), mtime=0))
+        self._files, self._bounds, self._tokens = [], [], 0
+
+    def __enter__(self) -> _Parts:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._files:
+            self._close()
+        for file in self._files:
+            file.close()

@@ -1,0 +1,356 @@
+"""Exports to trainers: what the rules of each reader make of the files is the dataset, token by token.
+
+The readers' rules are written here from their documentation. `tests/export/test_own_readers.py` reads the same files
+with the trainers' own packages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from chatmill.errors import ConfigError, DataError
+from chatmill.export import export as export_module
+from chatmill.export.check import verify_export
+from chatmill.export.export import export_dataset
+from chatmill.export.registry import TARGETS
+from chatmill.load.row_source import RowSource
+from chatmill.store import documents as documents_module
+from chatmill.store.documents import StoredDataset, open_dataset
+from chatmill.store.episode_writer import EpisodeWriter
+from tests.export.sets import CAPACITY, Document, aligned, built, cut, documents_of
+
+Starts = list[int]
+
+
+@pytest.fixture(scope="module")
+def episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("built") / "episodes")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("built") / "rows", pack={"length": CAPACITY})
+
+
+@pytest.fixture
+def know(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes datasets that were written by hand say what a manifest would say of their tokenizer."""
+
+    def knows(**tokenizer: int) -> None:
+        def opened(*arguments: Any) -> StoredDataset:
+            return dataclasses.replace(open_dataset(*arguments), about={"tokenizer": tokenizer})
+
+        monkeypatch.setattr(export_module, "open_dataset", opened)
+
+    return knows
+
+
+def write(folder: Path, documents: list[tuple[list[int], list[float]]]) -> Path:
+    with EpisodeWriter(folder, "train") as writer:
+        for ids, weights in documents:
+            writer.append(ids, weights)
+    return folder
+
+
+def same(found: list[Document], folder: Path, split: str = "train") -> None:
+    wanted = documents_of(folder, split)
+    assert len(wanted) > 20
+    assert Counter(found) == Counter(wanted)
+
+
+# --- the readers' rules -------------------------------------------------------------------------------------------
+
+
+def read_axolotl(out: Path, split: str) -> list[Document]:
+    import datasets
+
+    table = datasets.Dataset.load_from_disk(str(out / split))
+    assert table.column_names == ["input_ids", "attention_mask", "labels"]
+    found = []
+    for row in table:
+        assert row["attention_mask"] == [1] * len(row["input_ids"])
+        found += cut(row["input_ids"], row["labels"], [0])
+    return found
+
+
+def read_llamafactory(out: Path, split: str) -> list[Document]:
+    import datasets
+
+    table = datasets.load_from_disk(str(out))[{"train": "train", "val": "validation"}[split]]
+    found = []
+    for row in table:
+        numbers = row["attention_mask"]
+        used = len(numbers) - numbers.count(0)
+        assert 0 not in numbers[:used]
+        assert set(row["labels"][used:]) <= {-100}
+        starts = [place for place in range(used) if place == 0 or numbers[place] != numbers[place - 1]]
+        if "position_ids" in row:
+            assert len(numbers) == CAPACITY + 1
+            assert [place for place in range(used) if row["position_ids"][place] == 0] == starts
+            assert max(numbers) == len(starts)
+        found += cut(row["input_ids"][:used], row["labels"][:used], starts)
+    return found
+
+
+def read_megatron_bridge(out: Path, split: str) -> list[Document]:
+    found = []
+    names = sorted(path.name for path in (out / split).iterdir())
+    assert all(name.endswith(".idx.parquet") for name in names)
+    for row in pq.ParquetDataset([out / split / name for name in names]).read().to_pylist():
+        bounds = [*row["seq_start_id"], len(row["input_ids"])]
+        assert bounds[0] == 0
+        for start, end in itertools.pairwise(bounds):
+            # Inputs are the tokens but the last, labels those but the first, and the mask is read beside the inputs.
+            mask = row["loss_mask"][start : end - 1]
+            ids = row["input_ids"][start:end]
+            found.append((tuple(ids), tuple(place + 1 for place, value in enumerate(mask) if value)))
+    return found
+
+
+def read_olmo_core(out: Path, split: str, eos: int = 0, dtype: str = "uint16") -> list[Document]:
+    found = []
+    for path in sorted((out / split).glob("token_ids_part_*.npy")):
+        ids = np.fromfile(path, dtype=dtype)
+        mask = np.fromfile(str(path).replace("token_ids", "labels_mask"), dtype=np.bool_)
+        ends = np.flatnonzero(ids == eos) + 1
+        starts = [0, *ends[:-1].tolist()]
+        assert ends[-1] == len(ids) == len(mask)
+        bounds = gzip.decompress(Path(str(path).replace(".npy", ".csv.gz")).read_bytes()).decode()
+        assert bounds == "".join(f"{a},{b}\n" for a, b in zip(starts, ends.tolist(), strict=True))
+        labels = np.where(mask, ids.astype(np.int64), -100).tolist()
+        found += cut(ids.tolist(), labels, starts)
+    return found
+
+
+def read_skyrl(out: Path, split: str) -> list[Document]:
+    found = []
+    for row in pq.read_table(out / split).to_pylist():
+        assert set(row["loss_mask"]) <= {0, 1}
+        labels = [i if value else -100 for i, value in zip(row["input_ids"], row["loss_mask"], strict=True)]
+        found += cut(row["input_ids"], labels, [0])
+    return found
+
+
+def read_levanter(out: Path, split: str, eos: int | None = None) -> list[Document]:
+    """One document a row where `eos` is None, ended by padding, whose id is 258."""
+    found = []
+    for row in pq.read_table(out / split).to_pylist():
+        ids = row["input_ids"]
+        used = max(place + 1 for place, token in enumerate(ids) if token != 258)
+        assert not any(row["loss_weights"][used - 1 :])
+        starts = [0, *(place + 1 for place in range(used - 1) if ids[place] == eos)]
+        weighed = [-100, *(ids[place + 1] if row["loss_weights"][place] else -100 for place in range(used - 1))]
+        found += cut(ids[:used], weighed, starts)
+    return found
+
+
+def read_torchtitan(out: Path, split: str) -> list[Document]:
+    source = RowSource(out / split)
+    found = []
+    for number in range(len(source)):
+        inputs, shifted = source[number]
+        labels, positions = aligned(shifted.tolist()), inputs["positions"].tolist()
+        starts = [place for place, position in enumerate(positions) if position == 0]
+        for start, end in zip(starts, [*starts[1:], len(positions)], strict=True):
+            assert positions[start:end] == list(range(end - start))
+        documents = list(cut(inputs["input"].tolist(), labels, starts))
+        if set(documents[-1][0]) == {258}:
+            assert documents.pop()[1] == ()
+        found += documents
+    return found
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "olmo-core": {"eod_id": 0},
+    "levanter": {"max_length": CAPACITY, "packing_strategy": "alone"},
+    "torchtitan": {"max_length": CAPACITY},
+}
+READERS: dict[str, Callable[[Path, str], list[Document]]] = {
+    "axolotl": read_axolotl,
+    "llamafactory": read_llamafactory,
+    "megatron-bridge": read_megatron_bridge,
+    "olmo-core": read_olmo_core,
+    "skyrl": read_skyrl,
+    "levanter": read_levanter,
+    "torchtitan": read_torchtitan,
+}
+
+
+def test_every_trainer_has_a_reader_here() -> None:
+    assert set(READERS) == set(TARGETS) - {"hf", "parquet", "episodes", "megatron"}
+
+
+@pytest.mark.parametrize("to", READERS)
+def test_the_reader_gets_the_tokens_and_targets_of_the_dataset(
+    episodes: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 20_000)
+    result = export_dataset(episodes, to, tmp_path / "out", shard_tokens=50_000, **OPTIONS.get(to, {}))
+    for split in ("train", "val"):
+        found = READERS[to](tmp_path / "out", split)
+        if to == "olmo-core":  # the end token that was asked for stands behind each, untrained
+            assert all(ids[-1] == 0 for ids, _ in found)
+            found = [(ids[:-1], places) for ids, places in found]
+        same(found, episodes, split)
+        assert result.splits[split]["trained"] == sum(len(places) for _, places in found)
+    assert verify_export(tmp_path / "out").passed
+    assert str(tmp_path / "out") in result.config
+    assert any("record_id" in sentence and "kinds" in sentence for sentence in result.not_held)
+
+
+@pytest.mark.parametrize("to", ["llamafactory", "megatron-bridge", "torchtitan"])
+def test_packed_rows_are_those_of_the_plan(rows: Path, tmp_path: Path, to: str) -> None:
+    result = export_dataset(rows, to, tmp_path / "out")
+    same(READERS[to](tmp_path / "out", "train"), rows)
+    plan = open_dataset(rows).splits["train"].plan
+    assert plan is not None
+    assert result.splits["train"]["rows"] == len(plan) < result.splits["train"]["documents"]
+    assert str(CAPACITY) in result.config
+
+
+@pytest.mark.parametrize("to", ["axolotl", "olmo-core", "skyrl"])
+def test_a_trainer_that_packs_itself_gets_documents(rows: Path, tmp_path: Path, to: str) -> None:
+    result = export_dataset(rows, to, tmp_path / "out", **OPTIONS.get(to, {}))
+    assert result.splits["train"]["rows"] == result.splits["train"]["documents"]
+    assert any("packs anew" in sentence for sentence in result.not_held)
+    with pytest.raises(ConfigError, match="itself: leave out max_length"):
+        export_dataset(rows, to, tmp_path / "two", max_length=CAPACITY)
+
+
+@pytest.mark.parametrize("to", ["levanter", "torchtitan"])
+def test_rows_of_one_length_need_one(episodes: Path, tmp_path: Path, to: str) -> None:
+    with pytest.raises(ConfigError, match=r"train has no pack plan: give --max-length .*--pack alone"):
+        export_dataset(episodes, to, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+# --- what a format cannot hold ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", [name for name in READERS if name != "levanter"])
+def test_weights_that_a_mask_cannot_hold_are_refused(tmp_path: Path, to: str) -> None:
+    write(tmp_path / "a", [([5, 6, 0], [0, 0.5, 1])])
+    with pytest.raises(
+        DataError, match=r"another weight than 0 and 1, and .* only reads trained or not: export to lev"
+    ):
+        export_dataset(tmp_path / "a", to, tmp_path / "out", **OPTIONS.get(to, {}))
+    assert not (tmp_path / "out").exists()
+
+
+def test_levanter_holds_weights_and_moves_them_by_one(tmp_path: Path) -> None:
+    write(tmp_path / "a", [([5, 6, 7], [1, 0.5, 2]), ([8, 9], [0, 1])])
+    result = export_dataset(tmp_path / "a", "levanter", tmp_path / "out", max_length=4, packing_strategy="alone")
+    table = pq.read_table(tmp_path / "out" / "train")
+    assert table.schema.field("loss_weights").type == pa.list_(pa.float32())
+    assert table.schema.field("input_ids").type == pa.list_(pa.int32())
+    assert table.to_pylist() == [
+        {"input_ids": [5, 6, 7, 0], "loss_weights": [0.5, 2, 0, 0]},
+        {"input_ids": [8, 9, 0, 0], "loss_weights": [1, 0, 0, 0]},
+    ]
+    assert any("1 trained tokens are the first of a document" in sentence for sentence in result.not_held)
+
+
+def test_levanter_packs_documents_that_end_in_eos_and_no_others(tmp_path: Path, know: Callable[..., None]) -> None:
+    ended = write(tmp_path / "ended", [([5, 6, 2], [0, 1, 1]), ([7, 2], [0, 1])])
+    inside = write(tmp_path / "inside", [([5, 2, 2], [0, 1, 1]), ([7, 2], [0, 1])])
+    opened = write(tmp_path / "open", [([5, 6], [0, 1]), ([7, 2], [0, 1])])
+    with pytest.raises(DataError, match=r"not known of this dataset, and Levanter .* --pack alone"):
+        export_dataset(ended, "levanter", tmp_path / "out", max_length=6)
+    know(eos_id=2, pad_id=258)
+    export_dataset(ended, "levanter", tmp_path / "out", max_length=6)
+    found = read_levanter(tmp_path / "out", "train", eos=2)
+    assert sorted(found) == [((5, 6, 2), (1, 2)), ((7, 2), (1,))]
+    with pytest.raises(DataError, match="the end token 2 stands 1 times inside of documents"):
+        export_dataset(inside, "levanter", tmp_path / "two", max_length=6)
+    with pytest.raises(DataError, match="1 documents do not end in the end token 2"):
+        export_dataset(opened, "levanter", tmp_path / "two", max_length=6)
+
+
+def test_olmo_core_refuses_an_end_token_inside_of_a_document(tmp_path: Path, know: Callable[..., None]) -> None:
+    folder = write(tmp_path / "a", [([5, 2, 6, 2], [0, 1, 0, 1]), ([7, 2], [0, 1])])
+    with pytest.raises(ConfigError, match="names none: give one with --eod-id"):
+        export_dataset(folder, "olmo-core", tmp_path / "out")
+    know(eos_id=2, pad_id=0, vocab_size=300)
+    with pytest.raises(DataError, match=r"end token 2 stands 1 times inside of documents, and OLMo-core cuts them"):
+        export_dataset(folder, "olmo-core", tmp_path / "out")
+    result = export_dataset(folder, "olmo-core", tmp_path / "out", eod_id=9)  # another token ends them
+    assert "eos_token_id=9" in result.config
+    assert read_olmo_core(tmp_path / "out", "train", eos=9) == [((5, 2, 6, 2, 9), (1, 3)), ((7, 2, 9), (1,))]
+    with pytest.raises(ConfigError, match="the vocabulary has 300 tokens"):
+        export_dataset(folder, "olmo-core", tmp_path / "two", eod_id=300)
+
+
+def test_olmo_core_documents_end_in_their_token(tmp_path: Path, know: Callable[..., None]) -> None:
+    folder = write(tmp_path / "a", [([5, 6], [0, 1]), ([7, 2], [0, 1])])
+    know(eos_id=2, pad_id=0, vocab_size=300)
+    with pytest.raises(DataError, match=r"1 documents do not end in the end token 2, .* --eod-id 2 adds it"):
+        export_dataset(folder, "olmo-core", tmp_path / "out")
+    export_dataset(folder, "olmo-core", tmp_path / "out", eod_id=2)
+    assert read_olmo_core(tmp_path / "out", "train", eos=2) == [((5, 6, 2), (1,)), ((7, 2), (1,))]
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(256, "uint8"), (257, "uint16"), (65_536, "uint16"), (65_537, "uint32")])
+def test_olmo_core_arrays_are_as_wide_as_the_vocabulary(
+    tmp_path: Path, know: Callable[..., None], size: int, dtype: str
+) -> None:
+    folder = write(tmp_path / "a", [([5, 6, 2], [0, 1, 1])])
+    know(eos_id=2, vocab_size=size)
+    result = export_dataset(folder, "olmo-core", tmp_path / "out")
+    assert f'dtype="{dtype}"' in result.config
+    assert (tmp_path / "out" / "train" / "token_ids_part_00000.npy").read_bytes() == np.array(
+        [5, 6, 2], dtype
+    ).tobytes()
+    know(eos_id=2, vocab_size=6)
+    with pytest.raises(DataError, match="a token has the id 6; the vocabulary has 6"):
+        export_dataset(folder, "olmo-core", tmp_path / "two")
+
+
+def test_megatron_bridge_trains_nothing_behind_eos(tmp_path: Path, know: Callable[..., None]) -> None:
+    folder = write(tmp_path / "a", [([5, 6, 2, 7, 8], [0, 1, 1, 1, 0])])
+    assert "not known" in export_dataset(folder, "megatron-bridge", tmp_path / "out").not_held[-1]
+    know(eos_id=2)
+    with pytest.raises(DataError, match="1 trained tokens follow the end token 2"):
+        export_dataset(folder, "megatron-bridge", tmp_path / "two")
+
+
+def test_megatron_bridge_has_the_types_and_sizes_that_it_reads(rows: Path, tmp_path: Path) -> None:
+    export_dataset(rows, "megatron-bridge", tmp_path / "out")
+    schema = pq.read_schema(tmp_path / "out" / "train" / "shard_00000.idx.parquet")
+    assert {field.name: str(field.type.value_type) for field in schema} == {
+        "input_ids": "int32",
+        "seq_start_id": "int32",
+        "loss_mask": "int8",
+    }
+    sizes = json.loads((tmp_path / "out" / "packed_metadata.json").read_text())
+    lengths = [len(ids) for ids, _ in documents_of(rows)]
+    assert len(sizes) == 2
+    assert sizes[0]["dataset_max_seqlen"] == max(lengths)
+
+
+@pytest.mark.parametrize(("to", "trainer"), [("axolotl", "Axolotl"), ("skyrl", "SkyRL")])
+def test_documents_that_the_trainer_drops_are_counted(tmp_path: Path, to: str, trainer: str) -> None:
+    folder = write(tmp_path / "a", [([5, 6], [1, 0]), ([7, 8], [0, 1])])
+    said = " ".join(export_dataset(folder, to, tmp_path / "out").not_held)
+    assert f"1 documents have nothing to train: {trainer} drops them" in said
+    assert "1 trained tokens are the first of a document" in said
+    assert READERS[to](tmp_path / "out", "train") == [((5, 6), ()), ((7, 8), (1,))]
+
+
+def test_one_document_a_row_on_request(episodes: Path, tmp_path: Path) -> None:
+    result = export_dataset(episodes, "torchtitan", tmp_path / "out", max_length=CAPACITY, packing_strategy="alone")
+    same(read_torchtitan(tmp_path / "out", "train"), episodes)
+    assert result.splits["train"]["rows"] == result.splits["train"]["documents"]
+    with pytest.raises(DataError, match="longer than a row of 500 tokens"):
+        export_dataset(episodes, "torchtitan", tmp_path / "two", max_length=500, packing_strategy="alone")
