@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chatmill.compiler.chunk_job import RECEIPT, REJECTED
+from chatmill.compiler.chunk_output import RECEIPT, REJECTED
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import (
     AtomicFile,
@@ -103,6 +103,10 @@ class DiskSync:
         self._pending.append(self._threads.submit(_sync_made, folder, receipt))
         while self._pending and self._pending[0].done():
             self._pending.pop(0).result()
+
+    def add_chunk(self, job: Any, receipt: Mapping[str, Any]) -> None:
+        """Begin with the shards of a chunk."""
+        self.add(job.folder, receipt)
 
     def wait(self) -> None:
         """Until everything is on the disk."""
