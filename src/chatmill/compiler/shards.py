@@ -84,6 +84,8 @@ def _file_records(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str,
             yield f"{split}/{name}", record
     if receipt.get("rejected"):
         yield REJECTED, FileRecord(**receipt["rejected"])
+    for name, record in receipt.get("files", {}).items():
+        yield name, FileRecord(**record)
 
 
 def _is_file(path: Path, record: FileRecord) -> bool:
