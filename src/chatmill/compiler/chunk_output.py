@@ -104,8 +104,10 @@ class StreamedOutput(ChunkOutput):
 
     def close(self) -> None:
         """Close all files after an error; what was written goes with its folder."""
-        for file in (*self._writers.values(), *([self._rejected] if self._rejected else [])):
-            file.discard()
+        for writer in self._writers.values():
+            writer.discard()
+        if self._rejected is not None:
+            self._rejected.discard()
 
     def _write_splits(self, folder: Path) -> dict[str, ShardRecord]:
         return {split: replace(writer.finish(""), sources=()) for split, writer in self._writers.items()}

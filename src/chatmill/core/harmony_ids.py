@@ -31,9 +31,11 @@ ANALYSIS, FINAL = kind(RoleCode.ASSISTANT, Part.REASONING), kind(RoleCode.ASSIST
 def kinds_of_spans(spans: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The kind of each span."""
     # Much faster than a table, which numpy reads by indices of 8 bytes.
-    return (spans == 1) * np.uint8(ANALYSIS) + (spans == 2) * np.uint8(FINAL)
+    kinds: NDArray[np.uint8] = (spans == 1) * np.uint8(ANALYSIS) + (spans == 2) * np.uint8(FINAL)
+    return kinds
 
 
 def spans_of_kinds(kinds: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The span of each kind that `kinds_of_spans` gives."""
-    return (kinds == ANALYSIS) * np.uint8(1) + (kinds == FINAL) * np.uint8(2)
+    spans: NDArray[np.uint8] = (kinds == ANALYSIS) * np.uint8(1) + (kinds == FINAL) * np.uint8(2)
+    return spans

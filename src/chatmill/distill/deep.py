@@ -148,7 +148,7 @@ class _Check:
                 own = slice(offsets[number], offsets[number + 1])
                 known[place] = Rendered(fast.ids[own], fast.spans[own])
             known |= dict(fast.failed)
-        found = []
+        found: list[Rendered | RecordError] = []
         for place, text in enumerate(rows.usable):
             if not rows.ids[place]:
                 found.append(RecordError("the row has no synth_id", code="no_synth_id", path="synth_id"))
@@ -195,7 +195,7 @@ class _Check:
         number, documents.next = documents.next, documents.next + 1
         stored = documents.columns(number)
         span = shift_left(made.spans)
-        expected = {TOKENS: made.ids, SPAN: span, LOSSMASK: (span > 0).astype(np.uint8)}
+        expected: dict[str, NDArray[Any]] = {TOKENS: made.ids, SPAN: span, LOSSMASK: (span > 0).astype(np.uint8)}
         for column, values in expected.items():
             at = _difference(stored[column], values)
             if at is not None:
