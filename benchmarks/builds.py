@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.chunk_job import STATE, ChunkJob, compile_chunk, pipeline_of
+from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, pipeline_of
+from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.run import run_build

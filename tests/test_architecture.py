@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prove": MIDDLE | {"__init__", "compiler"},
     "export": MIDDLE | {"__init__", "compiler", "prove"},
     "dataset": MIDDLE | {"look", "compiler", "export"},
-    "distill": MIDDLE | {"__init__", "compiler", "prove"},
+    "distill": MIDDLE | {"__init__", "compiler", "prove", "export"},
     "auditor": MIDDLE | {"look", "compiler", "prove"},
     "megatron": {"core", "store", "load", "train", "tokenizer"},
     "torchtitan": {"load"},

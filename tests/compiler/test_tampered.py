@@ -392,7 +392,7 @@ def test_a_receipt_in_the_work_of_synth_kd_moves_nothing_outside(
         patched.setattr("chatmill.distill.run.fault_point", stop)
         with pytest.raises(KeyboardInterrupt):
             build_synth_kd(source, tmp_path / "out", workers=0, audit=0)
-    receipt = tmp_path / "out" / ".build" / "joined" / "shard_00" / "receipt.json"
+    receipt = tmp_path / "out" / ".build" / "exported" / "shard_00" / "receipt.json"
     content = json.loads(receipt.read_bytes())
     files = content["splits"]["train"]["files"]
     name, record = files.popitem()

@@ -19,7 +19,6 @@ from chatmill.distill.audit import FIRST_ROWS, AuditError, audited
 from chatmill.distill.bulk import BulkRows
 from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.draft import KDBatch
-from chatmill.distill.join import KDJoin, join_shard
 from chatmill.distill.manifest import KDConfig
 from chatmill.distill.run import build_synth_kd
 from chatmill.distill.shards import chunk_starts
@@ -358,7 +357,7 @@ def test_resuming_with_changed_input_is_refused(fast: Path, bulk: BulkRows) -> N
     source = write_input(fast / "in", [[row(f"id-{n}", chat(f"{n}") if n < 9 else []) for n in range(10)]], group=2)
     with pytest.raises(RecordError):
         build_synth_kd(source, fast / "out", workers=0, chunk_rows=2)
-    assert len(list((fast / "out/.build/parts/shard_00").iterdir())) == 4, "finished chunks are kept"
+    assert len(list((fast / "out/.build/shards").iterdir())) == 4, "finished chunks are kept"
     with pytest.raises(ConfigError, match="holds an unfinished build: nothing is ever overwritten"):
         build_synth_kd(source, fast / "out", workers=0)
     shutil.rmtree(source)
@@ -374,44 +373,31 @@ def flipped(path: Path) -> None:
 
 
 DAMAGES = {
-    "tokens": lambda part: flipped(part / "train.tokens"),
-    "span": lambda part: (part / "train.span").write_bytes(bytes((part / "train.span").stat().st_size)),
-    "lengths": lambda part: (part / "train.lengths").write_bytes(bytes((part / "train.lengths").stat().st_size)),
-    "cut": lambda part: (part / "train.tokens").write_bytes((part / "train.tokens").read_bytes()[:-4]),
-    "missing": lambda part: (part / "train.span").unlink(),
-    "receipt": lambda part: (part / "receipt.json").write_bytes(b""),
-    "another cut": lambda part: (part / "receipt.json").write_bytes((part.parent / "000000/receipt.json").read_bytes()),
+    "tokens": lambda chunk: flipped(chunk / "train/tokens.bin"),
+    "kinds": lambda chunk: flipped(chunk / "train/kinds.u8"),
+    "cut": lambda chunk: (chunk / "train/tokens.bin").write_bytes((chunk / "train/tokens.bin").read_bytes()[:-4]),
+    "missing": lambda chunk: (chunk / "train/episodes.idx").unlink(),
+    "receipt": lambda chunk: (chunk / "receipt.json").write_bytes(b""),
+    "another": lambda chunk: (chunk / "receipt.json").write_bytes((chunk.parent / "000000/receipt.json").read_bytes()),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_part_is_made_again(fast: Path, bulk: BulkRows, name: str) -> None:
-    """As after a crash of the machine: parts are not synced."""
+def test_a_damaged_chunk_is_made_again(fast: Path, bulk: BulkRows, name: str) -> None:
+    """As after a crash of the machine: chunks are not synced."""
     rows = [row(f"id-{n}", chat(f"{n}") if n < 9 else []) for n in range(10)]
     source = write_input(fast / "in", [rows], group=2)
     with pytest.raises(RecordError):
         build_synth_kd(source, fast / "out", workers=0, chunk_rows=2)
-    parts = fast / "out/.build/parts/shard_00"
-    DAMAGES[name](parts / "000001")
-    kept = (parts / "000002").stat().st_ino
+    chunks = fast / "out/.build/shards"
+    DAMAGES[name](chunks / "000001")
+    kept = (chunks / "000002").stat().st_ino
     with pytest.raises(RecordError):
         build_synth_kd(source, fast / "out", workers=0, resume=True)
-    assert (parts / "000002").stat().st_ino == kept, "a whole part is left alone"
+    assert (chunks / "000002").stat().st_ino == kept, "a whole chunk is left alone"
     build_synth_kd(source, fast / "out", workers=0, resume=True, on_error="quarantine")
     build_synth_kd(source, fast / "whole", workers=0, on_error="quarantine")
     assert digest(fast / "out") == digest(fast / "whole")
-
-
-def test_a_part_that_changes_before_it_is_joined(fast: Path, bulk: BulkRows) -> None:
-    source = write_input(fast / "in", [[row(f"id-{n}", chat(f"{n}") if n < 9 else []) for n in range(10)]], group=2)
-    with pytest.raises(RecordError):
-        build_synth_kd(source, fast / "out", workers=0, chunk_rows=2)
-    part = fast / "out/.build/parts/shard_00/000001"
-    flipped(part / "train.tokens")
-    with pytest.raises(FormatError, match="000001: was changed after it was written"):
-        join_shard(KDJoin(name="shard_00", parts=(str(part),), folder=str(fast / "joined")))
-    assert not list(fast.glob("joined*"))
-    assert not list(fast.glob(".tmp*"))
 
 
 def test_rows_that_were_put_aside_do_not_pass_unseen(
@@ -429,6 +415,34 @@ def test_rows_that_were_put_aside_do_not_pass_unseen(
     assert result.manifest["failed"]["reasons"] == {"no_messages": 1}
 
 
+def test_the_ledger_says_where_every_row_and_token_went(fast: Path, bulk: BulkRows) -> None:
+    """Counted once more by decoding, with nothing taken from the code that is tested."""
+    rows = [row(f"id-{n}", [text("system", "s"), *chat(f"question {n}")]) for n in range(6)]
+    source = write_input(fast / "in", [[*rows[:4], row("bad", [])], rows[4:]], group=2)
+    build_synth_kd(source, fast / "out", workers=0, chunk_rows=2, on_error="quarantine", valid_fraction=0.3)
+    ledger = manifest_of(fast / "out")["ledger"]
+    assert ledger["records"]["shard_00"] == {"read": {"": 5}, "built": {"": 4}, "quarantined": {"no_messages": 1}}
+    assert ledger["notes"]["shard_01"] == {"episodes": 2}
+    slow, tokens = straightforward.official_encoding(), {}
+    for path in sorted((fast / "out").glob("*/*_tokens.idx")):
+        shard = KDShard.open(path.with_suffix(""))
+        for number in range(len(shard)):
+            ids = shard.document(number)[0].tolist()
+            assert ids.pop() == EOD
+            for message in slow.decode(ids).split("<|start|>")[1:]:
+                role = message.split("<|")[0]
+                size = 1 + len(slow.encode(message, allowed_special="all"))
+                tokens[shard.name, role] = tokens.get((shard.name, role), 0) + size
+            tokens[shard.name, "document"] = tokens.get((shard.name, "document"), 0) + 1
+    found = {(shard, role): fates for shard, roles in ledger["tokens"].items() for role, fates in roles.items()}
+    assert {key: fates["rendered"] for key, fates in found.items()} == tokens
+    assert all(("trained" if role == "assistant" else "context") in fates for (_, role), fates in found.items())
+
+
+PLANTED = {"ids": 5, "spans": 9}
+"""Which token of a row is changed: one of the user's text, one of the analysis."""
+
+
 def test_the_audit_sees_a_planted_difference(fast: Path, bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
     """One id is changed in one row behind the first 64: found exactly when that row is in the sample."""
     source = small(fast / "in", 400)
@@ -439,7 +453,7 @@ def test_the_audit_sees_a_planted_difference(fast: Path, bulk: BulkRows, monkeyp
     def planted(place: int, column: str) -> Any:
         def lay_out(self: BulkRows, draft: Any) -> KDBatch:
             batch = rendered(self, draft)
-            at = int(batch.lengths[:place].sum()) + 5
+            at = int(batch.lengths[:place].sum()) + PLANTED[column]
             getattr(batch, column)[at] += 1
             return batch
 
@@ -452,9 +466,12 @@ def test_the_audit_sees_a_planted_difference(fast: Path, bulk: BulkRows, monkeyp
     assert not (fast / "seen" / "manifest.json").exists()
     for column, name in (("ids", "id"), ("spans", "span")):
         monkeypatch.setattr(BulkRows, "_lay_out", planted(chosen, column))
-        with pytest.raises(AuditError, match=rf"row {chosen + 1}, .*: {name} 5 is"):
+        with pytest.raises(AuditError, match=rf"row {chosen + 1}, .*: {name} {PLANTED[column]} is"):
             build_synth_kd(source, fast / f"by default {column}", workers=0)
         build_synth_kd(source, fast / f"switched off {column}", workers=0, audit=0)
+    monkeypatch.setitem(PLANTED, "spans", 4)
+    with pytest.raises(FormatError, match=r"6,001 tokens are in spans, but 6,000 are of the assistant"):
+        build_synth_kd(source, fast / "a span of the user", workers=0, audit=0)
 
 
 def test_which_rows_are_audited() -> None:

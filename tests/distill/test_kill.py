@@ -19,25 +19,27 @@ from tests.distill.inputs import chat, digest, leftovers, real_rows, row, write_
 POINTS = [
     "after_state_write:1",
     "after_state_rename:1",
-    "after_part_write:1",
+    "after_shard_write:1",
     "before_receipt:2",
     "after_receipt_rename:2",
-    "before_part_rename:2",
-    "after_part_folder_rename:3",
-    "after_part_rename:4",
-    "during_join:1",
-    "during_join:4",
-    "before_join_receipt_rename:1",
-    "before_join_folder_rename:1",
-    "after_join_folder_rename:1",
-    "before_parts_removal:1",
-    "before_parts_removal:2",
+    "before_shard_rename:2",
+    "after_shard_folder_rename:3",
+    "after_shard_rename:4",
+    "after_chunk:5",
+    "during_export:1",
+    "during_export:4",
+    "before_rejected_file_rename:1",
+    "before_export_receipt_rename:1",
+    "before_export_folder_rename:1",
+    "after_export_folder_rename:1",
+    "before_chunk_removal:1",
+    "before_chunk_removal:2",
     "before_publish:1",
     "after_file_move:1",
     "after_file_move:7",
     "after_file_move:24",
-    "before_quarantine_rename:1",
-    "after_quarantine_rename:1",
+    "before_rejected_file_rename:2",
+    "after_rejected_file_rename:2",
     "before_manifest:1",
     "after_manifest_file_write:1",
     "before_manifest_file_rename:1",
@@ -109,10 +111,10 @@ def test_the_driver_killed_at_seeded_times_with_workers(fast: Path, bulk: object
     killed = 0
     for _ in range(2):
         driver = subprocess.Popen(command)
-        parts = fast / "out/.build/parts"
-        before = len(list(parts.glob("*/0*")))
+        chunks = fast / "out/.build/shards"
+        before = len(list(chunks.glob("0*")))
         until = time.monotonic() + 120
-        while driver.poll() is None and len(list(parts.glob("*/0*"))) < before + randomly.randint(1, 5):
+        while driver.poll() is None and len(list(chunks.glob("0*"))) < before + randomly.randint(1, 5):
             assert time.monotonic() < until
             time.sleep(0.01)
         driver.send_signal(signal.SIGKILL)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from chatmill.cli import synth_harmony as synth_harmony_command
-from chatmill.distill import synth_harmony
+from chatmill.distill import synth_harmony, synth_harmony_chunks
 from chatmill.distill.synth_harmony import write_synth_harmony
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, Frame
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
@@ -230,8 +230,75 @@ def test_a_corrupt_parquet_file_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
 
 
+def digests(out: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.iterdir())}
+
+
+@pytest.fixture
+def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of a few rows each."""
+    monkeypatch.setattr("chatmill.distill.synth_harmony.CHUNK_BYTES", 3000)
+
+
+def numbered(path: Path, count: int) -> Path:
+    """Rows without ids of their own, with blank lines and a bad one among them."""
+    rows = [json.dumps({**ROW, "answer": f"{n} " * (n % 7 + 1)}) + "\n" * (1 + (n % 5 == 0)) for n in range(count)]
+    rows[count // 2] = '{"query": "q", "answer": ""}\n'
+    path.write_text("".join(rows))
+    return path
+
+
+@pytest.mark.usefixtures("many_chunks")
+def test_workers_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = numbered(tmp_path / "rows.jsonl", 150)
+    options: dict[str, Any] = {"id_prefix": "n-", "on_error": "quarantine", "rows_per_shard": 60}
+    for workers in (0, 2):
+        write_synth_harmony(source, tmp_path / f"out{workers}", workers=workers, **options)
+    monkeypatch.setattr("chatmill.distill.synth_harmony.CHUNK_BYTES", 1 << 20)
+    whole = write_synth_harmony(source, tmp_path / "whole", workers=0, **options)
+    assert whole.rows == 149
+    assert [shard["rows"] for shard in whole.manifest["shards"]] == [60, 60, 29]
+    assert digests(tmp_path / "out0") == digests(tmp_path / "out2") == digests(tmp_path / "whole")
+    assert [row["synth_id"] for row in shard_rows(tmp_path / "whole")] == [
+        f"n-{n:08d}" for n in range(150) if n != 75
+    ], "blank lines are no rows, and a bad row has its number"
+
+
+@pytest.mark.usefixtures("many_chunks")
+def test_a_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = numbered(tmp_path / "rows.jsonl", 150)
+    options: dict[str, Any] = {"id_prefix": "n-", "workers": 0, "rows_per_shard": 60}
+    with pytest.raises(RecordError):
+        write_synth_harmony(source, tmp_path / "out", **options)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    kept = {path.name: path.stat().st_ino for path in (tmp_path / "out/.build/shards").iterdir()}
+    assert len(kept) >= 3
+    with pytest.raises(ConfigError, match=r"is there already and is not overwritten; go on with --resume"):
+        write_synth_harmony(source, tmp_path / "out", **options)
+    with pytest.raises(ConfigError, match="holds an unfinished run of another input, other options"):
+        write_synth_harmony(source, tmp_path / "out", resume=True, **{**options, "rows_per_shard": 61})
+
+    monkeypatch.setattr(synth_harmony, "move_path", lambda source, target: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_synth_harmony(source, tmp_path / "out", resume=True, on_error="quarantine", **options)
+    now = {path.name: path.stat().st_ino for path in (tmp_path / "out/.build/shards").iterdir()}
+    assert len(now) > len(kept)
+    assert {name: now[name] for name in kept} == kept, "whole chunks are kept"
+    monkeypatch.undo()
+    monkeypatch.setattr("chatmill.distill.synth_harmony.CHUNK_BYTES", 3000)
+    exported = [path.stat().st_ino for path in sorted((tmp_path / "out/.build/exported").glob("*/*.parquet"))]
+    write_synth_harmony(source, tmp_path / "out", resume=True, on_error="quarantine", **options)
+    found = [path.stat().st_ino for path in sorted((tmp_path / "out").glob("*.parquet"))]
+    assert found == exported, "whole shards are moved, not written again"
+    write_synth_harmony(source, tmp_path / "whole", on_error="quarantine", **options)
+    assert digests(tmp_path / "out") == digests(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"is there already and is not overwritten; choose another"):
+        write_synth_harmony(source, tmp_path / "out", resume=True, **options)
+
+
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synth_harmony, "ROW_GROUP", 64)
+    monkeypatch.setattr(synth_harmony_chunks, "ROW_GROUP", 64)
+    monkeypatch.setattr("chatmill.compiler.inputs.BLOCK", 1 << 16)
     peaks = []
     for count in (400, 4000):
         write_jsonl(tmp_path / "rows.jsonl", [{**ROW, "answer": f"{n} " * 100} for n in range(count)])

@@ -7,14 +7,14 @@ final. OUT gets synth_harmony_shard_NN.parquet and, last, manifest.json.
 Example: chatmill synth-harmony data/synth --out data/synth_harmony
 
 Example: chatmill synth-harmony rows.jsonl -o out --column answer=response --id-prefix my-
+
+Example: chatmill synth-harmony data/synth --out data/synth_harmony --resume
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,11 +66,15 @@ def command(
         int, typer.Option("--rows-per-shard", metavar="N", min=1, help="Rows of a Parquet file.")
     ] = 20_000_000,
     on_error: Annotated[str, typer.Option("--on-error", metavar="NAME", help="fail or quarantine.")] = "fail",
+    workers: Annotated[int | None, options.WORKERS] = None,
+    resume: Annotated[bool, options.RESUME] = False,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, write, report."""
-    from chatmill.distill.synth_harmony import REJECTED, write_synth_harmony
+    from chatmill.compiler.chunk_output import REJECTED
+    from chatmill.compiler.progress import shown_progress
+    from chatmill.distill.synth_harmony import write_synth_harmony
     from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM
 
     changed = {
@@ -79,7 +83,7 @@ def command(
         "conversation_start_date": start_date,
         "knowledge_cutoff": knowledge_cutoff,
     }
-    with _progress(quiet) as progress:
+    with nullcontext() if quiet else shown_progress() as on_progress:
         result = write_synth_harmony(
             inputs,
             out,
@@ -92,7 +96,9 @@ def command(
             allow_no_reasoning=allow_no_reasoning,
             rows_per_shard=rows_per_shard,
             on_error=on_error,
-            progress=progress,
+            workers=workers,
+            resume=resume,
+            on_progress=on_progress,
         )
     if as_json:
         typer.echo(json.dumps(result.manifest))
@@ -138,15 +144,3 @@ def _developer(text: str | None, path: Path | None, none: bool, default: str) ->
         return path.read_text(encoding="utf-8").rstrip("\n")
     except (OSError, ValueError) as error:
         raise ConfigError(f"--developer-file {path} cannot be read: {error}") from None
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[int], None] | None]:
-    """A counter on the terminal; nothing where standard error is not one."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from chatmill.console import plain_console
-
-    with plain_console(stderr=True).status("reading") as status:
-        yield lambda done: status.update(f"{done:,} rows")

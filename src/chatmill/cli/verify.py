@@ -62,12 +62,7 @@ def command(
 
     with _shown_progress(quiet) as on_progress:
         if is_synth_kd(directory):
-            if deep or sample is not None:
-                raise ConfigError(
-                    f"{directory} is a distillation dataset: its ids are compared with openai-harmony in the build "
-                    "(chatmill synth-kd --audit); check it without --deep and --sample"
-                )
-            report = verify_synth_kd(directory, on_progress=on_progress)
+            report = verify_synth_kd(directory, deep, sample, on_progress=on_progress)
         elif is_export(directory):
             if deep or sample is not None:
                 raise ConfigError(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import platform
 import re
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,26 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_chunk
 from chatmill.compiler.collector import without_collector
-from chatmill.compiler.faults import fault_point
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Compiled, Pipeline, copies_of, hashes_below
 from chatmill.compiler.plain_recipe import OnError, plain_recipe
-from chatmill.compiler.publish import (
-    canonical_json,
-    publish_folder,
-    storing,
-    temporary_folder,
-    write_atomic,
-)
 from chatmill.core.conversations import Conversations
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
 from chatmill.read.shapes import find_shape
-from chatmill.store.durable import Durability
-from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes
-from chatmill.store.shard_writer import write_shard
+from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
 
@@ -46,12 +35,6 @@ BATCH_BYTES = 4 << 20
 """Bytes of lines that are rendered together; bounds the memory of a worker."""
 BATCH_ROWS = 1024
 """Entries of a list that are rendered together."""
-REJECTED = "rejected.jsonl"
-RECEIPT = "receipt.json"
-STATE = "state.json"
-"""In the work folder: which build is at work there."""
-SHARDS = "shards"
-"""In the work folder: the shards that are made, by the number of their chunk."""
 
 
 class Piece(NamedTuple):
@@ -134,10 +117,7 @@ def checked_pipeline(recipe: str, answers: ProbeAnswers | None) -> Pipeline:
 def compile_chunk(job: ChunkJob) -> dict[str, Any]:
     """Do the work of one chunk and publish its shard; gives the receipt.
 
-    All episodes are made in memory first, so that every type is known when the files are written. The folder has a
-    temporary name until it is whole, and the receipt in it is written last. It is not synced here, so that nobody waits
-    for the disk: the driver does that. Should the machine itself go down before, a resumed build finds out by the
-    hashes of the receipt, and makes the chunk again.
+    All episodes are made in memory first, so that every type is known when the files are written. The driver syncs it.
     """
     _check_reach(job)
     pipeline = checked_pipeline(job.recipe, job.answers)
@@ -147,17 +127,7 @@ def compile_chunk(job: ChunkJob) -> dict[str, Any]:
             for batch in _batches(piece, output):
                 output.add(batch)
             output.end_piece()
-    temporary = temporary_folder(job.folder)
-    try:
-        with storing(job.folder):
-            receipt = output.write(job.number, temporary)
-            fault_point("before_shard_rename")
-            publish_folder(temporary, job.folder, replace=True, step="shard_folder", durability=Durability.SCRATCH)
-            fault_point("after_shard_rename")
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)  # on a full disk this may be what lets the others finish
-        raise
-    return receipt
+    return publish_chunk(job.folder, lambda folder: output.write(job.number, folder))
 
 
 def _check_reach(job: ChunkJob) -> None:
@@ -223,18 +193,15 @@ def _read(piece: Piece) -> Iterator[tuple[Conversations, list[RecordError]]]:
                 break
 
 
-class _Output:
-    """What is made of one chunk: the episodes of each split, and the rejected records."""
+class _Output(ChunkOutput):
+    """What is made of one chunk."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.ledger = Ledger()
+        super().__init__()
         self.read: Counter[str] = Counter()
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
-        self._episodes: dict[str, list[EpisodeColumns]] = {}
-        self._sources: dict[str, SourceCodes] = {}
         self._rejected: list[tuple[int, str]] = []  # line or row of the piece that is being read, and the entry
-        self._rejected_lines: list[str] = []
 
     def reject(self, error: RecordError, source: str) -> None:
         """Quarantine a record, or end the build."""
@@ -260,11 +227,13 @@ class _Output:
         for split, chosen in (("train", ~goes_to_val), ("val", goes_to_val)):
             wanted = np.flatnonzero(chosen)
             if len(wanted):
-                self._append(split, compiled, wanted, conversations)
+                self._append_compiled(split, compiled, wanted, conversations)
 
-    def _append(self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Conversations) -> None:
+    def _append_compiled(
+        self, split: str, compiled: Compiled, wanted: NDArray[np.int64], conversations: Conversations
+    ) -> None:
         ids, offsets, weights, kinds = compiled.columns(wanted)
-        sources = self._sources.setdefault(split, SourceCodes())
+        sources = self.sources(split)
         columns = EpisodeColumns(
             ids=ids.view(np.uint32),
             lengths=np.diff(offsets),
@@ -275,36 +244,18 @@ class _Output:
             trained=compiled.trained[wanted].astype(np.uint32),
             record_id=conversations.keys.take(compiled.source_index[wanted]),
         )
-        self._episodes.setdefault(split, []).append(columns)
+        self.append(split, columns)
 
     def end_piece(self) -> None:
         """All of a piece was read; its rejected records are put in order: reading and rendering refuse separately."""
-        self._rejected_lines += [f"{line}\n" for _, line in sorted(self._rejected, key=itemgetter(0))]
+        self.rejected_lines += [f"{line}\n" for _, line in sorted(self._rejected, key=itemgetter(0))]
         self._rejected = []
 
-    def write(self, number: int, folder: Path) -> dict[str, Any]:
-        """Write everything into a folder, the receipt last."""
+    def write(self, number: int, folder: Path, **more: Any) -> dict[str, Any]:
+        """Enter what was read, and write everything."""
         for source, count in self.read.items():
             self.ledger.records[source, "read", ""] += count
-        splits = {
-            split: write_shard(
-                folder / split, "", parts, sources=self._sources[split].names, durability=Durability.SCRATCH
-            ).to_json()
-            for split, parts in sorted(self._episodes.items())
-        }
-        rejected = "".join(self._rejected_lines).encode()
-        if rejected:
-            (folder / REJECTED).write_bytes(rejected)
-        fault_point("after_shard_write")
-        receipt = {
-            "number": number,
-            "splits": splits,
-            "ledger": self.ledger.as_json(),
-            "rejected": {"bytes": len(rejected), "sha256": hashlib.sha256(rejected).hexdigest()} if rejected else None,
-        }
-        fault_point("before_receipt")
-        write_atomic(folder / RECEIPT, canonical_json(receipt), step="receipt", durability=Durability.SCRATCH)
-        return receipt
+        return super().write(number, folder, **more)
 
 
 def _line_number(where: str) -> int:

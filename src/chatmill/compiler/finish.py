@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_job import REJECTED, SPLITS, ChunkJob
+from chatmill.compiler.chunk_job import SPLITS, ChunkJob
+from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.faults import fault_point

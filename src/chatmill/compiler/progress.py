@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chatmill.compiler.run import BuildProgress, OnProgress
+from chatmill.compiler.chunk_runs import BuildProgress, OnProgress
 
 
 @contextmanager

@@ -5,27 +5,21 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_job import (
-    STATE,
-    ChunkJob,
-    compile_chunk,
-    load_pipeline,
-    pipeline_of,
-)
-from chatmill.compiler.engines.executor import Executor, ExecutorEvent
-from chatmill.compiler.engines.late import LateJobs
-from chatmill.compiler.engines.local import LocalExecutor, available_cores
-from chatmill.compiler.faults import fault_point
+from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, pipeline_of
+from chatmill.compiler.chunk_output import STATE
+from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
+from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_receipts
+from chatmill.compiler.engines.executor import Executor
+from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import Finish, check_gates, take_back
-from chatmill.compiler.ledger import Ledger, records_read
+from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.paths import resolve_paths
@@ -38,7 +32,7 @@ from chatmill.compiler.publish import (
     write_atomic,
 )
 from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
-from chatmill.compiler.shards import DiskSync, whole_receipt
+from chatmill.compiler.shards import DiskSync
 from chatmill.compiler.sources import SourcePlan, plan_sources
 from chatmill.compiler.work import claim_work, remove_work, work_folder
 from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
@@ -67,26 +61,6 @@ class BuildResult:
     manifest: dict[str, Any]
     """Empty after a share of a build."""
     seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildProgress:
-    """What a display may show; given to `on_progress` after every chunk, and when one is late."""
-
-    stage: str
-    chunks_done: int
-    chunks: int
-    bytes_done: int
-    bytes: int
-    tokens: int
-    """Tokens written by the chunks of this run."""
-    records: int
-    retries: int
-    late: tuple[str, ...] = ()
-    """Chunks whose workers have not answered for long, with the process ids."""
-
-
-OnProgress = Callable[[BuildProgress], None]
 
 
 def run_build(
@@ -182,12 +156,12 @@ def _build(
     jobs = _jobs(recipe, pipeline, planned, work, fingerprint)
     with DiskSync() as disk:
         if shard is not None:
-            _run_jobs(jobs[shard[0] :: shard[1]], engine, on_progress, disk)
+            run_chunks(compile_chunk, jobs[shard[0] :: shard[1]], engine, on_progress, on_whole=disk.add_chunk)
             disk.wait()
             return Outcome.SHARD_DONE, {}
         with storing(directory, "write the dataset in"):
             take_back(directory)
-        receipts = _run_jobs(jobs, engine, on_progress, disk)
+        receipts = run_chunks(compile_chunk, jobs, engine, on_progress, on_whole=disk.add_chunk)
         planned.check_unchanged()
         build = Finish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, engine, disk)
@@ -233,7 +207,7 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
     with DiskSync() as disk:
         with storing(directory, "write the dataset in"):
             take_back(directory)
-            receipts = _whole_receipts(jobs)
+            receipts = whole_receipts(jobs)
             missing = [job for job in jobs if job.number not in receipts]
             if missing:
                 raise ConfigError(
@@ -308,67 +282,3 @@ def _jobs(recipe: Recipe, pipeline: Pipeline, planned: SourcePlan, work: Path, f
         )
         for number, pieces in enumerate(planned.chunks)
     ]
-
-
-def _run_jobs(
-    jobs: Sequence[ChunkJob], executor: Executor, on_progress: OnProgress | None, disk: DiskSync
-) -> dict[int, dict[str, Any]]:
-    """Make the shards that are not there yet; the receipts of all, by the numbers of their chunks."""
-    receipts = _whole_receipts(jobs)
-    todo = [job for job in jobs if job.number not in receipts]
-    total_bytes = sum(job.bytes for job in jobs)
-    done = len(jobs) - len(todo)
-    counts = {"bytes": total_bytes - sum(job.bytes for job in todo), "tokens": 0, "records": 0}
-    retries = 0
-
-    def tell() -> None:
-        if on_progress is not None:
-            on_progress(
-                BuildProgress(
-                    stage="compile",
-                    chunks_done=done,
-                    chunks=len(jobs),
-                    bytes_done=counts["bytes"],
-                    bytes=total_bytes,
-                    tokens=counts["tokens"],
-                    records=counts["records"],
-                    retries=retries,
-                    late=late.texts,
-                )
-            )
-
-    late = LateJobs(tell)
-
-    def on_done(index: int, receipt: dict[str, Any]) -> None:
-        nonlocal done
-        job = todo[index]
-        receipts[job.number] = receipt
-        disk.add(job.folder, receipt)
-        fault_point("after_chunk")
-        done += 1
-        late.forget(index)
-        counts["bytes"] += job.bytes
-        counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
-        counts["records"] += records_read(receipt["ledger"])
-        tell()
-
-    def on_event(event: ExecutorEvent) -> None:
-        nonlocal retries
-        retries += event.kind == "job_retried"
-        late.hear(event)
-
-    tell()
-    for job in jobs:
-        if job.number in receipts:
-            disk.add(job.folder, receipts[job.number])
-    executor.run(compile_chunk, todo, on_done, on_event)
-    return receipts
-
-
-def _whole_receipts(jobs: Sequence[ChunkJob]) -> dict[int, dict[str, Any]]:
-    """The receipts of the shards that are there and whole; those that a crash has damaged are removed."""
-    made = set(os.listdir(jobs[0].folder.parent)) if jobs and jobs[0].folder.parent.is_dir() else set()
-    there = [job for job in jobs if job.folder.name in made]
-    with ThreadPoolExecutor(available_cores()) as threads:  # hashing needs no interpreter
-        found = threads.map(whole_receipt, [job.folder for job in there])
-        return {job.number: receipt for job, receipt in zip(there, found, strict=True) if receipt is not None}

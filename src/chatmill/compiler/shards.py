@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chatmill.compiler.chunk_job import RECEIPT, REJECTED
+from chatmill.compiler.chunk_output import RECEIPT, REJECTED
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import (
     AtomicFile,
@@ -84,6 +84,8 @@ def _file_records(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str,
             yield f"{split}/{name}", record
     if receipt.get("rejected"):
         yield REJECTED, FileRecord(**receipt["rejected"])
+    for name, record in receipt.get("files", {}).items():
+        yield name, FileRecord(**record)
 
 
 def _is_file(path: Path, record: FileRecord) -> bool:
@@ -103,6 +105,10 @@ class DiskSync:
         self._pending.append(self._threads.submit(_sync_made, folder, receipt))
         while self._pending and self._pending[0].done():
             self._pending.pop(0).result()
+
+    def add_chunk(self, job: Any, receipt: Mapping[str, Any]) -> None:
+        """Begin with the shards of a chunk."""
+        self.add(job.folder, receipt)
 
     def wait(self) -> None:
         """Until everything is on the disk."""

@@ -68,7 +68,7 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None, 
             )
             owners.append(number)
     check_inputs(scans)
-    scanned = _scan_all(scans, executor)
+    scanned = scan_all(scans, executor)
     pieces: list[Piece] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
@@ -108,7 +108,7 @@ def shared_chunks(pieces: Sequence[Piece], shard_bytes: int) -> tuple[tuple[Piec
     return tuple(map(tuple, chunks))
 
 
-def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[ScannedInput]:
+def scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[ScannedInput]:
     """Scan all files: in threads, since reading and hashing need no interpreter; where there is much, on the engine.
 
     Local workers for that are others than those of the chunks: these come when what they need is loaded.

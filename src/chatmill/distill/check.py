@@ -12,12 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.publish import sha256_file
+from chatmill.compiler.ledger import Ledger
 from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, START, VOCAB_SIZE
+from chatmill.core.kinds import RoleCode
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import FormatError
+from chatmill.distill.accounts import enter_tokens, role_tokens
+from chatmill.distill.deep import check_rows
+from chatmill.distill.shard_export import QUARANTINE
+from chatmill.errors import ConfigError, FormatError
 from chatmill.prove.added import check_others
+from chatmill.prove.files import check_files
 from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard
 from chatmill.store.kd_rules import IdRules
@@ -32,13 +37,22 @@ def is_synth_kd(folder: Path) -> bool:
     return manifest_kind(folder) == KD_SCHEMA
 
 
-def verify_synth_kd(root: str | os.PathLike[str], *, on_progress: OnProgress | None = None) -> VerifyReport:
+def verify_synth_kd(
+    root: str | os.PathLike[str],
+    deep: bool = False,
+    sample: int | None = None,
+    *,
+    on_progress: OnProgress | None = None,
+) -> VerifyReport:
     """Check the dataset in a folder; what is wrong is in the report. A folder without its manifest is a `FormatError`.
 
     Every file with its size and sha256, no others; the three datasets of a shard with the same documents; each document
     ends in one EOD; ids in the vocabulary; `lossmask == (span > 0)` at every position, spans 0 to 2, the last 0; rows,
-    tokens and tokens per span as the manifest says.
+    tokens and tokens per span as the manifest says; the ledger. `deep` reads the input again and renders every row with
+    openai-harmony; with `sample` only so many of them, evenly spread, and the others by the fast path.
     """
+    if sample is not None and (sample < 1 or not deep):
+        raise ConfigError("sample is a number of records, 1 or more, and goes with deep")
     started = time.monotonic()
     folder = Path(root)
     manifest = read_kd_manifest(folder, check_seal=False)
@@ -52,11 +66,18 @@ def verify_synth_kd(root: str | os.PathLike[str], *, on_progress: OnProgress | N
     config = hashlib.sha256(canonical_json(manifest["config"])).hexdigest()
     if config != manifest["config_hash"]:
         book.wrong(MANIFEST, f"its config and config_hash do not belong together: the sha256 of the config is {config}")
-    _check_files(folder, _listed(manifest), book)
+    listed = _listed(manifest)
+    check_files(folder, listed, book, "the manifest")
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    check_others(folder, names - {*listed, MANIFEST}, "not in the manifest; the build did not write it", book)
+    found = Ledger()
     for split in Split:
-        _check_split(folder, split, manifest["splits"][split], book)
+        _check_split(folder, split, manifest["splits"][split], found, book)
     book.compared.append("tokens, lossmask and span at every position, and all counts with the manifest")
-    return book.report(folder, deep=False, seconds=time.monotonic() - started)
+    _check_ledger(folder, manifest, found, book)
+    if deep:
+        check_rows(folder, manifest, sample, book)
+    return book.report(folder, deep=deep, seconds=time.monotonic() - started)
 
 
 def _listed(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -67,28 +88,32 @@ def _listed(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(entry["path"]): entry for entry in entries}
 
 
-def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], book: Notebook) -> None:
-    total = sum(record["bytes"] for record in files.values())
-    for name, record in files.items():
-        book.progress("files", book.counts["bytes_hashed"], total)
-        book.counts["files"] += 1
-        path = folder / name
-        if not path.is_file():
-            book.wrong(name, "missing; the manifest names it")
-            continue
-        size, found = path.stat().st_size, sha256_file(path)
-        book.counts["bytes_hashed"] += size
-        if size != record["bytes"]:
-            book.wrong(name, f"{size:,} bytes, the manifest says {record['bytes']:,}")
-        elif found != record["sha256"]:
-            book.wrong(name, f"bytes were changed: its sha256 is {found}, the manifest says {record['sha256']}")
-    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    check_others(folder, names - {*files, MANIFEST}, "not in the manifest; the build did not write it", book)
-    book.compared.append(f"{len(files)} files with the sizes and hashes of the manifest")
+def _check_ledger(folder: Path, manifest: Mapping[str, Any], found: Ledger, book: Notebook) -> None:
+    """The ledger balances, and says of every shard and role what the files hold."""
+    if "ledger" not in manifest:
+        book.unchecked.append("there is no ledger: an older version of Chatmill built this")
+        return
+    try:
+        stated = Ledger.from_json(manifest["ledger"])
+    except (FormatError, ValueError) as error:
+        book.wrong(MANIFEST, f"its ledger cannot be read: {error}")
+        return
+    for problem in stated.imbalance():
+        book.wrong(MANIFEST, f"its ledger does not balance: {problem}")
+    for key in sorted(set(stated.tokens) | set(found.tokens)):
+        if stated.tokens[key] != found.tokens[key]:
+            said, there = stated.tokens[key], found.tokens[key]
+            book.wrong(MANIFEST, f"its ledger says {said:,} tokens {'/'.join(key)}; the files have {there:,}")
+    aside, path = stated.total_records("quarantined"), folder / QUARANTINE
+    lines = path.read_bytes().count(b"\n") if path.is_file() else 0
+    if not aside == lines == manifest["failed"]["rows"]:
+        rows = manifest["failed"]["rows"]
+        book.wrong(QUARANTINE, f"has {lines:,} rows; the ledger says that {aside:,} were put aside, `failed` {rows:,}")
+    book.compared.append("the ledger with itself and with the files")
 
 
-def _check_split(folder: Path, split: Split, recorded: Mapping[str, Any], book: Notebook) -> None:
-    """The shards of a split, and their sums."""
+def _check_split(folder: Path, split: Split, recorded: Mapping[str, Any], ledger: Ledger, book: Notebook) -> None:
+    """The shards of a split, and their sums; their tokens go into the ledger."""
     spans = np.zeros(len(SPAN_NAMES), dtype=np.int64)
     rows = tokens = 0
     for shard in recorded["shards"]:
@@ -103,7 +128,8 @@ def _check_split(folder: Path, split: Split, recorded: Mapping[str, Any], book: 
         except FormatError as error:
             book.wrong(name, str(error))
             continue
-        counts = _check_values(opened, split, name, book)
+        counts, roles = _check_values(opened, split, name, book)
+        enter_tokens(ledger, shard["name"], roles, int(counts[1:].sum()))
         if any(Path(file["path"]).name == f"{shard['name']}_{RECORD_IDS}.idx" for file in shard["files"]):
             try:
                 opened.record_ids()
@@ -128,9 +154,11 @@ def _check_split(folder: Path, split: Split, recorded: Mapping[str, Any], book: 
     book.counts["trained_tokens"] += totals["trained_tokens"]
 
 
-def _check_values(shard: KDShard, split: Split, name: str, book: Notebook) -> NDArray[np.int64]:
-    """Every value of a shard; how many tokens each span has."""
-    counts = np.zeros(len(SPAN_NAMES), dtype=np.int64)
+def _check_values(
+    shard: KDShard, split: Split, name: str, book: Notebook
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Every value of a shard; how many tokens each span and each role has."""
+    counts, roles = np.zeros(len(SPAN_NAMES), dtype=np.int64), np.zeros(len(RoleCode), dtype=np.int64)
     rules_of_ids = IdRules(eod=EOD, harmony=True)
     ids, mask, span = (shard.files[column].array for column in (TOKENS, LOSSMASK, SPAN))
     for first, tokens, ends in _slices(shard):
@@ -160,7 +188,8 @@ def _check_values(shard: KDShard, split: Split, name: str, book: Notebook) -> ND
                     )
                 )
         counts += np.bincount(np.minimum(own_span, 2), minlength=len(counts))
-    return counts
+        roles += role_tokens(own_ids, np.append(0, ends + 1))
+    return counts, roles
 
 
 def _slices(shard: KDShard) -> Iterator[tuple[int, slice, NDArray[np.int64]]]:

@@ -6,15 +6,18 @@ import hashlib
 import importlib.metadata
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from chatmill import __version__
+from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import git_sha
 from chatmill.compiler.publish import canonical_json
 from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
+from chatmill.distill.shard_export import QUARANTINE
 from chatmill.distill.shards import GLOB, KDInput
-from chatmill.errors import MissingExtraError
+from chatmill.errors import FormatError, MissingExtraError
+from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import SPAN_NAMES
 from chatmill.store.receipts import KD_SCHEMA, sealed
 from chatmill.systems.synth_kd import FLAGS, SPLIT_RULE, Split
@@ -80,13 +83,11 @@ def make_manifest(
     source: KDInput,
     vocabulary: str,
     receipts: Sequence[Mapping[str, Any]],
-    quarantine: Mapping[str, Any] | None,
+    quarantine: FileRecord | None,
 ) -> dict[str, Any]:
-    """The manifest; `receipts` are those of the joined shards, `quarantine` the record of that file."""
-    reasons: dict[str, int] = {}
-    for receipt in receipts:
-        for code, count in receipt["reasons"].items():
-            reasons[code] = reasons.get(code, 0) + count
+    """The manifest; `receipts` are those of the exported shards, `quarantine` the record of that file."""
+    ledger = ledger_of(receipts)
+    reasons = failures(ledger)
     content = {
         "schema_version": SCHEMA,
         "created_unix_s": int(time.time()),
@@ -117,11 +118,33 @@ def make_manifest(
         "splits": {split.value: _split(split, receipts) for split in Split},
         "failed": {
             "rows": sum(reasons.values()),
-            "reasons": dict(sorted(reasons.items())),
-            "file": dict(quarantine) if quarantine is not None else None,
+            "reasons": reasons,
+            "file": None if quarantine is None else {"path": QUARANTINE, **asdict(quarantine)},
         },
+        "ledger": ledger.as_json(),
     }
     return sealed(content)
+
+
+def ledger_of(receipts: Sequence[Mapping[str, Any]]) -> Ledger:
+    """Where every row and token of all shards went; one that does not balance is an error."""
+    ledger = Ledger()
+    for receipt in receipts:
+        ledger.add(Ledger.from_json(receipt["ledger"]))
+    stored = sum(counts["tokens"] for receipt in receipts for counts in receipt["splits"].values())
+    problems = ledger.imbalance(stored)
+    if problems:
+        raise FormatError("the ledger does not balance: " + "; ".join(problems))
+    return ledger
+
+
+def failures(ledger: Ledger) -> dict[str, int]:
+    """Rows that could not be used, by the reason."""
+    reasons: dict[str, int] = {}
+    for (_, what, code), count in sorted(ledger.records.items()):
+        if what == "quarantined":
+            reasons[code] = reasons.get(code, 0) + count
+    return dict(sorted(reasons.items()))
 
 
 def _split(split: Split, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

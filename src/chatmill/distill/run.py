@@ -1,4 +1,5 @@
-"""The driver of the distillation build: shards to chunks, chunks to parts, parts to Megatron files, manifest last.
+"""The driver of the distillation build: input shards to chunks, chunks to shards as in any build, shards exported to
+Megatron, manifest last.
 
 It runs on the engines of every build. Chunks have fixed borders, so workers, engine and interruptions change no byte.
 """
@@ -7,36 +8,35 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_job import STATE
-from chatmill.compiler.engines.executor import EventKind, Executor, ExecutorEvent
+from chatmill.compiler.chunk_output import RECEIPT, STATE
+from chatmill.compiler.chunk_runs import OnProgress, run_chunks
+from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.publish import (
     TEMPORARY,
-    AtomicFile,
     canonical_json,
     storing,
     sweep_orphans,
     write_atomic,
 )
 from chatmill.compiler.recipe import OnError
-from chatmill.compiler.run import BuildProgress, OnProgress, Outcome
+from chatmill.compiler.run import Outcome
+from chatmill.compiler.shards import join_rejected
 from chatmill.compiler.work import claim_work, move_path, remove_work, work_folder
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.caps import cap_tokens
 from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of
-from chatmill.distill.join import KDJoin, join_shard
-from chatmill.distill.manifest import KDConfig, kd_fingerprint, make_manifest
-from chatmill.distill.parts import QUARANTINE, RECEIPT, part_receipt
+from chatmill.distill.manifest import KDConfig, failures, kd_fingerprint, ledger_of, make_manifest
+from chatmill.distill.shard_export import QUARANTINE, KDExport, export_receipt, export_shard
 from chatmill.distill.shards import CHUNK_BYTES, KDInput, Shard, read_input
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
 from chatmill.store.documents import WORK
@@ -47,7 +47,8 @@ from chatmill.systems.synth_kd import Renderer, Split, valid_threshold, vocabula
 
 DEFAULT_INPUT = "data/synth_harmony"
 DEFAULT_ROOT = "data/megatron/synth_kd_v1"
-PARTS, JOINED = "parts", "joined"
+EXPORTED = "exported"
+"""In the work folder: the shards that are exported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +229,12 @@ class _Build:
         with storing(self._work, "create the folder"):
             self._work.mkdir(exist_ok=True)
         write_atomic(self._work / STATE, canonical_json(state), step="state")
-        missing = [shard for shard in self._source.shards if not self._is_joined(shard)]
-        self._render(missing)
+        missing = [shard for shard in self._source.shards if not self._is_exported(shard)]
+        names = {shard.name for shard in missing}
+        chunks = [chunk for chunk in self._chunks() if chunk.shard.name in names]
+        self._render(chunks)
         self._source.check_unchanged()
-        self._join(missing)
+        self._export(missing, chunks)
         return Outcome.BUILT, *self._publish()
 
     def _claim(self, fingerprint: str) -> dict[str, Any] | None:
@@ -249,11 +252,14 @@ class _Build:
             )
         return manifest
 
-    def _chunks(self, shard: Shard) -> list[KDChunk]:
+    def _chunks(self) -> list[KDChunk]:
+        """The chunks of all shards, in order."""
         options = self._options
+        cuts = [(replace(shard, starts=()), *cut) for shard in self._source.shards for cut in shard.chunks]
         return [
             KDChunk(
-                shard=replace(shard, starts=()),
+                number=number,
+                shard=shard,
                 start=start,
                 stop=stop,
                 valid_threshold=options.threshold,
@@ -261,77 +267,54 @@ class _Build:
                 audit_rate=options.audit,
                 quarantine=options.on_error is OnError.QUARANTINE,
                 vocabulary=str(options.vocabulary[0].absolute()),
-                folder=str((self._work / PARTS / shard.name / f"{number:06d}").absolute()),
+                work=str(self._work.absolute()),
             )
-            for number, (start, stop) in enumerate(shard.chunks)
+            for number, (shard, start, stop) in enumerate(cuts)
         ]
 
-    def _render(self, shards: Sequence[Shard]) -> None:
-        """Render the chunks of some shards; a job whose part is there checks it, and makes it again if it must."""
-        chunks = [chunk for shard in self._source.shards for chunk in self._chunks(shard)]
-        wanted = {shard.name for shard in shards}
-        todo = [chunk for chunk in chunks if chunk.shard.name in wanted]
-        sizes = [round(chunk.shard.row_bytes * (chunk.stop - chunk.start)) for chunk in chunks]
-        left = [round(chunk.shard.row_bytes * (chunk.stop - chunk.start)) for chunk in todo]
-        counts = {"chunks": len(chunks) - len(todo), "bytes": sum(sizes) - sum(left), "tokens": 0, "rows": 0}
-        retries = 0
+    def _render(self, chunks: Sequence[KDChunk]) -> None:
+        """Make the chunks that are not there yet; one that put rows aside is made again where these are to fail."""
+        quarantine = self._options.on_error is OnError.QUARANTINE
+        run_chunks(
+            render_chunk,
+            chunks,
+            self._executor,
+            self._on_progress,
+            stage="render",
+            keep=lambda receipt: quarantine or receipt["rejected"] is None,
+        )
 
-        def tell() -> None:
-            if self._on_progress is not None:
-                state = BuildProgress(
-                    stage="render", chunks_done=counts["chunks"], chunks=len(chunks), bytes_done=counts["bytes"],
-                    bytes=sum(sizes), tokens=counts["tokens"], records=counts["rows"], retries=retries,
-                    late=late.texts,
-                )  # fmt: skip
-                self._on_progress(state)
-
-        late = LateJobs(tell)
-
-        def on_done(index: int, receipt: dict[str, Any]) -> None:
-            counts["chunks"] += 1
-            counts["bytes"] += left[index]
-            counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
-            counts["rows"] += todo[index].stop - todo[index].start
-            late.forget(index)
-            tell()
-
-        def on_event(event: ExecutorEvent) -> None:
-            nonlocal retries
-            retries += event.kind is EventKind.JOB_RETRIED
-            late.hear(event)
-
-        tell()
-        if todo:
-            self._executor.run(render_chunk, todo, on_done, on_event)
-
-    def _join(self, shards: Sequence[Shard]) -> None:
-        """Join the shards that are not joined yet; the parts of a joined shard are removed at once."""
-        jobs = []
-        for shard in shards:
-            parts = tuple(chunk.folder for chunk in self._chunks(shard))
-            folder = str(self._joined(shard).absolute())
-            ids_of = replace(shard, starts=()) if self._options.config.record_ids else None
-            threshold = self._options.threshold
-            jobs.append(KDJoin(name=shard.name, parts=parts, folder=folder, ids_of=ids_of, valid_threshold=threshold))
+    def _export(self, shards: Sequence[Shard], chunks: Sequence[KDChunk]) -> None:
+        """Export shards; the chunks of an exported shard are removed at once."""
+        jobs = [
+            KDExport(
+                name=shard.name,
+                parts=tuple(str(chunk.folder) for chunk in chunks if chunk.shard.name == shard.name),
+                folder=str(self._exported(shard).absolute()),
+                record_ids=self._options.config.record_ids,
+            )
+            for shard in shards
+        ]
 
         def on_done(index: int, receipt: dict[str, Any]) -> None:
-            fault_point("before_parts_removal")
-            shutil.rmtree(self._work / PARTS / jobs[index].name, ignore_errors=True)  # links are not followed
+            fault_point("before_chunk_removal")
+            for part in jobs[index].parts:
+                remove_path(Path(part))
 
         if jobs:
-            self._executor.run(join_shard, jobs, on_done, LateJobs(lambda: None).hear)
+            self._executor.run(export_shard, jobs, on_done, LateJobs(lambda: None).hear)
 
-    def _joined(self, shard: Shard) -> Path:
-        return self._work / JOINED / shard.name
+    def _exported(self, shard: Shard) -> Path:
+        return self._work / EXPORTED / shard.name
 
     def _files(self, shard: Shard) -> dict[str, dict[str, Any]]:
-        """The files of a joined shard by their path below the root, with sizes and hashes."""
-        splits = part_receipt(self._joined(shard))["splits"]
+        """The files of an exported shard by their path below the root, with sizes and hashes."""
+        splits = export_receipt(self._exported(shard))["splits"]
         return {path: record for split in splits.values() for path, record in split["files"].items()}
 
-    def _is_joined(self, shard: Shard) -> bool:
-        """Whether a shard is joined and all its files are there: in the work folder, or moved to their place."""
-        folder = self._joined(shard)
+    def _is_exported(self, shard: Shard) -> bool:
+        """Whether a shard is exported and all its files are there: in the work folder, or moved to their place."""
+        folder = self._exported(shard)
         if not (folder / RECEIPT).exists():
             return False
         for path, record in self._files(shard).items():
@@ -343,29 +326,30 @@ class _Build:
 
     def _publish(self) -> tuple[dict[str, Any], int]:
         """Move all files to their places and write the manifest."""
-        receipts = [part_receipt(self._joined(shard)) for shard in self._source.shards]
+        receipts = [export_receipt(self._exported(shard)) for shard in self._source.shards]
+        reasons = failures(ledger_of(receipts))
         if not any(counts["rows"] for receipt in receipts for counts in receipt["splits"].values()):
-            reasons = sorted({code for receipt in receipts for code in receipt["reasons"]})
             why = f"all failed: {', '.join(reasons)}" if reasons else "there are none"
             raise DataError(f"{self._source.folder}: no row could be used ({why}), so there is no dataset to write")
-        aside = sum(count for receipt in receipts for count in receipt["reasons"].values())
-        if aside and self._options.on_error is OnError.FAIL:
+        if reasons and self._options.on_error is OnError.FAIL:
             raise ConfigError(
-                f"{self._root}: {aside:,} rows were put aside by an earlier run with --on-error quarantine: resume "
-                "with the same option, or build into another folder to see the first of them fail"
+                f"{self._root}: {sum(reasons.values()):,} rows were put aside by an earlier run with --on-error "
+                "quarantine: resume with the same option, or build into another folder to see the first of them fail"
             )
         with storing(self._root, "write the dataset in"):
             fault_point("before_publish")
             for shard in self._source.shards:
                 for path in self._files(shard):
                     (self._root / path).parent.mkdir(exist_ok=True)
-                    if (self._joined(shard) / path).exists():
-                        move_path(self._joined(shard) / path, self._root / path)
+                    if (self._exported(shard) / path).exists():
+                        move_path(self._exported(shard) / path, self._root / path)
                     fault_point("after_file_move")
             for split in Split:
                 if (self._root / split).exists():
                     sync_folder(self._root / split)
-            quarantine = self._write_quarantine()
+            quarantine = join_rejected(
+                (self._exported(shard) for shard in self._source.shards), self._root / QUARANTINE
+            )
             manifest = make_manifest(
                 self._options.config, self._source, self._options.vocabulary[1], receipts, quarantine
             )
@@ -374,19 +358,6 @@ class _Build:
             fault_point("after_manifest")
             self._clean()
         return manifest, sum(receipt["audited"] for receipt in receipts)
-
-    def _write_quarantine(self) -> dict[str, Any] | None:
-        """The failed rows of all shards in one file, in input order; the record of it."""
-        found = [self._joined(shard) / QUARANTINE for shard in self._source.shards]
-        found = [path for path in found if path.exists()]
-        if not found:
-            return None
-        with AtomicFile(self._root / QUARANTINE, step="quarantine") as file:
-            for path in found:
-                with path.open("rb") as lines:
-                    while piece := lines.read(1 << 20):
-                        file.write(piece)
-        return {"path": QUARANTINE, "bytes": file.size, "sha256": file.sha256}
 
     def _clean(self) -> None:
         """Remove what is no part of a finished dataset."""

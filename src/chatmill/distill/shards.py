@@ -8,7 +8,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 from chatmill.compiler.publish import sha256_file
 from chatmill.distill.columns import RowTexts
 from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.read.files import parquet_batches, parquet_file
 from chatmill.read.ranges import check_unchanged
 from chatmill.store.fingerprint import probe
 from chatmill.store.mapped import MappedFile
@@ -221,7 +221,7 @@ def chunk_starts(groups: Sequence[tuple[int, int]], chunk_bytes: int, chunk_rows
 
 def _groups(path: Path) -> list[tuple[int, int]]:
     """Rows and unpacked bytes of the row groups; the columns that are needed must be there, as texts."""
-    with _parquet(path) as file:
+    with parquet_file(path) as file:
         schema = file.schema_arrow
         for column in COLUMNS:
             if column not in schema.names:
@@ -268,59 +268,16 @@ def _listed(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return listed
 
 
-@contextmanager
-def _parquet(path: str | os.PathLike[str]) -> Iterator[Any]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        # Without pre-buffering a row group is never in memory as a whole, however large it is.
-        with pyarrow.parquet.ParquetFile(
-            path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
-        ) as file:
-            yield file
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as Parquet: {error}") from None
-
-
-def shard_ids(shard: Shard) -> Iterator[tuple[int, list[bytes | None]]]:
-    """The `synth_id` of all rows that are taken, some at a time, with the number of the first of them."""
-    import pyarrow
-
-    check_unchanged(shard.data, shard.bytes, shard.mtime_ns)
-    seen = 0
-    with _parquet(shard.data) as file:
-        for batch in file.iter_batches(BATCH_ROWS, columns=["synth_id"], use_threads=False):
-            ids = batch.column(0).cast(pyarrow.large_binary()).to_pylist()[: shard.taken - seen]
-            yield seen, ids
-            seen += len(ids)
-            if seen == shard.taken:
-                return
-
-
 def shard_batches(shard: Shard, start: int, stop: int) -> Iterator[RowBatch]:
     """The rows of a shard from `start` up to `stop` (counted from 0), a batch at a time."""
     import pyarrow
 
     check_unchanged(shard.data, shard.bytes, shard.mtime_ns)
     seen = start
-    with _parquet(shard.data) as file:
-        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        ends = list(itertools.accumulate(sizes))
-        groups = [i for i, end in enumerate(ends) if end > start and end - sizes[i] < stop]
-        at = ends[groups[0]] - sizes[groups[0]] if groups else stop
-        batches = file.iter_batches(BATCH_ROWS, row_groups=groups, columns=list(COLUMNS), use_threads=False)
-        for batch in batches:
-            low, high = max(start - at, 0), min(stop - at, batch.num_rows)
-            at += batch.num_rows
-            if low < high:
-                part = batch.slice(low, high - low)
-                ids, texts = (part.column(name) for name in COLUMNS)
-                row_ids = ids.cast(pyarrow.large_binary()).to_pylist()
-                yield RowBatch(shard.path, seen, row_ids, RowTexts.from_arrow(texts))
-                seen += high - low
-            if at >= stop:
-                break
+    for batch in parquet_batches(Path(shard.data), start, stop, columns=COLUMNS, batch_rows=BATCH_ROWS):
+        ids, texts = (batch.column(name) for name in COLUMNS)
+        yield RowBatch(shard.path, seen, ids.cast(pyarrow.large_binary()).to_pylist(), RowTexts.from_arrow(texts))
+        seen += batch.num_rows
     if seen != stop:
         raise FormatError(f"{shard.path}: rows {seen} to {stop} could not be read; the file says it has {shard.rows:,}")
     check_unchanged(shard.data, shard.bytes, shard.mtime_ns)

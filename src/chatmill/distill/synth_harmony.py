@@ -1,39 +1,63 @@
 """SYNTH-like rows (query, reasoning, answer) become Harmony conversations: `synth_harmony_v1` Parquet shards.
 
-One pass, a few thousand rows in memory. Every conversation is system, developer, user, assistant/analysis and
-assistant/final; the JSON of a row is spelled as in the published shards. The same input and options give the same
-bytes, and nothing is at `out` before everything is.
+Every conversation is system, developer, user, assistant/analysis and assistant/final; the JSON of a row is spelled as
+in the published shards. Chunks of the input become rows on the engine of builds, and the rows become shards there. The
+same input and options give the same bytes for any workers and after any interruption; the manifest is written last.
 """
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
 import os
-import shutil
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
+from chatmill.compiler.chunk_output import RECEIPT, REJECTED, STATE
+from chatmill.compiler.chunk_runs import OnProgress, run_chunks
+from chatmill.compiler.engines.executor import Executor
+from chatmill.compiler.engines.late import LateJobs
+from chatmill.compiler.engines.local import LocalExecutor
+from chatmill.compiler.faults import fault_point
+from chatmill.compiler.inputs import CHUNK_BYTES, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
+from chatmill.compiler.ledger import Ledger
+from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.paths import resolve_paths
-from chatmill.compiler.publish import publish_folder, sha256_file, storing, temporary_folder
+from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
+from chatmill.compiler.shards import join_rejected
+from chatmill.compiler.sources import scan_all
+from chatmill.compiler.work import claim_work, move_path, remove_work, work_folder
+from chatmill.distill.manifest import failures
+from chatmill.distill.synth_harmony_chunks import (
+    GLOB,
+    OUTPUT_COLUMNS,
+    ROWS,
+    CountJob,
+    HarmonyChunk,
+    HarmonyShard,
+    convert_chunk,
+    count_records,
+    write_parquet_shard,
+)
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, Frame, RowFields, column_names
-from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
-from chatmill.read.files import SUFFIXES, Raw, read_records
-from chatmill.store.durable import GrowingFile
+from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.read.files import SUFFIXES
+from chatmill.read.ranges import ChunkKind
+from chatmill.store.documents import WORK
+from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.receipts import MANIFEST
 
 SCHEMA_VERSION = "synth_harmony_v1"
-GLOB = "synth_harmony_shard_*.parquet"
-OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
 ROWS_PER_SHARD = 20_000_000
 """Each shard becomes one prefix for Megatron, and few large ones serve it best."""
-ROW_GROUP = 4096
-"""Rows that are in memory at a time, and rows of a row group."""
-REJECTED = "rejected.jsonl"
+EXPORTED = "exported"
+"""In the work folder: the Parquet shards that are written."""
+ANY_SHAPE = "openai"
+"""Keeps the scan of the input from looking for the shape of a conversation, which these records do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +84,9 @@ def write_synth_harmony(
     allow_no_reasoning: bool = False,
     rows_per_shard: int = ROWS_PER_SHARD,
     on_error: str = OnError.FAIL,
-    progress: Callable[[int], None] | None = None,
+    workers: int | None = None,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> SynthHarmonyResult:
     """Write `out/synth_harmony_shard_NN.parquet` and, last, `out/manifest.json`; rows keep the order of the input.
 
@@ -71,61 +97,257 @@ def write_synth_harmony(
     - `id_prefix`: rows get ids made of it and their number in the input; by default each row has its own.
     - `allow_no_reasoning`: a row without reasoning becomes a conversation without an analysis message.
     - `on_error`: a row that cannot be used ends the run (`fail`), or goes to `rejected.jsonl` (`quarantine`).
+    - `workers`: processes; 0 does everything in this one, as does by default input that is a single chunk.
+    - `resume`: go on with a run that was stopped. Otherwise `out` must not be there.
     """
-    policy, frame = _on_error(on_error), Frame(system=system, developer=developer)
+    policy = _on_error(on_error)
+    Frame(system=system, developer=developer)  # what it cannot use is reported before anything is made
     fields = RowFields(
         columns=column_names(columns or {}), metadata=tuple(metadata), id_prefix=id_prefix,
         allow_no_reasoning=allow_no_reasoning,
     )  # fmt: skip
     files = _input_files(inputs)
-    final = Path(out)
-    if final.exists():
-        raise ConfigError(f"{final}: is there already and is not overwritten; choose another --out")
     if rows_per_shard < 1:
         raise ConfigError(f"rows_per_shard is {rows_per_shard}; it must be 1 or more")
-    temporary = temporary_folder(final)
-    try:
-        with storing(final, "write the shards"):
-            with _Writer(temporary, rows_per_shard, policy) as writer:
-                for raw in (raw for path in files for raw in read_records(path)):
-                    writer.add(raw, frame, fields)
-                    if progress is not None and writer.seen % ROW_GROUP == 0:
-                        progress(writer.seen)
-            if not writer.rows:
-                raise DataError(_nothing_written(files, writer))
+    final = Path(out)
+    _refuse_existing(final, resume=resume)
+    config = {"system": system, "developer": developer, **fields.as_dict(), "rows_per_shard": rows_per_shard}
+    with storing(final, "create the folder"):
+        final.mkdir(parents=True, exist_ok=True)
+    with folder_lock(final, shared=False):
+        run = _Run(final, files, fields, config, dataset, policy, workers, on_progress)
+        rows, ledger, manifest = run.run()
+    return SynthHarmonyResult(
+        directory=final, rows=rows, rejected=ledger.total_records("quarantined"), manifest=manifest
+    )
+
+
+def _refuse_existing(final: Path, *, resume: bool) -> None:
+    """A folder that holds something is refused, or an unfinished run in it is continued."""
+    if not final.exists():
+        return
+    names = [path.name for path in final.iterdir() if not TEMPORARY.fullmatch(path.name)]
+    unfinished = MANIFEST not in names and ((work_folder(final) / STATE).exists() or names in ([], [WORK]))
+    if not (unfinished and resume):
+        way_out = "go on with --resume (resume=True), or choose another --out" if unfinished else "choose another --out"
+        raise ConfigError(f"{final}: is there already and is not overwritten; {way_out}")
+
+
+@dataclass
+class _Run:
+    """One run in a folder that is held by this process."""
+
+    out: Path
+    files: list[Path]
+    fields: RowFields
+    config: Mapping[str, Any]
+    dataset: str | None
+    on_error: OnError
+    workers: int | None
+    on_progress: OnProgress | None
+
+    def run(self) -> tuple[int, Ledger, dict[str, Any]]:
+        """Rows, ledger and manifest."""
+        self._work = claim_work(self.out)
+        sweep_orphans(self.out)
+        scanned = self._scan()
+        engine = self._engine(scanned)
+        self._claim(scanned)
+        quarantine = self.on_error is OnError.QUARANTINE
+        chunks = self._chunks(scanned, engine)
+        try:
+            receipts = run_chunks(
+                convert_chunk,
+                chunks,
+                engine,
+                self.on_progress,
+                stage="convert",
+                keep=lambda receipt: quarantine or receipt["rejected"] is None,
+            )
+        except BaseException:
+            if not any(chunk.folder.exists() for chunk in chunks):
+                self._give_up()
+            raise
+        check_inputs_unchanged(one.file for one in scanned)
+        ledger = Ledger()
+        for chunk in chunks:
+            ledger.add(Ledger.from_json(receipts[chunk.number]["ledger"]))
+        rows = [int(receipts[chunk.number]["rows"]) for chunk in chunks]
+        if not sum(rows):
+            self._give_up()
+            errors = [text for chunk in chunks if (text := receipts[chunk.number]["first_error"])]
+            raise DataError(_nothing_written(self.files, ledger.total_records("read"), errors))
+        shards = self._write_shards(chunks, rows, engine)
+        return sum(rows), ledger, self._publish(scanned, chunks, shards, ledger)
+
+    def _scan(self) -> list[ScannedInput]:
+        scans = [
+            InputScan(
+                path=str(path),
+                spool=str(self._work / "spool"),
+                shape=ANY_SHAPE,
+                source=path.name,
+                chunk_bytes=CHUNK_BYTES,
+            )
+            for path in self.files
+        ]
+        try:
+            check_inputs(scans)
+            scanned = scan_all(scans, None if self.workers == 0 else LocalExecutor(self.workers))
+        except BaseException:
+            self._give_up()
+            raise
+        if not any(one.chunks for one in scanned):
+            self._give_up()
+            raise DataError(_nothing_written(self.files, 0, []))
+        return scanned
+
+    def _give_up(self) -> None:
+        """Leave no folder where there is nothing to go on with."""
+        remove_work(self.out)
+        if not any(self.out.iterdir()):
+            self.out.rmdir()
+
+    def _engine(self, scanned: Sequence[ScannedInput]) -> Executor:
+        few = sum(len(one.chunks) for one in scanned) == 1
+        return LocalExecutor(0 if self.workers is None and few else self.workers)
+
+    def _claim(self, scanned: Sequence[ScannedInput]) -> None:
+        """Note which run this is; an unfinished other one is refused."""
+        content = {
+            "package": __version__,
+            "config": self.config,
+            "inputs": [[one.file.path, one.file.sha256] for one in scanned],
+        }
+        fingerprint = hashlib.sha256(canonical_json(content)).hexdigest()
+        state = self._work / STATE
+        if state.exists() and (found := json.loads(state.read_bytes())["fingerprint"]) != fingerprint:
+            raise ConfigError(
+                f"{self.out} holds an unfinished run of another input, other options or another version (fingerprint "
+                f"{str(found)[:12]}, this one is {fingerprint[:12]}): choose another folder, or delete it"
+            )
+        with storing(self._work, "create the folder"):
+            self._work.mkdir(exist_ok=True)
+        write_atomic(state, canonical_json({"fingerprint": fingerprint}), step="state")
+
+    def _chunks(self, scanned: Sequence[ScannedInput], engine: Executor) -> list[HarmonyChunk]:
+        ranges = [chunk for one in scanned for chunk in one.chunks]
+        firsts = [0] * len(ranges)
+        if self.fields.id_prefix is not None:
+            counts = [chunk.count for chunk in ranges]
+            lines = [place for place, chunk in enumerate(ranges) if chunk.kind is ChunkKind.LINES]
+
+            def on_done(index: int, receipt: dict[str, Any]) -> None:
+                counts[lines[index]] = receipt["records"]
+
+            if lines:
+                jobs = [CountJob(range=ranges[place]) for place in lines]
+                engine.run(count_records, jobs, on_done, LateJobs(lambda: None).hear)
+            firsts = [sum(counts[:place]) for place in range(len(ranges))]
+        return [
+            HarmonyChunk(
+                number=number,
+                range=chunk,
+                first=firsts[number],
+                system=json.dumps(self.config["system"]),
+                developer=self.config["developer"],
+                fields=self.fields,
+                quarantine=self.on_error is OnError.QUARANTINE,
+                work=str(self._work.absolute()),
+            )
+            for number, chunk in enumerate(ranges)
+        ]
+
+    def _write_shards(
+        self, chunks: Sequence[HarmonyChunk], rows: Sequence[int], engine: Executor
+    ) -> list[dict[str, Any]]:
+        """The Parquet shards, those that an earlier run has written included."""
+        jobs = [
+            HarmonyShard(
+                number=number,
+                parts=tuple((str(chunks[place].folder / ROWS), first, count) for place, first, count in parts),
+                folder=str((self._work / EXPORTED / f"{number:06d}").absolute()),
+            )
+            for number, parts in enumerate(_shares(rows, int(self.config["rows_per_shard"])))
+        ]
+        found = {job.number: receipt for job in jobs if (receipt := self._written(job)) is not None}
+        todo = [job for job in jobs if job.number not in found]
+
+        def on_done(index: int, receipt: dict[str, Any]) -> None:
+            found[todo[index].number] = receipt
+
+        if todo:
+            engine.run(write_parquet_shard, todo, on_done, LateJobs(lambda: None).hear)
+        return [found[number] for number in range(len(jobs))]
+
+    def _written(self, job: HarmonyShard) -> dict[str, Any] | None:
+        """What was written of a shard, whole, in the work folder or moved to its place."""
+        try:
+            receipt: dict[str, Any] = json.loads((Path(job.folder) / RECEIPT).read_bytes())
+            places = [place for place in (Path(job.folder) / job.name, self.out / job.name) if place.is_file()]
+            if places and places[0].stat().st_size == receipt["bytes"]:
+                return {key: receipt[key] for key in ("path", "bytes", "rows", "sha256")}  # as in the manifest
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        remove_path(Path(job.folder))
+        return None
+
+    def _publish(
+        self,
+        scanned: Sequence[ScannedInput],
+        chunks: Sequence[HarmonyChunk],
+        shards: list[dict[str, Any]],
+        ledger: Ledger,
+    ) -> dict[str, Any]:
+        """Move all files to their places; the manifest last."""
+        with storing(self.out, "write the shards"):
+            join_rejected((chunk.folder for chunk in chunks), self.out / REJECTED)
+            for number, shard in enumerate(shards):
+                source = self._work / EXPORTED / f"{number:06d}" / shard["path"]
+                if source.exists():
+                    move_path(source, self.out / shard["path"])
+                fault_point("after_file_move")
+            sync_folder(self.out)
             manifest = {
                 "schema_version": SCHEMA_VERSION,
-                "dataset": dataset,
+                "dataset": self.dataset,
                 "columns": list(OUTPUT_COLUMNS),
                 "glob": GLOB,
-                "total_rows": writer.rows,
-                "shards": writer.shards,
-                "rejected": dict(sorted(writer.rejected.items())),
-                "config": {
-                    "system": system,
-                    "developer": developer,
-                    **fields.as_dict(),
-                    "rows_per_shard": rows_per_shard,
-                },
+                "total_rows": sum(shard["rows"] for shard in shards),
+                "shards": shards,
+                "rejected": failures(ledger),
+                "config": dict(self.config),
                 "inputs": [
-                    {"path": str(path), "bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in files
+                    {"path": one.file.path, "bytes": one.file.bytes, "sha256": one.file.sha256} for one in scanned
                 ],
                 "package_version": __version__,
             }
             text = json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
-            (temporary / "manifest.json").write_text(text, encoding="utf-8")
-        publish_folder(temporary, final)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return SynthHarmonyResult(
-        directory=final, rows=writer.rows, rejected=sum(writer.rejected.values()), manifest=manifest
-    )
+            write_atomic(self.out / MANIFEST, text.encode(), step="manifest_file")
+            remove_work(self.out)
+        return manifest
 
 
-def _nothing_written(files: list[Path], writer: _Writer) -> str:
-    if not writer.seen:
+def _shares(rows: Sequence[int], most: int) -> list[list[tuple[int, int, int]]]:
+    """The chunks of each shard: place, first row and number of rows; every shard but the last has `most` rows."""
+    shares: list[list[tuple[int, int, int]]] = []
+    room = 0
+    for place, count in enumerate(rows):
+        first = 0
+        while first < count:
+            if not room:
+                shares.append([])
+                room = most
+            taken = min(room, count - first)
+            shares[-1].append((place, first, taken))
+            first, room = first + taken, room - taken
+    return shares
+
+
+def _nothing_written(files: list[Path], read: int, errors: list[str]) -> str:
+    if not read:
         return f"there is no row in {', '.join(map(str, files))}"
-    return f"none of the {writer.seen:,} rows could be used; the first: {writer.first_error}"
+    return f"none of the {read:,} rows could be used; the first: {errors[0] if errors else 'no reason is known'}"
 
 
 def _on_error(name: str) -> OnError:
@@ -147,117 +369,3 @@ def _input_files(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str
             raise ConfigError(f"{item}: this folder holds no file that ends in {', '.join(SUFFIXES)}")
         patterns += inside
     return resolve_paths(patterns)
-
-
-# --- shards ---------------------------------------------------------------------------------------------------------
-
-
-class _Sink(io.RawIOBase):
-    """A file for pyarrow that is hashed while it is written."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.file = GrowingFile(path)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.file.write(bytes(data))
-        return len(data)
-
-
-@dataclass
-class _Writer:
-    """The shards while they grow, and the rows that were refused."""
-
-    folder: Path
-    rows_per_shard: int
-    on_error: OnError
-    seen: int = 0
-    rows: int = 0
-    shards: list[dict[str, Any]] = field(default_factory=list)
-    rejected: Counter[str] = field(default_factory=Counter)
-    first_error: RecordError | None = None
-    _waiting: list[tuple[str, ...]] = field(default_factory=list)
-    _in_shard: int = 0
-    _sink: _Sink | None = None
-    _parquet: Any = None
-    _quarantine: GrowingFile | None = None
-
-    def add(self, raw: Raw, frame: Frame, fields: RowFields) -> None:
-        """One row of the input."""
-        number, self.seen = self.seen, self.seen + 1
-        try:
-            if raw.error is not None:
-                raise raw.error
-            self._waiting.append(fields.row(raw.value, number, frame))
-        except RecordError as error:
-            self._reject(error, raw, fields, number)
-            return
-        self.rows += 1
-        if len(self._waiting) == ROW_GROUP or self._in_shard + len(self._waiting) == self.rows_per_shard:
-            self._flush()
-            if self._in_shard == self.rows_per_shard:
-                self._close_shard()
-
-    def _reject(self, error: RecordError, raw: Raw, fields: RowFields, number: int) -> None:
-        error.where = raw.where
-        if isinstance(raw.value, Mapping) and error.code != "no_synth_id":
-            try:
-                error.record_id = fields.synth_id(raw.value, number)
-            except RecordError:
-                error.record_id = ""
-        if self.on_error is OnError.FAIL:
-            raise error
-        self.first_error = self.first_error or error
-        self.rejected[error.code] += 1
-        entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
-        if self._quarantine is None:
-            self._quarantine = GrowingFile(self.folder / REJECTED)
-        line = json.dumps({**entry, "message": error.message}, ensure_ascii=True)
-        self._quarantine.write(line.encode() + b"\n")
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        if not self._waiting:
-            return
-        schema = pa.schema([(name, pa.string()) for name in OUTPUT_COLUMNS])
-        if self._parquet is None:
-            self._sink = _Sink(self.folder / GLOB.replace("*", f"{len(self.shards):02d}"))
-            self._parquet = pq.ParquetWriter(self._sink, schema, compression="zstd", write_page_checksum=True)
-        arrays = [pa.array(column, type=pa.string()) for column in zip(*self._waiting, strict=True)]
-        self._parquet.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), row_group_size=ROW_GROUP)
-        self._in_shard += len(self._waiting)
-        self._waiting.clear()
-
-    def _close_shard(self) -> None:
-        if self._parquet is None:
-            return
-        assert self._sink is not None
-        self._parquet.close()
-        record = self._sink.file.finish()
-        self.shards.append(
-            {
-                "path": self._sink.file.path.name,
-                "bytes": record.bytes,
-                "rows": self._in_shard,
-                "sha256": record.sha256,
-            }
-        )
-        self._parquet, self._sink, self._in_shard = None, None, 0
-
-    def __enter__(self) -> _Writer:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._flush()
-            self._close_shard()
-        if self._parquet is not None and self._sink is not None:
-            self._parquet.close()
-            self._sink.file.discard()
-        if self._quarantine is not None:
-            self._quarantine.finish()

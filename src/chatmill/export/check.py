@@ -7,10 +7,10 @@ import re
 import time
 from pathlib import Path
 
-from chatmill.compiler.publish import sha256_file
 from chatmill.errors import FormatError
 from chatmill.export.registry import TARGETS
 from chatmill.prove.added import check_others
+from chatmill.prove.files import check_files
 from chatmill.prove.report import Notebook, OnProgress, VerifyReport
 from chatmill.store.kd import TOKENS, KDShard
 from chatmill.store.receipts import EXPORT_MANIFEST, MANIFEST, read_export, seal_problem
@@ -41,21 +41,7 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
     if problem := seal_problem(receipt):
         book.wrong(EXPORT_MANIFEST, problem)
     files = receipt["files"]
-    total = sum(record["bytes"] for record in files.values())
-    for name, record in files.items():
-        book.progress("files", book.counts["bytes_hashed"], total)
-        book.counts["files"] += 1
-        path = folder / name
-        if not path.is_file():
-            book.wrong(name, f"missing; {EXPORT_MANIFEST} names it")
-            continue
-        size, found = path.stat().st_size, sha256_file(path)
-        book.counts["bytes_hashed"] += size
-        if size != record["bytes"]:
-            book.wrong(name, f"{size:,} bytes, {EXPORT_MANIFEST} says {record['bytes']:,}")
-        elif found != record["sha256"]:
-            book.wrong(name, f"bytes were changed: its sha256 is {found}, {EXPORT_MANIFEST} says {record['sha256']}")
-    book.compared.append(f"{len(files)} files with the sizes and hashes of {EXPORT_MANIFEST}")
+    check_files(folder, files, book, EXPORT_MANIFEST)
     _check_others(folder, set(files), receipt["to"], book)
     if receipt["to"] == "megatron":
         for prefix in sorted(name.removesuffix(".idx") for name in files if name.endswith(f"_{TOKENS}.idx")):

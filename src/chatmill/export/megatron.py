@@ -7,7 +7,7 @@ next token. A span tells reasoning (1) from the rest of what is trained (2); see
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.shift import shift_left_ragged
+from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
 from chatmill.store.documents import Documents
+from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
 
@@ -58,7 +60,7 @@ class _Lost:
 
 
 def _columns(some: Documents, eod_id: int | None, lost: _Lost) -> tuple[NDArray[Any], ...]:
-    """Ids, lengths, and label-aligned mask and span of some documents."""
+    """Ids, lengths, and label-aligned span of some documents."""
     ids, offsets = some.ids.astype(np.int32), some.offsets
     spans = spans_of(some)
     weights = some.full_weights
@@ -74,7 +76,7 @@ def _columns(some: Documents, eod_id: int | None, lost: _Lost) -> tuple[NDArray[
         added[1:][open_ended] = 1
         offsets = offsets + np.cumsum(added)
     span = shift_left_ragged(spans, offsets)
-    return ids, np.diff(offsets), (span > 0).astype(np.uint8), span
+    return ids, np.diff(offsets), span
 
 
 def spans_of(some: Documents) -> NDArray[np.uint8]:
@@ -128,6 +130,56 @@ def _say_what_is_lost(export: Export, lost: _Lost) -> None:
         )
 
 
+class MegatronShard:
+    """The datasets of one shard while they grow: tokens, loss mask and span, and the record ids where they are kept."""
+
+    def __init__(self, prefix: Path, *, record_ids: bool) -> None:
+        """`prefix` is `SPLIT/shard_NN`; its folder is made."""
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        self._writers = {
+            column: MegatronWriter(f"{prefix}_{column}", np.int32 if column == TOKENS else np.uint8)
+            for column in (TOKENS, LOSSMASK, SPAN, *((RECORD_IDS,) if record_ids else ()))
+        }
+
+    @property
+    def tokens(self) -> int:
+        """Tokens written so far."""
+        return self._writers[TOKENS].values
+
+    @property
+    def documents(self) -> int:
+        """Documents written so far."""
+        return self._writers[TOKENS].documents
+
+    def append(
+        self,
+        ids: NDArray[Any],
+        lengths: NDArray[np.integer],
+        span: NDArray[np.uint8],
+        record_ids: Texts | None,
+    ) -> None:
+        """Write whole documents; `span` is label-aligned, and the mask is 1 where it is not 0."""
+        self._writers[TOKENS].append(ids, lengths)
+        self._writers[SPAN].append(span, lengths)
+        self._writers[LOSSMASK].append((span != 0).view(np.uint8), lengths)
+        if RECORD_IDS in self._writers:
+            assert record_ids is not None
+            self._writers[RECORD_IDS].append(record_ids.packed().data, record_ids.lengths)
+
+    def finish(self) -> dict[str, FileRecord]:
+        """Close and sync; every file by its name."""
+        return {
+            writer.paths[kind].name: record
+            for writer in self._writers.values()
+            for kind, record in writer.finish().items()
+        }
+
+    def discard(self) -> None:
+        """Remove what is not finished."""
+        for writer in self._writers.values():
+            writer.discard()
+
+
 @dataclass
 class _Shards:
     """The shards of one split: a new one where the next document would not fit; none where there is no document."""
@@ -135,56 +187,48 @@ class _Shards:
     folder: Path
     shard_tokens: int
     record_ids: bool
-    _writers: dict[str, MegatronWriter] = field(default_factory=dict)
+    _shard: MegatronShard | None = None
     _count: int = 0
 
     def append(
         self,
         ids: NDArray[Any],
         lengths: NDArray[np.int64],
-        mask: NDArray[np.uint8],
         span: NDArray[np.uint8],
         *,
         record_ids: list[str] | None = None,
     ) -> None:
         """Write documents, each whole into one shard."""
         offsets = offsets_of(lengths)
-        for first, last in self._pieces(offsets):
+        names = None if record_ids is None else Texts.of(record_ids)
+        for first, last, shard in self._pieces(offsets):
             place = slice(int(offsets[first]), int(offsets[last]))
-            for column, values in ((TOKENS, ids), (LOSSMASK, mask), (SPAN, span)):
-                self._writers[column].append(values[place], lengths[first:last])
-            if record_ids is not None:
-                names = [name.encode() for name in record_ids[first:last]]
-                sizes = np.array([len(name) for name in names], dtype=np.int64)
-                self._writers[RECORD_IDS].append(np.frombuffer(b"".join(names), dtype=np.uint8), sizes)
+            shard.append(
+                ids[place], lengths[first:last], span[place], None if names is None else names.part(first, last)
+            )
 
-    def _pieces(self, offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-        """Ranges of documents, each for the shard that is open when it is given out."""
+    def _pieces(self, offsets: NDArray[np.int64]) -> Iterator[tuple[int, int, MegatronShard]]:
+        """Ranges of documents, each with its shard."""
         first, count = 0, len(offsets) - 1
         while first < count:
-            room = self.shard_tokens - self._writers[TOKENS].values if self._writers else 0
+            room = 0 if self._shard is None else self.shard_tokens - self._shard.tokens
             last = int(np.searchsorted(offsets, offsets[first] + room, side="right")) - 1
-            if last <= first:
-                self._next()
+            if last <= first or self._shard is None:
+                self._shard = self._next()
                 last = int(np.searchsorted(offsets, offsets[first] + self.shard_tokens, side="right")) - 1
             last = max(last, first + 1)
-            yield first, last
+            yield first, last, self._shard
             first = last
 
-    def _next(self) -> None:
+    def _next(self) -> MegatronShard:
         self._finish()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        prefix = self.folder / f"shard_{self._count:02d}"
-        self._writers = {
-            column: MegatronWriter(f"{prefix}_{column}", np.int32 if column == TOKENS else np.uint8)
-            for column in (TOKENS, LOSSMASK, SPAN, *((RECORD_IDS,) if self.record_ids else ()))
-        }
         self._count += 1
+        return MegatronShard(self.folder / f"shard_{self._count - 1:02d}", record_ids=self.record_ids)
 
     def _finish(self) -> None:
-        for writer in self._writers.values():
-            writer.finish()
-        self._writers = {}
+        if self._shard is not None:
+            self._shard.finish()
+            self._shard = None
 
     def __enter__(self) -> _Shards:
         return self
@@ -192,5 +236,5 @@ class _Shards:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self._finish()
-        for writer in self._writers.values():
-            writer.discard()
+        elif self._shard is not None:
+            self._shard.discard()

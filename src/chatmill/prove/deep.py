@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.chunk_job import BATCH_BYTES, BATCH_ROWS, REJECTED
+from chatmill.compiler.chunk_job import BATCH_BYTES, BATCH_ROWS
+from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe

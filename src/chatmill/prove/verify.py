@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chatmill import __version__
-from chatmill.compiler.chunk_job import REJECTED, SPLITS
+from chatmill.compiler.chunk_job import SPLITS
+from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.inputs import InputFile
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.publish import canonical_json, sha256_file
+from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS
 from chatmill.prove.columns import ColumnCounts
 from chatmill.prove.deep import DeepCheck
+from chatmill.prove.files import check_files
 from chatmill.prove.inputs import check_inputs
 from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
@@ -74,7 +76,7 @@ def verify(
     book = Notebook(on_progress)
     recipe = recorded_recipe(manifest)
     _check_recipe(manifest, book)
-    _check_files(folder, manifest["files"], book)
+    check_files(folder, manifest["files"], book, "the manifest")
     _check_others(folder, manifest, book)
     trust = TemplateTrust(template=template, sha256=trust_template)
     rules = _check_rules(folder, recipe, manifest, trust, book)
@@ -109,33 +111,6 @@ def _check_recipe(manifest: Mapping[str, Any], book: Notebook) -> None:
         book.wrong(MANIFEST, f"the recipe in it was edited: its sha256 is {found}, not {manifest['recipe_sha256']}")
     if manifest["package_version"] != __version__:
         book.unchecked.append(f"built by chatmill {manifest.get('package_version')}, checked by {__version__}")
-
-
-def _check_files(folder: Path, files: Mapping[str, Any], book: Notebook) -> None:
-    """Every listed file is there, with its size and its hash."""
-    total = sum(record["bytes"] for record in files.values())
-    name_of = {record["sha256"]: name for name, record in files.items()}
-    for name, record in files.items():
-        book.progress("files", book.counts["bytes_hashed"], total)
-        path = folder / name
-        if not path.is_file():
-            book.wrong(name, "missing; the manifest names it")
-        else:
-            size, found = path.stat().st_size, sha256_file(path)
-            book.counts["bytes_hashed"] += size
-            if (size, found) != (record["bytes"], record["sha256"]):
-                book.wrong(name, _what_changed(record, size, found, name_of.get(found)))
-        book.counts["files"] += 1
-    book.compared.append(f"{book.counts['files']} files with the sizes and hashes of the manifest")
-
-
-def _what_changed(record: Mapping[str, Any], size: int, found: str, other: str | None) -> str:
-    if other is not None:
-        return f"holds the bytes of {other}: the two were swapped, or one was copied over the other"
-    if size != record["bytes"]:
-        change = "cut short" if size < record["bytes"] else "too long"
-        return f"{change}: {size:,} bytes, the manifest says {record['bytes']:,}"
-    return f"bytes were changed: its sha256 is {found}, the manifest says {record['sha256']}"
 
 
 def _check_others(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> None:

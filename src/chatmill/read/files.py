@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -189,12 +189,21 @@ def _parquet(path: Path) -> Iterator[Raw]:
     return batch_records(parquet_batches(path), path, itertools.count(1))
 
 
-def parquet_batches(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+def parquet_batches(
+    path: Path,
+    start: int = 0,
+    stop: int | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    batch_rows: int | None = None,
+) -> Iterator[Any]:
     """Arrow batches of the rows from `start` up to `stop` (counted from 0; None: the end) of a Parquet file.
+
+    `columns`: only these are read. `batch_rows`: rows of a batch, at most; by default as their size suggests.
 
     Row groups outside of the range are not read; inside of one the rows before `start` are decoded and passed over.
     """
-    with _parquet_file(path) as file:
+    with parquet_file(path) as file:
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
         stop = sum(sizes) if stop is None else stop
         ends = list(itertools.accumulate(sizes))
@@ -202,8 +211,9 @@ def parquet_batches(path: Path, start: int = 0, stop: int | None = None) -> Iter
         at = ends[groups[0]] - sizes[groups[0]] if groups else stop
         unpacked = sum(file.metadata.row_group(i).total_byte_size for i in groups)
         wanted = ROW_BATCH_BYTES * sum(sizes[i] for i in groups) // max(unpacked, 1)
-        rows = min(max(wanted, FEWEST_ROWS), MOST_ROWS)
-        for batch in file.iter_batches(rows, row_groups=groups, use_threads=False) if groups else ():
+        rows = batch_rows or min(max(wanted, FEWEST_ROWS), MOST_ROWS)
+        batches = file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False) if groups else ()
+        for batch in batches:
             low, high = max(start - at, 0), min(stop - at, batch.num_rows)
             at += batch.num_rows
             if low < high:
@@ -214,13 +224,14 @@ def parquet_batches(path: Path, start: int = 0, stop: int | None = None) -> Iter
 
 def parquet_groups(path: Path) -> list[tuple[int, int]]:
     """Rows and unpacked bytes of each row group of a Parquet file."""
-    with _parquet_file(path) as file:
+    with parquet_file(path) as file:
         groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
         return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
 @contextmanager
-def _parquet_file(path: Path) -> Iterator[Any]:
+def parquet_file(path: Path) -> Iterator[Any]:
+    """A Parquet file, open; what is wrong with it is a `DataError`."""
     import pyarrow
     import pyarrow.parquet
 

@@ -18,7 +18,7 @@ from chatmill.errors import FormatError, UnknownNameError
 from chatmill.store.episode_layout import SPLITS, is_episode_split
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PACK, PackPlan, read_pack_plan
-from chatmill.store.receipts import MANIFEST, read_export, read_manifest
+from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_export, read_manifest
 
 Ints = NDArray[np.int64]
 
@@ -107,7 +107,7 @@ class DocumentSet:
         Neighbours on disk are read in one piece, so a walk in the order of the files costs no loop over documents.
         """
         taken = self.lengths[numbers] if lengths is None else lengths
-        shards, starts, _ = self._dataset.locate(numbers)
+        shards, starts = self._locate(numbers)
         ends = starts + taken
         breaks = np.flatnonzero((shards[1:] != shards[:-1]) | (starts[1:] != ends[:-1])) + 1
         firsts = np.append(0, breaks)[: len(numbers)]
@@ -128,6 +128,11 @@ class DocumentSet:
             kinds=_joined(kinds, np.uint8) if self.has_kinds else None,
         )
 
+    def _locate(self, numbers: Ints) -> tuple[Ints, Ints]:
+        """Shard and first token of some episodes."""
+        shards, starts, _ = self._dataset.locate(numbers)
+        return shards, starts
+
     def batches(self) -> Iterator[Ints]:
         """All numbers in order, in groups of about `BATCH_TOKENS` tokens."""
         numbers = np.arange(len(self), dtype=np.int64)
@@ -140,13 +145,13 @@ def _joined(pieces: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def even_ranges(tokens: Ints) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive items that hold about `BATCH_TOKENS` tokens each; a longer item is alone."""
+def even_ranges(tokens: Ints, most: int = BATCH_TOKENS) -> Iterator[tuple[int, int]]:
+    """Ranges of consecutive items that hold up to `most` tokens each; a longer item is alone."""
     ends = np.cumsum(tokens)
     first = 0
     while first < len(ends):
         before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + BATCH_TOKENS, side="right")))
+        last = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
         yield first, last
         first = last
 
@@ -182,16 +187,20 @@ class StoredDataset:
 
 
 def open_dataset(directory: str | Path, splits: Sequence[str] | None = None) -> StoredDataset:
-    """Open a finished build, an export of episodes, or a plain folder of such splits.
+    """Open a finished build, an export of episodes, a distillation dataset, or a plain folder of splits of episodes.
 
     `splits` chooses some; by default all that are there are opened.
     """
+    if manifest_kind(Path(directory)) == KD_SCHEMA:
+        from chatmill.store.kd_documents import open_kd_dataset
+
+        return open_kd_dataset(Path(directory), splits)
     found = find_splits(directory, splits)
     opened = {name: DocumentSet(EpisodeDataset(found.directory, name)) for name in found.splits}
     return StoredDataset(
         directory=found.directory,
         about=found.about,
-        fingerprint=found.fingerprint or _fingerprint(opened),
+        fingerprint=found.fingerprint or fingerprint_of(opened),
         splits=opened,
     )
 
@@ -242,6 +251,7 @@ def _about_export(folder: Path) -> dict[str, Any]:
     return {} if export is None else dict(export["source"]["about"])
 
 
-def _fingerprint(splits: dict[str, DocumentSet]) -> str:
+def fingerprint_of(splits: dict[str, DocumentSet]) -> str:
+    """A hash over the splits of a dataset that no manifest names."""
     text = "\n".join(f"{name} {documents.fingerprint}" for name, documents in splits.items())
     return hashlib.sha256(text.encode()).hexdigest()

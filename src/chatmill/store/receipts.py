@@ -126,6 +126,7 @@ _KD = {
     "split": {"rule": TEXT, "valid_fraction": NUMBER},
     "splits": {"train": _KD_SPLIT, "valid": _KD_SPLIT},
     "failed": {"rows": COUNT, "reasons": _COUNTS, "file": Maybe(_KD_FILE)},
+    "ledger?": _LEDGER,
     f"{SEAL}?": SHA256,
 }
 

@@ -1,0 +1,138 @@
+"""Runs the chunks of a build on an engine: those that are whole are kept, the others are made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from chatmill.compiler.engines.executor import EventKind, Executor, ExecutorEvent
+from chatmill.compiler.engines.late import LateJobs
+from chatmill.compiler.engines.local import available_cores
+from chatmill.compiler.faults import fault_point
+from chatmill.compiler.ledger import records_read
+from chatmill.compiler.shards import whole_receipt
+
+Receipt = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildProgress:
+    """What a display may show; given to `on_progress` after every chunk, and when one is late."""
+
+    stage: str
+    chunks_done: int
+    chunks: int
+    bytes_done: int
+    bytes: int
+    tokens: int
+    """Tokens written by the chunks of this run."""
+    records: int
+    retries: int
+    late: tuple[str, ...] = ()
+    """Chunks whose workers have not answered for long, with the process ids."""
+
+
+OnProgress = Callable[[BuildProgress], None]
+
+
+class ChunkOrder(Protocol):
+    """The order to make one chunk; small and picklable."""
+
+    @property
+    def number(self) -> int:
+        """Place of the chunk in the build's order."""
+
+    @property
+    def label(self) -> str:
+        """The chunk in words."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its input, about."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its shards are published; those of all chunks are beside each other."""
+
+
+Order = TypeVar("Order", bound=ChunkOrder)
+
+
+def run_chunks(
+    function: Callable[[Order], Receipt],
+    jobs: Sequence[Order],
+    executor: Executor,
+    on_progress: OnProgress | None,
+    *,
+    stage: str = "compile",
+    on_whole: Callable[[Order, Receipt], None] = lambda job, receipt: None,
+    keep: Callable[[Receipt], bool] = lambda receipt: True,
+) -> dict[int, Receipt]:
+    """Make the chunks that are not there yet; the receipts of all, by number.
+
+    `on_whole` is called with every chunk, made now or before. A chunk that is there is made again unless `keep` says
+    otherwise of its receipt.
+    """
+    receipts = {number: receipt for number, receipt in whole_receipts(jobs).items() if keep(receipt)}
+    todo = [job for job in jobs if job.number not in receipts]
+    total_bytes = sum(job.bytes for job in jobs)
+    done = len(jobs) - len(todo)
+    counts = {"bytes": total_bytes - sum(job.bytes for job in todo), "tokens": 0, "records": 0}
+    retries = 0
+
+    def tell() -> None:
+        if on_progress is not None:
+            on_progress(
+                BuildProgress(
+                    stage=stage,
+                    chunks_done=done,
+                    chunks=len(jobs),
+                    bytes_done=counts["bytes"],
+                    bytes=total_bytes,
+                    tokens=counts["tokens"],
+                    records=counts["records"],
+                    retries=retries,
+                    late=late.texts,
+                )
+            )
+
+    late = LateJobs(tell)
+
+    def on_done(index: int, receipt: Receipt) -> None:
+        nonlocal done
+        job = todo[index]
+        receipts[job.number] = receipt
+        on_whole(job, receipt)
+        fault_point("after_chunk")
+        done += 1
+        late.forget(index)
+        counts["bytes"] += job.bytes
+        counts["tokens"] += sum(split["tokens"] for split in receipt["splits"].values())
+        counts["records"] += records_read(receipt["ledger"])
+        tell()
+
+    def on_event(event: ExecutorEvent) -> None:
+        nonlocal retries
+        retries += event.kind is EventKind.JOB_RETRIED
+        late.hear(event)
+
+    tell()
+    for job in jobs:
+        if job.number in receipts:
+            on_whole(job, receipts[job.number])
+    if todo:
+        executor.run(function, todo, on_done, on_event)
+    return receipts
+
+
+def whole_receipts(jobs: Sequence[ChunkOrder]) -> dict[int, Receipt]:
+    """The receipts of the shards that are there and whole; those that a crash has damaged are removed."""
+    made = set(os.listdir(jobs[0].folder.parent)) if jobs and jobs[0].folder.parent.is_dir() else set()
+    there = [job for job in jobs if job.folder.name in made]
+    with ThreadPoolExecutor(available_cores()) as threads:  # hashing needs no interpreter
+        found = threads.map(whole_receipt, [job.folder for job in there])
+        return {job.number: receipt for job, receipt in zip(there, found, strict=True) if receipt is not None}

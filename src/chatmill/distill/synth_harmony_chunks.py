@@ -1,0 +1,262 @@
+"""The work of `synth-harmony` that engines do: chunks of the input become rows, and rows become Parquet shards."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from chatmill.compiler.chunk_output import RECEIPT, SHARDS, StreamedOutput, publish_chunk
+from chatmill.compiler.faults import fault_point
+from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
+from chatmill.distill.synth_harmony_rows import Frame, RowFields
+from chatmill.errors import RecordError
+from chatmill.read.files import Raw
+from chatmill.read.ranges import Chunk, chunk_records
+from chatmill.store.durable import Durability, GrowingFile
+
+OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
+GLOB = "synth_harmony_shard_*.parquet"
+ROW_GROUP = 4096
+"""Rows that are in memory at a time, and rows of a row group."""
+ROWS = "rows.arrow"
+"""In the folder of a chunk: its rows, as an Arrow stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountJob:
+    """The order to count the records of a range; small and picklable."""
+
+    range: Chunk
+
+    @property
+    def label(self) -> str:
+        """The job in words."""
+        return f"counting {self.range.describe()}"
+
+
+def count_records(job: CountJob) -> dict[str, Any]:
+    """Records of a range, as `synth-harmony` counts them: blank lines are none."""
+    return {"records": sum(1 for _ in chunk_records(job.range))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarmonyChunk:
+    """Everything a worker needs to know about one chunk; small and picklable."""
+
+    number: int
+    range: Chunk
+    first: int
+    """The number of its first record in the whole input, where rows get ids by it."""
+    system: str
+    """The fields of the system message as JSON, or `null`."""
+    developer: str | None
+    fields: RowFields
+    quarantine: bool
+    work: str
+
+    @property
+    def label(self) -> str:
+        """The chunk in words."""
+        return self.range.describe()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its input, unpacked."""
+        return self.range.bytes
+
+    @property
+    def folder(self) -> Path:
+        """Where its rows are published."""
+        return Path(self.work) / SHARDS / f"{self.number:06d}"
+
+
+@lru_cache(maxsize=2)
+def _frame(system: str, developer: str | None) -> Frame:
+    return Frame(system=json.loads(system), developer=developer)
+
+
+def convert_chunk(job: HarmonyChunk) -> dict[str, Any]:
+    """Turn the records of a chunk into rows and publish them; gives the receipt."""
+    return publish_chunk(job.folder, lambda folder: _convert(job, folder))
+
+
+def _convert(job: HarmonyChunk, folder: Path) -> dict[str, Any]:
+    frame, source = _frame(job.system, job.developer), job.range.source
+    output, rows, first_error = StreamedOutput(folder), _RowStream(folder / ROWS), ""
+    try:
+        for number, raw in enumerate(chunk_records(job.range), start=job.first):
+            output.ledger.records[source, "read", ""] += 1
+            try:
+                if raw.error is not None:
+                    raise raw.error
+                rows.add(job.fields.row(raw.value, number, frame))
+                output.ledger.records[source, "built", ""] += 1
+            except RecordError as error:
+                line = _refused(error, raw, job, number)
+                first_error = first_error or str(error)
+                output.ledger.records[source, "quarantined", error.code] += 1
+                output.reject(line)
+        files = {ROWS: asdict(rows.finish())}
+        return output.write(job.number, folder, files=files, rows=rows.rows, first_error=first_error)
+    except BaseException:
+        output.close()
+        rows.discard()
+        raise
+
+
+def _refused(error: RecordError, raw: Raw, job: HarmonyChunk, number: int) -> str:
+    """The entry of a row that cannot be used; without quarantine the error itself."""
+    error.where = raw.where
+    if isinstance(raw.value, Mapping) and error.code != "no_synth_id":
+        try:
+            error.record_id = job.fields.synth_id(raw.value, number)
+        except RecordError:
+            error.record_id = ""
+    if not job.quarantine:
+        raise error
+    entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
+    return json.dumps({**entry, "message": error.message}, ensure_ascii=True) + "\n"
+
+
+class _Sink(io.RawIOBase):
+    """A file for pyarrow that is hashed while it is written."""
+
+    def __init__(self, path: Path, durability: Durability) -> None:
+        super().__init__()
+        self.file = GrowingFile(path, durability)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.file.write(bytes(data))
+        return len(data)
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.string()) for name in OUTPUT_COLUMNS])
+
+
+class _RowStream:
+    """The rows of a chunk while they are written, some at a time."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow.ipc
+
+        self.rows = 0
+        self._waiting: list[tuple[str, ...]] = []
+        self._sink = _Sink(path, Durability.SCRATCH)
+        self._stream: Any = pyarrow.ipc.new_stream(self._sink, _schema())
+
+    def add(self, row: tuple[str, ...]) -> None:
+        """Take one row."""
+        self._waiting.append(row)
+        self.rows += 1
+        if len(self._waiting) == ROW_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._waiting:
+            arrays = [pa.array(column, type=pa.string()) for column in zip(*self._waiting, strict=True)]
+            self._stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_schema()))
+            self._waiting = []
+
+    def finish(self) -> Any:
+        """Write the rest; size and hash of the file."""
+        self._flush()
+        self._stream.close()
+        return self._sink.file.finish()
+
+    def discard(self) -> None:
+        """Close after an error."""
+        self._sink.file.discard()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarmonyShard:
+    """The order to write one Parquet shard of rows that are made; small and picklable."""
+
+    number: int
+    parts: tuple[tuple[str, int, int], ...]
+    """Files of rows, in order: of each the first row that is taken, and how many are."""
+    folder: str
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return GLOB.replace("*", f"{self.number:02d}")
+
+    @property
+    def label(self) -> str:
+        """The job in words."""
+        return f"writing {self.name}"
+
+
+def write_parquet_shard(job: HarmonyShard) -> dict[str, Any]:
+    """Write one shard in even row groups and publish it; gives what the manifest says of it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    temporary = temporary_folder(job.folder)
+    try:
+        with storing(job.folder):
+            sink, rows = _Sink(temporary / job.name, Durability.SYNCED), 0
+            try:
+                with pq.ParquetWriter(sink, _schema(), compression="zstd", write_page_checksum=True) as writer:
+                    for group in _row_groups(job.parts):
+                        (batch,) = pa.Table.from_batches(group).combine_chunks().to_batches()
+                        writer.write_batch(batch, row_group_size=ROW_GROUP)
+                        rows += batch.num_rows
+                record = sink.file.finish()
+            except BaseException:
+                sink.file.discard()
+                raise
+            receipt = {"path": job.name, "bytes": record.bytes, "rows": rows, "sha256": record.sha256}
+            write_atomic(temporary / RECEIPT, canonical_json(receipt), step="parquet_receipt")
+            publish_folder(temporary, job.folder, replace=True, step="parquet_folder")
+            fault_point("after_parquet_shard")
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return receipt
+
+
+def _row_groups(parts: tuple[tuple[str, int, int], ...]) -> Iterator[list[Any]]:
+    """The rows of all parts in lists of batches that make a row group each."""
+    group: list[Any] = []
+    room = ROW_GROUP
+    for path, first, count in parts:
+        for batch in _batches(path, first, count):
+            while batch.num_rows:
+                piece = batch.slice(0, room)
+                group.append(piece)
+                batch, room = batch.slice(piece.num_rows), room - piece.num_rows
+                if not room:
+                    yield group
+                    group, room = [], ROW_GROUP
+    if group:
+        yield group
+
+
+def _batches(path: str, first: int, count: int) -> Iterator[Any]:
+    import pyarrow
+    import pyarrow.ipc
+
+    with pyarrow.memory_map(path) as file, pyarrow.ipc.open_stream(file) as batches:
+        for batch in batches:
+            part = batch.slice(min(first, batch.num_rows), count)
+            first, count = max(0, first - batch.num_rows), count - part.num_rows
+            if part.num_rows:
+                yield part
+            if not count:
+                return
