@@ -43,6 +43,7 @@ def command(
     template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
     date: Annotated[str | None, options.DATE] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     split: Annotated[str | None, options.SPLIT] = None,
     mask: Annotated[
         str | None, typer.Option("--mask", metavar="COLUMN", help="The column that says what is trained.")
@@ -75,7 +76,7 @@ def command(
         split=split,
         mask=mask,
         shifted=shifted,
-        shape=shape,
+        shape=options.shape_or_map(shape, field_map),
         examples=max(count, 3),
     )
     if out is not None:

@@ -58,6 +58,7 @@ def command(
         int | None, typer.Option("--pack-length", metavar="N", help="Tokens of a packed row; default: --max-length.")
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     val_fraction: Annotated[
         float | None, typer.Option("--val-fraction", metavar="X", help="Share of the records for the split val.")
     ] = None,
@@ -99,7 +100,7 @@ def command(
         "template_options": options.template_options(template_option), "date": date, "expand": expand,
         "unproved": unproved, "strict_text": strict_text or None,
     }  # fmt: skip
-    recipe = recipe_of_options(inputs, keys, shape)
+    recipe = recipe_of_options(inputs, keys, options.shape_or_map(shape, field_map))
     with _resume_hint(out), nullcontext() if quiet else shown_progress() as on_progress:
         result = run_build(
             recipe,

@@ -55,6 +55,7 @@ def command(
         int, typer.Option("--skip", metavar="N", min=0, help="How many conversations to pass over first.")
     ] = 0,
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     pattern: Annotated[str | None, options.PATTERN] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
     full: Annotated[bool, options.FULL] = False,
@@ -75,7 +76,8 @@ def command(
     from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
     errors: list[RecordError] = []
-    source = ConversationFile(file, shape=shape, on_error=errors.append)
+    named = options.shape_or_map(shape, field_map)
+    source = ConversationFile(file, shape=named, on_error=errors.append)
     kind = find_template(template or (tokenizer if has_template(tokenizer) else "chatml"))
     chosen = find_policy(policy or kind.default_policy)
     conversations = list(itertools.islice(source, skip, skip + count))

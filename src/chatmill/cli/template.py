@@ -44,6 +44,7 @@ def command(
         typer.Option("--data", metavar="FILE", help="Conversations: which share of them is proved, and why."),
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
     date: Annotated[str | None, options.DATE] = None,
     full: Annotated[bool, options.FULL] = False,
@@ -54,7 +55,7 @@ def command(
     from chatmill.render.registry import given_options
 
     given = given_options(options.template_options(template_option), date)
-    records = None if data is None else _records(data, shape)
+    records = None if data is None else _records(data, options.shape_or_map(shape, field_map))
     look = look_at_template(template, tokenizer, given, records)
     if as_json:
         typer.echo(json.dumps(look.as_json()))

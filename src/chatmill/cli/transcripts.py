@@ -45,6 +45,7 @@ def command(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, one JSON object a line.")],
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out and count records that are no conversations.")
     ] = False,
@@ -63,7 +64,8 @@ def command(
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
     report = _Report()
-    conversations = read_conversations(inputs, shape=shape, on_error=report.bad_record if skip_bad else None)
+    named = options.shape_or_map(shape, field_map)
+    conversations = read_conversations(inputs, shape=named, on_error=report.bad_record if skip_bad else None)
     loaded = load_tokenizer(tokenizer)
     with AtomicFile(out) as file, _progress(quiet) as advance:
         for lines in _lines(conversations, loaded, context_length, report):
