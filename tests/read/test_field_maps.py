@@ -25,10 +25,11 @@ Q, A = Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")
     [
         (["user=ask", "assistant=say"], {"ask": "q", "say": "a"}, (Q, A)),
         (["assistant=say", "system=rules", "user=ask"], {"ask": "q", "say": "a"}, (A, Q)),
-        (["user=ask", "assistant=say", "system=s"], {"ask": "q", "say": "a", "s": "x"}, (Message(Role.SYSTEM, "x"), Q, A)),
+        (["user=u", "assistant=v", "system=s"], {"u": "q", "v": "a", "s": "x"}, (Message(Role.SYSTEM, "x"), Q, A)),
         (["user=ask+more", "assistant=say"], {"ask": "q", "more": "m", "say": "a"}, (Message(Role.USER, "q\nm"), A)),
         (["user=ask+more", "assistant=say"], {"ask": "q", "say": "a"}, (Q, A)),
-        (["user=a1", "assistant=b1", "user=a2", "assistant=b2"], {"a1": "q", "a2": "q", "b1": "a", "b2": "a"}, (Q, Q, A, A)),
+        (["user=u", "assistant=v", "user=w", "assistant=x"], dict.fromkeys("uw", "q") | dict.fromkeys("vx", "a"), (Q, A) * 2),
+        (["user=u", "user=w", "assistant=v"], {"u": "q", "w": "q", "v": "a"}, (Q, Q, A)),
         (["messages=talk"], {"talk": [{"role": "user", "content": "q"}, {"role": "gpt", "content": "a"}]}, (Q, A)),
         (
             ["messages=talk", "role=who", "content=what", "user=customer", "assistant=agent"],
@@ -65,6 +66,7 @@ def test_id_source_and_tools_can_be_mapped() -> None:
         (["id=x"], "a map needs assistant=FIELD"),
         (["user=x", "assistant=x"], "'x' has two meanings"),
         (["user=x", "assistant=y", "role=z"], "needs messages=FIELD beside it"),
+        (["user=x", "assistant=y", "assistant=z"], "needs as many for the user, found 1"),
         (["messages=x", "messages=y"], "is one field, found x, y"),
     ],
 )
@@ -76,7 +78,7 @@ def test_a_map_that_means_nothing_is_refused(words: list[str], message: str) -> 
 @pytest.mark.parametrize(
     ("record", "words", "sample"),
     [
-        ({"uuid": 1, "user_text": "q", "model_reply": "a"}, "--map user=user_text --map assistant=model_reply", "user: 'q'"),
+        ({"uuid": 1, "user_says": "q", "bot_reply": "a"}, "--map user=user_says --map assistant=bot_reply", "user: 'q'"),
         (
             {"system_prompt": "s", "question": "q", "response": "a"},
             "--map system=system_prompt --map user=question --map assistant=response",

@@ -77,12 +77,28 @@ def _turns(given: Mapping[str, list[str]]) -> dict[str, Any]:
             f"a map needs assistant=FIELD (and user=FIELD), or messages=FIELD; found {', '.join(given) or 'nothing'}"
         )
     turns: list[dict[str, Any]] = []
-    for name in sorted(given, key=lambda name: name != "system"):
-        for field in given[name] if name in ROLES else ():
-            first, *more = field.split(JOIN)
-            turns.append({"key": first, "role": name, "optional": name == "system"})
-            turns += [{"key": key, "role": name, "joined": True} for key in more]
+    for name, field in _in_turn({name: given[name] for name in given if name in ROLES}):
+        first, *more = field.split(JOIN)
+        turns.append({"key": first, "role": name, "optional": name == "system"})
+        turns += [{"key": key, "role": name, "joined": True} for key in more]
     return {"turns": turns}
+
+
+def _in_turn(given: Mapping[str, list[str]]) -> list[tuple[str, str]]:
+    """The fields in the order of their messages: system first, questions and answers by turns."""
+    asked, answered = given.get("user", []), given["assistant"]
+    rest = sorted((name for name in given if name not in ("user", "assistant")), key=lambda name: name != "system")
+    if len(answered) > 1 and len(asked) != len(answered):
+        raise ConfigError(
+            f"a map with {len(answered)} fields for the assistant needs as many for the user, found {len(asked)}"
+        )
+    if len(answered) > 1:
+        pairs = zip(asked, answered, strict=True)
+        talk = [turn for ask, answer in pairs for turn in (("user", ask), ("assistant", answer))]
+    else:
+        order = [name for name in given if name in ("user", "assistant")]
+        talk = [(name, field) for name in order for field in given[name]]
+    return [*((name, field) for name in rest for field in given[name]), *talk]
 
 
 def map_words(fields: FieldMap) -> str:

@@ -422,7 +422,7 @@ HINT = (
 
 
 def find_shape(name: str | FieldMap) -> Shape:
-    """A shape by name, by the path of a shape file, by what such a file says (`Shape.definition`), or by a field map."""
+    """A shape by name, by the path of a shape file, what such a file says (`Shape.definition`), or a field map."""
     if isinstance(name, Mapping):
         name = mapped_shape(name)
     if name in SHAPES:
