@@ -482,16 +482,16 @@ def test_no_known_shape_and_unknown_names_are_errors(tmp_path: Path) -> None:
 
 def test_missing_files_folders_and_pipes_are_told_apart(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
-    (tmp_path / "a.csv").write_text("x")
+    (tmp_path / "a.xlsx").write_text("x")
     (tmp_path / "folder.jsonl").mkdir()
     for name, message in (
         ("none.jsonl", r"no such file: .*none\.jsonl"),
         ("folder.jsonl", r"folder\.jsonl is a folder; name its files"),
         ("pipe.jsonl", r"pipe\.jsonl is no regular file"),
-        ("a.csv", r"a\.csv: cannot tell the format from the name"),
+        ("a.xlsx", r"a\.xlsx: cannot tell the format from the name"),
         ("x" * 300 + ".jsonl", "cannot read .*File name too long"),
         ("nul\0.jsonl", "cannot read .*null"),
-        ("a.csv/b.jsonl", "cannot read .*Not a directory"),
+        ("a.xlsx/b.jsonl", "cannot read .*Not a directory"),
     ):
         with pytest.raises(DataError, match=message):
             scan(tmp_path / name)
@@ -548,7 +548,7 @@ def test_damaged_parquet_files_are_errors(tmp_path: Path) -> None:
 
 def test_a_json_file_that_is_no_list_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    path.write_bytes(b'{"messages": []}')
+    path.write_bytes(b'"messages"')
     with pytest.raises(DataError, match=r"a\.json must hold a list of records"):
         scan(path)
 

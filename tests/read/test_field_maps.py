@@ -28,7 +28,7 @@ Q, A = Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")
         (["user=u", "assistant=v", "system=s"], {"u": "q", "v": "a", "s": "x"}, (Message(Role.SYSTEM, "x"), Q, A)),
         (["user=ask+more", "assistant=say"], {"ask": "q", "more": "m", "say": "a"}, (Message(Role.USER, "q\nm"), A)),
         (["user=ask+more", "assistant=say"], {"ask": "q", "say": "a"}, (Q, A)),
-        (["user=u", "assistant=v", "user=w", "assistant=x"], dict.fromkeys("uw", "q") | dict.fromkeys("vx", "a"), (Q, A) * 2),
+        (["user=u", "assistant=v", "user=w", "assistant=x"], {"u": "q", "v": "a", "w": "q", "x": "a"}, (Q, A, Q, A)),
         (["user=u", "user=w", "assistant=v"], {"u": "q", "w": "q", "v": "a"}, (Q, Q, A)),
         (["messages=talk"], {"talk": [{"role": "user", "content": "q"}, {"role": "gpt", "content": "a"}]}, (Q, A)),
         (
@@ -78,7 +78,7 @@ def test_a_map_that_means_nothing_is_refused(words: list[str], message: str) -> 
 @pytest.mark.parametrize(
     ("record", "words", "sample"),
     [
-        ({"uuid": 1, "user_says": "q", "bot_reply": "a"}, "--map user=user_says --map assistant=bot_reply", "user: 'q'"),
+        ({"no": 1, "user_says": "q", "bot_reply": "a"}, "--map user=user_says --map assistant=bot_reply", "user: 'q'"),
         (
             {"system_prompt": "s", "question": "q", "response": "a"},
             "--map system=system_prompt --map user=question --map assistant=response",

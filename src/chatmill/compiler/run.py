@@ -42,6 +42,7 @@ from chatmill.compiler.shards import DiskSync, whole_receipt
 from chatmill.compiler.sources import SourcePlan, plan_sources
 from chatmill.compiler.work import claim_work, remove_work, work_folder
 from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
+from chatmill.read.places import size_of
 from chatmill.render.trust import TemplateTrust, allowed_template
 from chatmill.store.documents import WORK
 from chatmill.store.receipts import MANIFEST, read_manifest
@@ -151,7 +152,7 @@ def _chunks_about(recipe: Recipe) -> int:
     """Chunks of the input, as far as the sizes of the files tell; 0 where they cannot be found: reported later."""
     try:
         files = [path for source in recipe.sources for path in resolve_paths(source.patterns)]
-        return -(-sum(path.stat().st_size for path in files) // recipe.shard_bytes)
+        return -(-sum(size_of(path) for path in files) // recipe.shard_bytes)
     except (ChatmillError, OSError):
         return 0
 

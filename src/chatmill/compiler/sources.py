@@ -18,12 +18,15 @@ from chatmill.compiler.inputs import (
     ScannedInput,
     check_inputs,
     check_inputs_unchanged,
+    fetched,
     resolve_paths,
     scan_input,
 )
 from chatmill.compiler.recipe import Recipe
 from chatmill.read.shapes import shape_key
 
+FETCHES = 8
+"""Files behind URLs that are copied at a time."""
 SCAN_IN_WORKERS = 1 << 30
 """Bytes of input from which on workers scan the files: the driver would be in their way."""
 
@@ -63,6 +66,8 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None) 
                 )
             )
             owners.append(number)
+    with ThreadPoolExecutor(FETCHES) as threads:
+        scans = list(threads.map(fetched, scans))
     check_inputs(scans)
     scanned = _scan_all(scans, executor)
     pieces: list[Piece] = []
@@ -102,7 +107,7 @@ def _scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[Sca
 
     Local workers for that are others than those of the chunks: these come when what they need is loaded.
     """
-    size = sum(Path(scan.path).stat().st_size for scan in scans)
+    size = sum(Path(scan.data).stat().st_size for scan in scans)
     if executor is None or size < SCAN_IN_WORKERS or (isinstance(executor, LocalExecutor) and not executor.workers):
         with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
             return list(threads.map(scan_input, scans))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
-from chatmill.compiler.paths import resolve_paths
+from chatmill.compiler.paths import local_paths
 from chatmill.compiler.publish import publish_folder, sha256_file, storing, temporary_folder
 from chatmill.compiler.recipe import OnError
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, Frame, RowFields, column_names
@@ -146,7 +146,7 @@ def _input_files(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str
         if not inside:
             raise ConfigError(f"{item}: this folder holds no file that ends in {', '.join(SUFFIXES)}")
         patterns += inside
-    return resolve_paths(patterns)
+    return local_paths(patterns)
 
 
 # --- shards ---------------------------------------------------------------------------------------------------------
