@@ -60,7 +60,7 @@ def _is_split(path: Path) -> bool:
 
 TOKENIZER: Any = typer.Option(
     "--tokenizer", "-t", metavar="NAME", autocompletion=_tokenizers,
-    help="o200k, bytes, a tokenizer.json, its folder, or a .tiktoken file.",
+    help="o200k, bytes, a tokenizer.json or its folder, a cached hub model, or a .tiktoken file.",
 )  # fmt: skip
 PATTERN: Any = typer.Option("--pattern", metavar="REGEX", help="Split pattern of a .tiktoken file.")
 TEMPLATE: Any = typer.Option(

@@ -35,8 +35,8 @@ EXAMPLES = 5
 
 def command(
     inputs: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILES", help="Files of conversations: JSONL (.gz, .zst), JSON, Parquet."),
+        list[str],
+        typer.Argument(metavar="FILES", help="Files, folders or URLs of conversations."),
     ],
     tokenizer: Annotated[str, options.TOKENIZER],
     context_length: Annotated[

@@ -115,13 +115,19 @@ def map_of(shape: str) -> dict[str, str | list[str]] | None:
     return parse_map(shlex.split(name.removeprefix(MAPPED))) if name.startswith(MAPPED) else None
 
 
-def suggestion(records: Sequence[Mapping[str, Any]]) -> str:
+def suggestion(records: Sequence[object]) -> str:
     """What the first record has, and a map that may read it, with what that gives."""
-    if not records:
-        return "none of them is an object"
-    record = records[0]
+    record = next((record for record in records if isinstance(record, Mapping)), None)
+    if record is None:
+        lists = bool(records) and all(map(_is_listed, records))
+        return "none of them is an object" + (
+            ". If each is a list of messages: jq -c '{messages: .}' FILE > NEW-FILE" if lists else ""
+        )
     keys = ", ".join(map(str, list(record)[:12])) or "nothing"
     fields = guessed_map(record)
+    inner = next((key for key, value in record.items() if _is_listed(value)), None)
+    if fields is None and inner is not None and len(records) == 1:
+        return f"the first record has: {keys}. If {inner!r} is the list of records: jq .{inner} FILE > NEW-FILE.json"
     if fields is None:
         return f"the first record has: {keys}. Say which fields are what: --map user=FIELD --map assistant=FIELD"
     words = " ".join(f"--map {shlex.quote(f'{name}={field}')}" for name, field in fields.items())
@@ -132,16 +138,25 @@ def suggestion(records: Sequence[Mapping[str, Any]]) -> str:
 def guessed_map(record: Mapping[str, Any]) -> dict[str, str] | None:
     """The map that the names of a record's fields suggest; None where nothing does."""
     for key, value in record.items():
-        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        if _is_listed(value):
             found = _guessed_messages(value)
             if found is not None:
                 return {"messages": str(key), **found}
     texts = [str(key) for key, value in record.items() if isinstance(value, str)]
     asks, answers = _named(texts, _ASKS), _named(texts, _ANSWERS)
-    if not answers or not (asks := [key for key in asks if key != answers[0]]):
+    asks = [key for key in asks if key not in answers[:1]]
+    if len(texts) == 2 and (asks or answers):  # the one beside a known one
+        asks = asks or [key for key in texts if key not in answers[:1]]
+        answers = answers or [key for key in texts if key not in asks[:1]]
+    if not asks or not answers:
         return None
     systems = [key for key in _named(texts, _SYSTEMS) if key not in (asks[0], answers[0])]
     return {**({"system": systems[0]} if systems else {}), "user": asks[0], "assistant": answers[0]}
+
+
+def _is_listed(value: object) -> bool:
+    """Whether a value is a list of objects."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
 
 
 def _guessed_messages(items: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:

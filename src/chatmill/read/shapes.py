@@ -478,7 +478,7 @@ def detect_shape(records: Sequence[object], where: str) -> Shape:
     best = max(counts, key=lambda name: counts[name])
     if not counts[best]:
         raise RecordError(
-            f"cannot tell the shape of the records: {suggestion(objects)}. Or name the shape: {', '.join(SHAPES)}.",
+            f"cannot tell the shape of the records: {suggestion(records)}. Or name the shape: {', '.join(SHAPES)}.",
             code="unknown_shape",
             where=where,
         )
