@@ -38,9 +38,7 @@ def command(
     inputs: Annotated[
         list[str], typer.Argument(metavar="FILES", help="One recipe (.yaml), or files of conversations.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="New folder of the dataset; never overwritten.")
-    ],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="New folder (or s3:// URL) of the dataset.")],
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
@@ -116,12 +114,12 @@ def command(
 
 
 @contextmanager
-def _resume_hint(out: Path) -> Iterator[None]:
+def _resume_hint(out: str) -> Iterator[None]:
     """After Ctrl-C, say how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        if (out / ".build").is_dir():
+        if (Path(out) / ".build").is_dir() or "://" in out:
             typer.echo(f"What is done is kept in {out}: the same command with --resume goes on.", err=True)
         raise
 

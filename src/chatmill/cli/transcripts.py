@@ -57,7 +57,7 @@ def command(
     from chatmill.read.conversations import read_conversations
     from chatmill.tokenizer.load import load_tokenizer
 
-    if out.exists() and any(out.samefile(path) for path in inputs if path.exists()):
+    if out.exists() and any(out.samefile(path) for path in inputs if Path(path).exists()):
         raise ConfigError(f"--out {out} is also an input; write to another file")
     if out.exists() and not out.is_file():
         raise ConfigError(f"--out {out} is there and is no plain file; write to another one")

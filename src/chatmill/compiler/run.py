@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,12 @@ from chatmill.compiler.publish import (
     write_atomic,
 )
 from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
+from chatmill.compiler.remote import build_elsewhere
 from chatmill.compiler.shards import DiskSync, whole_receipt
 from chatmill.compiler.sources import SourcePlan, plan_sources
 from chatmill.compiler.work import claim_work, remove_work, work_folder
 from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
-from chatmill.read.places import size_of
+from chatmill.read.places import Elsewhere, is_elsewhere, size_of
 from chatmill.render.trust import TemplateTrust, allowed_template
 from chatmill.store.documents import WORK
 from chatmill.store.receipts import MANIFEST, read_manifest
@@ -64,7 +66,7 @@ class BuildResult:
     """What a build gives back."""
 
     outcome: Outcome
-    directory: Path
+    directory: Path | Elsewhere
     manifest: dict[str, Any]
     """Empty after a share of a build."""
     seconds: float
@@ -106,8 +108,22 @@ def run_build(
     The bytes depend on the input and the recipe alone: not on workers, engine or interruptions. `resume` goes on with a
     build that was stopped; the same build, finished, is left alone; another one there is refused. `shard=(i, n)` does
     every n-th chunk from the i-th on and stops; `merge_build` puts the shards of all shares together. `shard_bytes`
-    replaces that of the recipe.
+    replaces that of the recipe. `out` may be the URL of a folder that `fsspec` can write, such as `s3://bucket/built`:
+    the dataset is built on this machine and copied there, the manifest last.
     """
+    if is_elsewhere(os.fspath(out)):
+        if shard is not None:
+            raise ConfigError(f"the shares of a build (--shard) work in one folder that all see, not in {out}")
+        build = partial(
+            run_build,
+            recipe,
+            workers=workers,
+            executor=executor,
+            resume=resume,
+            shard_bytes=shard_bytes,
+            on_progress=on_progress,
+        )
+        return replace(build_elsewhere(os.fspath(out), build), directory=Elsewhere(os.fspath(out)))
     started = time.monotonic()
     checked = recipe_of(recipe)
     if shard_bytes is not None:

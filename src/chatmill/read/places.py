@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import io
 import json
 import os
 import posixpath
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from chatmill.errors import ConfigError, DataError, MissingExtraError
@@ -42,6 +43,8 @@ IDENTITY = (
 )
 """What a store may say of a file that is another after every change."""
 BLOCK = 4 << 20
+READ_AHEAD = 1 << 20
+"""Bytes that are asked of a stream of a store at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Elsewhere:
         if self.url == STDIN:
             return stdin_copy().open("rb")
         with reaching(self.url):
-            return cast("IO[bytes]", filesystem(self.url).open(self.url, "rb"))
+            return io.BufferedReader(_RemoteStream(filesystem(self.url).open(self.url, "rb"), self.url), READ_AHEAD)
 
     def info(self) -> dict[str, Any]:
         """What the store says of the file, its `size` at least."""
@@ -96,6 +99,42 @@ class Elsewhere:
     def size(self) -> int:
         """In bytes."""
         return int(self.info().get("size") or 0)
+
+
+class _RemoteStream(io.RawIOBase):
+    """A file of `fsspec`, whose errors are about its URL."""
+
+    def __init__(self, file: Any, url: str) -> None:
+        self._file, self._url = file, url
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether the store can give out parts of a file."""
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a place in the file."""
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        """The place in the file."""
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        """The next bytes."""
+        with reaching(self._url):
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Close the file of the store as well."""
+        if not self.closed:
+            self._file.close()
+        super().close()
 
 
 Place = Path | Elsewhere

@@ -32,8 +32,9 @@ def load_tokenizer(
     """Load a tokenizer.
 
     `source` is "o200k", "bytes", a .tiktoken file (with `pattern`, the name of its split pattern), a tokenizer.json
-    (also .json.xz), a folder with one, the name of a model in the local Hugging Face cache, or a loaded `tokenizers` or transformers tokenizer. A Chatmill tokenizer
-    comes back as it is. `control_tokens` that are missing are added above the vocabulary, in the order given.
+    (also .json.xz), a folder with one, the name of a model in the local Hugging Face cache, or a loaded `tokenizers` or
+    transformers tokenizer. A Chatmill tokenizer comes back as it is. `control_tokens` that are missing are added above
+    the vocabulary, in the order given.
     With `strict_text` no text ever becomes an added token; else text may spell those that are not special, as it may
     where the model is served. `engine="reference"` encodes with `tokenizers` or `tiktoken` alone, which is slow and
     made for proofs.
