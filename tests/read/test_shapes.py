@@ -451,7 +451,7 @@ def test_any_record_gives_a_conversation_or_a_record_error(record: Any, name: st
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(__file__).parents[2] / "docs" / "records.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     monkeypatch.chdir(tmp_path)
     Path("talks.jsonl").write_text(json.dumps(SHAREGPT) + "\n")
     namespace: dict[str, Any] = {}

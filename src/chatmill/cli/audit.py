@@ -36,7 +36,7 @@ def command(
         str, typer.Option("--model", "-m", metavar="DIR", help="Folder of the model: its tokenizer and chat template.")
     ],
     source: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--source", metavar="FILE", help="The conversations it was made of: compared token by token."),
     ] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,7 +39,7 @@ def command(
     ],
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--data", metavar="FILE", help="Conversations: which share of them is proved, and why."),
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
@@ -73,7 +72,7 @@ def command(
             _print_probe(console, look, probe, full)
 
 
-def _records(path: Path, shape: str | None) -> Iterator[Conversation | RecordError]:
+def _records(path: str, shape: str | None) -> Iterator[Conversation | RecordError]:
     """Conversations of a file, and errors of those that cannot be read, in any order."""
     from chatmill.read.conversations import ConversationFile
 

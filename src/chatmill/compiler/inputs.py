@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from chatmill.compiler.cuts import Cut, LineCutter, entry_cuts, row_cuts, skips_
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.publish import storing
 from chatmill.compiler.spool import BLOCK, Spool, SpoolPart, spool_entries, spool_lines, spool_rows, spool_table
-from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.errors import ConfigError, DataError, FormatError, RecordError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.conversations import DETECT_RECORDS
 from chatmill.read.files import FileFormat, file_format, list_entries, parquet_groups
@@ -148,7 +149,8 @@ def scan_input(scan: InputScan) -> ScannedInput:
     check_inputs([scan])
     status, path = _status(scan), place(scan.path)
     source = scan.source if scan.source is not None else path.name.split(".")[0]
-    table = _SCANNERS[_format(scan)](scan, status)
+    with _called_as_named(scan):
+        table = _SCANNERS[file_format(Path(scan.data))](scan, status)
     check_unchanged(scan.data, status.st_size, status.st_mtime_ns)
     chunks = [
         Chunk(
@@ -182,12 +184,15 @@ def scan_input(scan: InputScan) -> ScannedInput:
     return ScannedInput(file=file, chunks=tuple(replace(chunk, shape=shape) for chunk in chunks))
 
 
-def _format(scan: InputScan) -> FileFormat:
-    """The format of the file, which errors call by the name that it was given."""
+@contextmanager
+def _called_as_named(scan: InputScan) -> Iterator[None]:
+    """Errors call the file by the name that it was given, not by its absolute path or that of a copy."""
     try:
-        return file_format(Path(scan.data))
-    except FormatError as error:
-        raise FormatError(str(error).replace(scan.data, scan.path)) from None
+        yield
+    except (DataError, FormatError) as error:
+        if isinstance(error, RecordError) or scan.data not in str(error):
+            raise
+        raise type(error)(str(error).replace(scan.data, scan.path)) from None
 
 
 class _Piece(NamedTuple):

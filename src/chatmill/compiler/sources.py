@@ -23,6 +23,7 @@ from chatmill.compiler.inputs import (
     scan_input,
 )
 from chatmill.compiler.recipe import Recipe
+from chatmill.read.places import is_elsewhere
 from chatmill.read.shapes import shape_key
 
 FETCHES = 8
@@ -66,8 +67,9 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None) 
                 )
             )
             owners.append(number)
-    with ThreadPoolExecutor(FETCHES) as threads:
-        scans = list(threads.map(fetched, scans))
+    if any(is_elsewhere(scan.path) for scan in scans):
+        with ThreadPoolExecutor(FETCHES) as threads:
+            scans = list(threads.map(fetched, scans))
     check_inputs(scans)
     scanned = _scan_all(scans, executor)
     pieces: list[Piece] = []

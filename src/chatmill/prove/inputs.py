@@ -12,7 +12,7 @@ from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
-from chatmill.errors import DataError, RecordError
+from chatmill.errors import ChatmillError, DataError, RecordError
 from chatmill.prove.reference import uses_of
 from chatmill.prove.report import Notebook
 from chatmill.read.files import read_records
@@ -34,7 +34,7 @@ class ReadRecord(NamedTuple):
 def check_inputs(inputs: Sequence[Mapping[str, Any]], book: Notebook) -> str:
     """Compare sizes and hashes with the manifest; a changed file is a finding. Gives why records cannot be read."""
     total, done = sum(file["bytes"] for file in inputs), 0
-    missing = [file["path"] for file in inputs if file["path"] == STDIN or not place(file["path"]).is_file()]
+    missing = [file["path"] for file in inputs if not _is_there(file["path"])]
     if missing:
         relative = "" if os.path.isabs(missing[0]) else f" (relative names start from {Path.cwd()})"
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -54,6 +54,14 @@ def check_inputs(inputs: Sequence[Mapping[str, Any]], book: Notebook) -> str:
         return f"the records were not derived again: {changed} of {len(inputs)} inputs have changed since the build"
     book.compared.append(f"{len(inputs)} inputs with the hashes of the manifest")
     return ""
+
+
+def _is_there(path: str) -> bool:
+    """Whether an input can be read again; standard input cannot, nor can a store that is out of reach."""
+    try:
+        return path != STDIN and place(path).is_file()
+    except ChatmillError:
+        return False
 
 
 def sources_of(recipe: Recipe, inputs: Sequence[Mapping[str, Any]]) -> list[Source]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.core.conversation import (
-    HARMONY_PARTS,
     ROLE_ALIASES,
     Conversation,
     Message,
@@ -25,10 +24,10 @@ from chatmill.core.conversations import options_json
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
 from chatmill.read.files import TOO_DEEP, decode_line
+from chatmill.read.looks import Record, first_message, is_harmony, is_openai, listed
 from chatmill.read.part_shapes import ANTHROPIC, LLAMAFACTORY_V1, PartForm
 from chatmill.read.shape_files import SUFFIXES, decoded_definition, definition_text, read_definition
 
-Record = Mapping[str, Any]
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -107,8 +106,8 @@ class Shape:
             items = _decoded(items, key)
         if self.calls_role and isinstance(items, list):
             items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
-        listed = self._part_messages(items, key) if self.parts and isinstance(items, list) else self._listed(items, key)
-        return (*_turns(record, self), *listed) if self.turns else listed
+        found = self._part_messages(items, key) if self.parts and isinstance(items, list) else self._listed(items, key)
+        return (*_turns(record, self), *found) if self.turns else found
 
     def _listed(self, items: object, key: str) -> tuple[Message, ...]:
         return parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
@@ -310,46 +309,11 @@ def _keys(record: Record) -> str:
     return ", ".join(map(str, list(record)[:12])) or "nothing"
 
 
-def _items(record: Record, key: str) -> list[Any]:
-    """The list in a field, also one that is a text of JSON; empty where there is none."""
-    found = record.get(key)
-    if isinstance(found, str) and found.lstrip().startswith("["):
-        found = decode_line(found.encode(errors="surrogatepass"), "").value
-    return found if isinstance(found, list) else []
-
-
-def _first_message(record: Record, key: str) -> Mapping[str, Any]:
-    items = _items(record, key)
-    first = items[0] if isinstance(items, list) and items else None
-    return first if isinstance(first, Mapping) else {}
-
-
-def _is_harmony(record: Record) -> bool:
-    if isinstance(record.get("messages_json"), str):
-        return True
-    return any(
-        isinstance(m, Mapping) and ("channel" in m or _has_harmony_part(m.get("content")))
-        for m in _items(record, "messages")
-    )
-
-
-def _is_openai(record: Record) -> bool:
-    if isinstance(record.get("messages"), list):
-        return True
-    return "role" in _first_message(record, "messages") or "role" in _first_message(record, "conversations")
-
-
-def _has_harmony_part(content: object) -> bool:
-    return isinstance(content, list) and any(
-        isinstance(part, Mapping) and part.get("type") in list(HARMONY_PARTS) for part in content
-    )
-
-
 _SYSTEM = Turn(key="system", role=Role.SYSTEM, optional=True)
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
-        Shape(name="harmony", lists=("messages",), nested="messages_json", fits=_is_harmony),
+        Shape(name="harmony", lists=("messages",), nested="messages_json", fits=is_harmony),
         Shape(
             name="sharegpt",
             lists=("conversations", "messages"),
@@ -358,7 +322,7 @@ SHAPES: Mapping[str, Shape] = {
             roles={**ROLE_ALIASES, "function_call": Role.ASSISTANT},
             calls_role="function_call",
             turns=(_SYSTEM,),
-            fits=lambda r: "from" in _first_message(r, "conversations") or "from" in _first_message(r, "messages"),
+            fits=lambda r: "from" in first_message(r, "conversations") or "from" in first_message(r, "messages"),
         ),
         Shape(
             name="anthropic",
@@ -366,16 +330,16 @@ SHAPES: Mapping[str, Shape] = {
             turns=(Turn(key="system", role=Role.SYSTEM, optional=True, or_parts=True),),
             parts=ANTHROPIC,
             covers="openai",
-            fits=lambda r: ANTHROPIC.fits(_items(r, "messages")),
+            fits=lambda r: ANTHROPIC.fits(listed(r, "messages")),
         ),
         Shape(
             name="llamafactory_v1",
             lists=("messages",),
             parts=LLAMAFACTORY_V1,
             covers="openai",
-            fits=lambda r: LLAMAFACTORY_V1.fits(_items(r, "messages")),
+            fits=lambda r: LLAMAFACTORY_V1.fits(listed(r, "messages")),
         ),
-        Shape(name="openai", lists=("messages", "conversations"), fits=_is_openai),
+        Shape(name="openai", lists=("messages", "conversations"), fits=is_openai),
         Shape(
             name="alpaca",
             turns=(

@@ -27,6 +27,9 @@ _KINDS = (
     (b"\xfd7zXZ", "packed with xz", ""),
 )
 
+_NEXT = {b"{": (b'"', b"}"), b"[": (b"{", b"]"), b"[{": (b'"',)}
+"""First lines of JSON that is laid out over several ones, and what the next line begins with."""
+
 
 def head_of(where: Place) -> bytes:
     """The first bytes of a file, unpacked."""
@@ -59,8 +62,8 @@ def is_laid_out(head: bytes) -> bool:
     text = head.removeprefix(BOM).lstrip()
     line, newline, rest = text.partition(b"\n")
     line = line.strip()
-    if line in (b"{", b"[", b"[{"):
-        return bool(newline)
+    if line in _NEXT:
+        return rest.lstrip()[:1] in _NEXT[line]
     if not line.startswith(b"[") or not line[1:].lstrip().startswith(b"{"):
         return False
     return not rest.strip() if newline else True
