@@ -23,7 +23,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chatmill.compiler import faults, inputs, spool
@@ -41,6 +41,7 @@ from chatmill.compiler.publish import StorageError
 from chatmill.compiler.run import BuildProgress, run_build
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, RecordError, UnknownNameError
 from chatmill.read.files import Raw, read_records
+from chatmill.read.sniff import check_text, is_laid_out
 
 CHAT = b'{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}'
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
@@ -105,11 +106,21 @@ LINES = st.one_of(
 )
 
 
+def begins_like_lines(data: bytes) -> bool:
+    """Whether a file begins like neither another encoding, nor a packed file, nor pretty-printed JSON."""
+    try:
+        check_text(data, Path("a.jsonl"))
+    except FormatError:
+        return False
+    return not is_laid_out(data)
+
+
 @st.composite
 def jsonl(draw: st.DrawFn) -> bytes:
     lines = draw(st.lists(st.tuples(LINES, st.sampled_from([b"\n", b"\n", b"\r\n"])), max_size=14))
     marks = st.sampled_from([b"", b"", b"\xef\xbb\xbf", b"\xef\xbb\xbf" * 2])
     data = draw(marks) + b"".join(line + end for line, end in lines)
+    assume(begins_like_lines(data))
     return data.removesuffix(b"\n") if draw(st.booleans()) else data
 
 

@@ -46,8 +46,9 @@ def check_text(head: bytes, where: Place) -> None:
         if head.startswith(start):
             way_out = f"its name needs {ending}" if ending else "unpack it first"
             raise FormatError(f"{where} is {what}, not text: {way_out}")
-    if head[:1] and head[:4].count(0) == 2 and head[1:2] != head[:1]:
-        name = "UTF-16LE" if head[1] == 0 else "UTF-16BE"
+    zeros = [place for place, byte in enumerate(head[:4]) if byte == 0]
+    if zeros in ([1, 3], [0, 2]):
+        name = "UTF-16LE" if zeros == [1, 3] else "UTF-16BE"
         raise _encoded(where, name, "has a zero byte in every character")
 
 
