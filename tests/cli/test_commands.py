@@ -291,7 +291,7 @@ def test_status_0_1_and_141(chat_file: Path, tmp_path: Path) -> None:
         (["preview", "chats.jsonl", "-n", "none"], "should be a valid integer"),
         (["preview", "nowhere.jsonl"], "no such file: nowhere.jsonl"),
         (["preview", "chats.jsonl", "--template", "chatlm"], "Did you mean 'chatml'?"),
-        (["preview", "."], "."),
+        (["preview", "nowhere"], "no such file: nowhere"),
         (["verify", "nowhere"], "nowhere"),
         (["diff", "nowhere", "nowhere"], "nowhere"),
         (["export", "nowhere", "--to", "hf"], "nowhere"),

@@ -63,8 +63,6 @@ def test_the_home_folder_is_known(home: Path, monkeypatch: pytest.MonkeyPatch) -
         ("data/deep/*.gz", "In 'data/deep' there is: er/"),
         ("*.jsonl", "In '.' there is: data/"),
         ("data/fold*", "'data/fold*' matches folders alone, such as 'data/folder.jsonl'"),
-        ("data", "'data' is a folder; name its files, such as 'data/*.jsonl'"),
-        ("data/", "'data/' is a folder; name its files, such as 'data/*.jsonl'"),
         ("/nowhere-at-all/*.jsonl", "There is no folder '/nowhere-at-all'"),
         ("", "an input file has an empty name"),
     ],

@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chatmill.errors import DataError, FormatError
+from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.read.files import Raw, decode_line, read_records
 
 LINES = b'{"n": 1}\n{"n": 2}\n{"n": 3}\n'
@@ -90,9 +90,8 @@ def test_a_bad_entry_of_a_json_list_is_one_bad_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"messages": []}', "must hold a list of records"),
         (b'"text"', "must hold a list of records"),
-        (LINES, "must hold a list of records"),
+        (b'{"messages": []', "line 1 is not JSON"),
         (b'[{"n": 1}', "not JSON.*name it .jsonl"),
         (b"", "not JSON"),
         (b"[" * 5000 + b"]" * 5000, "nested too deeply"),
@@ -146,11 +145,11 @@ def test_parquet_text_that_is_not_utf8_is_one_bad_record(tmp_path: Path) -> None
 def test_a_missing_file_and_an_unknown_ending_are_errors_at_once(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_records(tmp_path / "none.jsonl")
-    with pytest.raises(DataError, match="no such file"):
-        read_records(tmp_path)
-    (tmp_path / "a.csv").write_text("x")
+    (tmp_path / "a.xlsx").write_text("x")
     with pytest.raises(DataError, match=r"cannot tell the format.*\.jsonl\.zst"):
-        read_records(tmp_path / "a.csv")
+        read_records(tmp_path / "a.xlsx")
+    with pytest.raises(ConfigError, match=r"holds no file of conversations .*It has: a\.xlsx"):
+        read_records(tmp_path)
 
 
 def _packed(kind: str) -> bytes:

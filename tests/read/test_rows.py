@@ -20,7 +20,7 @@ from chatmill.errors import RecordError
 from chatmill.read import rows as reading
 from chatmill.read.files import batch_records
 from chatmill.read.rows import read_rows
-from chatmill.read.shapes import SHAPES, Shape, conversation_of, find_shape
+from chatmill.read.shapes import Shape, conversation_of, find_shape
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.read.converted import FROM_OPENAI, batch_of
 
@@ -123,7 +123,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("shape", sorted(SHAPES))
+@pytest.mark.parametrize("shape", sorted(ROWS))
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_random_rows(shape: str, data: st.DataObject) -> None:

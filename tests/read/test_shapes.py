@@ -27,8 +27,16 @@ ALPACA = {"instruction": "q", "output": "a"}
 PAIR = {"prompt": "q", "completion": "a"}
 HARMONY = {"messages_json": json.dumps(OPENAI)}
 EXAMPLES = {
-    "openai": OPENAI, "sharegpt": SHAREGPT, "alpaca": ALPACA, "prompt_completion": PAIR, "harmony": HARMONY
-}  # fmt: skip
+    "openai": OPENAI,
+    "sharegpt": SHAREGPT,
+    "alpaca": ALPACA,
+    "prompt_completion": PAIR,
+    "harmony": HARMONY,
+    "instruction_response": {"instruction": "q", "response": "a"},
+    "question_answer": {"question": "q", "answer": "a"},
+}
+PART_SHAPES = {"anthropic", "llamafactory_v1"}
+"""Their records are in test_part_shapes.py."""
 
 
 def read(record: Any, shape: str = "openai") -> Conversation:
@@ -51,7 +59,7 @@ def write(path: Path, *records: Any) -> Path:
 # --- each shape ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES))
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_each_shape_gives_the_same_conversation_and_keeps_the_rest(name: str) -> None:
     options = {"enable_thinking": False}
     record = {**EXAMPLES[name], "id": "r1", "source": "s", "tools": [{"name": "f"}], "score": 0.5, "lang": None}
@@ -65,7 +73,24 @@ def test_each_shape_gives_the_same_conversation_and_keeps_the_rest(name: str) ->
         options=options,
     )
     assert read({**record, "chat_template_kwargs": None}, name).options == {}
-    assert set(EXAMPLES) == set(SHAPES)
+    assert set(EXAMPLES) | PART_SHAPES == set(SHAPES)
+
+
+@pytest.mark.parametrize("shape", ["openai", "sharegpt"])
+def test_messages_as_a_text_of_json(shape: str) -> None:
+    key, items = next(iter(EXAMPLES[shape].items()))
+    assert read({key: json.dumps(items)}, shape).messages == (Q, A)
+    assert refused({key: "[{"}, shape).code == "invalid_json"
+    assert refused({key: "hello"}, shape).code == "messages_type"
+
+
+def test_conversations_with_role_and_content() -> None:
+    assert read({"conversations": OPENAI["messages"]}).messages == (Q, A)
+
+
+def test_the_context_of_an_instruction_is_joined_to_it() -> None:
+    record = {"instruction": "q", "context": "c", "response": "a", "category": "x"}
+    assert read(record, "instruction_response").messages == (Message(Role.USER, "q\nc"), A)
 
 
 def test_what_a_record_may_leave_out() -> None:
@@ -243,7 +268,7 @@ def test_big_integers_in_tools_and_metadata_are_kept() -> None:
 # --- detection -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES))
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_each_shape_is_detected(name: str) -> None:
     assert detect_shape([EXAMPLES[name]], "f").name == name
 
@@ -260,6 +285,10 @@ def test_each_shape_is_detected(name: str) -> None:
         ([3, None, ALPACA], "alpaca"),
         ([PAIR, PAIR, OPENAI], "prompt_completion"),
         ([{"messages": []}], "openai"),
+        ([{"messages": json.dumps(OPENAI["messages"])}], "openai"),
+        ([{"conversations": OPENAI["messages"]}], "openai"),
+        ([{"conversations": json.dumps(SHAREGPT["conversations"])}], "sharegpt"),
+        ([{"messages": json.dumps([{"role": "assistant", "channel": "final", "content": "a"}])}], "harmony"),
     ],
 )
 def test_detection_by_what_most_records_fit(records: list[Any], name: str) -> None:
@@ -271,7 +300,7 @@ def test_a_shape_that_cannot_be_told_lists_the_names(records: list[Any], found: 
     with pytest.raises(RecordError, match=found) as caught:
         detect_shape(records, "f.jsonl")
     assert caught.value.code == "unknown_shape"
-    assert "openai, alpaca, prompt_completion" in str(caught.value)
+    assert "openai, alpaca, prompt_completion, instruction_response" in str(caught.value)
 
 
 def test_an_unknown_shape_name_is_an_error_with_a_suggestion() -> None:
@@ -422,7 +451,7 @@ def test_any_record_gives_a_conversation_or_a_record_error(record: Any, name: st
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = Path(__file__).parents[2] / "docs" / "records.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     monkeypatch.chdir(tmp_path)
     Path("talks.jsonl").write_text(json.dumps(SHAREGPT) + "\n")
     namespace: dict[str, Any] = {}

@@ -36,13 +36,14 @@ def command(
         str, typer.Option("--model", "-m", metavar="DIR", help="Folder of the model: its tokenizer and chat template.")
     ],
     source: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--source", metavar="FILE", help="The conversations it was made of: compared token by token."),
     ] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
     date: Annotated[str | None, options.DATE] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     split: Annotated[str | None, options.SPLIT] = None,
     mask: Annotated[
         str | None, typer.Option("--mask", metavar="COLUMN", help="The column that says what is trained.")
@@ -75,7 +76,7 @@ def command(
         split=split,
         mask=mask,
         shifted=shifted,
-        shape=shape,
+        shape=options.shape_or_map(shape, field_map),
         examples=max(count, 3),
     )
     if out is not None:

@@ -38,9 +38,7 @@ def command(
     inputs: Annotated[
         list[str], typer.Argument(metavar="FILES", help="One recipe (.yaml), or files of conversations.")
     ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="New folder of the dataset; never overwritten.")
-    ],
+    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="New folder (or s3:// URL) of the dataset.")],
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
@@ -58,6 +56,7 @@ def command(
         int | None, typer.Option("--pack-length", metavar="N", help="Tokens of a packed row; default: --max-length.")
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     val_fraction: Annotated[
         float | None, typer.Option("--val-fraction", metavar="X", help="Share of the records for the split val.")
     ] = None,
@@ -99,7 +98,7 @@ def command(
         "template_options": options.template_options(template_option), "date": date, "expand": expand,
         "unproved": unproved, "strict_text": strict_text or None,
     }  # fmt: skip
-    recipe = recipe_of_options(inputs, keys, shape)
+    recipe = recipe_of_options(inputs, keys, options.shape_or_map(shape, field_map))
     with _resume_hint(out), nullcontext() if quiet else shown_progress() as on_progress:
         result = run_build(
             recipe,
@@ -115,12 +114,12 @@ def command(
 
 
 @contextmanager
-def _resume_hint(out: Path) -> Iterator[None]:
+def _resume_hint(out: str) -> Iterator[None]:
     """After Ctrl-C, say how to go on."""
     try:
         yield
     except KeyboardInterrupt:
-        if (out / ".build").is_dir():
+        if (Path(out) / ".build").is_dir() or "://" in out:
             typer.echo(f"What is done is kept in {out}: the same command with --resume goes on.", err=True)
         raise
 

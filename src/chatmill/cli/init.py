@@ -26,6 +26,7 @@ def command(
     tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
     pattern: Annotated[str | None, options.PATTERN] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     sample: Annotated[
         int, typer.Option("--sample", metavar="N", min=1, help="Records to look at in each file.")
     ] = 2000,
@@ -36,7 +37,8 @@ def command(
     path = Path(out)
     if out != "-" and path.exists():
         refuse_to_overwrite(path)
-    look = look_at(files, tokenizer=tokenizer, pattern=pattern, shape=shape, sample=sample)
+    named = options.shape_or_map(shape, field_map)
+    look = look_at(files, tokenizer=tokenizer, pattern=pattern, shape=named, sample=sample)
     if out == "-":
         typer.echo(recipe_text(look), nl=False)
         return
@@ -48,6 +50,7 @@ def _show(look: Look, path: Path) -> None:
     from rich.table import Table
 
     from chatmill.console import plain_console
+    from chatmill.read.shapes import find_shape
 
     table = Table(box=None, pad_edge=False)
     table.add_column("file", overflow="fold")
@@ -56,7 +59,8 @@ def _show(look: Look, path: Path) -> None:
         table.add_column(name, justify="right")
     for file, longest in zip(look.files, look.longest, strict=True):
         records = f"{file.records:,}{'' if file.whole else '+'}"
-        table.add_row(file.path, file.shape, records, f"{file.bad.total():,}", f"{longest:,}")
+        shape = find_shape(file.shape).name if file.shape.startswith("{") else file.shape
+        table.add_row(file.path, shape, records, f"{file.bad.total():,}", f"{longest:,}")
     console = plain_console()
     console.print(table)
     console.print(

@@ -60,7 +60,7 @@ def _is_split(path: Path) -> bool:
 
 TOKENIZER: Any = typer.Option(
     "--tokenizer", "-t", metavar="NAME", autocompletion=_tokenizers,
-    help="o200k, bytes, a tokenizer.json, its folder, or a .tiktoken file.",
+    help="o200k, bytes, a tokenizer.json or its folder, a cached hub model, or a .tiktoken file.",
 )  # fmt: skip
 PATTERN: Any = typer.Option("--pattern", metavar="REGEX", help="Split pattern of a .tiktoken file.")
 TEMPLATE: Any = typer.Option(
@@ -93,6 +93,9 @@ SHAPE: Any = typer.Option(
     autocompletion=_shapes,
     help="Shape of the records: a name, or the path of a shape file; default: told from them.",
 )
+MAP: Any = typer.Option(
+    "--map", metavar="NAME=FIELD", help="A field of the records: user=question, assistant=answer, messages=dialog, ..."
+)
 OVERFLOW: Any = typer.Option(
     "--overflow", metavar="NAME", autocompletion=_overflows, help="What happens to what is longer than --max-length."
 )
@@ -105,6 +108,18 @@ JSON: Any = typer.Option("--json", help="Print JSON instead, for scripts.")
 COUNT: Any = typer.Option("--count", "-n", metavar="N", min=0, help="How many to show.")
 FULL: Any = typer.Option("--full", help="Show long texts whole.")
 """Each is the second argument of an `Annotated`; typer copies it for every command."""
+
+
+def shape_or_map(shape: str | None, pairs: list[str] | None) -> str | None:
+    """The shape that `--shape` names or `--map` describes; None for neither."""
+    if not pairs:
+        return shape
+    from chatmill.errors import ConfigError
+    from chatmill.read.field_maps import mapped_shape, parse_map
+
+    if shape is not None:
+        raise ConfigError(f"--map says what the fields are called, and so does --shape {shape}: give one of them")
+    return mapped_shape(parse_map(pairs))
 
 
 def template_options(given: list[str] | None) -> dict[str, Any] | None:

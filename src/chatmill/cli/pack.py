@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Read, pack, write, and say what was left out."""
     from chatmill.cli.train_rows import pack_texts, packing_options, write_rows
-    from chatmill.compiler.paths import resolve_paths
+    from chatmill.compiler.paths import local_paths
     from chatmill.load.yaml_files import read_yaml
     from chatmill.tokenizer.load import load_tokenizer
 
@@ -67,7 +67,7 @@ def command(
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
     loaded = load_tokenizer(tokenizer)
-    rows, starts, report = pack_texts(resolve_paths([str(path) for path in inputs]), loaded, chosen, field)
+    rows, starts, report = pack_texts(local_paths([str(path) for path in inputs]), loaded, chosen, field)
     about = {"tokenizer": loaded.fingerprint, "given_as": tokenizer, "options": chosen, "report": report}
     write_rows(out, rows, starts, about)
     if as_json:

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 def command(
     file: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="FILE",
-            help="JSONL (also .gz, .zst), JSON list or Parquet of conversations; or a built dataset.",
+            help="A file, folder or URL of conversations, - for standard input; or a built dataset.",
         ),
     ],
     tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
@@ -55,17 +55,18 @@ def command(
         int, typer.Option("--skip", metavar="N", min=0, help="How many conversations to pass over first.")
     ] = 0,
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     pattern: Annotated[str | None, options.PATTERN] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, render, label and show the first conversations of a file; of a built dataset, its first items."""
-    if file.is_dir():  # a dataset is rendered already
+    if _is_dataset(Path(file)):  # which is rendered already
         from chatmill.cli import inspect
 
         lines = 0 if full else inspect.LINES
-        inspect.command(file, examples=count, start=skip, ids=ids, lines=lines, no_pager=True, as_json=as_json)
+        inspect.command(Path(file), examples=count, start=skip, ids=ids, lines=lines, no_pager=True, as_json=as_json)
         return
     from chatmill.label.policy import Scope
     from chatmill.label.presets import find_policy
@@ -75,7 +76,8 @@ def command(
     from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
     errors: list[RecordError] = []
-    source = ConversationFile(file, shape=shape, on_error=errors.append)
+    named = options.shape_or_map(shape, field_map)
+    source = ConversationFile(file, shape=named, on_error=errors.append)
     kind = find_template(template or (tokenizer if has_template(tokenizer) else "chatml"))
     chosen = find_policy(policy or kind.default_policy)
     conversations = list(itertools.islice(source, skip, skip + count))
@@ -95,6 +97,15 @@ def command(
         _print_heading(source, bound, chosen.name, loaded)
         _print_conversations(kept, rendered, weights, bound, show_ids=ids, max_characters=None if full else 1500)
     _finish(errors, len(kept))
+
+
+def _is_dataset(folder: Path) -> bool:
+    """Whether a name is a folder, and not one of conversations."""
+    if not folder.is_dir():
+        return False
+    from chatmill.read.folders import holds_records
+
+    return not holds_records(folder)
 
 
 def _print_json(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -40,10 +39,11 @@ def command(
     ],
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     data: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--data", metavar="FILE", help="Conversations: which share of them is proved, and why."),
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
     date: Annotated[str | None, options.DATE] = None,
     full: Annotated[bool, options.FULL] = False,
@@ -54,7 +54,7 @@ def command(
     from chatmill.render.registry import given_options
 
     given = given_options(options.template_options(template_option), date)
-    records = None if data is None else _records(data, shape)
+    records = None if data is None else _records(data, options.shape_or_map(shape, field_map))
     look = look_at_template(template, tokenizer, given, records)
     if as_json:
         typer.echo(json.dumps(look.as_json()))
@@ -72,7 +72,7 @@ def command(
             _print_probe(console, look, probe, full)
 
 
-def _records(path: Path, shape: str | None) -> Iterator[Conversation | RecordError]:
+def _records(path: str, shape: str | None) -> Iterator[Conversation | RecordError]:
     """Conversations of a file, and errors of those that cannot be read, in any order."""
     from chatmill.read.conversations import ConversationFile
 

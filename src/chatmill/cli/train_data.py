@@ -201,12 +201,12 @@ def _stream(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
 
 
 def _stream_loader(files: tuple[str, ...], data: DataSection, tokenizer: Any, eos: int, split: str = "train") -> Any:
-    from chatmill.compiler.paths import resolve_paths
+    from chatmill.compiler.paths import local_paths
     from chatmill.read.transcripts import read_transcripts
     from chatmill.systems.post_training import pack_transcripts
     from chatmill.train.stream_blocks import StreamBlockLoader
 
-    found = list(read_transcripts(resolve_paths(list(files))))
+    found = list(read_transcripts(local_paths(list(files))))
     packed = pack_transcripts(
         [transcript.text for transcript in found],
         tokenizer=tokenizer,

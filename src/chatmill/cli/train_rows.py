@@ -37,16 +37,16 @@ def open_packed_rows(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
 
 
 def _loader(recipe: TrainRecipe, known: Vocabulary, texts: tuple[str, ...], files: tuple[str, ...], split: str) -> Any:
-    from chatmill.compiler.paths import resolve_paths
+    from chatmill.compiler.paths import local_paths
     from chatmill.load.packed_row_loader import PackedRowLoader
     from chatmill.tokenizer.load import load_tokenizer
 
     data = recipe.data
     if texts:
         options = {"max_length": data.block_size, "packed": True, **packing_options(data.packing, "data.packing")}
-        rows, starts, report = pack_texts(resolve_paths(list(texts)), load_tokenizer(recipe.tokenizer), options)
+        rows, starts, report = pack_texts(local_paths(list(texts)), load_tokenizer(recipe.tokenizer), options)
     else:
-        rows, starts, report = read_rows(resolve_paths(list(files)), known.fingerprint)
+        rows, starts, report = read_rows(local_paths(list(files)), known.fingerprint)
     pad_id = data.pad_token_id if data.pad_token_id is not None else known.pad_id
     return PackedRowLoader(
         rows,

@@ -35,8 +35,8 @@ EXAMPLES = 5
 
 def command(
     inputs: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILES", help="Files of conversations: JSONL (.gz, .zst), JSON, Parquet."),
+        list[str],
+        typer.Argument(metavar="FILES", help="Files, folders or URLs of conversations."),
     ],
     tokenizer: Annotated[str, options.TOKENIZER],
     context_length: Annotated[
@@ -45,6 +45,7 @@ def command(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, one JSON object a line.")],
     shape: Annotated[str | None, options.SHAPE] = None,
+    field_map: Annotated[list[str] | None, options.MAP] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out and count records that are no conversations.")
     ] = False,
@@ -56,14 +57,15 @@ def command(
     from chatmill.read.conversations import read_conversations
     from chatmill.tokenizer.load import load_tokenizer
 
-    if out.exists() and any(out.samefile(path) for path in inputs if path.exists()):
+    if out.exists() and any(out.samefile(path) for path in inputs if Path(path).exists()):
         raise ConfigError(f"--out {out} is also an input; write to another file")
     if out.exists() and not out.is_file():
         raise ConfigError(f"--out {out} is there and is no plain file; write to another one")
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
     report = _Report()
-    conversations = read_conversations(inputs, shape=shape, on_error=report.bad_record if skip_bad else None)
+    named = options.shape_or_map(shape, field_map)
+    conversations = read_conversations(inputs, shape=named, on_error=report.bad_record if skip_bad else None)
     loaded = load_tokenizer(tokenizer)
     with AtomicFile(out) as file, _progress(quiet) as advance:
         for lines in _lines(conversations, loaded, context_length, report):

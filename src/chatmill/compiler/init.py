@@ -25,6 +25,8 @@ from chatmill.core.conversation import Conversation
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
+from chatmill.read.field_maps import map_of
+from chatmill.read.places import Place
 from chatmill.render.jinja.chat_template import MissingDateError
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import ModelTemplate
@@ -182,7 +184,7 @@ def refuse_to_overwrite(path: Path) -> NoReturn:
     raise ConfigError(f"{path} is there already and is not overwritten: remove it, or choose another --out") from None
 
 
-def _look_at_file(path: Path, shape: str | None, sample: int, characters: int) -> FileLook:
+def _look_at_file(path: Place, shape: str | None, sample: int, characters: int) -> FileLook:
     bad: list[RecordError] = []
     source = ConversationFile(path, shape=shape, on_error=bad.append)
     taken: list[Conversation] = []
@@ -317,7 +319,8 @@ def _sources(look: Look) -> list[str]:
             lines.append(f"  - path: {_scalar(source.path)}")
         else:
             lines += ["  - path:", *(f"      - {_scalar(path)}" for path in source.path)]
-        lines.append(f"    shape: {source.shape}")
+        fields = map_of(source.shape or "")
+        lines.append(f"    shape: {source.shape}" if fields is None else f"    map: {_scalar(fields)}")
         lines += SOURCE_OPTIONS if not number else []
     return lines
 

@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,14 @@ from typing import Any, NamedTuple
 
 from chatmill.compiler.cuts import Cut, LineCutter, entry_cuts, row_cuts, skips_too_much
 from chatmill.compiler.paths import resolve_paths
-from chatmill.compiler.spool import BLOCK, Spool, SpoolPart, spool_entries, spool_lines, spool_rows
-from chatmill.errors import ConfigError, DataError
+from chatmill.compiler.publish import storing
+from chatmill.compiler.spool import BLOCK, Spool, SpoolPart, spool_entries, spool_lines, spool_rows, spool_table
+from chatmill.errors import ConfigError, DataError, FormatError, RecordError
+from chatmill.read.compressed import open_bytes
 from chatmill.read.conversations import DETECT_RECORDS
-from chatmill.read.files import FileFormat, list_entries, parquet_groups
+from chatmill.read.files import FileFormat, file_format, list_entries, parquet_groups
 from chatmill.read.lines import line_limit
+from chatmill.read.places import Elsewhere, Place, fetch, place
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_bytes, chunk_records
 from chatmill.read.shapes import detect_shape, find_shape
 
@@ -37,6 +41,7 @@ __all__ = [
     "check_inputs_unchanged",
     "chunk_bytes",
     "chunk_records",
+    "fetched",
     "resolve_paths",
     "scan_input",
 ]
@@ -63,6 +68,8 @@ class InputFile:
     records: int | None
     """Rows of Parquet, entries of a JSON list; None for JSONL, whose blank lines are not records."""
     mtime_ns: int
+    data: str = ""
+    """The file that was read where this is another one: the copy of what a URL or standard input gave."""
 
     def as_json(self) -> dict[str, Any]:
         """What a manifest says about the file; the time of its last change is no part of it."""
@@ -87,11 +94,13 @@ class InputScan:
     chunk_bytes: int = CHUNK_BYTES
     chunk_rows: int | None = None
     """Rows of each chunk of a Parquet file; None: as many as make about `chunk_bytes`."""
+    copy: str = ""
+    """The copy of a file that is not on this machine; see `fetched`."""
 
     @property
     def data(self) -> str:
         """The file as an absolute path."""
-        return os.path.join(self.base, self.path)
+        return os.path.join(self.base, self.copy or self.path)
 
     @property
     def label(self) -> str:
@@ -107,11 +116,21 @@ class ScannedInput:
     chunks: tuple[Chunk, ...]
 
 
+def fetched(scan: InputScan) -> InputScan:
+    """The same order, with a copy in the folder of spools where the file is behind a URL or is standard input."""
+    where = place(scan.path)
+    if not isinstance(where, Elsewhere):
+        return scan
+    FileFormat.of(where)
+    with storing(scan.spool, "copy the input into"):
+        return replace(scan, copy=str(fetch(where, Path(scan.base, scan.spool, "fetched")).absolute()))
+
+
 def check_inputs(scans: Sequence[InputScan]) -> None:
     """Quick checks of all files: each is there, is a file, has a known ending, and its options make sense."""
     for scan in scans:
         _status(scan)
-        FileFormat.of(Path(scan.path))
+        FileFormat.of(place(scan.path))
         if scan.shape is not None:
             find_shape(scan.shape)
         for name, value in (("chunk_bytes", scan.chunk_bytes), ("chunk_rows", scan.chunk_rows)):
@@ -122,15 +141,16 @@ def check_inputs(scans: Sequence[InputScan]) -> None:
 def check_inputs_unchanged(files: Iterable[InputFile], base: Path | None = None) -> None:
     """A `DataError` for the first file that has another size or time of change than when it was scanned."""
     for file in files:
-        check_unchanged(os.path.join(base or "", file.path), file.bytes, file.mtime_ns)
+        check_unchanged(os.path.join(base or "", file.data or file.path), file.bytes, file.mtime_ns)
 
 
 def scan_input(scan: InputScan) -> ScannedInput:
     """Hash one file and cut it into chunks; the same bytes and sizes give the same chunks, always."""
     check_inputs([scan])
-    status, path = _status(scan), Path(scan.path)
+    status, path = _status(scan), place(scan.path)
     source = scan.source if scan.source is not None else path.name.split(".")[0]
-    table = _SCANNERS[FileFormat.of(path)](scan, status)
+    with _called_as_named(scan):
+        table = _SCANNERS[file_format(Path(scan.data))](scan, status)
     check_unchanged(scan.data, status.st_size, status.st_mtime_ns)
     chunks = [
         Chunk(
@@ -159,8 +179,20 @@ def scan_input(scan: InputScan) -> ScannedInput:
         lines=total if is_lines else None,
         records=None if is_lines else total,
         mtime_ns=status.st_mtime_ns,
+        data=scan.copy,
     )
     return ScannedInput(file=file, chunks=tuple(replace(chunk, shape=shape) for chunk in chunks))
+
+
+@contextmanager
+def _called_as_named(scan: InputScan) -> Iterator[None]:
+    """Errors call the file by the name that it was given, not by its absolute path or that of a copy."""
+    try:
+        yield
+    except (DataError, FormatError) as error:
+        if isinstance(error, RecordError) or scan.data not in str(error):
+            raise
+        raise type(error)(str(error).replace(scan.data, scan.path)) from None
 
 
 class _Piece(NamedTuple):
@@ -205,14 +237,30 @@ def _scan_json(scan: InputScan, status: os.stat_result) -> _Table:
     digest = hashlib.sha256()
     data = b"".join(_hashed_blocks(scan, digest))
     sha256 = digest.hexdigest()
-    entries, verbatim = list_entries(data, Path(scan.path))
+    entries, verbatim = list_entries(data, place(scan.path))
     if verbatim:
-        pieces = _own_pieces(scan, status, entry_cuts(data, entries, scan.chunk_bytes))
-    else:
-        spool = _spool(scan, status, sha256, f"entries-{scan.chunk_bytes}")
-        parts = spool.parts(".part", partial(spool_entries, entries, scan.chunk_bytes))
-        pieces = [_spooled_piece(spool, part, part.bytes) for part in parts]
-    return _Table(ChunkKind.ENTRIES, sha256, pieces)
+        return _Table(ChunkKind.ENTRIES, sha256, _own_pieces(scan, status, entry_cuts(data, entries, scan.chunk_bytes)))
+    return _spooled_entries(scan, status, sha256, entries)
+
+
+def _scan_packed_json(scan: InputScan, status: os.stat_result) -> _Table:
+    sha256 = _sha256(scan)
+    with open_bytes(Path(scan.data)) as stream:
+        entries, _ = list_entries(stream.read(), place(scan.path))
+    return _spooled_entries(scan, status, sha256, entries)
+
+
+def _spooled_entries(scan: InputScan, status: os.stat_result, sha256: str, entries: list[bytes]) -> _Table:
+    spool = _spool(scan, status, sha256, f"entries-{scan.chunk_bytes}")
+    parts = spool.parts(".part", partial(spool_entries, entries, scan.chunk_bytes))
+    return _Table(ChunkKind.ENTRIES, sha256, [_spooled_piece(spool, part, part.bytes) for part in parts])
+
+
+def _scan_table(scan: InputScan, status: os.stat_result) -> _Table:
+    sha256 = _sha256(scan)
+    spool = _spool(scan, status, sha256, f"table-{scan.chunk_bytes}")
+    parts = spool.parts(".arrow", partial(spool_table, Path(scan.data), scan.chunk_bytes))
+    return _Table(ChunkKind.ROWS, sha256, [_spooled_piece(spool, part, part.count) for part in parts])
 
 
 def _scan_parquet(scan: InputScan, status: os.stat_result) -> _Table:
@@ -234,7 +282,9 @@ _SCANNERS = {
     FileFormat.JSONL: _scan_jsonl,
     FileFormat.PACKED: _scan_packed,
     FileFormat.JSON: _scan_json,
+    FileFormat.PACKED_JSON: _scan_packed_json,
     FileFormat.PARQUET: _scan_parquet,
+    FileFormat.TABLE: _scan_table,
 }
 
 
@@ -253,7 +303,7 @@ def _spooled_piece(spool: Spool, part: SpoolPart, stop: int) -> _Piece:
     return _Piece(data, part.bytes, os.stat(data).st_mtime_ns, cut, part.bytes)
 
 
-def _shape_of(chunks: Sequence[Chunk], path: Path) -> str:
+def _shape_of(chunks: Sequence[Chunk], path: Place) -> str:
     """The shape that the first records that can be decoded have, as `ConversationFile` tells it."""
     records = itertools.chain.from_iterable(map(chunk_records, chunks))
     values = [raw.value for raw in itertools.islice((raw for raw in records if raw.error is None), DETECT_RECORDS)]
@@ -261,7 +311,7 @@ def _shape_of(chunks: Sequence[Chunk], path: Path) -> str:
 
 
 def _status(scan: InputScan) -> os.stat_result:
-    path = Path(scan.path)
+    path = scan.path
     try:
         status = os.stat(scan.data)
     except FileNotFoundError:
@@ -269,7 +319,7 @@ def _status(scan: InputScan) -> os.stat_result:
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if stat.S_ISDIR(status.st_mode):
-        raise DataError(f"{path} is a folder; name its files, such as {path / '*.jsonl'}")
+        raise DataError(f"{path} is a folder; name its files, such as {os.path.join(path, '*.jsonl')}")
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} is no regular file and cannot be read twice; copy what it gives into one first")
     return status

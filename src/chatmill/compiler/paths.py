@@ -10,30 +10,45 @@ from pathlib import Path
 
 from chatmill.errors import ConfigError
 from chatmill.read.files import SUFFIXES
+from chatmill.read.folders import folder_files
+from chatmill.read.places import Place, is_elsewhere, matches, place
 
 _SHOWN = 5
 
 
-def resolve_paths(patterns: Sequence[str]) -> list[Path]:
-    """The files that names and globs (`*`, `?`, `[ab]`, `**` for any folders) stand for.
+def resolve_paths(patterns: Sequence[str]) -> list[Place]:
+    """The files that names, folders, URLs and globs (`*`, `?`, `[ab]`, `**` for any folders) stand for.
 
     Patterns keep their order, the files of one pattern are sorted by name, a file that comes twice keeps its first
-    place. A glob stands for files, never for folders. A name that is a file is that file, whatever signs are in it.
+    place. A folder stands for the files of records in it; a glob stands for files, never for folders. A name that is a
+    file is that file, whatever signs are in it.
     """
     if not patterns:
         raise ConfigError("no input files are named")
-    files: dict[str, Path] = {}
+    files: dict[str, Place] = {}
     for pattern in patterns:
+        if is_elsewhere(pattern):
+            files |= {url: place(url) for url in _urls(pattern) if url not in files}
+            continue
         for path in _matches(os.path.expanduser(pattern), pattern):
             files.setdefault(os.path.abspath(path), Path(path))
     return list(files.values())
+
+
+def local_paths(patterns: Sequence[str]) -> list[Path]:
+    """The same for commands that read files of this machine alone."""
+    found = resolve_paths(patterns)
+    for path in found:
+        if not isinstance(path, Path):
+            raise ConfigError(f"{path} is not a file on this machine, and this command reads no others: copy it first")
+    return [path for path in found if isinstance(path, Path)]
 
 
 def _matches(pattern: str, given: str) -> list[str]:
     if not pattern:
         raise ConfigError("an input file has an empty name")
     if os.path.isdir(pattern):
-        raise ConfigError(f"{given!r} is a folder; name its files, such as {os.path.join(given, '*.jsonl')!r}")
+        return folder_files(pattern)
     if os.path.lexists(pattern):
         return [pattern]
     found = sorted(glob.glob(pattern, recursive=True))
@@ -44,6 +59,13 @@ def _matches(pattern: str, given: str) -> list[str]:
         raise ConfigError(f"{given!r} matches folders alone, such as {found[0]!r}; name the files in them")
     missing = "no file matches" if glob.has_magic(pattern) else "there is no file"
     raise ConfigError(f"{missing} {given!r}. {_what_is_there(pattern)}")
+
+
+def _urls(pattern: str) -> list[str]:
+    found = matches(pattern)
+    if not found:
+        raise ConfigError(f"no file matches {pattern!r}")
+    return found
 
 
 def _what_is_there(pattern: str) -> str:

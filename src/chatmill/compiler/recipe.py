@@ -17,6 +17,7 @@ from chatmill.errors import ConfigError
 from chatmill.load.yaml_files import read_yaml
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
+from chatmill.read.field_maps import mapped_shape
 from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
 from chatmill.render.registry import bundled_names, has_template
 
@@ -37,13 +38,30 @@ class Source(_Strict):
     path: str | list[str]
     """File names or globs, relative to the folder the build runs in."""
     shape: str | None = None
-    """Shape of the records, by name or the path of a shape file; told from the first ones when absent."""
+    """Shape of the records, by name, the path of a shape file or what it says; told from the first ones when absent.
+
+    The key `map` (field names by role) may be given instead, and becomes a shape here.
+    """
     name: str | None = None
     """Source name of records that do not name their own; default: the file's name."""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """How often each record is used: 2 takes every record twice, 0.5 half of them (by a hash of the record id)."""
     max_records: Annotated[int, Field(ge=1)] | None = None
     """Take only the first lines or rows of the source, over all its files."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mapped(cls, given: Any) -> Any:
+        """`map: {user: question, assistant: answer}` is a shape that has no name."""
+        if not isinstance(given, dict) or (given.get("map") is None and not isinstance(given.get("shape"), dict)):
+            return given
+        kept = {key: value for key, value in given.items() if key != "map"}
+        if given.get("map") is not None and given.get("shape") is not None:
+            raise ValueError("'map' says what the fields are called, and so does 'shape': give one of them")
+        try:
+            return {**kept, "shape": mapped_shape(given.get("map") or given["shape"])}
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
 
     @property
     def patterns(self) -> list[str]:
@@ -244,4 +262,4 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
     models: dict[str, type[BaseModel]] = {"sources": Source, "packing": Packing, "pack": Pack}
     models |= {"split": Split, "gates": Gates}
     model = models.get(str(location[0]), Recipe) if len(location) > 1 else Recipe
-    return list(model.model_fields)
+    return [*model.model_fields, *(["map"] if model is Source else [])]

@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ from chatmill.compiler.publish import (
     write_atomic,
 )
 from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
+from chatmill.compiler.remote import build_elsewhere
 from chatmill.compiler.shards import DiskSync
 from chatmill.compiler.sources import SourcePlan, plan_sources
 from chatmill.compiler.work import claim_work, remove_work, work_folder
 from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
+from chatmill.read.places import Elsewhere, is_elsewhere, size_of
 from chatmill.render.trust import TemplateTrust, allowed_template
 from chatmill.store.documents import WORK
 from chatmill.store.receipts import MANIFEST, read_manifest
@@ -57,7 +60,7 @@ class BuildResult:
     """What a build gives back."""
 
     outcome: Outcome
-    directory: Path
+    directory: Path | Elsewhere
     manifest: dict[str, Any]
     """Empty after a share of a build."""
     seconds: float
@@ -80,8 +83,24 @@ def run_build(
     The bytes depend on the input and the recipe alone: not on workers, engine or interruptions. `resume` goes on with a
     build that was stopped; the same build, finished, is left alone; another one there is refused. `shard=(i, n)` does
     every n-th chunk from the i-th on and stops; `merge_build` puts the shards of all shares together. `shard_bytes`
-    replaces that of the recipe. Relative names of input files start from `base` (default: the current folder).
+    replaces that of the recipe. Relative names of input files start from `base` (default: the current folder). `out`
+    may be the URL of a folder that `fsspec` can write, such as `s3://bucket/built`: the dataset is built on this
+    machine and copied there, the manifest last.
     """
+    if is_elsewhere(os.fspath(out)):
+        if shard is not None:
+            raise ConfigError(f"the shares of a build (--shard) work in one folder that all see, not in {out}")
+        build = partial(
+            run_build,
+            recipe,
+            workers=workers,
+            executor=executor,
+            resume=resume,
+            shard_bytes=shard_bytes,
+            on_progress=on_progress,
+            base=base,
+        )
+        return replace(build_elsewhere(os.fspath(out), build), directory=Elsewhere(os.fspath(out)))
     started = time.monotonic()
     checked = recipe_of(recipe)
     if shard_bytes is not None:
@@ -126,7 +145,7 @@ def _chunks_about(recipe: Recipe) -> int:
     """Chunks of the input, as far as the sizes of the files tell; 0 where they cannot be found: reported later."""
     try:
         files = [path for source in recipe.sources for path in resolve_paths(source.patterns)]
-        return -(-sum(path.stat().st_size for path in files) // recipe.shard_bytes)
+        return -(-sum(size_of(path) for path in files) // recipe.shard_bytes)
     except (ChatmillError, OSError):
         return 0
 

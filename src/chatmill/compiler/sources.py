@@ -19,12 +19,16 @@ from chatmill.compiler.inputs import (
     ScannedInput,
     check_inputs,
     check_inputs_unchanged,
+    fetched,
     resolve_paths,
     scan_input,
 )
 from chatmill.compiler.recipe import Recipe, Source
+from chatmill.read.places import is_elsewhere
 from chatmill.read.shapes import shape_key
 
+FETCHES = 8
+"""Files behind URLs that are copied at a time."""
 SCAN_IN_WORKERS = 1 << 30
 """Bytes of input from which on workers scan the files: the driver would be in their way."""
 
@@ -67,6 +71,9 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None, 
                 )
             )
             owners.append(number)
+    if any(is_elsewhere(scan.path) for scan in scans):
+        with ThreadPoolExecutor(FETCHES) as threads:
+            scans = list(threads.map(fetched, scans))
     check_inputs(scans)
     scanned = scan_all(scans, executor)
     pieces: list[Piece] = []
@@ -91,7 +98,8 @@ def _files_of(source: Source, base: Path | None) -> list[str]:
     """The files of a source, as they are named in the dataset."""
     if base is None:
         return [str(path) for path in resolve_paths(source.patterns)]
-    return [os.path.relpath(path, base) for path in resolve_paths([str(base / name) for name in source.patterns])]
+    named = [name if is_elsewhere(name) else str(base / name) for name in source.patterns]
+    return [os.path.relpath(path, base) if isinstance(path, Path) else str(path) for path in resolve_paths(named)]
 
 
 def shared_chunks(pieces: Sequence[Piece], shard_bytes: int) -> tuple[tuple[Piece, ...], ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from chatmill.compiler.cuts import Cut, LineCutter
+from chatmill.compiler.cuts import ROW_LIMIT, Cut, LineCutter
 from chatmill.compiler.publish import AtomicFile, canonical_json, sha256_file, storing, write_atomic
 from chatmill.errors import DataError
 from chatmill.read.compressed import open_bytes
@@ -194,6 +194,28 @@ def spool_rows(path: Path, cuts: Sequence[Cut], out: PartWriter) -> None:
                 missing -= part.num_rows
                 batch = batch.slice(part.num_rows) if part.num_rows < batch.num_rows else next(batches, None)
         out.end_part(cut.count)
+
+
+def spool_table(path: Path, chunk_bytes: int, out: PartWriter) -> None:
+    """Spool the rows of a CSV, TSV or Arrow file as Arrow streams of about `chunk_bytes`."""
+    import pyarrow.ipc
+
+    from chatmill.read.tables import table_batches
+
+    stream: Any = None
+    rows = size = 0
+    for batch in table_batches(path):
+        if stream is None:
+            stream = pyarrow.ipc.new_stream(_ArrowSink(out), batch.schema)
+        stream.write_batch(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if size >= chunk_bytes or rows >= ROW_LIMIT:
+            stream.close()
+            out.end_part(rows)
+            stream, rows, size = None, 0, 0
+    if stream is not None:
+        stream.close()
+        out.end_part(rows)
 
 
 class _ArrowSink(io.RawIOBase):

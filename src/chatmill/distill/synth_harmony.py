@@ -25,7 +25,7 @@ from chatmill.compiler.faults import fault_point
 from chatmill.compiler.inputs import CHUNK_BYTES, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.lock import folder_lock
-from chatmill.compiler.paths import resolve_paths
+from chatmill.compiler.paths import local_paths
 from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.shards import join_rejected
@@ -368,4 +368,4 @@ def _input_files(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str
         if not inside:
             raise ConfigError(f"{item}: this folder holds no file that ends in {', '.join(SUFFIXES)}")
         patterns += inside
-    return resolve_paths(patterns)
+    return local_paths(patterns)

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chatmill.compiler.paths import resolve_paths
-from chatmill.compiler.publish import sha256_file
 from chatmill.compiler.recipe import Recipe, Source
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
-from chatmill.errors import DataError, RecordError
+from chatmill.errors import ChatmillError, DataError, RecordError
 from chatmill.prove.reference import uses_of
 from chatmill.prove.report import Notebook
 from chatmill.read.files import read_records
+from chatmill.read.places import STDIN, place, sha256_of, size_of
 from chatmill.read.shapes import conversation_of, find_shape
 
 
@@ -34,7 +34,7 @@ class ReadRecord(NamedTuple):
 def check_inputs(inputs: Sequence[Mapping[str, Any]], book: Notebook) -> str:
     """Compare sizes and hashes with the manifest; a changed file is a finding. Gives why records cannot be read."""
     total, done = sum(file["bytes"] for file in inputs), 0
-    missing = [file["path"] for file in inputs if not Path(file["path"]).is_file()]
+    missing = [file["path"] for file in inputs if not _is_there(file["path"])]
     if missing:
         relative = "" if os.path.isabs(missing[0]) else f" (relative names start from {Path.cwd()})"
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -42,18 +42,26 @@ def check_inputs(inputs: Sequence[Mapping[str, Any]], book: Notebook) -> str:
     changed = 0
     for file in inputs:
         book.progress("inputs", done, total)
-        path = Path(file["path"])
-        size, done = path.stat().st_size, done + file["bytes"]
+        path = place(file["path"])
+        size, done = size_of(path), done + file["bytes"]
         if size != file["bytes"]:
             book.wrong(file["path"], f"the input has changed: {size:,} bytes, the manifest says {file['bytes']:,}")
             changed += 1
-        elif (found := sha256_file(path)) != file["sha256"]:
+        elif (found := sha256_of(path)) != file["sha256"]:
             book.wrong(file["path"], f"the input has changed: sha256 {found}, the manifest says {file['sha256']}")
             changed += 1
     if changed:
         return f"the records were not derived again: {changed} of {len(inputs)} inputs have changed since the build"
     book.compared.append(f"{len(inputs)} inputs with the hashes of the manifest")
     return ""
+
+
+def _is_there(path: str) -> bool:
+    """Whether an input can be read again; standard input cannot, nor can a store that is out of reach."""
+    try:
+        return path != STDIN and place(path).is_file()
+    except ChatmillError:
+        return False
 
 
 def sources_of(recipe: Recipe, inputs: Sequence[Mapping[str, Any]]) -> list[Source]:

@@ -7,15 +7,15 @@ import io
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, cast
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import FormatError
+from chatmill.read.places import Place
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+def open_bytes(path: Place) -> Iterator[IO[bytes]]:
     """A file's bytes, unpacked when its name ends in .gz or .zst; `FormatError` where it is damaged or cut off.
 
     Both kinds are unpacked block by block as they are read, so that memory does not depend on the unpacked size.
@@ -44,5 +44,5 @@ def _zstandard(packed: IO[bytes]) -> IO[bytes]:
     return io.BufferedReader(pyarrow.CompressedInputStream(packed, "zstd"))
 
 
-def _damaged(path: Path, error: Exception) -> FormatError:
+def _damaged(path: Place, error: Exception) -> FormatError:
     return FormatError(f"{path} cannot be unpacked: {error}. The file is damaged or was cut off")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from chatmill.core.conversation import Conversation
 from chatmill.errors import DataError, RecordError
+from chatmill.read.field_maps import FieldMap
 from chatmill.read.files import Raw, read_records
+from chatmill.read.places import place
 from chatmill.read.shapes import Shape, conversation_of, detect_shape, find_shape
 
 DETECT_RECORDS = 32
@@ -23,16 +24,17 @@ class ConversationFile:
         self,
         path: str | os.PathLike[str],
         *,
-        shape: str | None = None,
+        shape: str | FieldMap | None = None,
         source: str | None = None,
         on_error: Callable[[RecordError], None] | None = None,
     ) -> None:
-        """`shape` is a name, or None to tell it from the first records.
+        """`shape` is a name, a field map (`{"user": "question", "assistant": "answer"}`), or None to tell it from the
+        first records.
 
         `source` names the records that do not name their own source (default: the file's name without its endings).
         A bad record raises its `RecordError`, or is handed to `on_error` and left out.
         """
-        self.path = Path(path)
+        self.path = place(path)
         self.source = source if source is not None else self.path.name.split(".")[0]
         self._on_error = on_error
         self._named = find_shape(shape) if shape is not None else None
@@ -65,7 +67,7 @@ class ConversationFile:
 def read_conversations(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
-    shape: str | None = None,
+    shape: str | FieldMap | None = None,
     source: str | None = None,
     on_error: Callable[[RecordError], None] | None = None,
 ) -> Iterator[Conversation]:

@@ -1,4 +1,4 @@
-"""Reads raw records from JSONL (plain, .gz, .zst), JSON lists and Parquet, each with the place it stands at."""
+"""Reads raw records from JSONL (plain, .gz, .zst), JSON lists, Parquet and tables, each with the place it stands at."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.lines import limited_lines
+from chatmill.read.places import Elsewhere, Place, place
+from chatmill.read.sniff import BOM, check_text, head_of, is_laid_out, is_lines
 
-BOM = b"\xef\xbb\xbf"
 TOO_DEEP = "the JSON is nested too deeply"
 ROW_BATCH_BYTES = 4 << 20
 MOST_ROWS, FEWEST_ROWS = 8192, 256
@@ -34,13 +35,17 @@ class FileFormat(StrEnum):
     """One record a line, packed by gzip or Zstandard."""
     JSON = "json"
     """One list of records."""
+    PACKED_JSON = "packed_json"
+    """One list of records, packed by gzip or Zstandard."""
     PARQUET = "parquet"
     """One record a row."""
+    TABLE = "table"
+    """One record a row: CSV, TSV and Arrow."""
 
     @classmethod
-    def of(cls, path: Path) -> FileFormat:
+    def of(cls, path: Place) -> FileFormat:
         """The format by the file's ending; an unknown ending is an error that lists the known ones."""
-        name = path.name.replace(".ndjson", ".jsonl")
+        name = path.name.lower().replace(".ndjson", ".jsonl")
         for ending, format in _FORMATS.items():
             if name.endswith(ending):
                 return format
@@ -52,10 +57,41 @@ _FORMATS = {
     ".jsonl.gz": FileFormat.PACKED,
     ".jsonl.zst": FileFormat.PACKED,
     ".json": FileFormat.JSON,
+    ".json.gz": FileFormat.PACKED_JSON,
+    ".json.zst": FileFormat.PACKED_JSON,
     ".parquet": FileFormat.PARQUET,
+    ".csv": FileFormat.TABLE,
+    ".csv.gz": FileFormat.TABLE,
+    ".csv.zst": FileFormat.TABLE,
+    ".tsv": FileFormat.TABLE,
+    ".tsv.gz": FileFormat.TABLE,
+    ".tsv.zst": FileFormat.TABLE,
+    ".arrow": FileFormat.TABLE,
+    ".feather": FileFormat.TABLE,
 }
 SUFFIXES = tuple(_FORMATS)
 """File names that are read; `.ndjson` counts as `.jsonl`."""
+
+
+_LINES = {FileFormat.JSONL: FileFormat.JSON, FileFormat.PACKED: FileFormat.PACKED_JSON}
+_LISTS = {whole: lines for lines, whole in _LINES.items()}
+
+
+def file_format(path: Place) -> FileFormat:
+    """The format by the ending, and for JSON by what the file begins with.
+
+    A file of lines may be laid out over several ones (pretty-printed), a file that should be a list may have a record a
+    line. Text that is not UTF-8 but UTF-16, and packed files under a wrong name, are errors.
+    """
+    named = FileFormat.of(path)
+    if named in _LINES or named in _LISTS:
+        head = head_of(path)
+        check_text(head, path)
+        if named in _LINES and is_laid_out(head):
+            return _LINES[named]
+        if named in _LISTS and is_lines(head):
+            return _LISTS[named]
+    return named
 
 
 class Raw(NamedTuple):
@@ -68,25 +104,37 @@ class Raw(NamedTuple):
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
-    """The records of one file in order; blank lines are passed over."""
-    path = Path(path)
-    if not path.is_file():
-        raise DataError(f"no such file: {path}")
-    match FileFormat.of(path):
+    """The records of one file in order, or of all files of a folder; blank lines are passed over."""
+    where = place(path)
+    if isinstance(where, Path) and where.is_dir():
+        from chatmill.read.folders import folder_files
+
+        return itertools.chain.from_iterable(map(read_records, folder_files(path)))
+    if not where.is_file():
+        raise DataError(f"no such file: {where}")
+    match file_format(where):
         case FileFormat.PARQUET:
-            return _parquet(path)
-        case FileFormat.JSON:
-            return _json_list(path)
+            return _parquet(where)
+        case FileFormat.TABLE:
+            return _table(where)
+        case FileFormat.JSON | FileFormat.PACKED_JSON:
+            return _json_list(where)
         case _:
-            return _jsonl(path)
+            return _jsonl(where)
 
 
-def _jsonl(path: Path) -> Iterator[Raw]:
+def _table(path: Place) -> Iterator[Raw]:
+    from chatmill.read.tables import table_batches  # pyarrow takes its time
+
+    return batch_records(table_batches(path), path, itertools.count(1))
+
+
+def _jsonl(path: Place) -> Iterator[Raw]:
     with open_bytes(path) as stream:
         yield from decode_lines(limited_lines(stream, path), path)
 
 
-def decode_lines(lines: Iterable[bytes], path: str | Path, first: int = 1) -> Iterator[Raw]:
+def decode_lines(lines: Iterable[bytes], path: str | Place, first: int = 1) -> Iterator[Raw]:
     """The records of lines that follow each other in a file; `first` is the number of the first of them."""
     for number, line in enumerate(lines, first):
         if number == 1:
@@ -159,15 +207,17 @@ def _repeated_key(line: bytes) -> str | None:
     return repeated[0] if repeated else None
 
 
-def _json_list(path: Path) -> Iterator[Raw]:
+def _json_list(path: Place) -> Iterator[Raw]:
     with open_bytes(path) as stream:
         entries, _ = list_entries(stream.read(), path)
     yield from decode_entries(entries, path)
 
 
-def list_entries(data: bytes, path: str | Path) -> tuple[list[bytes], bool]:
+def list_entries(data: bytes, path: str | Place) -> tuple[list[bytes], bool]:
     """The entries of a JSON list, each as JSON, and whether they are the bytes of the file or written anew."""
     data = data.removeprefix(BOM)
+    if data.lstrip()[:1] == b"{":
+        return _objects(data, path), False
     try:
         return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])], True
     except msgspec.ValidationError:
@@ -179,18 +229,43 @@ def list_entries(data: bytes, path: str | Path) -> tuple[list[bytes], bool]:
         return [json.dumps(value).encode() for value in whole.value], False
 
 
-def decode_entries(entries: Iterable[bytes], path: str | Path, first: int = 1) -> Iterator[Raw]:
+def _objects(data: bytes, path: str | Place) -> list[bytes]:
+    """Objects that follow each other, each over as many lines as it likes."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8: byte 0x{data[error.start]:02X} at byte {error.start}") from None
+    decoder, at = json.JSONDecoder(parse_constant=_refuse_constant), 0
+    found: list[bytes] = []
+    while True:
+        while at < len(text) and text[at] in " \t\r\n":
+            at += 1
+        if at == len(text):
+            return found
+        try:
+            _, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            line = text.count("\n", 0, getattr(error, "pos", at)) + 1
+            raise DataError(
+                f"{path}: the objects go over several lines, and line {line} is not JSON: {error}. Write one object a "
+                "line, or one list"
+            ) from None
+        found.append(text[at:end].encode())
+        at = end
+
+
+def decode_entries(entries: Iterable[bytes], path: str | Place, first: int = 1) -> Iterator[Raw]:
     """The records of entries of a list, each decoded by itself, so that a bad one is one bad record."""
     for number, entry in enumerate(entries, first):
         yield decode_line(entry, f"{path}:row {number}")
 
 
-def _parquet(path: Path) -> Iterator[Raw]:
+def _parquet(path: Place) -> Iterator[Raw]:
     return batch_records(parquet_batches(path), path, itertools.count(1))
 
 
 def parquet_batches(
-    path: Path,
+    path: Place,
     start: int = 0,
     stop: int | None = None,
     *,
@@ -222,7 +297,7 @@ def parquet_batches(
                 return
 
 
-def parquet_groups(path: Path) -> list[tuple[int, int]]:
+def parquet_groups(path: Place) -> list[tuple[int, int]]:
     """Rows and unpacked bytes of each row group of a Parquet file."""
     with parquet_file(path) as file:
         groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
@@ -230,15 +305,16 @@ def parquet_groups(path: Path) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def parquet_file(path: Path) -> Iterator[Any]:
+def parquet_file(path: Place) -> Iterator[Any]:
     """A Parquet file, open; what is wrong with it is a `DataError`."""
     import pyarrow
     import pyarrow.parquet
 
     try:
         # Without pre-buffering a row group is never in memory as a whole, however large it is.
+        source = path.open() if isinstance(path, Elsewhere) else path
         with pyarrow.parquet.ParquetFile(
-            path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+            source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
         ) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
@@ -246,7 +322,7 @@ def parquet_file(path: Path) -> Iterator[Any]:
         raise DataError(f"{path} cannot be read as Parquet: {error}") from None
 
 
-def batch_records(batches: Iterable[Any], path: str | Path, numbers: Iterable[int]) -> Iterator[Raw]:
+def batch_records(batches: Iterable[Any], path: str | Place, numbers: Iterable[int]) -> Iterator[Raw]:
     """The records of Arrow batches, whose rows have these numbers in their file.
 
     Fields that are null are taken as absent, since Arrow gives every struct all fields.

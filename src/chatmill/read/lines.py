@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
 from chatmill.errors import ConfigError, FormatError
+from chatmill.read.places import Place
 
 LINE_LIMIT = 256 << 20
 """Bytes of the longest line that is read, unpacked; the environment variable below sets another limit."""
@@ -24,7 +24,7 @@ def line_limit() -> int:
     return int(given)
 
 
-def limited_lines(stream: IO[bytes], path: str | Path) -> Iterator[bytes]:
+def limited_lines(stream: IO[bytes], path: str | Place) -> Iterator[bytes]:
     """The lines of a stream with their ends; only a line feed ends a line. `FormatError` for one over the limit."""
     limit = line_limit()
     number = 0
@@ -35,7 +35,7 @@ def limited_lines(stream: IO[bytes], path: str | Path) -> Iterator[bytes]:
         yield line
 
 
-def line_too_long(path: str | Path, number: int, limit: int, what: str = "the line") -> FormatError:
+def line_too_long(path: str | Place, number: int, limit: int, what: str = "the line") -> FormatError:
     """The error for a line, or a record over several lines, that has more bytes than the limit."""
     return FormatError(
         f"{path}:{number}: {what} is longer than {limit} bytes, the limit for one record. Split it; or, if "

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import DataError
-from chatmill.read.files import BOM, Raw, batch_records, decode_entries, decode_lines, list_entries, parquet_batches
+from chatmill.read.files import Raw, batch_records, decode_entries, decode_lines, list_entries, parquet_batches
+from chatmill.read.sniff import BOM
 
 
 class ChunkKind(StrEnum):

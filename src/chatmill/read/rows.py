@@ -67,6 +67,8 @@ class _Rows:
 
     def conversations(self) -> tuple[Conversations, Flags]:
         """All rows, and which of them may be taken."""
+        if self._shape.parts is not None:
+            raise _NotSureError
         messages, offsets = self._messages()
         count = self._batch.num_rows
         found = Conversations(

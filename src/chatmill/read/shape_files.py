@@ -13,7 +13,7 @@ from chatmill.errors import ConfigError, UnknownNameError
 SUFFIXES = (".yaml", ".yml", ".json")
 KEYS = ("name", "messages", "role", "content", "roles", "system", "turns", "id", "source", "tools")
 OPTIONS = "chat_template_kwargs"
-TURN_KEYS = ("key", "role", "optional")
+TURN_KEYS = ("key", "role", "optional", "joined")
 
 
 def read_definition(path: Path) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def checked_definition(found: Mapping[str, Any]) -> dict[str, Any]:
     turns = [{**turn, "optional": turn.get("optional", False)} for turn in _turns(found.get("turns") or [])]
     if bool(lists) == bool(turns):
         raise ConfigError("name either 'messages', the field with the list of messages, or 'turns', one field for each")
-    if turns and all(turn["optional"] for turn in turns):
+    if turns and all(turn["optional"] or turn.get("joined") for turn in turns):
         raise ConfigError("all 'turns' are optional; a record needs one that is always there")
     roles = found.get("roles") or {}
     if not isinstance(roles, dict) or not all(isinstance(name, str) for name in roles):
@@ -90,8 +90,13 @@ def _turns(turns: Any) -> list[dict[str, Any]]:
                 raise UnknownNameError("key of a turn", key, list(TURN_KEYS))
         if not isinstance(turn.get("key"), str) or not turn["key"]:
             raise ConfigError("each of 'turns' needs a 'key', the name of its field")
-        if not isinstance(turn.get("optional", False), bool):
-            raise ConfigError(f"'optional' of the turn {turn['key']!r} must be true or false")
+        for key in ("optional", "joined"):
+            if not isinstance(turn.get(key, False), bool):
+                raise ConfigError(f"{key!r} of the turn {turn['key']!r} must be true or false")
+    if turns and turns[0].get("joined"):
+        raise ConfigError(
+            f"the turn {turns[0]['key']!r} is the first one, and there is none that it could be joined to"
+        )
     return [{**turn, "role": _role(turn.get("role")).value} for turn in turns]
 
 

@@ -1,9 +1,10 @@
-"""Shapes of records: how OpenAI messages, ShareGPT, Alpaca, prompt/completion and Harmony rows become conversations."""
+"""Shapes of records: how OpenAI messages, ShareGPT, Alpaca, pairs of texts and Harmony rows become conversations."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.core.conversation import (
-    HARMONY_PARTS,
     ROLE_ALIASES,
     Conversation,
     Message,
@@ -22,10 +22,12 @@ from chatmill.core.conversation import (
 )
 from chatmill.core.conversations import options_json
 from chatmill.errors import RecordError, UnknownNameError
+from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
 from chatmill.read.files import TOO_DEEP, decode_line
+from chatmill.read.looks import Record, first_message, is_harmony, is_openai, listed
+from chatmill.read.part_shapes import ANTHROPIC, LLAMAFACTORY_V1, PartForm
 from chatmill.read.shape_files import SUFFIXES, decoded_definition, definition_text, read_definition
 
-Record = Mapping[str, Any]
 NO_OPTIONS: Mapping[str, Any] = {}
 
 
@@ -41,6 +43,8 @@ class Turn:
     """Added to the turn before it, with a newline between; nothing where it is missing, null or empty."""
     or_list: bool = False
     """May be a list of messages too, if all turns of the record are."""
+    or_parts: bool = False
+    """May be a list of text parts too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,6 +69,10 @@ class Shape:
     """Field with pairs of texts, a question and an answer each, that go before the first turn which is not optional."""
     nested: str = ""
     """Field with a text that holds an object with `messages`; it counts before the list."""
+    parts: PartForm | None = None
+    """How contents are written as typed parts; None: as OpenAI does."""
+    covers: str = ""
+    """Another shape, all records of which this one reads as well."""
     id: str = "id"
     source: str = "source"
     tools: str = "tools"
@@ -94,10 +102,27 @@ class Shape:
                 path=self.lists[0],
             )
         items = record[key]
+        if isinstance(items, str):
+            items = _decoded(items, key)
         if self.calls_role and isinstance(items, list):
             items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
-        listed = parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
-        return (*_turns(record, self), *listed) if self.turns else listed
+        found = self._part_messages(items, key) if self.parts and isinstance(items, list) else self._listed(items, key)
+        return (*_turns(record, self), *found) if self.turns else found
+
+    def _listed(self, items: object, key: str) -> tuple[Message, ...]:
+        return parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
+
+    def _part_messages(self, items: list[Any], key: str) -> tuple[Message, ...]:
+        """Messages whose contents are typed parts; one item may become several."""
+        assert self.parts is not None
+        plain = [self.parts.messages(item, f"{key}[{i}]") for i, item in enumerate(items)]
+        owners = [i for i, some in enumerate(plain) for _ in some]
+        try:
+            return self._listed([message for some in plain for message in some], key)
+        except RecordError as error:
+            number = re.compile(re.escape(key) + r"\[(\d+)\]")  # of the plain message; that of the item is told
+            error.path = number.sub(lambda found: f"{key}[{owners[int(found[1])]}]", error.path, count=1)
+            raise
 
 
 def conversation_of(record: object, shape: Shape, *, where: str = "", source: str = "") -> Conversation:
@@ -109,6 +134,8 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         record_id = _label(record, shape.id, code="id_type")
         messages = shape.messages(record)
         tools = _tools(record, shape.tools)
+        if shape.parts is not None:
+            tools = tuple(map(shape.parts.tool, tools))
         known = _fields(shape)
         return Conversation(
             messages,
@@ -207,6 +234,16 @@ def _nested(record: Record, key: str) -> tuple[Message, ...]:
     return parse_messages(decoded["messages"], path=f"{key}.messages")
 
 
+def _decoded(text: str, key: str) -> Any:
+    """Messages that are a text of JSON, as in a column of a CSV file; another text is left to the checks."""
+    if not text.lstrip().startswith("["):
+        return text
+    _, decoded, error = decode_line(text.encode(errors="surrogatepass"), "")
+    if error is not None:
+        raise RecordError(f"a text with a list of messages: {error.message}", code=error.code, path=key)
+    return decoded
+
+
 def _with_calls(item: object, path: str, shape: Shape) -> object:
     """A turn that holds calls as JSON text becomes an assistant message with tool calls."""
     if not isinstance(item, dict) or str(item.get(shape.role)).strip().lower() != shape.calls_role:
@@ -232,6 +269,9 @@ def _turns(record: Record, shape: Shape) -> Iterator[Message]:
     told_history = not shape.history
     for number, turn in enumerate(shape.turns):
         if turn.joined:
+            continue
+        if turn.or_parts and isinstance(record.get(turn.key), list):
+            yield from parse_messages([{"role": turn.role, "content": record[turn.key]}], path=turn.key)
             continue
         text = _text(record, turn.key, default="" if turn.optional else None)
         if not turn.optional and not told_history:
@@ -269,32 +309,11 @@ def _keys(record: Record) -> str:
     return ", ".join(map(str, list(record)[:12])) or "nothing"
 
 
-def _first_message(record: Record, key: str) -> Mapping[str, Any]:
-    items = record.get(key)
-    first = items[0] if isinstance(items, list) and items else None
-    return first if isinstance(first, Mapping) else {}
-
-
-def _is_harmony(record: Record) -> bool:
-    if isinstance(record.get("messages_json"), str):
-        return True
-    items = record.get("messages")
-    return isinstance(items, list) and any(
-        isinstance(m, Mapping) and ("channel" in m or _has_harmony_part(m.get("content"))) for m in items
-    )
-
-
-def _has_harmony_part(content: object) -> bool:
-    return isinstance(content, list) and any(
-        isinstance(part, Mapping) and part.get("type") in list(HARMONY_PARTS) for part in content
-    )
-
-
 _SYSTEM = Turn(key="system", role=Role.SYSTEM, optional=True)
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
-        Shape(name="harmony", lists=("messages",), nested="messages_json", fits=_is_harmony),
+        Shape(name="harmony", lists=("messages",), nested="messages_json", fits=is_harmony),
         Shape(
             name="sharegpt",
             lists=("conversations", "messages"),
@@ -303,9 +322,24 @@ SHAPES: Mapping[str, Shape] = {
             roles={**ROLE_ALIASES, "function_call": Role.ASSISTANT},
             calls_role="function_call",
             turns=(_SYSTEM,),
-            fits=lambda r: "from" in _first_message(r, "conversations") or "from" in _first_message(r, "messages"),
+            fits=lambda r: "from" in first_message(r, "conversations") or "from" in first_message(r, "messages"),
         ),
-        Shape(name="openai", lists=("messages",), fits=lambda r: isinstance(r.get("messages"), list)),
+        Shape(
+            name="anthropic",
+            lists=("messages",),
+            turns=(Turn(key="system", role=Role.SYSTEM, optional=True, or_parts=True),),
+            parts=ANTHROPIC,
+            covers="openai",
+            fits=lambda r: ANTHROPIC.fits(listed(r, "messages")),
+        ),
+        Shape(
+            name="llamafactory_v1",
+            lists=("messages",),
+            parts=LLAMAFACTORY_V1,
+            covers="openai",
+            fits=lambda r: LLAMAFACTORY_V1.fits(listed(r, "messages")),
+        ),
+        Shape(name="openai", lists=("messages", "conversations"), fits=is_openai),
         Shape(
             name="alpaca",
             turns=(
@@ -325,23 +359,46 @@ SHAPES: Mapping[str, Shape] = {
             ),
             fits=lambda r: "prompt" in r and "completion" in r,
         ),
+        Shape(
+            name="instruction_response",
+            turns=(
+                _SYSTEM,
+                Turn(key="instruction", role=Role.USER),
+                Turn(key="input", role=Role.USER, joined=True),
+                Turn(key="context", role=Role.USER, joined=True),
+                Turn(key="response", role=Role.ASSISTANT),
+            ),
+            fits=lambda r: "instruction" in r and "response" in r,
+        ),
+        Shape(
+            name="question_answer",
+            turns=(_SYSTEM, Turn(key="question", role=Role.USER), Turn(key="answer", role=Role.ASSISTANT)),
+            fits=lambda r: isinstance(r.get("question"), str) and isinstance(r.get("answer"), str),
+        ),
     )
 }
 """Known shapes, in the order in which detection tries them."""
 
 
-def find_shape(name: str) -> Shape:
-    """A shape by name, by the path of a shape file, or by what such a file says (`Shape.definition`)."""
+HINT = (
+    "A shape of your own is the path of a .yaml or .json file; a field map is --map user=FIELD --map assistant=FIELD."
+)
+
+
+def find_shape(name: str | FieldMap) -> Shape:
+    """A shape by name, by the path of a shape file, what such a file says (`Shape.definition`), or a field map."""
+    if isinstance(name, Mapping):
+        name = mapped_shape(name)
     if name in SHAPES:
         return SHAPES[name]
     if name.startswith("{"):
         return _defined(definition_text(decoded_definition(name)))
     if name.lower().endswith(SUFFIXES):
         return _defined(definition_text(read_definition(Path(name))))
-    raise UnknownNameError("shape", name, list(SHAPES), "A shape of your own is the path of a .yaml or .json file.")
+    raise UnknownNameError("shape", name, list(SHAPES), HINT)
 
 
-def shape_key(name: str) -> str:
+def shape_key(name: str | FieldMap) -> str:
     """What finds the same shape anywhere and later: a shape file becomes what it says."""
     shape = find_shape(name)
     return shape.definition or shape.name
@@ -352,7 +409,10 @@ def _defined(definition: str) -> Shape:
     """The shape of a checked definition; equal ones give one shape."""
     found = json.loads(definition)
     system = [Turn(key=found["system"], role=Role.SYSTEM, optional=True)] if found["system"] else []
-    turns = [Turn(key=turn["key"], role=Role(turn["role"]), optional=turn["optional"]) for turn in found["turns"]]
+    turns = [
+        Turn(key=turn["key"], role=Role(turn["role"]), optional=turn["optional"], joined=turn.get("joined", False))
+        for turn in found["turns"]
+    ]
     return Shape(
         name=found["name"],
         lists=tuple(found["messages"]),
@@ -376,11 +436,13 @@ def detect_shape(records: Sequence[object], where: str) -> Shape:
     """The shape that most of these first records fit, earlier shapes winning ties; none fits: an error."""
     objects = [record for record in records if isinstance(record, Mapping)]
     counts = {name: sum(shape.fits(record) for record in objects) for name, shape in SHAPES.items()}
+    for name, shape in SHAPES.items():
+        if counts[name] and shape.covers:
+            counts[name] = max(counts[name], counts[shape.covers])
     best = max(counts, key=lambda name: counts[name])
     if not counts[best]:
-        found = f"the first record has: {_keys(objects[0])}" if objects else "none of them is an object"
         raise RecordError(
-            f"cannot tell the shape of the records: {found}. Name the shape: {', '.join(SHAPES)}.",
+            f"cannot tell the shape of the records: {suggestion(records)}. Or name the shape: {', '.join(SHAPES)}.",
             code="unknown_shape",
             where=where,
         )

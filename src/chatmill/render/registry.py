@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from chatmill.render.jinja.chat_template import TOKEN_NAMES, TemplateText
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.template import Template, refuse_missing
+from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
 from chatmill.tokenizer.protocol import Tokenizer
 
 BUNDLED = Path(__file__).parent / "templates"
@@ -100,7 +101,8 @@ def is_python_file(name: str) -> bool:
 
 
 def find_template(name: str | os.PathLike[str] | TemplateSource) -> TemplateSource:
-    """A template: by bundled name, by the path of a .jinja or .py file or of a model folder, or itself.
+    """A template: by bundled name, by the path of a .jinja or .py file or of a model folder, by the
+    name of a model in the local Hugging Face cache, or itself.
 
     `folder#name` is one of several templates in a folder.
     """
@@ -120,6 +122,10 @@ def find_template(name: str | os.PathLike[str] | TemplateSource) -> TemplateSour
     folder, _, wanted = text.partition("#")
     if Path(folder).is_dir():
         return template_of_folder(Path(folder), wanted)
+    if (cached := cached_model(folder)) is not None:
+        return replace(template_of_folder(cached, wanted), name=text.rpartition("/")[2])
+    if is_hub_name(folder):
+        raise ConfigError(f"no template {text!r}: there is no such folder, and {not_cached(folder)}")
     if getattr(name, "chat_template", None):
         return template_of_object(name)
     raise UnknownNameError(
@@ -176,7 +182,7 @@ def given_options(
 
 def has_template(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a chat template."""
-    path = Path(folder)
+    path = model_folder(folder)
     return path.is_dir() and bool(_templates_in(path))
 
 

@@ -15,6 +15,7 @@ from chatmill.errors import TokenizerError, UnknownNameError
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.byte_level import ByteTokenizer
 from chatmill.tokenizer.hf_json import tokenizer_from_json
+from chatmill.tokenizer.hub_cache import is_hub_name, model_folder, not_cached
 from chatmill.tokenizer.protocol import Tokenizer
 from chatmill.tokenizer.tiktoken_file import load_o200k, load_tiktoken
 from chatmill.tokenizer.vocabulary import NamedIds
@@ -31,8 +32,9 @@ def load_tokenizer(
     """Load a tokenizer.
 
     `source` is "o200k", "bytes", a .tiktoken file (with `pattern`, the name of its split pattern), a tokenizer.json
-    (also .json.xz) or a folder with one, or a loaded `tokenizers` or transformers tokenizer. A Chatmill tokenizer
-    comes back as it is. `control_tokens` that are missing are added above the vocabulary, in the order given.
+    (also .json.xz), a folder with one, the name of a model in the local Hugging Face cache, or a loaded `tokenizers` or
+    transformers tokenizer. A Chatmill tokenizer comes back as it is. `control_tokens` that are missing are added above
+    the vocabulary, in the order given.
     With `strict_text` no text ever becomes an added token; else text may spell those that are not special, as it may
     where the model is served. `engine="reference"` encodes with `tokenizers` or `tiktoken` alone, which is slow and
     made for proofs.
@@ -56,16 +58,19 @@ def _load(source: Any, pattern: str | None, engine: Engine, strict_text: bool) -
     return _from_object(source, engine, strict_text)
 
 
-def _from_path(path: Path, pattern: str | None, engine: Engine, strict_text: bool) -> Tokenizer:
+def _from_path(given: Path, pattern: str | None, engine: Engine, strict_text: bool) -> Tokenizer:
+    path = model_folder(given)
     if path.is_dir():
         for file in ("tokenizer.json", "tokenizer.json.xz"):
             if (path / file).is_file():
                 return tokenizer_from_json(
-                    _read(path / file), name=path.name, config=_config(path), engine=engine, strict_text=strict_text
+                    _read(path / file), name=given.name, config=_config(path), engine=engine, strict_text=strict_text
                 )
         raise TokenizerError(
             f"{path} holds no tokenizer.json. It has: {', '.join(sorted(os.listdir(path))) or 'nothing'}"
         )
+    if is_hub_name(str(given)) and not path.is_file():
+        raise TokenizerError(f"no tokenizer {str(given)!r}: there is no such folder, and {not_cached(str(given))}")
     if not path.is_file():
         raise TokenizerError(
             f"no tokenizer {str(path)!r}: give 'o200k', 'bytes', a tokenizer.json, a folder with one, or a .tiktoken "

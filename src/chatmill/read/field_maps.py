@@ -1,0 +1,194 @@
+"""Field maps: `user=question assistant=answer` says what the fields of records are called, without a shape file."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from chatmill.core.conversation import ROLE_ALIASES, Role
+from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.read.shape_files import checked_definition, definition_text
+
+FieldMap = Mapping[str, str | Sequence[str]]
+ROLES = ("system", "developer", "user", "assistant", "tool")
+IN_MESSAGES = ("role", "content")
+LABELS = ("id", "source", "tools")
+NAMES = (*ROLES, "messages", *IN_MESSAGES, *LABELS)
+JOIN = "+"
+"""Between two fields that make one message: `user=instruction+input`."""
+MAPPED = "map "
+"""What the name of the shape of a field map begins with; the map follows."""
+SHOWN = 60
+"""Characters of a text in a preview."""
+
+_ASKS = ("user", "question", "query", "prompt", "instruction", "problem", "human", "request", "task", "input", "source")
+_ANSWERS = ("assistant", "answer", "response", "completion", "output", "reply", "solution", "gpt", "bot", "target")
+_SYSTEMS = ("system", "persona")
+_SPEAKERS = ("role", "from", "speaker", "author", "sender", "who", "name", "type")
+
+
+def parse_map(pairs: Iterable[str]) -> dict[str, str | list[str]]:
+    """`NAME=FIELD` words of a command line; a name that is given twice has both fields, in this order."""
+    found: dict[str, str | list[str]] = {}
+    for pair in pairs:
+        name, equals, field = pair.partition("=")
+        if not equals or not name.strip() or not field:
+            raise ConfigError(f"--map is NAME=FIELD, such as user=question, not {pair!r}")
+        name = name.strip().lower()
+        before = found.get(name)
+        found[name] = field if before is None else [*([before] if isinstance(before, str) else before), field]
+    return found
+
+
+def mapped_shape(fields: FieldMap) -> str:
+    """The shape that a field map stands for, in the form that `find_shape` takes; a `ConfigError` where it has none."""
+    if not isinstance(fields, Mapping) or not fields:
+        raise ConfigError("a map has a field for each name, such as {user: question, assistant: answer}")
+    for name, field in fields.items():
+        if name not in NAMES:
+            raise UnknownNameError("name in a map", name, list(NAMES))
+        listed = [field] if isinstance(field, str) else field
+        if not isinstance(listed, list | tuple) or not listed or not all(isinstance(f, str) and f for f in listed):
+            raise ConfigError(f"{name!r} in a map must be the name of a field, found {field!r}")
+        if len(listed) > 1 and name not in ROLES:
+            raise ConfigError(f"{name!r} in a map is one field, found {', '.join(listed)}")
+    given = {name: [field] if isinstance(field, str) else list(field) for name, field in fields.items()}
+    form = _listed(given) if "messages" in given else _turns(given)
+    labels = {name: given[name][0] for name in LABELS if name in given}
+    return definition_text(checked_definition({"name": MAPPED + map_words(fields), **form, **labels}))
+
+
+def _listed(given: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Records with a list of messages; roles in the map are spellings there, but for `system`, which is a field."""
+    form: dict[str, Any] = {"messages": given["messages"][0]}
+    form |= {name: given[name][0] for name in ("system", *IN_MESSAGES) if name in given}
+    spelled = {field: role for role in ROLES[1:] for field in given.get(role, ())}
+    return form | ({"roles": spelled} if spelled else {})
+
+
+def _turns(given: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Records whose messages are fields of their own, in the order of the map."""
+    if wrong := [name for name in IN_MESSAGES if name in given]:
+        raise ConfigError(f"{wrong[0]!r} in a map is a field of each message, so it needs messages=FIELD beside it")
+    if "assistant" not in given:
+        raise ConfigError(
+            f"a map needs assistant=FIELD (and user=FIELD), or messages=FIELD; found {', '.join(given) or 'nothing'}"
+        )
+    turns: list[dict[str, Any]] = []
+    for name, field in _in_turn({name: given[name] for name in given if name in ROLES}):
+        first, *more = field.split(JOIN)
+        turns.append({"key": first, "role": name, "optional": name == "system"})
+        turns += [{"key": key, "role": name, "joined": True} for key in more]
+    return {"turns": turns}
+
+
+def _in_turn(given: Mapping[str, list[str]]) -> list[tuple[str, str]]:
+    """The fields in the order of their messages: system first, questions and answers by turns."""
+    asked, answered = given.get("user", []), given["assistant"]
+    rest = sorted((name for name in given if name not in ("user", "assistant")), key=lambda name: name != "system")
+    if len(answered) > 1 and len(asked) != len(answered):
+        raise ConfigError(
+            f"a map with {len(answered)} fields for the assistant needs as many for the user, found {len(asked)}"
+        )
+    if len(answered) > 1:
+        pairs = zip(asked, answered, strict=True)
+        talk = [turn for ask, answer in pairs for turn in (("user", ask), ("assistant", answer))]
+    else:
+        order = [name for name in given if name in ("user", "assistant")]
+        talk = [(name, field) for name in order for field in given[name]]
+    return [*((name, field) for name in rest for field in given[name]), *talk]
+
+
+def map_words(fields: FieldMap) -> str:
+    """A field map as it is written after `--map`."""
+    pairs = [(name, [field] if isinstance(field, str) else field) for name, field in fields.items()]
+    return " ".join(shlex.quote(f"{name}={field}") for name, listed in pairs for field in listed)
+
+
+def map_of(shape: str) -> dict[str, str | list[str]] | None:
+    """The field map that a shape was made of, if it was made of one."""
+    if not shape.startswith("{"):
+        return None
+    name = json.loads(shape).get("name", "")
+    return parse_map(shlex.split(name.removeprefix(MAPPED))) if name.startswith(MAPPED) else None
+
+
+def suggestion(records: Sequence[object]) -> str:
+    """What the first record has, and a map that may read it, with what that gives."""
+    record = next((record for record in records if isinstance(record, Mapping)), None)
+    if record is None:
+        lists = bool(records) and all(map(_is_listed, records))
+        return "none of them is an object" + (
+            ". If each is a list of messages: jq -c '{messages: .}' FILE > NEW-FILE" if lists else ""
+        )
+    keys = ", ".join(map(str, list(record)[:12])) or "nothing"
+    fields = guessed_map(record)
+    inner = next((key for key, value in record.items() if _is_listed(value)), None)
+    if fields is None and inner is not None and len(records) == 1:
+        return f"the first record has: {keys}. If {inner!r} is the list of records: jq .{inner} FILE > NEW-FILE.json"
+    if fields is None:
+        return f"the first record has: {keys}. Say which fields are what: --map user=FIELD --map assistant=FIELD"
+    words = " ".join(f"--map {shlex.quote(f'{name}={field}')}" for name, field in fields.items())
+    given = "; ".join(sample_lines(record, fields))
+    return f"the first record has: {keys}. This may read it: {words}" + (f" ({given})" if given else "")
+
+
+def guessed_map(record: Mapping[str, Any]) -> dict[str, str] | None:
+    """The map that the names of a record's fields suggest; None where nothing does."""
+    for key, value in record.items():
+        if _is_listed(value):
+            found = _guessed_messages(value)
+            if found is not None:
+                return {"messages": str(key), **found}
+    texts = [str(key) for key, value in record.items() if isinstance(value, str)]
+    asks, answers = _named(texts, _ASKS), _named(texts, _ANSWERS)
+    asks = [key for key in asks if key not in answers[:1]]
+    if len(texts) == 2 and (asks or answers):  # the one beside a known one
+        asks = asks or [key for key in texts if key not in answers[:1]]
+        answers = answers or [key for key in texts if key not in asks[:1]]
+    if not asks or not answers:
+        return None
+    systems = [key for key in _named(texts, _SYSTEMS) if key not in (asks[0], answers[0])]
+    return {**({"system": systems[0]} if systems else {}), "user": asks[0], "assistant": answers[0]}
+
+
+def _is_listed(value: object) -> bool:
+    """Whether a value is a list of objects."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+
+
+def _guessed_messages(items: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
+    texts = [str(key) for key, value in items[0].items() if isinstance(value, str)]
+    role = next((key for key in _named(texts, _SPEAKERS)), None)
+    content = max((key for key in texts if key != role), key=lambda key: len(items[0][key]), default=None)
+    if role is None or content is None:
+        return None
+    spoken = list(dict.fromkeys(str(item.get(role)) for item in items))
+    unknown = [name for name in spoken if name.strip().lower() not in ROLE_ALIASES]
+    known = {ROLE_ALIASES.get(name.strip().lower()) for name in spoken}
+    free = [name for name in ("user", "assistant") if Role(name) not in known]
+    return {"role": role, "content": content, **dict(zip(free, unknown, strict=False))}
+
+
+def _named(keys: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The keys that are one of these words, or hold one; earlier words and whole ones first."""
+    whole = [key for word in words for key in keys if key.lower() == word]
+    return list(dict.fromkeys([*whole, *(key for word in words for key in keys if word in key.lower())]))
+
+
+def sample_lines(record: Mapping[str, Any], fields: FieldMap) -> list[str]:
+    """What a map makes of a record, a message a line: `user <- question: 'What is ...'`."""
+    from chatmill.read.shapes import conversation_of, find_shape
+
+    shape = find_shape(mapped_shape(fields))
+    try:
+        messages = conversation_of(record, shape).messages
+    except ValueError as error:
+        return [str(error)]
+    return [f"{message.role.value}: {_short(message.content)}" for message in messages[:4]]
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")

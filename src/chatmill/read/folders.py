@@ -1,0 +1,85 @@
+"""Folders as inputs: those that `datasets` saved to disk, and plain ones with files of records."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from chatmill.errors import ConfigError
+from chatmill.read.files import SUFFIXES
+
+MANIFEST = "manifest.json"
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+"""What `Dataset.save_to_disk` and `DatasetDict.save_to_disk` leave beside the rows."""
+
+
+def folder_files(given: str | os.PathLike[str]) -> list[str]:
+    """The files of records in a folder, in order.
+
+    Of a folder that `save_to_disk` made, the files of its rows. Of another one, all files in it (not in folders below)
+    whose endings are known.
+    """
+    folder = Path(given)
+    if (folder / SPLITS).is_file():
+        return _one_split(folder)
+    if (folder / STATE).is_file():
+        return _saved(folder)
+    if (folder / MANIFEST).is_file():
+        raise ConfigError(f"{folder} is a built dataset, not a folder of conversations: see chatmill inspect")
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    files = [os.path.join(given, name) for name in names if is_readable(name) and (folder / name).is_file()]
+    if files:
+        return files
+    below = [f"{name}/" for name in names if (folder / name).is_dir()]
+    has = f"It has: {', '.join([*below, *(name for name in names if f'{name}/' not in below)][:5])}" if names else ""
+    raise ConfigError(
+        f"the folder {str(given)!r} holds no file of conversations ({', '.join(SUFFIXES)}). {has or 'It is empty'}"
+    )
+
+
+def is_readable(name: str) -> bool:
+    """Whether a file of this name may hold records; what `datasets` writes beside them does not."""
+    return name.lower().endswith((*SUFFIXES, ".ndjson")) and name not in (STATE, INFO, SPLITS)
+
+
+def holds_records(folder: Path) -> bool:
+    """Whether a folder is one of records, and not a built dataset."""
+    if (folder / MANIFEST).is_file():
+        return False
+    return any((folder / name).is_file() for name in (STATE, SPLITS)) or any(map(is_readable, os.listdir(folder)))
+
+
+def _one_split(folder: Path) -> list[str]:
+    splits = _json(folder / SPLITS).get("splits") or []
+    if len(splits) != 1:
+        named = " or ".join(str(folder / str(split)) for split in splits) or "nothing"
+        raise ConfigError(f"{folder} holds {len(splits)} splits; name the one to read: {named}")
+    return _saved(folder / splits[0])
+
+
+def _saved(folder: Path) -> list[str]:
+    state = _json(folder / STATE)
+    if any(state.get(key) for key in ("_indices_files", "_indices_data_files")):
+        raise ConfigError(
+            f"{folder} keeps the order of its rows in a file of its own: write it again with a newer 'datasets', or "
+            "after dataset.flatten_indices()"
+        )
+    try:
+        files = [str(folder / file["filename"]) for file in state["_data_files"]]
+    except (KeyError, TypeError):
+        raise ConfigError(
+            f"{folder / STATE} does not list the files of the rows; was it written by datasets?"
+        ) from None
+    return files
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} must hold an object")
+    return found

@@ -1,0 +1,280 @@
+"""Where records are read from: files on this machine, URLs that `fsspec` opens, and standard input."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import io
+import json
+import os
+import posixpath
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import unquote, urlsplit
+
+from chatmill.errors import ConfigError, DataError, MissingExtraError
+
+STDIN = "-"
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+NEEDS = {
+    "s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "gs": ("gcsfs", "gs"), "gcs": ("gcsfs", "gs"),
+    "http": ("aiohttp", "http"), "https": ("aiohttp", "http"), "hf": ("huggingface_hub", "hf"),
+}  # fmt: skip
+"""The package that a kind of URL needs beside fsspec, and the extra that installs both."""
+IDENTITY = (
+    "ETag",
+    "etag",
+    "LastModified",
+    "last_modified",
+    "mtime",
+    "updated",
+    "generation",
+    "blob_id",
+    "oid",
+    "sha256",
+)
+"""What a store may say of a file that is another after every change."""
+BLOCK = 4 << 20
+READ_AHEAD = 1 << 20
+"""Bytes that are asked of a stream of a store at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A file that is not on this machine's disk: behind a URL, or standard input."""
+
+    url: str
+    """As it was named; `-` for standard input."""
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __fspath__(self) -> str:
+        return self.url
+
+    @property
+    def name(self) -> str:
+        """The last part of the name; its ending says what the file holds."""
+        if self.url == STDIN:
+            return stdin_copy().name
+        path = urlsplit(self.url).path if self.url.startswith("http") else self.url
+        return unquote(posixpath.basename(path)) if self.url.startswith("http") else posixpath.basename(path)
+
+    @property
+    def suffix(self) -> str:
+        """The last ending of the name."""
+        return Path(self.name).suffix
+
+    def open(self, mode: str = "rb") -> IO[bytes]:
+        """The bytes of the file; they are fetched as they are read."""
+        assert mode == "rb"
+        if self.url == STDIN:
+            return stdin_copy().open("rb")
+        with reaching(self.url):
+            return io.BufferedReader(_RemoteStream(filesystem(self.url).open(self.url, "rb"), self.url), READ_AHEAD)
+
+    def info(self) -> dict[str, Any]:
+        """What the store says of the file, its `size` at least."""
+        if self.url == STDIN:
+            return {"size": stdin_copy().stat().st_size, "name": STDIN}
+        with reaching(self.url):
+            return dict(filesystem(self.url).info(self.url))
+
+    def is_file(self) -> bool:
+        """Whether it is there; an error where the store cannot be reached."""
+        if self.url == STDIN:
+            return True
+        with reaching(self.url):
+            return bool(filesystem(self.url).isfile(self.url))
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return int(self.info().get("size") or 0)
+
+
+class _RemoteStream(io.RawIOBase):
+    """A file of `fsspec`, whose errors are about its URL."""
+
+    def __init__(self, file: Any, url: str) -> None:
+        self._file, self._url = file, url
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether the store can give out parts of a file."""
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Go to a place in the file."""
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        """The place in the file."""
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        """The next bytes."""
+        with reaching(self._url):
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Close the file of the store as well."""
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+Place = Path | Elsewhere
+
+
+def place(path: str | os.PathLike[str]) -> Place:
+    """A path or URL as something that can be opened."""
+    if isinstance(path, Path | Elsewhere):
+        return path
+    text = os.fspath(path)
+    if text.startswith("file://"):
+        return Path(unquote(urlsplit(text).path))
+    return Elsewhere(text) if is_elsewhere(text) else Path(text)
+
+
+def is_elsewhere(path: str) -> bool:
+    """Whether a name is a URL or standard input."""
+    return path == STDIN or (URL.match(path) is not None and not path.startswith("file://"))
+
+
+def size_of(where: Place) -> int:
+    """Bytes of a file."""
+    return where.size if isinstance(where, Elsewhere) else where.stat().st_size
+
+
+def filesystem(url: str) -> Any:
+    """The file system of `fsspec` that a URL belongs to; a missing package is named with the line that installs it."""
+    kind = url.partition("://")[0].lower()
+    package, extra = NEEDS.get(kind, ("fsspec", "http"))
+    purpose = f"reading and writing {kind}:// paths"
+    try:
+        import fsspec
+    except ImportError:
+        raise MissingExtraError("fsspec", extra, purpose) from None
+    try:
+        return fsspec.core.url_to_fs(url)[0]
+    except ImportError:
+        if kind not in NEEDS:
+            raise ConfigError(f"{url}: fsspec needs one more package for {kind}:// paths: {_missing(kind)}") from None
+        raise MissingExtraError(package, extra, purpose) from None
+    except ValueError as error:
+        raise ConfigError(f"{url}: {error}. Known: {', '.join(f'{name}://' for name in NEEDS)}") from None
+
+
+def _missing(kind: str) -> str:
+    from fsspec.registry import known_implementations
+
+    return str(known_implementations.get(kind, {}).get("err", "see its documentation"))
+
+
+@contextlib.contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Turns what a store or a network reports into one `DataError` about the URL."""
+    from chatmill.errors import ChatmillError
+
+    try:
+        yield
+    except ChatmillError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"no such file: {url}") from None
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise DataError(
+            f"cannot reach {url}: {reason}. Check the name, the network and the credentials, and try again"
+        ) from error
+
+
+def matches(pattern: str) -> list[str]:
+    """The URLs that a URL with `*` stands for, sorted; a URL without is itself."""
+    if pattern == STDIN or not any(sign in pattern for sign in "*["):
+        return [pattern]
+    with reaching(pattern):
+        store = filesystem(pattern)
+        return sorted(str(store.unstrip_protocol(found)) for found in store.glob(pattern))
+
+
+def fetch(where: Elsewhere, folder: Path) -> Path:
+    """A copy of a file in a folder, under a name that says which state of it this is; one that is there is not fetched.
+
+    A copy appears when it is whole.
+    """
+    if where.url == STDIN:
+        target = folder / f"{_sha256(stdin_copy())[:32]}-{where.name}"
+    else:
+        info = where.info()
+        state = {key: str(info[key]) for key in (*IDENTITY, "size") if key in info}
+        key = hashlib.sha256(json.dumps([where.url, state], sort_keys=True).encode()).hexdigest()
+        target = folder / f"{key[:32]}-{where.name}"
+    if target.is_file():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=".fetch-", dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as out, where.open() as source, reaching(where.url):
+            shutil.copyfileobj(source, out, BLOCK)
+        if where.url != STDIN and info.get("size") not in (None, os.path.getsize(temporary)):
+            raise DataError(f"{where.url} has {info['size']} bytes, and {os.path.getsize(temporary)} came: try again")
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return target
+
+
+def sha256_of(where: Place) -> str:
+    """Hex digest of the bytes of a file, wherever it is."""
+    digest = hashlib.sha256()
+    with where.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def stdin_copy() -> Path:
+    """All of standard input in a temporary file, since records are read more than once; its name has an ending."""
+    folder = Path(tempfile.mkdtemp(prefix="chatmill-stdin-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    copy = folder / "stdin"
+    with copy.open("wb") as out:
+        shutil.copyfileobj(sys.stdin.buffer, out, BLOCK)
+    with copy.open("rb") as file:
+        head = file.read(1 << 16)
+    return copy.rename(folder / f"stdin{_ending(head)}")
+
+
+def _ending(head: bytes) -> str:
+    magic = {b"PAR1": ".parquet", b"ARROW1": ".arrow", b"\xff\xff\xff\xff": ".arrow"}
+    packed = {b"\x1f\x8b": ".jsonl.gz", b"\x28\xb5\x2f\xfd": ".jsonl.zst"}
+    for start, ending in {**magic, **packed}.items():
+        if head.startswith(start):
+            return ending
+    first = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
+    if first in (b"{", b"[", b"") or head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return ".json" if first == b"[" else ".jsonl"
+    raise DataError("standard input is neither JSON nor Parquet nor Arrow; give CSV and other text as a file")

@@ -1,0 +1,129 @@
+"""Rows of CSV, TSV and Arrow files as Arrow batches, so that they are read the way Parquet is."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+from chatmill.core.machine_limits import refuse_out_of_memory
+from chatmill.errors import DataError
+from chatmill.read.compressed import open_bytes
+from chatmill.read.places import Place
+from chatmill.read.sniff import BOM, HEAD, check_text
+
+BLOCK = 64 << 20
+"""Bytes of CSV that are parsed at a time; no row may be longer."""
+ROWS, ROW_BYTES = 8192, 4 << 20
+"""Rows, and bytes, of the batches that are given out, at most."""
+
+
+def table_batches(where: Place) -> Iterator[Any]:
+    """The rows of a CSV, TSV or Arrow file as batches of limited size."""
+    name = where.name.lower().removesuffix(".gz").removesuffix(".zst")
+    batches = _csv(where, "\t" if name.endswith(".tsv") else ",") if name.endswith(("csv", "tsv")) else _arrow(where)
+    for batch in batches:
+        rows = min(ROWS, max(1, ROW_BYTES * batch.num_rows // max(batch.nbytes, 1)))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
+
+
+def _csv(where: Place, delimiter: str) -> Iterator[Any]:
+    """All cells are texts. An empty cell is absent; two quotes make an empty text."""
+    import pyarrow
+    from pyarrow import csv as arrow_csv
+
+    with _reading(where, "CSV"), open_bytes(where) as file:
+        head = file.read(HEAD)
+        check_text(head, where)
+        if not head.strip():
+            return
+        delimiter, names = _header(head, delimiter)
+        _check_names(names, where)
+        reader = arrow_csv.open_csv(
+            _Rejoined(head, file),
+            arrow_csv.ReadOptions(use_threads=False, block_size=BLOCK),
+            arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pyarrow.string()),
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+                null_values=[""],
+            ),
+        )
+        with reader:
+            yield from reader
+
+
+class _Rejoined(io.RawIOBase):
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
+        self._head, self._rest = head, rest
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes; fewer than asked for at the seam."""
+        if self._head:
+            taken = self._head if size < 0 else self._head[:size]
+            self._head = self._head[len(taken) :]
+            return taken + (self._rest.read() if size < 0 else b"")
+        return self._rest.read(size)
+
+
+def _header(head: bytes, delimiter: str) -> tuple[str, list[str]]:
+    """The names of the columns; a first line with semicolons and no comma is parted by these."""
+    text = head.removeprefix(BOM).decode(errors="replace").lstrip("\r\n")
+    first = text.splitlines()[0]
+    if delimiter == "," and "," not in first and ";" in first:
+        delimiter = ";"
+    return delimiter, next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+
+
+def _check_names(names: Sequence[str], where: Place) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{where} has two columns named {twice[0]!r}: rename one")
+
+
+def _arrow(where: Place) -> Iterator[Any]:
+    """An Arrow file (Feather version 2 is one) or an Arrow stream, as `datasets` writes."""
+    import pyarrow
+    import pyarrow.ipc
+
+    with _reading(where, "Arrow"), where.open("rb") as file:
+        magic = file.read(6)
+        file.seek(0)
+        if magic[:4] == b"FEA1":
+            raise DataError(f"{where} is Feather version 1: write it again as version 2, as pyarrow does by default")
+        source = pyarrow.PythonFile(file, mode="r") if not hasattr(file, "fileno") else pyarrow.memory_map(str(where))
+        with source:
+            if magic == b"ARROW1":
+                found = pyarrow.ipc.open_file(source)
+                _check_names(found.schema.names, where)
+                for number in range(found.num_record_batches):
+                    yield found.get_batch(number)
+            elif magic:
+                stream = pyarrow.ipc.open_stream(source)
+                _check_names(stream.schema.names, where)
+                yield from stream
+
+
+@contextmanager
+def _reading(where: Place, kind: str) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as error:
+        refuse_out_of_memory(error, f"{where} cannot be read")
+        hint = ""
+        if "UTF8" in str(error):
+            hint = f". It is not UTF-8; if it comes from Excel: iconv -f WINDOWS-1252 -t UTF-8 {where} > NEW-FILE"
+        raise DataError(f"{where} cannot be read as {kind}: {str(error).splitlines()[0]}{hint}") from None

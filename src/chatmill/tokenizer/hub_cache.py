@@ -1,0 +1,58 @@
+"""Models by their names on the Hugging Face hub, looked up in the local cache; nothing is ever downloaded."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*\w")
+"""`owner/model`, as the hub has it."""
+FILES = (".json", ".xz", ".tiktoken", ".jinja", ".py", ".model")
+"""Endings of files, which no model is named after."""
+WANTED = ('"*.json"', '"*.jinja"')
+"""Files of a model that are needed here."""
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name could be that of a model on the hub, and is not a path that is there."""
+    return NAME.fullmatch(name) is not None and not name.endswith(FILES) and not os.path.lexists(name)
+
+
+def cache_folder() -> Path:
+    """Where `huggingface_hub` keeps models on this machine."""
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if given:
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
+    return Path(home).expanduser() / "hub"
+
+
+def cached_model(name: str) -> Path | None:
+    """The folder of a model in the cache: the state of its main branch, or the only one there; None where it is not."""
+    if not is_hub_name(name):
+        return None
+    model = cache_folder() / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (model / "refs" / "main").read_text().strip()
+    except OSError:
+        states = sorted(os.listdir(model / "snapshots")) if (model / "snapshots").is_dir() else []
+        commit = states[0] if len(states) == 1 else ""
+    folder = model / "snapshots" / commit
+    return folder if commit and folder.is_dir() else None
+
+
+def model_folder(name: str | os.PathLike[str]) -> Path:
+    """A model folder by its path, or by the name of a model that is in the cache."""
+    text = os.fspath(name)
+    return cached_model(text) or Path(text)
+
+
+def not_cached(name: str) -> str:
+    """What to do about a model that is not in the cache."""
+    include = " ".join(f"--include {pattern}" for pattern in WANTED)
+    return (
+        f"{name} is not in the Hugging Face cache of this machine ({cache_folder()}), and nothing is downloaded here. "
+        f"Fetch it once: hf download {name} {include}"
+    )

@@ -1,0 +1,74 @@
+"""A build of files of every kind is one dataset, and `verify` derives its records again."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.input_files import INPUTS
+from chatmill.compiler.run import run_build
+from chatmill.errors import ConfigError
+from chatmill.prove.verify import verify
+from chatmill.read import places
+
+KINDS = ("pairs.csv", "pairs.tsv", "rows.feather", "stream.arrow", "saved", "list.json.gz", "pretty-objects.jsonl")
+CHATML = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+TALK = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+
+
+def test_files_of_every_kind_are_one_dataset(tmp_path: Path) -> None:
+    recipe = {"sources": [{"path": str(INPUTS / name)} for name in KINDS], **CHATML}
+    result = run_build(recipe, tmp_path / "built", workers=0)
+    assert result.manifest["splits"]["train"]["episodes"] == 11
+    assert verify(tmp_path / "built", deep=True).passed
+
+
+def test_a_map_is_part_of_the_dataset(tmp_path: Path) -> None:
+    fields = {"user": "customer_asks", "assistant": "agent_reply", "id": "ticket"}
+    recipe = {"sources": [{"path": str(INPUTS / "own-fields.jsonl"), "map": fields}], **CHATML}
+    run_build(recipe, tmp_path / "built", workers=0)
+    assert verify(tmp_path / "built", deep=True).passed
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    line = json.dumps(TALK) + "\n"
+    code = "from chatmill.cli import main; main()"
+    command = [sys.executable, "-c", code, "build", "-", "-t", "bytes", "--add-control-tokens", "-o", "built"]
+    subprocess.run([*command, "--workers", "0"], input=line.encode(), cwd=tmp_path, check=True, capture_output=True)
+    manifest = json.loads((tmp_path / "built" / "manifest.json").read_bytes())
+    assert [(file["path"], file["source"], file["lines"]) for file in manifest["inputs"]] == [("-", "stdin", 1)]
+
+
+@pytest.mark.parametrize(
+    ("data", "ending"),
+    [
+        (b'\n {"messages": []}', ".jsonl"),
+        (b"[]", ".json"),
+        (b"PAR1", ".parquet"),
+        (b"ARROW1", ".arrow"),
+        (b"\x1f\x8b", ".jsonl.gz"),
+        (b"\xff\xfe{\0", ".jsonl"),
+    ],
+)
+def test_what_standard_input_holds_is_told_from_its_first_bytes(
+    data: bytes, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    places.stdin_copy.cache_clear()
+    try:
+        copy = places.stdin_copy()
+        assert (copy.name, copy.read_bytes()) == (f"stdin{ending}", data)
+    finally:
+        places.stdin_copy.cache_clear()
+
+
+def test_a_built_dataset_is_no_folder_of_conversations(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "rejected.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match="is a built dataset"):
+        run_build({"sources": [{"path": str(tmp_path)}], **CHATML}, tmp_path / "built")

@@ -1,0 +1,133 @@
+"""Contents of typed parts: Anthropic's and LLaMA-Factory's become plain messages, and nothing loses its place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.errors import RecordError
+from chatmill.read.columns import Lines, read_lines
+from chatmill.read.rows import read_rows
+from chatmill.read.shapes import Shape, conversation_of, detect_shape, find_shape
+from tests.read.converted import batch_of
+
+CALL = {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": 1}}
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}], "is_error": False}
+ANTHROPIC = {
+    "system": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
+    "messages": [
+        {"role": "user", "content": "q"},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": "so"}, CALL],
+        },
+        {"role": "user", "content": [RESULT, {"type": "text", "text": "and?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
+    ],
+    "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+}
+LLAMAFACTORY = {
+    "messages": [
+        {"role": "system", "content": [{"type": "text", "value": "s"}], "loss_weight": 0.0},
+        {"role": "user", "content": [{"type": "text", "value": "q"}], "loss_weight": 0.0},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "reasoning", "value": "hm"},
+                {"type": "text", "value": "so"},
+                {"type": "tool_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+            ],
+            "loss_weight": 1.0,
+        },
+        {"role": "tool", "content": [{"type": "text", "value": "2"}], "loss_weight": 0.0},
+        {"role": "assistant", "content": [{"type": "text", "value": "a"}], "loss_weight": 0.5},
+    ],
+    "tools": '[{"name": "f"}]',
+}
+PLAIN = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+
+
+def read(record: Any, shape: str) -> Conversation:
+    return conversation_of(record, find_shape(shape), where="f:1", source="s")
+
+
+def every_way(shape: Shape, records: list[dict[str, Any]]) -> list[Conversation]:
+    """The conversations of records, as lines and as rows in which the messages are texts of JSON."""
+    data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
+    fast, errors = read_lines(data, Lines(0, len(data), 1, len(records)), path="f", source="s", shape=shape)
+    assert not errors
+    slow = [conversation_of(record, shape, where=f"f:{n}", source="s") for n, record in enumerate(records, 1)]
+    assert [item._replace(metadata={}) for item in fast] == [item._replace(metadata={}) for item in slow]
+    rows = [{**record, "messages": json.dumps(record["messages"])} for record in records]
+    found, errors = read_rows(batch_of(rows), first=1, path="f", source="s", shape=shape)
+    assert not errors
+    assert [item._replace(where="", metadata={}) for item in found] == [c._replace(where="", metadata={}) for c in slow]
+    return slow
+
+
+def refused(record: Any, shape: str) -> RecordError:
+    with pytest.raises(RecordError) as caught:
+        read(record, shape)
+    return caught.value
+
+
+def test_anthropic_calls_results_and_thinking() -> None:
+    assert detect_shape([PLAIN, PLAIN, ANTHROPIC], "f").name == "anthropic", "one such record among plain ones"
+    found, plain = every_way(find_shape("anthropic"), [ANTHROPIC, PLAIN])
+    assert found.messages == (
+        Message(Role.SYSTEM, "Be brief."),
+        Message(Role.USER, "q"),
+        Message(Role.ASSISTANT, "so", reasoning="hm", tool_calls=(ToolCall("f", '{"x": 1}', "c1"),)),
+        Message(Role.TOOL, "2", tool_call_id="c1", extra={"is_error": False}),
+        Message(Role.USER, "and?"),
+        Message(Role.ASSISTANT, "a"),
+    )
+    assert found.tools == (
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}},
+    )
+    assert plain.messages == read(PLAIN, "openai").messages
+
+
+def test_a_call_alone_has_no_content() -> None:
+    record = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": [CALL]}]}
+    assert not read(record, "anthropic").messages[1].has_content
+
+
+def test_llamafactory_v1_reasoning_calls_and_weights() -> None:
+    assert detect_shape([LLAMAFACTORY], "f").name == "llamafactory_v1"
+    (found,) = every_way(find_shape("llamafactory_v1"), [LLAMAFACTORY])
+    assert [message.weight for message in found.messages] == [0.0, 0.0, 1.0, 0.0, 0.5]
+    assert found.messages[2] == Message(
+        Role.ASSISTANT, "so", reasoning="hm", tool_calls=(ToolCall("f", '{"x": 1}', None),), weight=1.0
+    )
+    assert (found.messages[3].role, found.messages[3].content) == (Role.TOOL, "2")
+
+
+@pytest.mark.parametrize(
+    ("parts", "code", "path"),
+    [
+        ([CALL, {"type": "text", "text": "x"}], "bad_part", "messages[2].content[1]"),
+        ([{"type": "text", "text": "x"}, {"type": "thinking", "thinking": "y"}], "bad_part", "messages[2].content[1]"),
+        ([{"type": "image", "source": {}}], "non_text_part", "messages[2].content[0].type"),
+        ([{"type": "redacted_thinking", "data": "x"}], "non_text_part", "messages[2].content[0].type"),
+        ([{"type": "thinking", "thinking": 3}], "bad_part", "messages[2].content[0].thinking"),
+        ([{**CALL, "input": 3}], "bad_tool_call", "messages[2].tool_calls[0].arguments"),
+    ],
+)
+def test_an_anthropic_part_that_cannot_be_kept_is_refused(parts: list[Any], code: str, path: str) -> None:
+    """The place is that of the item in the record: a result before it, which became two messages, does not count."""
+    before = [{"role": "user", "content": "q"}, {"role": "user", "content": [RESULT, {"type": "text", "text": "x"}]}]
+    error = refused({"messages": [*before, {"role": "assistant", "content": parts}]}, "anthropic")
+    assert (error.code, error.path) == (code, path)
+
+
+def test_a_llamafactory_call_that_is_not_json_is_refused() -> None:
+    part = {"type": "tool_call", "value": "{"}
+    error = refused({"messages": [{"role": "assistant", "content": [part]}]}, "llamafactory_v1")
+    assert (error.code, error.path) == ("bad_tool_call", "messages[0].content[0].value")
+    image = {"type": "image_url", "value": "x"}
+    error = refused({"messages": [{"role": "user", "content": [image]}]}, "llamafactory_v1")
+    assert error.code == "non_text_part"
