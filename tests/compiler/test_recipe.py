@@ -34,6 +34,7 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "tokenizer": "bytes",
         "pattern": None,
         "add_control_tokens": False,
+        "vocab_size": None,
         "template": "chatml",
         "template_options": {},
         "date": None,

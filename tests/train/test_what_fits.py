@@ -1,4 +1,4 @@
-"""`chatmill train` refuses data that does not fit: rows that cut it, models of another tokenizer, ids without embedding."""
+"""`chatmill train` refuses what does not fit: rows that cut, models of another tokenizer, ids without an embedding."""
 
 from __future__ import annotations
 

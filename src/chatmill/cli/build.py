@@ -67,6 +67,10 @@ def command(
     add_control_tokens: Annotated[
         bool, typer.Option("--add-control-tokens", help="Add control tokens that the tokenizer lacks.")
     ] = False,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option("--vocab-size", metavar="N", min=1, help="Ids the model has; default: its files, if they say."),
+    ] = None,
     workers: Annotated[int | None, options.WORKERS] = None,
     engine: Annotated[
         str, typer.Option("--engine", metavar="NAME", autocompletion=_engines, help="local or ray.")
@@ -95,7 +99,7 @@ def command(
         "tokenizer": tokenizer, "template": template, "policy": policy, "on_error": on_error,
         "packing.max_length": max_length, "packing.overflow": overflow, "pack.strategy": pack,
         "pack.length": pack_length, "split.val_fraction": val_fraction,
-        "add_control_tokens": add_control_tokens or None,
+        "add_control_tokens": add_control_tokens or None, "vocab_size": vocab_size,
         "template_options": options.template_options(template_option), "date": date, "expand": expand,
         "unproved": unproved, "strict_text": strict_text or None,
     }  # fmt: skip
@@ -110,6 +114,7 @@ def command(
             shard=_share(shard),
             shard_bytes=shard_bytes,
             on_progress=on_progress,
+            on_start=None if as_json else lambda: show_choices(recipe, keys),
         )
     show_result(result, as_json=as_json)
 
@@ -128,7 +133,7 @@ def _resume_hint(out: Path) -> Iterator[None]:
 def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | None) -> dict[str, Any] | str:
     """A recipe file's path, or a recipe made of files and options."""
     from chatmill.errors import ConfigError
-    from chatmill.render.registry import has_template
+    from chatmill.render.registry import own_template
 
     given = {key: value for key, value in options.items() if value is not None}
     if len(inputs) == 1 and inputs[0].endswith((".yaml", ".yml")):
@@ -138,7 +143,7 @@ def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | N
     recipe: dict[str, Any] = {
         "sources": [{"path": inputs, "shape": shape}],
         "tokenizer": "o200k",
-        "template": "" if has_template(given.get("tokenizer", "")) else "chatml",
+        "template": "" if own_template(given.get("tokenizer", "")) else "chatml",
         # the defaults fit each other: o200k gets ChatML's control tokens; a tokenizer that is named is left as it is
         "add_control_tokens": "tokenizer" not in given and "template" not in given,
     }
@@ -147,6 +152,31 @@ def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | N
         place = recipe.setdefault(outer[0], {}) if outer else recipe
         place[name] = value
     return recipe
+
+
+def show_choices(given: dict[str, Any] | str, options: dict[str, Any]) -> None:
+    """Which tokenizer, template and policy are used and why, and how the template differs from the model's own."""
+    from chatmill.compiler.own_template import compare_with_own, other_own, sampled
+    from chatmill.compiler.recipe import recipe_of
+    from chatmill.console import plain_console
+    from chatmill.render.registry import find_template, own_template
+
+    recipe = recipe_of(given)
+    console = plain_console(soft_wrap=True)
+    in_recipe = f"as {Path(given).name} says" if isinstance(given, str) else ""
+    own = own_template(recipe.tokenizer) == recipe.template
+    tokenizer = in_recipe or ("as asked for" if options["tokenizer"] else "the default; -t names that of your model")
+    template = in_recipe or ("as asked for" if options["template"] else "the default: this tokenizer brings none")
+    template = "the model's own" if own else template
+    policy = recipe.policy or find_template(recipe.template).default_policy
+    console.print(f"tokenizer {recipe.tokenizer} ({tokenizer})")
+    console.print(f"template {recipe.template} ({template})")
+    console.print(f"policy {policy} ({(in_recipe or 'as asked for') if recipe.policy else 'that of the template'})")
+    if recipe.add_control_tokens:
+        console.print("Control tokens that the tokenizer lacks are added above its vocabulary.", style="yellow")
+    if other_own(recipe) is not None and (found := compare_with_own(recipe, sampled(recipe))) is not None:
+        for sentence in found.sentences():
+            console.print(sentence, style="yellow" if found.differs else None)
 
 
 def _executor(engine: str, address: str | None, workers: int | None) -> Any:
@@ -192,5 +222,8 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
         console.print(line)
     if result.outcome is Outcome.ALREADY_BUILT:
         return
+    if added := result.manifest["tokenizer"].get("control_tokens"):
+        size = result.manifest["tokenizer"]["vocab_size"]
+        console.print(f"A model needs {size:,} embeddings for these ids ({', '.join(added)}).", style="yellow")
     rate = sum(split["tokens"] for split in result.manifest["splits"].values()) / max(result.seconds, 1e-9)
     console.print(f"{result.directory} in {result.seconds:.1f} s ({rate / 1e6:.1f} M tokens/s)")

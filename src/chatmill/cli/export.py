@@ -55,6 +55,10 @@ def command(
     record_ids: Annotated[
         bool, typer.Option("--record-ids", help="megatron: store the record id of every document: shard_NN_ids.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="DIR", help="Refuse ids that this model (or N ids) has no embedding for."),
+    ] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export a dataset."""
@@ -77,6 +81,7 @@ def command(
         kinds=kinds,
         eod_id=eod_id,
         record_ids=record_ids,
+        model=model,
     )
     if as_json:
         typer.echo(json.dumps(result.manifest))

@@ -1,4 +1,4 @@
-"""Whether a model was made for the tokenizer of a dataset: the ids of another mean other words, and training goes on."""
+"""Whether a model was made for the tokenizer of a dataset: with another one the ids mean other words."""
 
 from __future__ import annotations
 

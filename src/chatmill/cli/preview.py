@@ -70,13 +70,13 @@ def command(
     from chatmill.label.policy import Scope
     from chatmill.label.presets import find_policy
     from chatmill.read.conversations import ConversationFile
-    from chatmill.render.registry import bind, find_template, given_options, has_template
+    from chatmill.render.registry import bind, find_template, given_options, own_template
     from chatmill.render.render import render
     from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
     errors: list[RecordError] = []
     source = ConversationFile(file, shape=shape, on_error=errors.append)
-    kind = find_template(template or (tokenizer if has_template(tokenizer) else "chatml"))
+    kind = find_template(template or own_template(tokenizer) or "chatml")
     chosen = find_policy(policy or kind.default_policy)
     conversations = list(itertools.islice(source, skip, skip + count))
     if not conversations:  # said at once, before a tokenizer is loaded

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.gates import Gate, gates_of
+from chatmill.compiler.own_template import COMPARED, OwnTemplate, compare_with_own
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Compiled, Pipeline
 from chatmill.compiler.publish import storing
@@ -28,7 +29,7 @@ from chatmill.read.conversations import ConversationFile
 from chatmill.render.jinja.chat_template import MissingDateError
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import bind, bundled_names, find_template, has_template
+from chatmill.render.registry import bind, bundled_names, find_template, own_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
@@ -95,6 +96,8 @@ class Look:
     """Tokens of the longest conversation of each file; 0 where none could be rendered."""
     gates: tuple[Gate, ...]
     """Every gate at its strictest, with what the sample has."""
+    own_template: OwnTemplate | None = None
+    """How the template differs from the model's own, where another one was asked for."""
 
     @property
     def unusable(self) -> int:
@@ -108,6 +111,7 @@ def look_at(
     tokenizer: str = "o200k",
     pattern: str | None = None,
     shape: str | None = None,
+    template: str | None = None,
     sample: int = SAMPLE_RECORDS,
 ) -> Look:
     """Look at the first records of files (names or globs) and find a recipe that fits them."""
@@ -122,7 +126,9 @@ def look_at(
         raise DataError(f"there is no record that can be read ({_counts(bad) or 'the files are empty'})")
     loaded = load_tokenizer(tokenizer, pattern=pattern)
     features = _features(conversations)
-    template, added = _suggest_template(conversations, tokenizer, loaded, features)
+    added = False
+    if template is None:
+        template, added = _suggest_template(conversations, tokenizer, loaded, features)
     options = {"tokenizer": tokenizer, "pattern": pattern, "template": template, "add_control_tokens": added}
     recipe, pipeline = _with_date(_recipe(looked, options), loaded)
     whole = pipeline.compile(conversations)
@@ -145,6 +151,7 @@ def look_at(
         option_names=tuple(pipeline.template.chat.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
         longest=_longest(looked, whole),
         gates=gates,
+        own_template=compare_with_own(recipe, conversations[:COMPARED], pipeline),
     )
     return replace(look, recipe=_with_limits(look))
 
@@ -226,8 +233,8 @@ def _suggest_template(
     A model folder's own template is never passed over. Without one, templates whose tokens the vocabulary has go
     before others; among them the one that refuses, hides, repeats and adds least.
     """
-    if has_template(given_as):
-        return given_as, False
+    if (folder := own_template(given_as)) is not None:
+        return folder, False
     known = [name for name in bundled_names() if name != "harmony" or find_spec("openai_harmony")]
     chats = [name for name in known if name not in SEED_FORMATS and find_template(name).control_tokens]
     own = [name for name in chats if set(find_template(name).control_tokens) <= set(tokenizer.control_ids)]
@@ -341,7 +348,12 @@ def _words(look: Look) -> list[str]:
             "embedding must grow with it."
         )
     lines.append(f"add_control_tokens: {_scalar(recipe.add_control_tokens)}")
+    lines.append(
+        "# vocab_size: ...        # ids that the model has; absent: what config.json beside the tokenizer says"
+    )
     lines += _comment(f"How conversations are written. {template.declares}")
+    if look.own_template is not None:
+        lines += _comment(" ".join(look.own_template.sentences()))
     if look.notes["stripped_characters"]:
         lines += _comment(f"In the sample it leaves out {look.notes['stripped_characters']:,} characters.")
     if look.refused:

@@ -17,6 +17,7 @@ from chatmill.compiler.plain_recipe import PlainRecipe
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import sources_of
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import RecordError
 from chatmill.label.policy import Policy, Scope
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from chatmill.compiler.recipe import Recipe
 
 NO_LIMIT = np.iinfo(np.int64).max
+GROWN = (
+    "Choose the model's own template (leave --template and --add-control-tokens out); if the model is to grow, say its "
+    "new size with vocab_size (--vocab-size)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,12 @@ class Pipeline:
             loaded = with_control_tokens(loaded, template.control_tokens)
         self.policy: Policy = find_policy(recipe.policy or template.default_policy)
         self.template: BoundTemplate = bind(template, loaded, template_options(recipe, self.policy))
+        known = model_vocabulary(recipe.vocab_size or recipe.tokenizer)
+        self.vocabulary = known if known is not None and known.size < self.template.tokenizer.vocab_size else None
+        """What the model has embeddings for, where the tokenizer has more ids than that."""
+        if self.vocabulary is not None and recipe.add_control_tokens:
+            ids = [self.template.tokenizer.control_ids[name] for name in template.control_tokens]
+            refuse_beyond(max(ids, default=0), self.vocabulary, f"the template {template.name} adds", GROWN)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -113,6 +124,8 @@ class Pipeline:
         """Render, label and fit a batch."""
         rendered = render(conversations, self.template, collect_failures=True)
         tokens = rendered.tokens
+        if self.vocabulary is not None:
+            refuse_beyond(int(tokens.ids.max(initial=0)), self.vocabulary, "the conversations have", GROWN)
         run_weights = self.policy.run_weights(tokens)
         packing = self.recipe.packing
         fitted = apply_overflow(tokens, run_weights, packing.max_length or NO_LIMIT, packing.overflow)

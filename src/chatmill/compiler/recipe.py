@@ -18,7 +18,7 @@ from chatmill.load.yaml_files import read_yaml
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
-from chatmill.render.registry import bundled_names, has_template
+from chatmill.render.registry import bundled_names, own_template
 
 RECIPE_VERSION = 1
 NO_TEMPLATE = "no_template"
@@ -98,6 +98,8 @@ class Recipe(_Strict):
     """Split pattern of a .tiktoken file."""
     add_control_tokens: bool = False
     """Add control tokens that the template needs and the tokenizer lacks, above the vocabulary."""
+    vocab_size: Annotated[int, Field(ge=1)] | None = None
+    """Ids that the model has embeddings for; absent: what the files beside the tokenizer say. Changes no output."""
     template: Annotated[str, Field(validate_default=True)] = ""
     """A bundled template's name, a model folder, a .jinja or a .py file. Default: that of the tokenizer's folder."""
     template_options: dict[str, Any] = {}
@@ -140,8 +142,8 @@ class Recipe(_Strict):
         tokenizer = info.data.get("tokenizer")
         if value:
             return value
-        if isinstance(tokenizer, str) and has_template(tokenizer):
-            return tokenizer
+        if isinstance(tokenizer, str) and (own := own_template(tokenizer)) is not None:
+            return own
         holds_none = f", and {tokenizer} holds none" if tokenizer else ""
         raise PydanticCustomError(
             NO_TEMPLATE,

@@ -89,6 +89,14 @@ class BuildProgress:
 OnProgress = Callable[[BuildProgress], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Callbacks of somebody who watches a build."""
+
+    on_progress: OnProgress | None
+    on_start: Callable[[], None] | None
+
+
 def run_build(
     recipe: Recipe | dict[str, Any] | str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -99,13 +107,14 @@ def run_build(
     shard: tuple[int, int] | None = None,
     shard_bytes: int | None = None,
     on_progress: OnProgress | None = None,
+    on_start: Callable[[], None] | None = None,
 ) -> BuildResult:
     """Build the dataset that a recipe describes into the folder `out`.
 
     The bytes depend on the input and the recipe alone: not on workers, engine or interruptions. `resume` goes on with a
     build that was stopped; the same build, finished, is left alone; another one there is refused. `shard=(i, n)` does
     every n-th chunk from the i-th on and stops; `merge_build` puts the shards of all shares together. `shard_bytes`
-    replaces that of the recipe.
+    replaces that of the recipe. `on_start` is called once, when recipe and inputs are known to be good and work begins.
     """
     started = time.monotonic()
     checked = recipe_of(recipe)
@@ -119,7 +128,8 @@ def run_build(
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
             _refuse_foreign(directory)
-            outcome, manifest = _build(checked, pipeline, directory, engine, resume, shard, on_progress)
+            watch = Watch(on_progress=on_progress, on_start=on_start)
+            outcome, manifest = _build(checked, pipeline, directory, engine, resume, shard, watch)
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
 
 
@@ -163,7 +173,7 @@ def _build(
     engine: Executor,
     resume: bool,
     shard: tuple[int, int] | None,
-    on_progress: OnProgress | None,
+    watch: Watch,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The build itself, in a folder that is held by this process."""
     work = claim_work(directory)
@@ -178,14 +188,16 @@ def _build(
         work.mkdir(exist_ok=True)
     write_atomic(work / STATE, canonical_json({"fingerprint": fingerprint, "recipe": recipe.as_json()}), step="state")
     jobs = _jobs(recipe, pipeline, planned, work, fingerprint)
+    if watch.on_start is not None:
+        watch.on_start()
     with DiskSync() as disk:
         if shard is not None:
-            _run_jobs(jobs[shard[0] :: shard[1]], engine, on_progress, disk)
+            _run_jobs(jobs[shard[0] :: shard[1]], engine, watch.on_progress, disk)
             disk.wait()
             return Outcome.SHARD_DONE, {}
         with storing(directory, "write the dataset in"):
             take_back(directory)
-        receipts = _run_jobs(jobs, engine, on_progress, disk)
+        receipts = _run_jobs(jobs, engine, watch.on_progress, disk)
         planned.check_unchanged()
         build = Finish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, engine, disk)

@@ -276,8 +276,8 @@ class DataCollatorForCausalLM:
             return boundaries_from_starts(_starts_of_positions(positions), lengths), True
         if self.packed_sequences is None and self._reads is not None and not self.return_flattened:
             raise ConfigError(
-                "a model is given, but the features carry neither document_starts nor seq_lengths nor position_ids, so packed "
-                "documents would see each other. transformers' Trainer removes the first two: map the rows with "
+                "a model is given, but the features carry neither document_starts nor seq_lengths nor position_ids, so "
+                "packed documents would see each other. transformers' Trainer removes the first two: map the rows with "
                 "trainer_columns, or set remove_unused_columns=False. Rows of one document each: packed_sequences=False"
             )
         if self.packed_sequences is None:

@@ -20,6 +20,7 @@ from chatmill.load.long_episodes import LongEpisodes, long_episodes_named, refus
 from chatmill.load.rows import EpisodeRows, PackedRows, Planning, packed_rows, planning_named, strategy_named
 from chatmill.load.stage import Stage
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.model_ids import built_as, refuse_ids_beyond
 from chatmill.store.pack_plan import read_pack_plan
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ def to_hf_dataset(
     episode_min_tokens: int = 2,
     policy: Policy | str | None = None,
     overflow: str = LongEpisodes.ERROR,
+    model: Any = None,
     arrow_file: str | Path | None = None,
 ) -> Any:
     """A `datasets.Dataset` with `input_ids` and `labels`, and with `pack=True` also `seq_lengths`.
@@ -48,11 +50,14 @@ def to_hf_dataset(
     reads their first tokens, "drop" leaves them out, and a warning says what is lost. Rows are packed by the
     plan beside the episodes where it has that length and `packing_strategy` (default: its own), else here; without a
     plan, packing needs `max_length`. `planning="epoch"` leaves a plan aside.
-    The rows stand in dataset order, or with `shuffle` in the order of epoch 0 of the loaders. `arrow_file`: write
+    An id without an embedding is an error; `model` is a model folder, a loaded model or config, or a number of
+    embeddings (default: the model whose tokenizer the dataset was built with, where its files say).
+    The rows are in dataset order, or with `shuffle` in the order of epoch 0 of the loaders. `arrow_file`: write
     there in constant memory and map it; else the table is held in memory.
     """
     opened = dataset if isinstance(dataset, EpisodeDataset) else EpisodeDataset(dataset, split)
     wanted = planning_named(planning)
+    refuse_ids_beyond(opened, built_as(opened), model)
     if pack and max_length is None:
         stored = None if wanted is Planning.EPOCH else read_pack_plan(opened.folder, opened.lengths)
         if stored is None:

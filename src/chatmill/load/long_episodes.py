@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +99,7 @@ def _groups(sizes: Ints) -> list[tuple[int, int]]:
     """Neighbours of about `TOKENS_AT_A_TIME` tokens together, as (first, one past the last)."""
     group = offsets_of(sizes)[:-1] // TOKENS_AT_A_TIME
     borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(sizes)]
-    return list(zip(borders[:-1], borders[1:], strict=True))
+    return list(pairwise(borders))
 
 
 def refuse_long_episodes(folder: object, report: LongEpisodesReport, width: int, option: str, needed: int) -> None:

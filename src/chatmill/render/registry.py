@@ -180,6 +180,13 @@ def has_template(folder: str | os.PathLike[str]) -> bool:
     return path.is_dir() and bool(_templates_in(path))
 
 
+def own_template(tokenizer: str | os.PathLike[str]) -> str | None:
+    """The folder whose chat template belongs to a tokenizer: the one that is given, or that of the given file."""
+    path = Path(tokenizer)
+    folder = path.parent if path.is_file() else path
+    return str(folder) if has_template(folder) else None
+
+
 def template_of_folder(folder: Path, wanted: str = "") -> JinjaSource:
     """The chat template of a model or tokenizer folder."""
     found = _templates_in(folder)
