@@ -50,6 +50,7 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "keep_kinds": True,
         "shard_bytes": 32 << 20,
         "on_error": "fail",
+        "preferences": None,
         "gates": {
             "trained_tokens_lost": None,
             "records_without_trained_tokens": 0,

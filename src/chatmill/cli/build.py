@@ -58,6 +58,7 @@ def command(
         int | None, typer.Option("--pack-length", metavar="N", help="Tokens of a packed row; default: --max-length.")
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
+    preferences: Annotated[str | None, options.PREFERENCES] = None,
     val_fraction: Annotated[
         float | None, typer.Option("--val-fraction", metavar="X", help="Share of the records for the split val.")
     ] = None,
@@ -99,7 +100,7 @@ def command(
         "tokenizer": tokenizer, "template": template, "policy": policy, "on_error": on_error,
         "packing.max_length": max_length, "packing.overflow": overflow, "pack.strategy": pack,
         "pack.length": pack_length, "split.val_fraction": val_fraction,
-        "add_control_tokens": add_control_tokens or None, "vocab_size": vocab_size,
+        "add_control_tokens": add_control_tokens or None, "vocab_size": vocab_size, "preferences": preferences,
         "template_options": options.template_options(template_option), "date": date, "expand": expand,
         "unproved": unproved, "strict_text": strict_text or None,
     }  # fmt: skip
@@ -206,7 +207,7 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     """The manifest as JSON, or one summary table."""
     from chatmill.compiler.run import Outcome
     from chatmill.console import plain_console
-    from chatmill.look.ledger import ledger_table, rows_lines
+    from chatmill.look.ledger import ledger_table, rows_lines, unused_line
 
     if as_json:
         typer.echo(json.dumps(result.manifest))
@@ -220,6 +221,8 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     console.print(ledger_table(result.manifest))
     for line in rows_lines(result.manifest):
         console.print(line)
+    if unused := unused_line(result.manifest):
+        console.print(unused, style="yellow")
     if result.outcome is Outcome.ALREADY_BUILT:
         return
     if added := result.manifest["tokenizer"].get("control_tokens"):

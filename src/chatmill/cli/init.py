@@ -26,6 +26,7 @@ def command(
     tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
     pattern: Annotated[str | None, options.PATTERN] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
+    preferences: Annotated[str | None, options.PREFERENCES] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     sample: Annotated[
         int, typer.Option("--sample", metavar="N", min=1, help="Records to look at in each file.")
@@ -37,7 +38,15 @@ def command(
     path = Path(out)
     if out != "-" and path.exists():
         refuse_to_overwrite(path)
-    look = look_at(files, tokenizer=tokenizer, pattern=pattern, shape=shape, template=template, sample=sample)
+    look = look_at(
+        files,
+        tokenizer=tokenizer,
+        pattern=pattern,
+        shape=shape,
+        template=template,
+        preferences=preferences,
+        sample=sample,
+    )
     if out == "-":
         typer.echo(recipe_text(look), nl=False)
         return
@@ -49,6 +58,8 @@ def _show(look: Look, path: Path) -> None:
     from rich.table import Table
 
     from chatmill.console import plain_console
+    from chatmill.core.conversations import unused_sentence
+    from chatmill.look.safe_text import visible
 
     table = Table(box=None, pad_edge=False)
     table.add_column("file", overflow="fold")
@@ -64,6 +75,8 @@ def _show(look: Look, path: Path) -> None:
         f"Template {look.recipe.template}, rows of {look.recipe.packing.max_length:,} tokens"
         + (f"; {look.unusable:,} records cannot be used" if look.unusable else "")
     )
+    if look.unused:
+        console.print(visible(unused_sentence(look.unused)), soft_wrap=True, style="yellow")
     for sentence in look.own_template.sentences() if look.own_template is not None else ():
         console.print(sentence, soft_wrap=True, style="yellow" if look.own_template.differs else None)
     console.print(f"Wrote {path}. Read it, then: chatmill build {path} --out DIR", soft_wrap=True)

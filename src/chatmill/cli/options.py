@@ -93,6 +93,10 @@ SHAPE: Any = typer.Option(
     autocompletion=_shapes,
     help="Shape of the records: a name, or the path of a shape file; default: told from them.",
 )
+PREFERENCES: Any = typer.Option(
+    "--preferences", metavar="NAME", autocompletion=lambda: ["chosen"],
+    help="chosen: train the chosen answers of preference pairs, leave out label: false.",
+)  # fmt: skip
 OVERFLOW: Any = typer.Option(
     "--overflow", metavar="NAME", autocompletion=_overflows, help="What happens to what is longer than --max-length."
 )

@@ -55,6 +55,7 @@ def command(
         int, typer.Option("--skip", metavar="N", min=0, help="How many conversations to pass over first.")
     ] = 0,
     shape: Annotated[str | None, options.SHAPE] = None,
+    preferences: Annotated[str | None, options.PREFERENCES] = None,
     pattern: Annotated[str | None, options.PATTERN] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
     full: Annotated[bool, options.FULL] = False,
@@ -75,7 +76,7 @@ def command(
     from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
     errors: list[RecordError] = []
-    source = ConversationFile(file, shape=shape, on_error=errors.append)
+    source = ConversationFile(file, shape=shape, on_error=errors.append, preferences=preferences)
     kind = find_template(template or own_template(tokenizer) or "chatml")
     chosen = find_policy(policy or kind.default_policy)
     conversations = list(itertools.islice(source, skip, skip + count))
@@ -93,8 +94,18 @@ def command(
         _print_json(kept, rendered, weights, bound)
     else:
         _print_heading(source, bound, chosen.name, loaded)
+        _print_unused(conversations)
         _print_conversations(kept, rendered, weights, bound, show_ids=ids, max_characters=None if full else 1500)
     _finish(errors, len(kept))
+
+
+def _print_unused(conversations: list[Conversation]) -> None:
+    from chatmill.console import plain_console
+    from chatmill.core.conversations import unused_fields, unused_sentence
+    from chatmill.look.preview import visible
+
+    if sentence := unused_sentence(unused_fields(conversations)):
+        plain_console().print(visible(sentence), style="yellow")
 
 
 def _print_json(

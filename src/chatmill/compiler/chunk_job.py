@@ -30,11 +30,11 @@ from chatmill.compiler.publish import (
     temporary_folder,
     write_atomic,
 )
-from chatmill.core.conversations import Conversations
+from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
-from chatmill.read.shapes import find_shape
+from chatmill.read.shapes import LABEL_FALSE, find_shape
 from chatmill.store.durable import Durability
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes
 from chatmill.store.shard_writer import write_shard
@@ -178,6 +178,8 @@ def _batches(piece: Piece, output: _Output) -> Iterator[Conversations]:
     """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger."""
     for batch, errors in _read(piece):
         output.read.update(batch.sources)
+        for name, count in batch.unused.items():
+            output.ledger.notes[piece.range.source, UNUSED + name] += count
         for error in errors:
             output.read[piece.range.source] += 1
             output.reject(error, piece.range.source)
@@ -237,7 +239,10 @@ class _Output:
         self._rejected_lines: list[str] = []
 
     def reject(self, error: RecordError, source: str) -> None:
-        """Quarantine a record, or end the build."""
+        """Quarantine a record, or end the build; answers that people did not like may be left out on request."""
+        if error.code == LABEL_FALSE and self._pipeline.recipe.preferences is not None:
+            self.ledger.records[source, "skipped", LABEL_FALSE] += 1
+            return
         if self._pipeline.recipe.on_error is OnError.FAIL:
             raise error
         self.ledger.records[source, "quarantined", error.code] += 1

@@ -23,6 +23,7 @@ from chatmill.compiler.pipeline import Compiled, Pipeline
 from chatmill.compiler.publish import storing
 from chatmill.compiler.recipe import Gates, OnError, Packing, Recipe, recipe_of
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import unused_fields, unused_sentence
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
@@ -94,6 +95,8 @@ class Look:
     """Options that the template reads."""
     longest: tuple[int, ...]
     """Tokens of the longest conversation of each file; 0 where none could be rendered."""
+    unused: Counter[str]
+    """Fields that are not used, with the records that have something in them."""
     gates: tuple[Gate, ...]
     """Every gate at its strictest, with what the sample has."""
     own_template: OwnTemplate | None = None
@@ -112,13 +115,14 @@ def look_at(
     pattern: str | None = None,
     shape: str | None = None,
     template: str | None = None,
+    preferences: str | None = None,
     sample: int = SAMPLE_RECORDS,
 ) -> Look:
     """Look at the first records of files (names or globs) and find a recipe that fits them."""
     looked: list[FileLook] = []
     left = SAMPLE_CHARACTERS
     for path in resolve_paths(files):
-        looked.append(_look_at_file(path, shape, sample, left))
+        looked.append(_look_at_file(path, shape, sample, left, preferences))
         left -= sum(map(_characters, looked[-1].conversations))
     conversations = [conversation for file in looked for conversation in file.conversations]
     if not conversations:
@@ -130,6 +134,7 @@ def look_at(
     if template is None:
         template, added = _suggest_template(conversations, tokenizer, loaded, features)
     options = {"tokenizer": tokenizer, "pattern": pattern, "template": template, "add_control_tokens": added}
+    options |= {"preferences": preferences}
     recipe, pipeline = _with_date(_recipe(looked, options), loaded)
     whole = pipeline.compile(conversations)
     if not len(whole.tokens):
@@ -150,6 +155,7 @@ def look_at(
         notes={name: ledger.total_notes(name) for name in LOOKED_FOR},
         option_names=tuple(pipeline.template.chat.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
         longest=_longest(looked, whole),
+        unused=unused_fields(conversations),
         gates=gates,
         own_template=compare_with_own(recipe, conversations[:COMPARED], pipeline),
     )
@@ -189,9 +195,11 @@ def refuse_to_overwrite(path: Path) -> NoReturn:
     raise ConfigError(f"{path} is there already and is not overwritten: remove it, or choose another --out") from None
 
 
-def _look_at_file(path: Path, shape: str | None, sample: int, characters: int) -> FileLook:
+def _look_at_file(
+    path: Path, shape: str | None, sample: int, characters: int, preferences: str | None = None
+) -> FileLook:
     bad: list[RecordError] = []
-    source = ConversationFile(path, shape=shape, on_error=bad.append)
+    source = ConversationFile(path, shape=shape, on_error=bad.append, preferences=preferences)
     taken: list[Conversation] = []
     whole = True
     for conversation in source:
@@ -307,6 +315,7 @@ def _head(look: Look) -> list[str]:
         *_comment(f"Made by `chatmill init` after looking at {_seen(look.files)} of {len(look.files)} files."),
         *_comment(f"Messages: {_counts(look.roles)}."),
         *(_comment(f"Conversations with {_counts(look.features)}.") if look.features else ()),
+        *(_comment(unused_sentence(look.unused)) if look.unused else ()),
         *_comment("Look at the tokens with `chatmill preview FILE`; build with `chatmill build RECIPE --out DIR`."),
         "version: 1",
     ]
@@ -423,6 +432,8 @@ def _rest(look: Look) -> list[str]:
         "",
         "# Records that cannot be used: fail ends the build, quarantine writes them to rejected.jsonl.",
         f"on_error: {look.recipe.on_error}",
+        "# Records with answers that people compared (chosen and rejected, or a label): chosen trains the good ones.",
+        f"preferences: {look.recipe.preferences}" if look.recipe.preferences else "# preferences: chosen",
         "",
         "# Limits that fail the build with exit status 3; null turns one off.",
         "gates:",

@@ -57,6 +57,7 @@ class PlainRecipe:
     split: PlainSplit
     keep_kinds: bool
     on_error: OnError
+    preferences: str | None
 
 
 def plain_recipe(text: str) -> PlainRecipe:
@@ -78,5 +79,5 @@ def plain_recipe(text: str) -> PlainRecipe:
 
 _AS_THEY_ARE = (
     *("tokenizer", "pattern", "add_control_tokens", "vocab_size", "template", "template_options", "strict_text"),
-    *("policy", "keep_kinds"),
+    *("policy", "keep_kinds", "preferences"),
 )

@@ -7,7 +7,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -127,6 +127,8 @@ class Recipe(_Strict):
     shard_bytes: Annotated[int, Field(ge=1)] = 32 << 20
     """Bytes of input that become one shard, about; what one worker does at a time, and has in memory."""
     on_error: OnError = OnError.FAIL
+    preferences: Literal["chosen"] | None = None
+    """Records with answers that people compared: train the chosen ones. Absent: such records are refused."""
     gates: Gates = Gates()
 
     @field_validator("version")

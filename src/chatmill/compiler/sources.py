@@ -22,7 +22,7 @@ from chatmill.compiler.inputs import (
     scan_input,
 )
 from chatmill.compiler.recipe import Recipe
-from chatmill.read.shapes import shape_key
+from chatmill.read.shapes import preferred, shape_key
 
 SCAN_IN_WORKERS = 1 << 30
 """Bytes of input from which on workers scan the files: the driver would be in their way."""
@@ -64,7 +64,7 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None) 
             )
             owners.append(number)
     check_inputs(scans)
-    scanned = _scan_all(scans, executor)
+    scanned = [_read_as(one, recipe.preferences) for one in _scan_all(scans, executor)]
     pieces: list[Piece] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
@@ -81,6 +81,13 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None) 
                 pieces.append(Piece(numbered, recipe.sources[owner].weight, limit))
     chunks = shared_chunks(pieces, recipe.shard_bytes)
     return SourcePlan(files=tuple(one.file for one in scanned), chunks=chunks, capped=capped)
+
+
+def _read_as(scanned: ScannedInput, preferences: str | None) -> ScannedInput:
+    """A file with the shape that its records are read in."""
+    shape = preferred(scanned.file.shape, preferences)
+    chunks = tuple(replace(chunk, shape=shape) for chunk in scanned.chunks)
+    return replace(scanned, file=replace(scanned.file, shape=shape), chunks=chunks)
 
 
 def shared_chunks(pieces: Sequence[Piece], shard_bytes: int) -> tuple[tuple[Piece, ...], ...]:

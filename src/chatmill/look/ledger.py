@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from chatmill.core.conversations import UNUSED, unused_sentence
 from chatmill.look.safe_text import visible
 
 
@@ -19,6 +20,14 @@ def rows_lines(manifest: dict[str, Any]) -> list[str]:
         for name, held in manifest["splits"].items()
         if length is not None and "rows" in held
     ]
+
+
+def unused_line(manifest: dict[str, Any]) -> str:
+    """Fields of the input that are not used, in words; empty where there are none."""
+    found: Counter[str] = Counter()
+    for notes in manifest["ledger"]["notes"].values():
+        found.update({name.removeprefix(UNUSED): n for name, n in notes.items() if name.startswith(UNUSED)})
+    return visible(unused_sentence(found))
 
 
 def ledger_table(manifest: dict[str, Any]) -> Table:
