@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from chatmill.core.blocks import (
@@ -26,8 +25,13 @@ from chatmill.core.blocks import (
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, UnknownNameError, missing_extra
 from chatmill.load.model_attention import Reads, attention_reads
+
+try:
+    import torch
+except ImportError as error:
+    raise missing_extra(error, "collating batches") or error from None
 
 STARTS, LENGTHS, POSITIONS = "document_starts", "seq_lengths", "position_ids"
 """The columns that say where the documents of a row begin; transformers' Trainer keeps the last one."""

@@ -17,7 +17,7 @@ from chatmill.errors import RecordError
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.fill import applied, fill
 from chatmill.render.plan_table import Origin, PlanTable, RecordPlan
-from chatmill.render.registry import bind
+from chatmill.render.registry import bind, template_mistake
 from chatmill.tokenizer.protocol import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -60,9 +60,14 @@ def render(
     """
     bound = template if isinstance(template, BoundTemplate) else bind(template, tokenizer)
     batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
-    if add_generation_prompt:
-        return _render_prompts(batch, bound)
-    plans, failed = bound.book.find(batch)
+    try:
+        if add_generation_prompt:
+            return _render_prompts(batch, bound)
+        plans, failed = bound.book.find(batch)
+    except Exception as error:
+        if (mistake := template_mistake(error)) is not None:
+            raise mistake from error
+        raise
     if failed and not collect_failures:
         raise failed[0][1]
     chosen = [index for index, plan in enumerate(plans) if plan is not None]
