@@ -122,6 +122,10 @@ def test_what_cannot_be_trained_is_refused_with_the_way_out(
 def test_parquet_reads_and_refuses_the_same() -> None:
     rows = [record(system="s"), record(functions=[FUNCTION]), record(label=False), record(label=True)]
     rows += [record(images=["a.png"]), {"messages": [PAIR[0], {**PAIR[1], "reasoning": "r"}]}]
+    names = ("system", "functions", "label", "images")
+    rows = [{**dict.fromkeys(names), **row} for row in rows]  # a batch has the fields of its first row
+    for row in rows:
+        row["messages"] = [{"reasoning": None, **message} for message in row["messages"]]
     found, errors = read_rows(
         pa.RecordBatch.from_pylist(rows), first=1, path="f", source="s", shape=find_shape("openai")
     )

@@ -65,6 +65,10 @@ def command(
     on_error: Annotated[
         str | None, typer.Option("--on-error", metavar="NAME", autocompletion=_on_error, help="fail or quarantine.")
     ] = None,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option("--gate", metavar="NAME=LIMIT", help="A limit of the gates; off accepts any number."),
+    ] = None,
     add_control_tokens: Annotated[
         bool, typer.Option("--add-control-tokens", help="Add control tokens that the tokenizer lacks.")
     ] = False,
@@ -104,7 +108,7 @@ def command(
         "template_options": options.template_options(template_option), "date": date, "expand": expand,
         "unproved": unproved, "strict_text": strict_text or None,
     }  # fmt: skip
-    recipe = recipe_of_options(inputs, keys, shape)
+    recipe = recipe_of_options(inputs, keys, shape, _gates(gate))
     with _resume_hint(out), nullcontext() if quiet else shown_progress() as on_progress:
         result = run_build(
             recipe,
@@ -115,7 +119,7 @@ def command(
             shard=_share(shard),
             shard_bytes=shard_bytes,
             on_progress=on_progress,
-            on_start=None if as_json else lambda: show_choices(recipe, keys),
+            on_start=None if as_json else lambda: show_choices(recipe, keys, inputs),
         )
     show_result(result, as_json=as_json)
 
@@ -131,16 +135,46 @@ def _resume_hint(out: Path) -> Iterator[None]:
         raise
 
 
-def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | None) -> dict[str, Any] | str:
-    """A recipe file's path, or a recipe made of files and options."""
+def _is_recipe(inputs: list[str]) -> bool:
+    return len(inputs) == 1 and inputs[0].endswith((".yaml", ".yml"))
+
+
+def _gates(given: list[str] | None) -> dict[str, Any]:
+    """`NAME=LIMIT` pairs; `off` is no limit."""
+    from chatmill.compiler.recipe import Gates
+    from chatmill.errors import ConfigError, UnknownNameError
+
+    found: dict[str, Any] = {}
+    for pair in given or ():
+        name, equals, limit = pair.partition("=")
+        if name not in Gates.model_fields:
+            raise UnknownNameError("gate", name, list(Gates.model_fields))
+        try:
+            found[name] = None if limit == "off" else float(limit)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ConfigError(f"--gate is NAME=LIMIT, with a number or off, not {pair!r}")
+    return found
+
+
+def recipe_of_options(
+    inputs: list[str], options: dict[str, Any], shape: str | None, gates: dict[str, Any] | None = None
+) -> dict[str, Any] | str:
+    """A recipe file's path, or a recipe made of files and options; gates go with both, since they change no byte."""
     from chatmill.errors import ConfigError
     from chatmill.render.registry import own_template
 
     given = {key: value for key, value in options.items() if value is not None}
-    if len(inputs) == 1 and inputs[0].endswith((".yaml", ".yml")):
+    if _is_recipe(inputs):
         if given or shape:
             raise ConfigError(f"{inputs[0]} is a recipe, which holds all options; remove {', '.join(given) or 'shape'}")
-        return inputs[0]
+        if not gates:
+            return inputs[0]
+        from chatmill.compiler.recipe import recipe_of
+
+        read = recipe_of(inputs[0]).as_json()
+        return {**read, "gates": {**read["gates"], **gates}}
     recipe: dict[str, Any] = {
         "sources": [{"path": inputs, "shape": shape}],
         "tokenizer": "o200k",
@@ -152,10 +186,10 @@ def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | N
         *outer, name = key.split(".")
         place = recipe.setdefault(outer[0], {}) if outer else recipe
         place[name] = value
-    return recipe
+    return {**recipe, "gates": gates} if gates else recipe
 
 
-def show_choices(given: dict[str, Any] | str, options: dict[str, Any]) -> None:
+def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: list[str]) -> None:
     """Which tokenizer, template and policy are used and why, and how the template differs from the model's own."""
     from chatmill.compiler.own_template import compare_with_own, other_own, sampled
     from chatmill.compiler.recipe import recipe_of
@@ -164,7 +198,7 @@ def show_choices(given: dict[str, Any] | str, options: dict[str, Any]) -> None:
 
     recipe = recipe_of(given)
     console = plain_console(soft_wrap=True)
-    in_recipe = f"as {Path(given).name} says" if isinstance(given, str) else ""
+    in_recipe = f"as {Path(inputs[0]).name} says" if _is_recipe(inputs) else ""
     own = own_template(recipe.tokenizer) == recipe.template
     tokenizer = in_recipe or ("as asked for" if options["tokenizer"] else "the default; -t names that of your model")
     template = in_recipe or ("as asked for" if options["template"] else "the default: this tokenizer brings none")

@@ -57,6 +57,7 @@ def command(
 def _show(look: Look, path: Path) -> None:
     from rich.table import Table
 
+    from chatmill.compiler.init import gate_choices
     from chatmill.console import plain_console
     from chatmill.core.conversations import unused_sentence
     from chatmill.look.safe_text import visible
@@ -75,6 +76,8 @@ def _show(look: Look, path: Path) -> None:
         f"Template {look.recipe.template}, rows of {look.recipe.packing.max_length:,} tokens"
         + (f"; {look.unusable:,} records cannot be used" if look.unusable else "")
     )
+    for sentence in gate_choices(look):
+        console.print(sentence, soft_wrap=True, style="yellow")
     if look.unused:
         console.print(visible(unused_sentence(look.unused)), soft_wrap=True, style="yellow")
     for sentence in look.own_template.sentences() if look.own_template is not None else ():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from chatmill.compiler.collector import without_collector
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.ledger import Ledger
-from chatmill.compiler.pipeline import Compiled, Pipeline, copies_of, hashes_below
+from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, hashes_below
 from chatmill.compiler.plain_recipe import OnError, plain_recipe
 from chatmill.compiler.publish import (
     canonical_json,
@@ -237,6 +237,8 @@ class _Output:
         self._sources: dict[str, SourceCodes] = {}
         self._rejected: list[tuple[int, str]] = []  # line or row of the piece that is being read, and the entry
         self._rejected_lines: list[str] = []
+        self._named: dict[str, list[str]] = {}
+        """The first records that each gate speaks of, in words."""
 
     def reject(self, error: RecordError, source: str) -> None:
         """Quarantine a record, or end the build; answers that people did not like may be left out on request."""
@@ -249,6 +251,9 @@ class _Output:
         entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
         line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
         self._rejected.append((_line_number(error.where), line))
+        named = self._named.setdefault("records_quarantined", [])
+        if len(named) < NAMED:
+            named.append(_named(error.record_id, error.where))
 
     def add(self, conversations: Conversations) -> None:
         """Compile a batch and append its episodes to their splits."""
@@ -257,6 +262,10 @@ class _Output:
         for index, error in compiled.failed:
             self.reject(error, sources[index])
         self.ledger.add(compiled.ledger)
+        for gate, places in compiled.stopped_by.items():
+            named = self._named.setdefault(gate, [])
+            for place in places[: NAMED - len(named)].tolist():
+                named.append(_named(conversations.ids[place], conversations.wheres[place]))
         fraction = self._pipeline.recipe.split.val_fraction
         in_val = np.zeros(len(conversations), dtype=np.bool_)
         if fraction:
@@ -305,11 +314,17 @@ class _Output:
             "number": number,
             "splits": splits,
             "ledger": self.ledger.as_json(),
+            "named": {gate: names for gate, names in sorted(self._named.items()) if names},
             "rejected": {"bytes": len(rejected), "sha256": hashlib.sha256(rejected).hexdigest()} if rejected else None,
         }
         fault_point("before_receipt")
         write_atomic(folder / RECEIPT, canonical_json(receipt), step="receipt", durability=Durability.SCRATCH)
         return receipt
+
+
+def _named(record_id: str, where: str) -> str:
+    """A record in the words of a message."""
+    return f"{where} ({record_id})" if record_id and where else where or record_id
 
 
 def _line_number(where: str) -> int:

@@ -53,6 +53,7 @@ MAY_LOSE = 0.001
 WIDTH = 110
 """Columns of the written recipe."""
 PLAIN = re.compile(r"[\w./-]+")
+OFF = "; the build stops here: null accepts any number, a limit so many"
 FEW_FILES = 8
 """Up to so many files, each is a source of its own in the recipe."""
 
@@ -274,11 +275,25 @@ def _recipe(looked: Sequence[FileLook], options: Mapping[str, Any]) -> Recipe:
 
 
 def _with_limits(look: Look) -> Recipe:
-    """The recipe with the gates that the sample passes, and quarantine where some records cannot be used."""
-    limits: dict[str, Any] = {gate.name: gate.limit if gate.passed else None for gate in look.gates}
+    """The recipe with all its gates, and quarantine where some records cannot be used.
+
+    A gate that the sample does not pass stays on: what to do about it is for the user to choose.
+    """
+    limits: dict[str, Any] = {gate.name: gate.limit for gate in look.gates}
     limits["records_quarantined"] = None  # the rest of the files may hold more of them
     on_error = OnError.QUARANTINE if look.unusable else OnError.FAIL
     return recipe_of({**look.recipe.as_json(), "on_error": on_error, "gates": limits})
+
+
+def gate_choices(look: Look) -> list[str]:
+    """What the sample has that a gate of the recipe will stop, in words, with the choice."""
+    total = sum(file.records for file in look.files)
+    return [
+        f"In the sample of {total:,} records {gate.sentence}: the build will stop at the gate {gate.name}. Change the "
+        f"data, the policy or the row length; or accept it with {gate.name}: null (or a limit) in the recipe's gates."
+        for gate in look.gates
+        if not gate.passed and gate.name != "records_quarantined"
+    ]
 
 
 def _row_length(longest: int) -> int:
@@ -422,7 +437,7 @@ def _rows(look: Look) -> list[str]:
 
 
 def _rest(look: Look) -> list[str]:
-    found = {gate.name: f"in the sample: {gate.sentence}" for gate in look.gates}
+    found = {gate.name: f"in the sample: {gate.sentence}" + ("" if gate.passed else OFF) for gate in look.gates}
     found["records_quarantined"] = f"in the sample: {look.unusable:,} records cannot be used"
     limits = look.recipe.gates.model_dump()
     return [

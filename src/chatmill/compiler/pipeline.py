@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -36,6 +36,8 @@ from chatmill.tokenizer.vocabulary import VocabularyTokenizer
 if TYPE_CHECKING:
     from chatmill.compiler.recipe import Recipe
 
+NAMED = 5
+"""Records that a failed gate names."""
 NO_LIMIT = np.iinfo(np.int64).max
 GROWN = (
     "Choose the model's own template (leave --template and --add-control-tokens out); if the model is to grow, say its "
@@ -62,6 +64,8 @@ class Compiled:
     failed: tuple[tuple[int, RecordError], ...]
     """Conversations that the template refused."""
     ledger: Ledger
+    stopped_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """The first conversations that each gate speaks of; only of gates that the recipe sets a limit for."""
 
     def columns(
         self, episodes: Sequence[int] | NDArray[np.int64]
@@ -138,6 +142,8 @@ class Pipeline:
         stored_weights = fitted.run_weights.astype(np.uint8) if zero_or_one else fitted.run_weights
         turns, unended = _assistant_turns(fitted.tokens, fitted.run_weights)
         trained = _per_episode(fitted.tokens, np.where(fitted.run_weights > 0, fitted.tokens.run_lengths, 0))
+        built = np.bincount(records.of_row[fitted.source_index], weights=trained, minlength=len(records.firsts))
+        untrained = (built == 0) & ~records.is_dropped
         compiled = Compiled(
             tokens=fitted.tokens,
             weights=fitted.tokens.per_token(stored_weights),
@@ -148,6 +154,11 @@ class Pipeline:
             trained=trained,
             failed=rendered.failed,
             ledger=ledger,
+            stopped_by={
+                "records_without_trained_tokens": rendered.kept[records.firsts[np.flatnonzero(untrained)[:NAMED]]],
+                "untrained_terminators": rendered.kept[fitted.source_index[np.flatnonzero(unended)[:NAMED]]],
+                "trained_tokens_lost": rendered.kept[_losers(tokens, run_weights, fitted)],
+            },
         )
         for what, counts in (
             ("stripped_characters", rendered.stripped),
@@ -160,10 +171,16 @@ class Pipeline:
             _note(ledger, names, codes, what, counts)
         _note(ledger, names, codes[fitted.source_index], "untrained_terminators", unended)
         _note(ledger, names, codes[fitted.source_index], "episodes", np.ones(len(fitted.tokens), dtype=np.int64))
-        built = np.bincount(records.of_row[fitted.source_index], weights=trained, minlength=len(records.firsts))
-        untrained = (built == 0) & ~records.is_dropped
         _note(ledger, names, codes[records.firsts], "records_without_trained_tokens", untrained.astype(np.int64))
         return compiled
+
+
+def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowResult) -> NDArray[np.int64]:
+    """The first rows that lose trained tokens."""
+    if not fitted.report.lost_trained:
+        return np.empty(0, dtype=np.int64)
+    runs = np.flatnonzero((run_weights > 0) & (fitted.kept_of_run < tokens.run_lengths))
+    return np.unique(np.searchsorted(tokens.conversation_runs, runs, side="right") - 1)[:NAMED]
 
 
 class _Records:

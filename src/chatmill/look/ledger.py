@@ -35,7 +35,7 @@ def ledger_table(manifest: dict[str, Any]) -> Table:
     ledger = manifest["ledger"]
     table = Table(box=None, pad_edge=False)
     table.add_column("source")
-    for name in ("records", "rejected", "trained", "context", "cut", "dropped", "injected"):
+    for name in ("records", "left out", "trained", "context", "cut", "dropped", "repeated"):  # the words of the viewer
         table.add_column(name, justify="right")
     totals: Counter[str] = Counter()
     for source in sorted({*ledger["records"], *ledger["tokens"]}):
