@@ -77,6 +77,8 @@ def compare_with_own(
         return None
     pipeline = Pipeline(recipe) if pipeline is None else pipeline
     blank = OwnTemplate(chosen=recipe.template, own=own, compared=0, different=0, refused=0)
+    if not conversations:
+        return replace(blank, problem="none of the first records can be read.")
     today = recipe.date or datetime.date.today()
     options = TemplateOptions(today=today, expand=recipe.expand, unproved=Unproved.UNTRAINED)
     try:
@@ -113,7 +115,9 @@ def other_own(recipe: Recipe) -> str | None:
 def sampled(recipe: Recipe, most: int = COMPARED) -> list[Conversation]:
     """The first conversations of a recipe's files; records that cannot be read are left to the build."""
     files = [(path, source.shape) for source in recipe.sources for path in resolve_paths(source.patterns)]
-    return list(islice(chain.from_iterable(_readable(str(path), shape) for path, shape in files), most))
+    return list(
+        islice(chain.from_iterable(_readable(str(path), shape, recipe.preferences) for path, shape in files), most)
+    )
 
 
 def sampled_inputs(inputs: Sequence[Mapping[str, Any]], most: int = COMPARED) -> list[Conversation]:
@@ -121,9 +125,9 @@ def sampled_inputs(inputs: Sequence[Mapping[str, Any]], most: int = COMPARED) ->
     return list(islice(chain.from_iterable(_readable(str(file["path"]), file["shape"]) for file in inputs), most))
 
 
-def _readable(path: str, shape: str | None) -> Iterator[Conversation]:
+def _readable(path: str, shape: str | None, preferences: str | None = None) -> Iterator[Conversation]:
     try:
-        yield from ConversationFile(path, shape=shape, on_error=lambda error: None)
+        yield from ConversationFile(path, shape=shape, on_error=lambda error: None, preferences=preferences)
     except (ChatmillError, OSError):
         return
 
