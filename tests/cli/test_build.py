@@ -279,7 +279,7 @@ def test_the_bar_moves_while_no_chunk_is_finished(monkeypatch: pytest.MonkeyPatc
 
     made: list[Progress] = []
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(Progress, "start", lambda bar: made.append(bar))
+    monkeypatch.setattr(Progress, "start", lambda bar: made.append(bar))  # noqa: PLW0108 - a method binds functions alone
     with progress.shown_progress():
         [bar] = made
         assert bar.live.refresh_per_second == progress.REFRESHES >= 2

@@ -47,7 +47,13 @@ def shown_progress() -> Iterator[OnProgress | None]:
                 f"{state.bytes_done / seconds / 1e6:.0f} MB/s{retried}{late}"
             )
             count = f"{state.chunks_done:,}/{state.chunks:,} chunks"
-            done = {"total": state.chunks, "completed": state.chunks_done}
-            progress.update(task, description=state.stage, count=count, rate=rate, **done)
+            progress.update(
+                task,
+                description=state.stage,
+                total=state.chunks,
+                completed=state.chunks_done,
+                count=count,
+                rate=rate,
+            )
 
         yield on_progress
