@@ -24,7 +24,12 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module 'chatmill' has no attribute {name!r}")
     path, _, attribute = module.partition(":")
-    value = getattr(importlib.import_module(f"chatmill.{path}"), attribute or name)
+    try:
+        value = getattr(importlib.import_module(f"chatmill.{path}"), attribute or name)
+    except ImportError as error:
+        from chatmill.errors import missing_extra
+
+        raise missing_extra(error, f"chatmill.{name}") or error from None
     globals()[name] = value
     return value
 

@@ -86,5 +86,42 @@ class MissingExtraError(ChatmillError, ImportError):
         super().__init__(f"{purpose} needs the package {package!r}: pip install 'chatmill[{extra}]'")
 
 
+EXTRAS = {
+    "torch": "train",
+    "torchdata": "torch",
+    "safetensors": "train",
+    "tensorboard": "train",
+    "openai_harmony": "harmony",
+    "tiktoken": "harmony",
+    "megatron": "megatron",
+    "ray": "ray",
+    "transformers": "hf",
+    "datasets": "hf",
+    "starlette": "view",
+    "uvicorn": "view",
+}
+"""Optional packages, as they are imported, and the extra that installs each."""
+
+
+def missing_extra(error: BaseException, purpose: str = "this") -> MissingExtraError | None:
+    """The error with the pip line for a failed import of an optional package; None for any other error."""
+    package = (getattr(error, "name", None) or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if isinstance(error, MissingExtraError) or package not in EXTRAS:
+        return None
+    return MissingExtraError(package, EXTRAS[package], purpose)
+
+
+def need(package: str, purpose: str) -> None:
+    """`MissingExtraError` where an optional package is not installed; it is not imported."""
+    import importlib.util
+
+    try:
+        there = importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        there = False
+    if not there:
+        raise MissingExtraError(package, EXTRAS[package], purpose)
+
+
 class SlowEngineWarning(UserWarning):
     """The fast tokenizer engine is missing; the reference does its work, with the same result and more slowly."""

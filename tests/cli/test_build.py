@@ -65,7 +65,8 @@ def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == "", "quiet without a terminal"
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["source", "records", "rejected", "trained", "context", "cut", "dropped", "injected"]
+    assert lines[0] == "tokenizer bytes (as recipe.yaml says)"
+    assert lines[4].split() == ["source", "records", "left", "out", "trained", "context", "cut", "dropped", "repeated"]
     assert lines[-1].startswith("data/built in ")
     assert "\x1b" not in done.stdout
     assert max(map(len, lines)) <= 80
@@ -238,8 +239,8 @@ def test_quarantine_is_shown(call: Call, tmp_path: Path) -> None:
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--on-error", "quarantine")
     assert done.status == 0, done.error
     assert (tmp_path / "out" / "rejected.jsonl").read_text().count("\n") == 1
-    lines = done.out.splitlines()
-    column = lines[0].split().index("rejected")
+    lines = done.out.splitlines()[4:]
+    column = lines[0].split().index("left")
     assert sum(int(line.split()[column]) for line in lines[1:] if line.startswith("chats ")) == 1
 
 
@@ -264,6 +265,43 @@ def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys
             )
         )
     text = capsys.readouterr().err
+    assert "None" not in text
+    assert "0 chunks" in text, "a number from the first moment on"
     assert "3/7 chunks" in text
     assert "1,234 records" in text
     assert "2 retried" in text
+
+
+def test_the_bar_moves_while_no_chunk_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.progress import Progress
+
+    from chatmill.compiler import progress
+
+    made: list[Progress] = []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(Progress, "start", lambda bar: made.append(bar))  # noqa: PLW0108 - a method binds functions alone
+    with progress.shown_progress():
+        [bar] = made
+        assert bar.live.refresh_per_second == progress.REFRESHES >= 2
+        bar.tasks[0].start_time = 0.0
+        drawn = []
+        for now in (100.0, 100.5):
+            bar.tasks[0].get_time = lambda now=now: now  # type: ignore[misc]
+            drawn.append("".join(str(column(bar.tasks[0])) for column in bar.columns if hasattr(column, "text_format")))
+        assert drawn[0] != drawn[1]
+        assert "100.5 s" in drawn[1]
+
+
+def test_gates_on_the_command_line(call: Call, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "chats.jsonl", [*chats(2), {"id": "mute", "messages": [{"role": "user", "content": "q"}]}])
+    done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES)
+    assert done.status == 3
+    assert "(the first: chats.jsonl:3 (mute))" in done.error
+    for wrong, said in (("records=1", "unknown gate 'records'"), ("untrained_terminators=x", "--gate is NAME=LIMIT")):
+        assert said in call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--gate", wrong).error
+    gate = ["--gate", "records_without_trained_tokens=1"]
+    assert call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--resume", *gate).status == 0
+    (tmp_path / "recipe.yaml").write_text(json.dumps(plain_recipe(Path("chats.jsonl"), gates={})))
+    gate = ["--gate", "records_without_trained_tokens=off"]
+    assert call("build", "recipe.yaml", "-o", "other", "-w", "0").status == 3
+    assert call("build", "recipe.yaml", "-o", "other", "-w", "0", "--resume", *gate).status == 0

@@ -85,13 +85,13 @@ def test_what_was_seen_is_told(tmp_path: Path) -> None:
     assert look.files[0].whole
     assert look.files[0].records == 10
     assert look.recipe.on_error is OnError.QUARANTINE
-    assert look.recipe.gates.records_without_trained_tokens is None
+    assert look.recipe.gates.records_without_trained_tokens == 0, "a gate is never switched off"
     # <|im_start|>user\n + q * 8 + <|im_end|>\n + <|im_start|>assistant\na<|im_end|>\n
     assert look.lengths[-1] == look.longest[0] == (1 + 5 + 8 + 2) + (1 + 10 + 1 + 2)
     text = recipe_text(look)
     assert "all 10 records; 1 cannot be read: invalid_json 1" in text
     assert "# Messages: user 9, assistant 8." in text
-    assert "records_without_trained_tokens: null   # in the sample: 1 records train nothing" in text
+    assert "records_without_trained_tokens: 0   # in the sample: 1 records train nothing; the build stops here" in text
     assert "records_quarantined: null   # in the sample: 1 records cannot be used" in text
 
 
@@ -219,3 +219,12 @@ def test_files_without_a_usable_record(tmp_path: Path, content: str, error: type
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     done = run(plain(tmp_path), "-o", tmp_path / "no" / "recipe.yaml", "-t", "bytes")
     assert "cannot write" in str(done.exception)
+
+
+def test_what_a_gate_will_stop_is_printed_with_the_choice(tmp_path: Path) -> None:
+    mute = [{"messages": [{"role": "user", "content": "no answer"}]} for _ in range(2)]
+    path = write_jsonl(tmp_path / "chats.jsonl", [pair("r1"), *mute])
+    done = run(path, "-o", tmp_path / "recipe.yaml", "-t", "bytes")
+    assert "In the sample of 3 records 2 records train nothing: the build will stop at the gate" in done.output
+    assert "records_without_trained_tokens: null" in done.output
+    assert recipe_of(tmp_path / "recipe.yaml").gates.records_without_trained_tokens == 0

@@ -34,6 +34,7 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "tokenizer": "bytes",
         "pattern": None,
         "add_control_tokens": False,
+        "vocab_size": None,
         "template": "chatml",
         "template_options": {},
         "date": None,
@@ -49,6 +50,7 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
         "keep_kinds": True,
         "shard_bytes": 32 << 20,
         "on_error": "fail",
+        "preferences": None,
         "gates": {
             "trained_tokens_lost": None,
             "records_without_trained_tokens": 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatmill.errors import DataError
 from chatmill.load.collate import (
     DataCollatorForCausalLM,
     dense_document_mask,
     document_mask_mod,
     flex_document_mask,
     get_pos_ids_for_packed_sequence,
+    trainer_columns,
 )
+from chatmill.load.hf import to_hf_dataset
 from chatmill.tokenizer.byte_level import ByteTokenizer
+from tests.load.sets import items, write_set
 
 EOS = 2
 
@@ -452,3 +457,28 @@ def test_falling_back_to_eos_warns_once_and_counts_documents() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         collator(rows)
+
+
+def test_seq_lengths_say_where_documents_begin() -> None:
+    features = [{"input_ids": f["input_ids"], "seq_lengths": n} for f, n in zip(PACKED, ([3, 2], [3]), strict=True)]
+    assert lists(collate(features)) == lists(collate(PACKED))
+    assert collate(features, model="sdpa")["attention_mask"].shape == (2, 1, 5, 5)
+    assert "position_ids" not in collate(features, packed_sequences=False)
+    for lengths, said in (([3, 3], "sum to 6, but the row has 5"), ([5, 0], "sum to 5")):
+        with pytest.raises(DataError, match=rf"seq_lengths of row 0 .*{said}"):
+            collate([{**features[0], "seq_lengths": lengths}])
+    columns = {name: [f[name] for f in features] for name in ("input_ids", "seq_lengths")}
+    starts = {name: [f[name] for f in PACKED] for name in ("input_ids", "document_starts")}
+    assert trainer_columns(columns) == trainer_columns(starts)
+
+
+def test_packed_rows_of_a_dataset_stay_apart(tmp_path: Path) -> None:
+    write_set(tmp_path, items(20, high=9))
+    rows = to_hf_dataset(tmp_path, max_length=24, pack=True)
+    batch = collate(list(rows))
+    for row, positions in zip(rows, batch["position_ids"].tolist(), strict=True):
+        counted = [place for length in row["seq_lengths"] for place in range(length)]
+        assert len(row["seq_lengths"]) > 1
+        assert positions[: len(counted)] == counted
+    by_name = rows.map(trainer_columns, batched=True, remove_columns=["seq_lengths"])
+    assert torch.equal(collate(list(by_name))["position_ids"], batch["position_ids"])

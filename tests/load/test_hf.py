@@ -26,7 +26,7 @@ def test_rows_are_episodes_with_labels(tmp_path: Path) -> None:
     assert dataset["input_ids"][:] == [item.ids for item in train]
     wanted = [[t if w else -100 for t, w in zip(item.ids, item.weights, strict=True)] for item in train]
     assert dataset["labels"][:] == wanted
-    cut = to_hf_dataset(EpisodeDataset(tmp_path), max_length=5)
+    cut = to_hf_dataset(EpisodeDataset(tmp_path), max_length=5, overflow="cut")
     assert cut["input_ids"][:] == [item.ids[:5] for item in train]
     assert cut["labels"][:] == [row[:5] for row in wanted]
 

@@ -23,7 +23,8 @@ def opened(folder: Path, data: str = "") -> Any:
     recipe = folder.parent / "r.yaml"
     recipe.write_text(
         f"out: {folder.parent / 'out'}\nmodel: {{vocab_size: 64, layers: 1, hidden: 16, heads: 2}}\n"
-        f"data: {{dataset: {folder}, batch_size: 2, block_size: 8, pad_token_id: {PAD}{data}}}\ntrain: {{steps: 1}}\n"
+        f"data: {{dataset: {folder}, batch_size: 2, block_size: 8, overflow: cut, pad_token_id: {PAD}{data}}}\n"
+        "train: {steps: 1}\n"
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")

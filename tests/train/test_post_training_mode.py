@@ -300,15 +300,21 @@ def test_the_line_about_the_data_names_what_is_lost() -> None:
     line = data_line(report)
     assert f"{report['left_out']:,} tokens left out" in line
     assert "25 of 29 assistant tokens (86.21%) lost at block edges" in line
-    episodes = {"episodes": 4, "episodes_too_short": 1, "episodes_cut": 2, "tokens_left_out": 9, "rows_left_out": 0}
-    assert data_line(episodes) == "4 episodes, 9 tokens left out (2 episodes longer than a row, 1 episodes too short)"
+    episodes = {
+        "episodes": 4, "episodes_too_short": 1, "episodes_cut": 2, "episodes_dropped": 0, "tokens_left_out": 9,
+        "trained_tokens_left_out": 7, "rows_left_out": 0,
+    }  # fmt: skip
+    assert data_line(episodes) == (
+        "4 episodes, 9 tokens left out (7 trained tokens, 2 episodes cut to a row, 1 episodes too short)"
+    )
 
 
 def test_episodes_that_are_cut_or_too_short_are_counted(tmp_path: Path) -> None:
     write_set(tmp_path, [Item(ids=list(range(1, n + 1)), weights=[1.0] * n) for n in (1, 4, 17, 20, 40)])
     result = tiny_gpt().fit(loader_over(tmp_path, batch_size=3), steps=1)
     assert result.data == {
-        "episodes": 4, "episodes_too_short": 1, "episodes_cut": 2, "tokens_left_out": 1 + 3 + 23, "rows_left_out": 1,
+        "episodes": 4, "episodes_too_short": 1, "episodes_cut": 2, "episodes_dropped": 0,
+        "tokens_left_out": 1 + 3 + 23, "trained_tokens_left_out": 3 + 23, "rows_left_out": 1,
     }  # fmt: skip
 
 

@@ -117,7 +117,8 @@ def test_sections_of_a_recipe_may_be_beside_it_and_the_environment_counts(folder
 def test_both_modes_are_reachable_from_yaml(folder: Path, options: str, kind: Any) -> None:
     path = folder / "r.yaml"
     path.write_text(
-        f"out: a\ndata: {{dataset: {folder / 'set'}, batch_size: 2, block_size: 8, {options}, pad_token_id: {PAD}}}"
+        f"out: a\ndata: {{dataset: {folder / 'set'}, batch_size: 2, block_size: 8, overflow: cut, {options}, "
+        f"pad_token_id: {PAD}}}"
     )
     loader, _, _ = open_data(read_recipe(path, {}))
     assert type(loader) is kind

@@ -57,15 +57,24 @@ def command(
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
+    preferences: Annotated[str | None, options.PREFERENCES] = None,
     val_fraction: Annotated[
         float | None, typer.Option("--val-fraction", metavar="X", help="Share of the records for the split val.")
     ] = None,
     on_error: Annotated[
         str | None, typer.Option("--on-error", metavar="NAME", autocompletion=_on_error, help="fail or quarantine.")
     ] = None,
+    gate: Annotated[
+        list[str] | None,
+        typer.Option("--gate", metavar="NAME=LIMIT", help="A limit of the gates; off accepts any number."),
+    ] = None,
     add_control_tokens: Annotated[
         bool, typer.Option("--add-control-tokens", help="Add control tokens that the tokenizer lacks.")
     ] = False,
+    vocab_size: Annotated[
+        int | None,
+        typer.Option("--vocab-size", metavar="N", min=1, help="Ids the model has; default: its files, if they say."),
+    ] = None,
     workers: Annotated[int | None, options.WORKERS] = None,
     engine: Annotated[
         str, typer.Option("--engine", metavar="NAME", autocompletion=_engines, help="local or ray.")
@@ -94,11 +103,11 @@ def command(
         "tokenizer": tokenizer, "template": template, "policy": policy, "on_error": on_error,
         "packing.max_length": max_length, "packing.overflow": overflow, "pack.strategy": pack,
         "pack.length": pack_length, "split.val_fraction": val_fraction,
-        "add_control_tokens": add_control_tokens or None,
+        "add_control_tokens": add_control_tokens or None, "vocab_size": vocab_size, "preferences": preferences,
         "template_options": options.template_options(template_option), "date": date, "expand": expand,
         "unproved": unproved, "strict_text": strict_text or None,
     }  # fmt: skip
-    recipe = recipe_of_options(inputs, keys, options.shape_or_map(shape, field_map))
+    recipe = recipe_of_options(inputs, keys, options.shape_or_map(shape, field_map), _gates(gate))
     with _resume_hint(out), nullcontext() if quiet else shown_progress() as on_progress:
         result = run_build(
             recipe,
@@ -109,6 +118,7 @@ def command(
             shard=_share(shard),
             shard_bytes=shard_bytes,
             on_progress=on_progress,
+            on_start=None if as_json else lambda: show_choices(recipe, keys, inputs),
         )
     show_result(result, as_json=as_json)
 
@@ -124,20 +134,50 @@ def _resume_hint(out: str) -> Iterator[None]:
         raise
 
 
-def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | None) -> dict[str, Any] | str:
-    """A recipe file's path, or a recipe made of files and options."""
+def _is_recipe(inputs: list[str]) -> bool:
+    return len(inputs) == 1 and inputs[0].endswith((".yaml", ".yml"))
+
+
+def _gates(given: list[str] | None) -> dict[str, Any]:
+    """`NAME=LIMIT` pairs; `off` is no limit."""
+    from chatmill.compiler.recipe import Gates
+    from chatmill.errors import ConfigError, UnknownNameError
+
+    found: dict[str, Any] = {}
+    for pair in given or ():
+        name, equals, limit = pair.partition("=")
+        if name not in Gates.model_fields:
+            raise UnknownNameError("gate", name, list(Gates.model_fields))
+        try:
+            found[name] = None if limit == "off" else float(limit)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ConfigError(f"--gate is NAME=LIMIT, with a number or off, not {pair!r}")
+    return found
+
+
+def recipe_of_options(
+    inputs: list[str], options: dict[str, Any], shape: str | None, gates: dict[str, Any] | None = None
+) -> dict[str, Any] | str:
+    """A recipe file's path, or a recipe made of files and options; gates go with both, since they change no byte."""
     from chatmill.errors import ConfigError
-    from chatmill.render.registry import has_template
+    from chatmill.render.registry import own_template
 
     given = {key: value for key, value in options.items() if value is not None}
-    if len(inputs) == 1 and inputs[0].endswith((".yaml", ".yml")):
+    if _is_recipe(inputs):
         if given or shape:
             raise ConfigError(f"{inputs[0]} is a recipe, which holds all options; remove {', '.join(given) or 'shape'}")
-        return inputs[0]
+        if not gates:
+            return inputs[0]
+        from chatmill.compiler.recipe import recipe_of
+
+        read = recipe_of(inputs[0]).as_json()
+        return {**read, "gates": {**read["gates"], **gates}}
     recipe: dict[str, Any] = {
         "sources": [{"path": inputs, "shape": shape}],
         "tokenizer": "o200k",
-        "template": "" if has_template(given.get("tokenizer", "")) else "chatml",
+        "template": "" if own_template(given.get("tokenizer", "")) else "chatml",
         # the defaults fit each other: o200k gets ChatML's control tokens; a tokenizer that is named is left as it is
         "add_control_tokens": "tokenizer" not in given and "template" not in given,
     }
@@ -145,7 +185,32 @@ def recipe_of_options(inputs: list[str], options: dict[str, Any], shape: str | N
         *outer, name = key.split(".")
         place = recipe.setdefault(outer[0], {}) if outer else recipe
         place[name] = value
-    return recipe
+    return {**recipe, "gates": gates} if gates else recipe
+
+
+def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: list[str]) -> None:
+    """Which tokenizer, template and policy are used and why, and how the template differs from the model's own."""
+    from chatmill.compiler.own_template import compare_with_own, other_own, sampled
+    from chatmill.compiler.recipe import recipe_of
+    from chatmill.console import plain_console
+    from chatmill.render.registry import find_template, own_template
+
+    recipe = recipe_of(given)
+    console = plain_console(soft_wrap=True)
+    in_recipe = f"as {Path(inputs[0]).name} says" if _is_recipe(inputs) else ""
+    own = own_template(recipe.tokenizer) == recipe.template
+    tokenizer = in_recipe or ("as asked for" if options["tokenizer"] else "the default; -t names that of your model")
+    template = in_recipe or ("as asked for" if options["template"] else "the default: this tokenizer brings none")
+    template = "the model's own" if own else template
+    policy = recipe.policy or find_template(recipe.template).default_policy
+    console.print(f"tokenizer {recipe.tokenizer} ({tokenizer})")
+    console.print(f"template {recipe.template} ({template})")
+    console.print(f"policy {policy} ({(in_recipe or 'as asked for') if recipe.policy else 'that of the template'})")
+    if recipe.add_control_tokens:
+        console.print("Control tokens that the tokenizer lacks are added above its vocabulary.", style="yellow")
+    if other_own(recipe) is not None and (found := compare_with_own(recipe, sampled(recipe))) is not None:
+        for sentence in found.sentences():
+            console.print(sentence, style="yellow" if found.differs else None)
 
 
 def _executor(engine: str, address: str | None, workers: int | None) -> Any:
@@ -175,7 +240,7 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     """The manifest as JSON, or one summary table."""
     from chatmill.compiler.run import Outcome
     from chatmill.console import plain_console
-    from chatmill.look.ledger import ledger_table, rows_lines
+    from chatmill.look.ledger import ledger_table, rows_lines, unused_line
 
     if as_json:
         typer.echo(json.dumps(result.manifest))
@@ -189,7 +254,12 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
     console.print(ledger_table(result.manifest))
     for line in rows_lines(result.manifest):
         console.print(line)
+    if unused := unused_line(result.manifest):
+        console.print(unused, style="yellow")
     if result.outcome is Outcome.ALREADY_BUILT:
         return
+    if added := result.manifest["tokenizer"].get("control_tokens"):
+        size = result.manifest["tokenizer"]["vocab_size"]
+        console.print(f"A model needs {size:,} embeddings for these ids ({', '.join(added)}).", style="yellow")
     rate = sum(split["tokens"] for split in result.manifest["splits"].values()) / max(result.seconds, 1e-9)
     console.print(f"{result.directory} in {result.seconds:.1f} s ({rate / 1e6:.1f} M tokens/s)")

@@ -91,6 +91,10 @@ def command(
     show: Annotated[
         bool, typer.Option("--list", callback=_list, is_eager=True, help="Print all names for --to and end.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="DIR", help="Refuse ids that this model (or N ids) has no embedding for."),
+    ] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export a dataset."""
@@ -114,6 +118,7 @@ def command(
         eod_id=eod_id,
         record_ids=record_ids,
         hub=hub,
+        model=model,
     )
     if as_json:
         typer.echo(json.dumps(result.manifest))

@@ -27,6 +27,8 @@ def command(
     pattern: Annotated[str | None, options.PATTERN] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
+    preferences: Annotated[str | None, options.PREFERENCES] = None,
+    template: Annotated[str | None, options.TEMPLATE] = None,
     sample: Annotated[
         int, typer.Option("--sample", metavar="N", min=1, help="Records to look at in each file.")
     ] = 2000,
@@ -37,8 +39,15 @@ def command(
     path = Path(out)
     if out != "-" and path.exists():
         refuse_to_overwrite(path)
-    named = options.shape_or_map(shape, field_map)
-    look = look_at(files, tokenizer=tokenizer, pattern=pattern, shape=named, sample=sample)
+    look = look_at(
+        files,
+        tokenizer=tokenizer,
+        pattern=pattern,
+        shape=options.shape_or_map(shape, field_map),
+        template=template,
+        preferences=preferences,
+        sample=sample,
+    )
     if out == "-":
         typer.echo(recipe_text(look), nl=False)
         return
@@ -49,7 +58,10 @@ def command(
 def _show(look: Look, path: Path) -> None:
     from rich.table import Table
 
+    from chatmill.compiler.init import gate_choices
     from chatmill.console import plain_console
+    from chatmill.core.conversations import unused_sentence
+    from chatmill.look.safe_text import visible
     from chatmill.read.shapes import find_shape
 
     table = Table(box=None, pad_edge=False)
@@ -67,4 +79,11 @@ def _show(look: Look, path: Path) -> None:
         f"Template {look.recipe.template}, rows of {look.recipe.packing.max_length:,} tokens"
         + (f"; {look.unusable:,} records cannot be used" if look.unusable else "")
     )
+    for sentence in gate_choices(look):
+        console.print(sentence, soft_wrap=True, style="yellow")
+    if look.unused:
+        console.print(visible(unused_sentence(look.unused)), soft_wrap=True, style="yellow")
+    if look.own_template is not None:
+        for sentence in look.own_template.sentences():
+            console.print(sentence, soft_wrap=True, style="yellow" if look.own_template.differs else None)
     console.print(f"Wrote {path}. Read it, then: chatmill build {path} --out DIR", soft_wrap=True)

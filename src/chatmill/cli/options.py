@@ -96,6 +96,10 @@ SHAPE: Any = typer.Option(
 MAP: Any = typer.Option(
     "--map", metavar="NAME=FIELD", help="A field of the records: user=question, assistant=answer, messages=dialog, ..."
 )
+PREFERENCES: Any = typer.Option(
+    "--preferences", metavar="NAME", autocompletion=lambda: ["chosen"],
+    help="chosen: train the chosen answers of preference pairs, leave out label: false.",
+)  # fmt: skip
 OVERFLOW: Any = typer.Option(
     "--overflow", metavar="NAME", autocompletion=_overflows, help="What happens to what is longer than --max-length."
 )

@@ -56,6 +56,7 @@ def command(
     ] = 0,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
+    preferences: Annotated[str | None, options.PREFERENCES] = None,
     pattern: Annotated[str | None, options.PATTERN] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
     full: Annotated[bool, options.FULL] = False,
@@ -71,14 +72,14 @@ def command(
     from chatmill.label.policy import Scope
     from chatmill.label.presets import find_policy
     from chatmill.read.conversations import ConversationFile
-    from chatmill.render.registry import bind, find_template, given_options, has_template
+    from chatmill.render.registry import bind, find_template, given_options, own_template
     from chatmill.render.render import render
     from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
     errors: list[RecordError] = []
     named = options.shape_or_map(shape, field_map)
-    source = ConversationFile(file, shape=named, on_error=errors.append)
-    kind = find_template(template or (tokenizer if has_template(tokenizer) else "chatml"))
+    source = ConversationFile(file, shape=named, on_error=errors.append, preferences=preferences)
+    kind = find_template(template or own_template(tokenizer) or "chatml")
     chosen = find_policy(policy or kind.default_policy)
     conversations = list(itertools.islice(source, skip, skip + count))
     if not conversations:  # said at once, before a tokenizer is loaded
@@ -95,6 +96,7 @@ def command(
         _print_json(kept, rendered, weights, bound)
     else:
         _print_heading(source, bound, chosen.name, loaded)
+        _print_unused(conversations)
         _print_conversations(kept, rendered, weights, bound, show_ids=ids, max_characters=None if full else 1500)
     _finish(errors, len(kept))
 
@@ -106,6 +108,15 @@ def _is_dataset(folder: Path) -> bool:
     from chatmill.read.folders import holds_records
 
     return not holds_records(folder)
+
+
+def _print_unused(conversations: list[Conversation]) -> None:
+    from chatmill.console import plain_console
+    from chatmill.core.conversations import unused_fields, unused_sentence
+    from chatmill.look.preview import visible
+
+    if sentence := unused_sentence(unused_fields(conversations)):
+        plain_console().print(visible(sentence), style="yellow")
 
 
 def _print_json(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TextIO
 
-from chatmill.errors import ChatmillError
+from chatmill.errors import ChatmillError, missing_extra
 
 
 class Status(IntEnum):
@@ -73,6 +73,9 @@ def ended(run: Callable[[], object]) -> int:
     except Exception as error:
         if _is_out_of_memory(error):
             return _out_of_memory()
+        if (missing := missing_extra(error, "this command")) is not None:
+            show(type(missing).__name__, str(missing))
+            return Status.MISTAKE
         message = getattr(error, "format_message", None)  # mistakes on the command line, as typer finds them
         if message is None:
             _show_bug(error)

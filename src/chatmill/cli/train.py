@@ -133,7 +133,8 @@ def data_line(data: dict[str, Any]) -> str:
         return packing_line(data)
     if "assistant_tokens" not in data:
         said = f"{data['episodes']:,} episodes, {data['tokens_left_out']:,} tokens left out"
-        reasons = {"episodes_cut": "episodes longer than a row", "episodes_too_short": "episodes too short",
+        reasons = {"trained_tokens_left_out": "trained tokens", "episodes_cut": "episodes cut to a row",
+                   "episodes_dropped": "episodes longer than a row", "episodes_too_short": "episodes too short",
                    "rows_left_out": "rows at the end of an epoch"}  # fmt: skip
         parts = [f"{data[name]:,} {words}" for name, words in reasons.items() if data[name]]
         return said + (f" ({', '.join(parts)})" if parts else "")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from chatmill.cli.model_tokenizer import refuse_other_tokenizer
 from chatmill.cli.train_recipe import DataSection, TrainRecipe
 from chatmill.cli.train_rows import open_packed_rows
 from chatmill.cli.vocabulary import Vocabulary, findable, vocabulary_of
@@ -21,6 +22,8 @@ log = logging.getLogger("chatmill.train")
 ASSISTANT = "assistant"
 """The policy of the post-training mode on a dataset of episodes."""
 DEFAULT_BLOCK_SIZE = 1024
+OF_FOLDERS = ("random_weights", "dtype", "resize", "check_tokenizer")
+"""Keys of the section model that go with a path."""
 VOCABULARY_MULTIPLE = 128
 """A new model's embedding is rounded up to this many rows, which GPUs like."""
 
@@ -135,6 +138,7 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
         "pack": data.pack,
         "packing_strategy": data.packing_strategy,
         "policy": data.policy,
+        "overflow": data.overflow or (None if recipe.defaults_of_loader else "error"),
     }
     if data.epoch_drop_last is None and (recipe.train.post_training or not recipe.defaults_of_loader):
         config["epoch_drop_last"] = False
@@ -250,12 +254,14 @@ def make_model(recipe: TrainRecipe, vocabulary: Vocabulary) -> Any:
     sizes = dict(recipe.model)
     torch.manual_seed(recipe.train.seed)
     if "path" in sizes:
-        extra = [name for name in sizes if name not in ("path", "random_weights", "dtype", "resize")]
+        extra = [name for name in sizes if name not in ("path", *OF_FOLDERS)]
         if extra:
             raise ConfigError(f"model.path names a model with sizes of its own: remove {', '.join(extra)}")
         dtype = getattr(torch, str(sizes.get("dtype", "float32")), None)
         if not isinstance(dtype, torch.dtype):
             raise ConfigError(f"model.dtype is {sizes['dtype']!r}; give float32, bfloat16, float16 or float64")
+        if as_flag("model.check_tokenizer", sizes.get("check_tokenizer", True)):
+            refuse_other_tokenizer(Path(str(sizes["path"])), vocabulary)
         model = open_model(
             str(sizes["path"]),
             attention=recipe.attention,
@@ -272,7 +278,7 @@ def make_model(recipe: TrainRecipe, vocabulary: Vocabulary) -> Any:
             model.grow(vocabulary.size)
             log.info("model: %d embeddings added, each the mean of the %d others", vocabulary.size - rows, rows)
         return model
-    for name in ("random_weights", "dtype", "resize"):
+    for name in OF_FOLDERS:
         if name in sizes:
             raise ConfigError(f"model.{name} goes with model.path")
     if "vocab_size" not in sizes:

@@ -47,6 +47,8 @@ class DataSection:
     """`auto`: by the dataset's pack plan where it has one that fits; `epoch`: packed anew for each epoch."""
     policy: str | None = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""
+    overflow: str | None = None
+    """Episodes longer than a row: error (the default of a recipe), cut or drop, whose loss is counted and printed."""
     use_loss_mask: bool | None = None
     """None: where the dataset has masks; True: always, so that a dataset without is an error."""
     check: bool = False
@@ -98,7 +100,7 @@ class TrainRecipe:
 
 
 MODEL_KEYS = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "ffn", "tied", "rope_theta", "norm_eps",
-              "init_std", "path", "random_weights", "dtype", "resize")  # fmt: skip
+              "init_std", "path", "random_weights", "dtype", "resize", "check_tokenizer")  # fmt: skip
 TOP_KEYS = ("out", "tokenizer", "template", "add_control_tokens", "attention", "model", "data", "train",
             "post_training")  # fmt: skip
 PREFIX = "CHATMILL_"

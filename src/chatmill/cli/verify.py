@@ -123,15 +123,17 @@ def _shown_progress(quiet: bool) -> Iterator[OnProgress | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TimeRemainingColumn
 
     from chatmill.console import plain_column, plain_console
 
-    columns = plain_column("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=plain_console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None)
+    shown = (plain_column(form) for form in ("{task.description}", "{task.fields[count]}", "{task.elapsed:.1f} s"))
+    columns = SpinnerColumn(), *shown, BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, refresh_per_second=4, console=plain_console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None, count="0")
 
         def on_progress(stage: str, done: int, total: int) -> None:
-            progress.update(task, description=stage, completed=done, total=total or None)
+            progress.update(task, description=stage, completed=done, total=total or None,
+                            count=f"{done:,}/{total:,}" if total else f"{done:,}")  # fmt: skip
 
         yield on_progress

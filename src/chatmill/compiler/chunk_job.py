@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_chunk
 from chatmill.compiler.collector import without_collector
 from chatmill.compiler.ledger import Ledger
-from chatmill.compiler.pipeline import Compiled, Pipeline, copies_of, hashes_below
+from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, hashes_below
 from chatmill.compiler.plain_recipe import OnError, plain_recipe
-from chatmill.core.conversations import Conversations
+from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
-from chatmill.read.shapes import find_shape
+from chatmill.read.shapes import LABEL_FALSE, find_shape
 from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
@@ -148,6 +148,8 @@ def _batches(piece: Piece, output: _Output) -> Iterator[Conversations]:
     """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger."""
     for batch, errors in _read(piece):
         output.read.update(batch.sources)
+        for name, count in batch.unused.items():
+            output.ledger.notes[piece.range.source, UNUSED + name] += count
         for error in errors:
             output.read[piece.range.source] += 1
             output.reject(error, piece.range.source)
@@ -202,15 +204,23 @@ class _Output(ChunkOutput):
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
         self._rejected: list[tuple[int, str]] = []  # line or row of the piece that is being read, and the entry
+        self._named: dict[str, list[str]] = {}
+        """The first records that each gate speaks of, in words."""
 
     def reject(self, error: RecordError, source: str) -> None:
-        """Quarantine a record, or end the build."""
+        """Quarantine a record, or end the build; answers that people did not like may be left out on request."""
+        if error.code == LABEL_FALSE and self._pipeline.recipe.preferences is not None:
+            self.ledger.records[source, "skipped", LABEL_FALSE] += 1
+            return
         if self._pipeline.recipe.on_error is OnError.FAIL:
             raise error
         self.ledger.records[source, "quarantined", error.code] += 1
         entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
         line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
         self._rejected.append((_line_number(error.where), line))
+        named = self._named.setdefault("records_quarantined", [])
+        if len(named) < NAMED:
+            named.append(_named(error.record_id, error.where))
 
     def add(self, conversations: Conversations) -> None:
         """Compile a batch and append its episodes to their splits."""
@@ -219,6 +229,10 @@ class _Output(ChunkOutput):
         for index, error in compiled.failed:
             self.reject(error, sources[index])
         self.ledger.add(compiled.ledger)
+        for gate, places in compiled.stopped_by.items():
+            named = self._named.setdefault(gate, [])
+            for place in places[: NAMED - len(named)].tolist():
+                named.append(_named(conversations.ids[place], conversations.wheres[place]))
         fraction = self._pipeline.recipe.split.val_fraction
         in_val = np.zeros(len(conversations), dtype=np.bool_)
         if fraction:
@@ -255,7 +269,13 @@ class _Output(ChunkOutput):
         """Enter what was read, and write everything."""
         for source, count in self.read.items():
             self.ledger.records[source, "read", ""] += count
-        return super().write(number, folder, **more)
+        named = {gate: names for gate, names in sorted(self._named.items()) if names}
+        return super().write(number, folder, named=named, **more)
+
+
+def _named(record_id: str, where: str) -> str:
+    """A record in the words of a message."""
+    return f"{where} ({record_id})" if record_id and where else where or record_id
 
 
 def _line_number(where: str) -> int:

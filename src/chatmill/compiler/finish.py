@@ -16,7 +16,7 @@ from chatmill.compiler.gates import GateError, gates_of
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import make_manifest, split_files
 from chatmill.compiler.pack_plan import pack_split
-from chatmill.compiler.pipeline import Pipeline
+from chatmill.compiler.pipeline import NAMED, Pipeline
 from chatmill.compiler.publish import sha256_file, storing, write_atomic
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.shards import (
@@ -132,9 +132,11 @@ class Finish:
             ledger.add(Ledger.from_json(receipts[number]["ledger"]))
         for source, count in self.planned.capped.items():
             ledger.notes[source, "records_beyond_max_records"] += count
-        check_gates(
-            self.recipe, ledger, "Change the gate or the recipe; with a changed gate alone, --resume goes on from here."
-        )
+        named: dict[str, list[str]] = {}
+        for number in sorted(receipts):
+            for gate, names in receipts[number].get("named", {}).items():
+                named[gate] = [*named.get(gate, []), *names][:NAMED]
+        check_gates(self.recipe, ledger, CHANGE_GATE, named)
         return ledger
 
     def _made(
@@ -174,11 +176,17 @@ class Finish:
         return shards
 
 
-def check_gates(recipe: Recipe, ledger: Ledger, hint: str) -> None:
-    """Raise when a gate of the recipe fails; `hint` says what to do about it."""
+CHANGE_GATE = (
+    "Change the data or the recipe, or the gate (gates in the recipe, --gate NAME=LIMIT): with a changed gate alone, "
+    "--resume goes on from here."
+)
+
+
+def check_gates(recipe: Recipe, ledger: Ledger, hint: str, named: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Raise when a gate of the recipe fails; `hint` says what to do, `named` has the first records of each gate."""
     failed = [gate for gate in gates_of(recipe.gates, ledger) if not gate.passed]
     if failed:
-        raise GateError(failed, hint)
+        raise GateError(failed, hint, named)
 
 
 def _move(directory: Path, names: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chatmill.compiler.ledger import Ledger
@@ -28,9 +29,13 @@ class Gate:
 class GateError(ChatmillError, ValueError):
     """A build lost more than its recipe allows; the command line ends with exit status 3."""
 
-    def __init__(self, failed: list[Gate], hint: str = "") -> None:
-        """`hint` tells what to do about it."""
-        lines = [f"gate {gate.name}: {gate.sentence}, the limit is {gate.limit:g}" for gate in failed]
+    def __init__(self, failed: list[Gate], hint: str = "", named: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`hint` says what to do about it; `named` has the first records that each gate speaks of."""
+        lines = []
+        for gate in failed:
+            first = ", ".join((named or {}).get(gate.name, ()))
+            records = f" (the first: {first})" if first else ""
+            lines.append(f"gate {gate.name}: {gate.sentence}, the limit is {gate.limit:g}{records}")
         super().__init__("; ".join(lines) + (f". {hint}" if hint else ""))
 
 

@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.gates import Gate, gates_of
+from chatmill.compiler.own_template import COMPARED, OwnTemplate, compare_with_own
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Compiled, Pipeline
 from chatmill.compiler.publish import storing
 from chatmill.compiler.recipe import Gates, OnError, Packing, Recipe, recipe_of
 from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import unused_fields, unused_sentence
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
@@ -30,7 +32,7 @@ from chatmill.read.places import Place
 from chatmill.render.jinja.chat_template import MissingDateError
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import bind, bundled_names, find_template, has_template
+from chatmill.render.registry import bind, bundled_names, find_template, own_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
@@ -53,6 +55,7 @@ MAY_LOSE = 0.001
 WIDTH = 110
 """Columns of the written recipe."""
 PLAIN = re.compile(r"[\w./-]+")
+OFF = "; the build stops here: null accepts any number, a limit so many"
 FEW_FILES = 8
 """Up to so many files, each is a source of its own in the recipe."""
 
@@ -95,8 +98,12 @@ class Look:
     """Options that the template reads."""
     longest: tuple[int, ...]
     """Tokens of the longest conversation of each file; 0 where none could be rendered."""
+    unused: Counter[str]
+    """Fields that are not used, with the records that have something in them."""
     gates: tuple[Gate, ...]
     """Every gate at its strictest, with what the sample has."""
+    own_template: OwnTemplate | None = None
+    """How the template differs from the model's own, where another one was asked for."""
 
     @property
     def unusable(self) -> int:
@@ -110,13 +117,15 @@ def look_at(
     tokenizer: str = "o200k",
     pattern: str | None = None,
     shape: str | None = None,
+    template: str | None = None,
+    preferences: str | None = None,
     sample: int = SAMPLE_RECORDS,
 ) -> Look:
     """Look at the first records of files (names or globs) and find a recipe that fits them."""
     looked: list[FileLook] = []
     left = SAMPLE_CHARACTERS
     for path in resolve_paths(files):
-        looked.append(_look_at_file(path, shape, sample, left))
+        looked.append(_look_at_file(path, shape, sample, left, preferences))
         left -= sum(map(_characters, looked[-1].conversations))
     conversations = [conversation for file in looked for conversation in file.conversations]
     if not conversations:
@@ -124,8 +133,11 @@ def look_at(
         raise DataError(f"there is no record that can be read ({_counts(bad) or 'the files are empty'})")
     loaded = load_tokenizer(tokenizer, pattern=pattern)
     features = _features(conversations)
-    template, added = _suggest_template(conversations, tokenizer, loaded, features)
+    added = False
+    if template is None:
+        template, added = _suggest_template(conversations, tokenizer, loaded, features)
     options = {"tokenizer": tokenizer, "pattern": pattern, "template": template, "add_control_tokens": added}
+    options |= {"preferences": preferences}
     recipe, pipeline = _with_date(_recipe(looked, options), loaded)
     whole = pipeline.compile(conversations)
     if not len(whole.tokens):
@@ -146,7 +158,9 @@ def look_at(
         notes={name: ledger.total_notes(name) for name in LOOKED_FOR},
         option_names=tuple(pipeline.template.chat.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
         longest=_longest(looked, whole),
+        unused=unused_fields(conversations),
         gates=gates,
+        own_template=compare_with_own(recipe, conversations[:COMPARED], pipeline),
     )
     return replace(look, recipe=_with_limits(look))
 
@@ -184,9 +198,11 @@ def refuse_to_overwrite(path: Path) -> NoReturn:
     raise ConfigError(f"{path} is there already and is not overwritten: remove it, or choose another --out") from None
 
 
-def _look_at_file(path: Place, shape: str | None, sample: int, characters: int) -> FileLook:
+def _look_at_file(
+    path: Place, shape: str | None, sample: int, characters: int, preferences: str | None = None
+) -> FileLook:
     bad: list[RecordError] = []
-    source = ConversationFile(path, shape=shape, on_error=bad.append)
+    source = ConversationFile(path, shape=shape, on_error=bad.append, preferences=preferences)
     taken: list[Conversation] = []
     whole = True
     for conversation in source:
@@ -228,8 +244,8 @@ def _suggest_template(
     A model folder's own template is never passed over. Without one, templates whose tokens the vocabulary has go
     before others; among them the one that refuses, hides, repeats and adds least.
     """
-    if has_template(given_as):
-        return given_as, False
+    if (folder := own_template(given_as)) is not None:
+        return folder, False
     known = [name for name in bundled_names() if name != "harmony" or find_spec("openai_harmony")]
     chats = [name for name in known if name not in SEED_FORMATS and find_template(name).control_tokens]
     own = [name for name in chats if set(find_template(name).control_tokens) <= set(tokenizer.control_ids)]
@@ -261,11 +277,25 @@ def _recipe(looked: Sequence[FileLook], options: Mapping[str, Any]) -> Recipe:
 
 
 def _with_limits(look: Look) -> Recipe:
-    """The recipe with the gates that the sample passes, and quarantine where some records cannot be used."""
-    limits: dict[str, Any] = {gate.name: gate.limit if gate.passed else None for gate in look.gates}
+    """The recipe with all its gates, and quarantine where some records cannot be used.
+
+    A gate that the sample does not pass stays on: what to do about it is for the user to choose.
+    """
+    limits: dict[str, Any] = {gate.name: gate.limit for gate in look.gates}
     limits["records_quarantined"] = None  # the rest of the files may hold more of them
     on_error = OnError.QUARANTINE if look.unusable else OnError.FAIL
     return recipe_of({**look.recipe.as_json(), "on_error": on_error, "gates": limits})
+
+
+def gate_choices(look: Look) -> list[str]:
+    """What the sample has that a gate of the recipe will stop, in words, with the choice."""
+    total = sum(file.records for file in look.files)
+    return [
+        f"In the sample of {total:,} records {gate.sentence}: the build will stop at the gate {gate.name}. Change the "
+        f"data, the policy or the row length; or accept it with {gate.name}: null (or a limit) in the recipe's gates."
+        for gate in look.gates
+        if not gate.passed and gate.name != "records_quarantined"
+    ]
 
 
 def _row_length(longest: int) -> int:
@@ -302,6 +332,7 @@ def _head(look: Look) -> list[str]:
         *_comment(f"Made by `chatmill init` after looking at {_seen(look.files)} of {len(look.files)} files."),
         *_comment(f"Messages: {_counts(look.roles)}."),
         *(_comment(f"Conversations with {_counts(look.features)}.") if look.features else ()),
+        *(_comment(unused_sentence(look.unused)) if look.unused else ()),
         *_comment("Look at the tokens with `chatmill preview FILE`; build with `chatmill build RECIPE --out DIR`."),
         "version: 1",
     ]
@@ -344,7 +375,12 @@ def _words(look: Look) -> list[str]:
             "embedding must grow with it."
         )
     lines.append(f"add_control_tokens: {_scalar(recipe.add_control_tokens)}")
+    lines.append(
+        "# vocab_size: ...        # ids that the model has; absent: what config.json beside the tokenizer says"
+    )
     lines += _comment(f"How conversations are written. {template.declares}")
+    if look.own_template is not None:
+        lines += _comment(" ".join(look.own_template.sentences()))
     if look.notes["stripped_characters"]:
         lines += _comment(f"In the sample it leaves out {look.notes['stripped_characters']:,} characters.")
     if look.refused:
@@ -404,7 +440,7 @@ def _rows(look: Look) -> list[str]:
 
 
 def _rest(look: Look) -> list[str]:
-    found = {gate.name: f"in the sample: {gate.sentence}" for gate in look.gates}
+    found = {gate.name: f"in the sample: {gate.sentence}" + ("" if gate.passed else OFF) for gate in look.gates}
     found["records_quarantined"] = f"in the sample: {look.unusable:,} records cannot be used"
     limits = look.recipe.gates.model_dump()
     return [
@@ -414,6 +450,8 @@ def _rest(look: Look) -> list[str]:
         "",
         "# Records that cannot be used: fail ends the build, quarantine writes them to rejected.jsonl.",
         f"on_error: {look.recipe.on_error}",
+        "# Records with answers that people compared (chosen and rejected, or a label): chosen trains the good ones.",
+        f"preferences: {look.recipe.preferences}" if look.recipe.preferences else "# preferences: chosen",
         "",
         "# Limits that fail the build with exit status 3; null turns one off.",
         "gates:",

@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from chatmill.compiler.sources import SourcePlan
 
 
+NO_BYTES = ("gates", "vocab_size", "tokenizer", "sources")
+"""Keys of a recipe that change no byte, or whose content is hashed instead."""
+
+
 def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints: Mapping[str, str]) -> str:
     """sha256 over everything that decides the bytes: gates do not; contents, options and the names of the files do.
 
     A record without an id is known by its place, which begins with the file's name as it was given.
     """
-    options = {key: value for key, value in recipe.as_json().items() if key not in ("gates", "tokenizer", "sources")}
+    options = {key: value for key, value in recipe.as_json().items() if key not in NO_BYTES}
     sources = [source.model_dump(mode="json", exclude={"path"}) for source in recipe.sources]
     content = {
         "format_version": FORMAT_VERSION,

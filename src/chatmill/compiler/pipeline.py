@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from chatmill.compiler.plain_recipe import PlainRecipe
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import keys_of, sources_of
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import RecordError
 from chatmill.label.policy import Policy, Scope
@@ -35,7 +36,13 @@ from chatmill.tokenizer.vocabulary import VocabularyTokenizer
 if TYPE_CHECKING:
     from chatmill.compiler.recipe import Recipe
 
+NAMED = 5
+"""Records that a failed gate names."""
 NO_LIMIT = np.iinfo(np.int64).max
+GROWN = (
+    "Choose the model's own template (leave --template and --add-control-tokens out); if the model is to grow, say its "
+    "new size with vocab_size (--vocab-size)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +64,8 @@ class Compiled:
     failed: tuple[tuple[int, RecordError], ...]
     """Conversations that the template refused."""
     ledger: Ledger
+    stopped_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """The first conversations that each gate speaks of; only of gates that the recipe sets a limit for."""
 
     def columns(
         self, episodes: Sequence[int] | NDArray[np.int64]
@@ -86,6 +95,12 @@ class Pipeline:
             loaded = with_control_tokens(loaded, template.control_tokens)
         self.policy: Policy = find_policy(recipe.policy or template.default_policy)
         self.template: BoundTemplate = bind(template, loaded, template_options(recipe, self.policy))
+        known = model_vocabulary(recipe.vocab_size or recipe.tokenizer)
+        self.vocabulary = known if known is not None and known.size < self.template.tokenizer.vocab_size else None
+        """What the model has embeddings for, where the tokenizer has more ids than that."""
+        if self.vocabulary is not None and recipe.add_control_tokens:
+            ids = [self.template.tokenizer.control_ids[name] for name in template.control_tokens]
+            refuse_beyond(max(ids, default=0), self.vocabulary, f"the template {template.name} adds", GROWN)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
@@ -113,6 +128,8 @@ class Pipeline:
         """Render, label and fit a batch."""
         rendered = render(conversations, self.template, collect_failures=True)
         tokens = rendered.tokens
+        if self.vocabulary is not None:
+            refuse_beyond(int(tokens.ids.max(initial=0)), self.vocabulary, "the conversations have", GROWN)
         run_weights = self.policy.run_weights(tokens)
         packing = self.recipe.packing
         fitted = apply_overflow(
@@ -131,6 +148,8 @@ class Pipeline:
         stored_weights = fitted.run_weights.astype(np.uint8) if zero_or_one else fitted.run_weights
         turns, unended = _assistant_turns(fitted.tokens, fitted.run_weights)
         trained = _per_episode(fitted.tokens, np.where(fitted.run_weights > 0, fitted.tokens.run_lengths, 0))
+        built = np.bincount(records.of_row[fitted.source_index], weights=trained, minlength=len(records.firsts))
+        untrained = (built == 0) & ~records.is_dropped
         compiled = Compiled(
             tokens=fitted.tokens,
             weights=fitted.tokens.per_token(stored_weights),
@@ -141,6 +160,11 @@ class Pipeline:
             trained=trained,
             failed=rendered.failed,
             ledger=ledger,
+            stopped_by={
+                "records_without_trained_tokens": rendered.kept[records.firsts[np.flatnonzero(untrained)[:NAMED]]],
+                "untrained_terminators": rendered.kept[fitted.source_index[np.flatnonzero(unended)[:NAMED]]],
+                "trained_tokens_lost": rendered.kept[_losers(tokens, run_weights, fitted)],
+            },
         )
         for what, counts in (
             ("stripped_characters", rendered.stripped),
@@ -153,10 +177,16 @@ class Pipeline:
             _note(ledger, names, codes, what, counts)
         _note(ledger, names, codes[fitted.source_index], "untrained_terminators", unended)
         _note(ledger, names, codes[fitted.source_index], "episodes", np.ones(len(fitted.tokens), dtype=np.int64))
-        built = np.bincount(records.of_row[fitted.source_index], weights=trained, minlength=len(records.firsts))
-        untrained = (built == 0) & ~records.is_dropped
         _note(ledger, names, codes[records.firsts], "records_without_trained_tokens", untrained.astype(np.int64))
         return compiled
+
+
+def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowResult) -> NDArray[np.int64]:
+    """The first rows that lose trained tokens."""
+    if not fitted.report.lost_trained:
+        return np.empty(0, dtype=np.int64)
+    runs = np.flatnonzero((run_weights > 0) & (fitted.kept_of_run < tokens.run_lengths))
+    return np.unique(np.searchsorted(tokens.conversation_runs, runs, side="right") - 1)[:NAMED]
 
 
 class _Records:

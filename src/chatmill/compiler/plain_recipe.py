@@ -43,6 +43,7 @@ class PlainRecipe:
     tokenizer: str
     pattern: str | None
     add_control_tokens: bool
+    vocab_size: int | None
     template: str
     template_options: dict[str, Any]
     date: datetime.date | None
@@ -56,6 +57,7 @@ class PlainRecipe:
     split: PlainSplit
     keep_kinds: bool
     on_error: OnError
+    preferences: str | None
 
 
 def plain_recipe(text: str) -> PlainRecipe:
@@ -76,6 +78,6 @@ def plain_recipe(text: str) -> PlainRecipe:
 
 
 _AS_THEY_ARE = (
-    *("tokenizer", "pattern", "add_control_tokens", "template", "template_options", "strict_text", "policy"),
-    "keep_kinds",
+    *("tokenizer", "pattern", "add_control_tokens", "vocab_size", "template", "template_options", "strict_text"),
+    *("policy", "keep_kinds", "preferences"),
 )

@@ -9,6 +9,9 @@ from contextlib import contextmanager
 
 from chatmill.compiler.chunk_runs import BuildProgress, OnProgress
 
+REFRESHES = 4
+"""How often a second the bar is drawn: spinner and seconds move each time, also while no chunk is finished."""
+
 
 @contextmanager
 def shown_progress() -> Iterator[OnProgress | None]:
@@ -16,21 +19,24 @@ def shown_progress() -> Iterator[OnProgress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TimeRemainingColumn
 
     from chatmill.console import plain_column, plain_console
 
     progress = Progress(
+        SpinnerColumn(),
         plain_column("{task.description}"),
         BarColumn(),
-        plain_column("{task.completed}/{task.total} chunks"),
+        plain_column("{task.fields[count]}"),
+        plain_column("{task.elapsed:.1f} s"),
         TimeRemainingColumn(),
         plain_column("{task.fields[rate]}"),
         console=plain_console(stderr=True),
+        refresh_per_second=REFRESHES,
     )
     started = time.monotonic()
     with progress:
-        task = progress.add_task("compile", total=None, rate="")
+        task = progress.add_task("read inputs", total=None, count="0 chunks", rate="")
 
         def on_progress(state: BuildProgress) -> None:
             seconds = max(time.monotonic() - started, 1e-9)
@@ -40,6 +46,14 @@ def shown_progress() -> Iterator[OnProgress | None]:
                 f"{state.records:,} records, {state.tokens / seconds / 1e6:.1f} M tokens/s, "
                 f"{state.bytes_done / seconds / 1e6:.0f} MB/s{retried}{late}"
             )
-            progress.update(task, total=state.chunks, completed=state.chunks_done, rate=rate)
+            count = f"{state.chunks_done:,}/{state.chunks:,} chunks"
+            progress.update(
+                task,
+                description=state.stage,
+                total=state.chunks,
+                completed=state.chunks_done,
+                count=count,
+                rate=rate,
+            )
 
         yield on_progress

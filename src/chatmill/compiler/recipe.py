@@ -7,7 +7,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -19,7 +19,7 @@ from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.read.field_maps import mapped_shape
 from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
-from chatmill.render.registry import bundled_names, has_template
+from chatmill.render.registry import bundled_names, own_template
 
 RECIPE_VERSION = 1
 NO_TEMPLATE = "no_template"
@@ -116,6 +116,8 @@ class Recipe(_Strict):
     """Split pattern of a .tiktoken file."""
     add_control_tokens: bool = False
     """Add control tokens that the template needs and the tokenizer lacks, above the vocabulary."""
+    vocab_size: Annotated[int, Field(ge=1)] | None = None
+    """Ids that the model has embeddings for; absent: what the files beside the tokenizer say. Changes no output."""
     template: Annotated[str, Field(validate_default=True)] = ""
     """A bundled template's name, a model folder, a .jinja or a .py file. Default: that of the tokenizer's folder."""
     template_options: dict[str, Any] = {}
@@ -143,6 +145,8 @@ class Recipe(_Strict):
     shard_bytes: Annotated[int, Field(ge=1)] = 32 << 20
     """Bytes of input that become one shard, about; what one worker does at a time, and has in memory."""
     on_error: OnError = OnError.FAIL
+    preferences: Literal["chosen"] | None = None
+    """Records with answers that people compared: train the chosen ones. Absent: such records are refused."""
     gates: Gates = Gates()
 
     @field_validator("version")
@@ -158,8 +162,8 @@ class Recipe(_Strict):
         tokenizer = info.data.get("tokenizer")
         if value:
             return value
-        if isinstance(tokenizer, str) and has_template(tokenizer):
-            return tokenizer
+        if isinstance(tokenizer, str) and (own := own_template(tokenizer)) is not None:
+            return own
         holds_none = f", and {tokenizer} holds none" if tokenizer else ""
         raise PydanticCustomError(
             NO_TEMPLATE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -66,6 +66,14 @@ class BuildResult:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Callbacks of somebody who watches a build."""
+
+    on_progress: OnProgress | None
+    on_start: Callable[[], None] | None
+
+
 def run_build(
     recipe: Recipe | dict[str, Any] | str | os.PathLike[str],
     out: str | os.PathLike[str],
@@ -77,6 +85,7 @@ def run_build(
     shard_bytes: int | None = None,
     on_progress: OnProgress | None = None,
     base: Path | None = None,
+    on_start: Callable[[], None] | None = None,
 ) -> BuildResult:
     """Build the dataset that a recipe describes into the folder `out`.
 
@@ -85,7 +94,8 @@ def run_build(
     every n-th chunk from the i-th on and stops; `merge_build` puts the shards of all shares together. `shard_bytes`
     replaces that of the recipe. Relative names of input files start from `base` (default: the current folder). `out`
     may be the URL of a folder that `fsspec` can write, such as `s3://bucket/built`: the dataset is built on this
-    machine and copied there, the manifest last.
+    machine and copied there, the manifest last. `on_start` is called once, when recipe and inputs are known to be good
+    and work begins.
     """
     if is_elsewhere(os.fspath(out)):
         if shard is not None:
@@ -99,6 +109,7 @@ def run_build(
             shard_bytes=shard_bytes,
             on_progress=on_progress,
             base=base,
+            on_start=on_start,
         )
         return replace(build_elsewhere(os.fspath(out), build), directory=Elsewhere(os.fspath(out)))
     started = time.monotonic()
@@ -113,7 +124,8 @@ def run_build(
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
             _refuse_foreign(directory)
-            outcome, manifest = _build(checked, pipeline, directory, engine, resume, shard, on_progress, base)
+            watch = Watch(on_progress=on_progress, on_start=on_start)
+            outcome, manifest = _build(checked, pipeline, directory, engine, resume, shard, watch, base)
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
 
 
@@ -157,7 +169,7 @@ def _build(
     engine: Executor,
     resume: bool,
     shard: tuple[int, int] | None,
-    on_progress: OnProgress | None,
+    watch: Watch,
     base: Path | None,
 ) -> tuple[Outcome, dict[str, Any]]:
     """The build itself, in a folder that is held by this process."""
@@ -173,14 +185,16 @@ def _build(
         work.mkdir(exist_ok=True)
     write_atomic(work / STATE, canonical_json({"fingerprint": fingerprint, "recipe": recipe.as_json()}), step="state")
     jobs = _jobs(recipe, pipeline, planned, work, fingerprint)
+    if watch.on_start is not None:
+        watch.on_start()
     with DiskSync() as disk:
         if shard is not None:
-            run_chunks(compile_chunk, jobs[shard[0] :: shard[1]], engine, on_progress, on_whole=disk.add_chunk)
+            run_chunks(compile_chunk, jobs[shard[0] :: shard[1]], engine, watch.on_progress, on_whole=disk.add_chunk)
             disk.wait()
             return Outcome.SHARD_DONE, {}
         with storing(directory, "write the dataset in"):
             take_back(directory)
-        receipts = run_chunks(compile_chunk, jobs, engine, on_progress, on_whole=disk.add_chunk)
+        receipts = run_chunks(compile_chunk, jobs, engine, watch.on_progress, on_whole=disk.add_chunk)
         planned.check_unchanged()
         build = Finish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, engine, disk)

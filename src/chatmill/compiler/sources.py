@@ -25,7 +25,7 @@ from chatmill.compiler.inputs import (
 )
 from chatmill.compiler.recipe import Recipe, Source
 from chatmill.read.places import is_elsewhere
-from chatmill.read.shapes import shape_key
+from chatmill.read.shapes import preferred, shape_key
 
 FETCHES = 8
 """Files behind URLs that are copied at a time."""
@@ -75,7 +75,7 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None, 
         with ThreadPoolExecutor(FETCHES) as threads:
             scans = list(threads.map(fetched, scans))
     check_inputs(scans)
-    scanned = scan_all(scans, executor)
+    scanned = [_read_as(one, recipe.preferences) for one in scan_all(scans, executor)]
     pieces: list[Piece] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
@@ -100,6 +100,13 @@ def _files_of(source: Source, base: Path | None) -> list[str]:
         return [str(path) for path in resolve_paths(source.patterns)]
     named = [name if is_elsewhere(name) else str(base / name) for name in source.patterns]
     return [os.path.relpath(path, base) if isinstance(path, Path) else str(path) for path in resolve_paths(named)]
+
+
+def _read_as(scanned: ScannedInput, preferences: str | None) -> ScannedInput:
+    """A file with the shape that its records are read in."""
+    shape = preferred(scanned.file.shape, preferences)
+    chunks = tuple(replace(chunk, shape=shape) for chunk in scanned.chunks)
+    return replace(scanned, file=replace(scanned.file, shape=shape), chunks=chunks)
 
 
 def shared_chunks(pieces: Sequence[Piece], shard_bytes: int) -> tuple[tuple[Piece, ...], ...]:

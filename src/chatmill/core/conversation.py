@@ -130,9 +130,12 @@ def _message_html(message: Message) -> str:
 
 
 MESSAGE_FIELDS = frozenset(
-    {"role", "content", "reasoning_content", "thinking", "tool_calls", "function_call", "tool_call_id"}
+    {"role", "content", "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "tool_call_id"}
     | {"name", "recipient", "channel", "content_type", "weight", "train"}
 )
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+MEDIA_FIELDS = ("images", "image", "videos", "audios")
+"""Fields of records and messages that hold what is no text."""
 MAX_WEIGHT = 1e30
 """Weights are kept as float32, which ends not far above."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
@@ -172,6 +175,7 @@ def parse_messages(
 def _parse_message(item: object, path: str, role_key: str, content_key: str, aliases: Mapping[str, Role]) -> Message:
     if not isinstance(item, dict):
         raise RecordError(f"a message must be an object, found {json_type(item)}", code="message_type", path=path)
+    refuse_media(item, path)
     role = _role(item, path, role_key, aliases)
     calls = _tool_calls(item, path)
     reasoning = _reasoning(item, path)
@@ -192,6 +196,18 @@ def _parse_message(item: object, path: str, role_key: str, content_key: str, ali
         extra={k: v for k, v in item.items() if k not in known} or _NOTHING,
         has_content=item.get(content_key) is not None,
     )
+
+
+def refuse_media(item: Mapping[str, Any], path: str = "") -> None:
+    """`RecordError` for a record or message with images, sound or video: its text alone would say something else."""
+    for name in MEDIA_FIELDS:
+        if item.get(name):
+            raise RecordError(
+                f"{name!r} holds what is no text, and only text can be rendered. Leave such records out (on_error: "
+                f"quarantine), or take {name!r} away to train on the text alone",
+                code="non_text_part",
+                path=f"{path}.{name}" if path else name,
+            )
 
 
 def _role(item: Mapping[str, Any], path: str, role_key: str, aliases: Mapping[str, Role]) -> Role:
@@ -261,7 +277,8 @@ def _part_text(part: object, path: str) -> str:
     kind = part.get("type", "text")
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise RecordError(
-            f"a content part of type {kind!r} is not text; only {', '.join(sorted(TEXT_PARTS))} can be rendered",
+            f"a content part of type {kind!r} is not text; only {', '.join(sorted(TEXT_PARTS))} can be rendered. Leave "
+            "such records out (on_error: quarantine), or take the part away",
             code="non_text_part",
             path=f"{path}.type",
         )
@@ -276,15 +293,16 @@ def _part_text(part: object, path: str) -> str:
 
 
 def _reasoning(item: Mapping[str, Any], path: str) -> str | None:
-    given = [key for key in ("reasoning_content", "thinking") if item.get(key) is not None]
+    given = [key for key in REASONING_FIELDS if item.get(key) is not None]
     if not given:
         return None
-    if len(given) == 2 and item["reasoning_content"] != item["thinking"]:
-        raise RecordError(
-            "'reasoning_content' and 'thinking' are both given and differ; keep one",
-            code="reasoning_twice",
-            path=f"{path}.thinking",
-        )
+    for other in given[1:]:
+        if item[other] != item[given[0]]:
+            raise RecordError(
+                f"{given[0]!r} and {other!r} are both given and differ; keep one",
+                code="reasoning_twice",
+                path=f"{path}.{other}",
+            )
     value = item[given[0]]
     if not isinstance(value, str):
         raise RecordError(

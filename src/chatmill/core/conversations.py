@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
@@ -22,6 +23,8 @@ from chatmill.core.tokens import offsets_of, ranges
 from chatmill.core.tools import listed_tools, tools_of
 
 Ints = NDArray[np.int64]
+MOST_SHOWN = 12
+"""Fields that are named in a sentence."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +66,9 @@ class Conversations(Sequence[Conversation]):
     """The place of each record, for error messages."""
     metadata: Objects
     """Record fields that mean nothing to this library, a mapping each; the scanner does not keep them."""
+    unused: Mapping[str, int] = field(default_factory=dict)
+    """Those fields, and those of messages (`messages[].name`), with the records that have something in them; only of
+    batches as they were read."""
 
     @classmethod
     def of(cls, conversations: Sequence[Conversation]) -> Conversations:
@@ -159,6 +165,36 @@ def _joined_places(parts: Sequence[Sequence[str]]) -> Sequence[str]:
     if len(numbered) == len(parts) and len({part.before for part in numbered}) == 1:
         return Places(numbered[0].before, np.concatenate([part.numbers for part in numbered]))
     return [where for part in parts for where in part]
+
+
+def unused_fields(conversations: Iterable[Conversation]) -> Counter[str]:
+    """Fields of records and of their messages that mean nothing, with the records that have something in them."""
+    found: Counter[str] = Counter()
+    for conversation in conversations:
+        names = {name for name, value in conversation.metadata.items() if _holds(value)}
+        for message in conversation.messages:
+            if message.extra:
+                names |= {f"messages[].{name}" for name, value in message.extra.items() if _holds(value)}
+        found.update(names)
+    return found
+
+
+def _holds(value: object) -> bool:
+    return value is not None and not (isinstance(value, str | list | dict) and not value)
+
+
+UNUSED = "unused_field "
+"""Notes of a ledger about fields that are not used begin with this; the name of the field follows."""
+
+
+def unused_sentence(fields: Mapping[str, int]) -> str:
+    """Fields that are not used and how many records have them, in words; empty for none."""
+    if not fields:
+        return ""
+    found = sorted(fields.items(), key=lambda pair: (-pair[1], pair[0]))
+    shown = ", ".join(f"{name} ({count:,} records)" for name, count in found[:MOST_SHOWN])
+    more = f" and {len(found) - MOST_SHOWN:,} more fields" if len(found) > MOST_SHOWN else ""
+    return f"Fields that are not used: {shown}{more}."
 
 
 def options_json(options: Mapping[str, Any]) -> str:

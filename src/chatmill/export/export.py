@@ -17,6 +17,7 @@ from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
+from chatmill.store.model_ids import refuse_ids_beyond
 from chatmill.store.names import is_split_name
 from chatmill.store.receipts import EXPORT_FORMAT, EXPORT_MANIFEST, EXPORT_VERSION, receipt_bytes, sealed
 
@@ -59,6 +60,7 @@ def export_dataset(
     eod_id: int | None = None,
     record_ids: bool = False,
     hub: bool = False,
+    model: Any = None,
 ) -> ExportResult:
     """Write a dataset as `to`: the name of a target (`chatmill export --list`), or a Python file that defines one.
 
@@ -69,6 +71,8 @@ def export_dataset(
     - `pad_id`: default as in the build. `kinds`: False leaves them out.
     - `shard_tokens`: tokens of a file, at most; default 250 million, and one shard a split for megatron.
     - `eod_id`: megatron, olmo-core: this token, untrained, behind every document that does not end in it.
+    - `model`: an id that this model (a folder, or a number of embeddings) does not know is an error; default: the model
+      whose tokenizer the dataset was built with, where its files say.
     - `record_ids`: megatron only: the record id of every document in `shard_NN_ids`; the others keep them anyway.
     - `hub`: hf only: Parquet files and a dataset card, for the Hugging Face Hub.
 
@@ -79,6 +83,8 @@ def export_dataset(
     for name in source.splits:
         if not is_split_name(name):
             raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
+    for documents in source.splits.values():
+        refuse_ids_beyond(documents.dataset, source.about, model)
     final = _out(source.directory, target.name, out)
     target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids, hub=hub)
     if shard_tokens is not None and shard_tokens < 1:

@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from chatmill.core.blocks import (
@@ -26,11 +25,16 @@ from chatmill.core.blocks import (
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, UnknownNameError, missing_extra
 from chatmill.load.model_attention import Reads, attention_reads
 
-STARTS, POSITIONS = "document_starts", "position_ids"
-"""The columns that say where the documents of a row begin; transformers' Trainer keeps the second one."""
+try:
+    import torch
+except ImportError as error:
+    raise missing_extra(error, "collating batches") or error from None
+
+STARTS, LENGTHS, POSITIONS = "document_starts", "seq_lengths", "position_ids"
+"""The columns that say where the documents of a row begin; transformers' Trainer keeps the last one."""
 
 
 class Padding(StrEnum):
@@ -141,21 +145,22 @@ class _Shape:
 
 
 class DataCollatorForCausalLM:
-    """Makes one batch of a list of features with `input_ids` and, for packed rows, `document_starts`.
+    """Makes one batch of a list of features with `input_ids` and, for packed rows, `document_starts` or `seq_lengths`.
 
     Padding stands on the right and is known by length, so a real EOS that equals PAD keeps its label. No
     `attention_mask` unless `return_attention_mask=True`: transformers isolates packed documents by position
     ids only when no mask is given (and `use_cache=False`). With `model` the batch also carries what that model's
     attention reads, and `model(**batch)` keeps documents apart.
 
-    - `packed_sequences`: None: `position_ids` exactly when the features carry `document_starts`; True: always
-      (without starts a document ends at the EOS id); False: never, starts are ignored.
+    - `packed_sequences`: None: `position_ids` exactly when the features carry `document_starts`, `seq_lengths` (as
+      `to_hf_dataset` gives them) or `position_ids`; True: always (without them a document ends at the EOS id);
+      False: never, boundaries are ignored.
     - `mask_document_starts`: no label on the first token of a document that follows another one.
     - `return_flattened`: all rows one after the other, without padding, as one row.
     - `return_cu_seqlens` (with `cu_seqlens_size` entries), `return_seq_idx`, `return_document_mask` (True or
       "dense": additive float; "flex": a FlexAttention BlockMask): the same boundaries for other kernels.
     - `model`: a transformers model, its config, or the name of its attention ("sdpa", "eager", "flash_attention_2",
-      "flex_attention"). Features must then carry boundaries: `document_starts`, or `position_ids`.
+      "flex_attention"). Features must then carry boundaries: one of these three columns.
     - `pad_kwargs`: `padding`, `max_length`, `pad_to_multiple_of`, `return_tensors`, `return_attention_mask`.
 
     Features may bring `labels` (unshifted) or `loss_mask` (1 = train); a token is a target where all of
@@ -266,14 +271,17 @@ class DataCollatorForCausalLM:
             return whole_rows(lengths), False
         if has_starts:
             return boundaries_from_starts([_as_numpy(f[STARTS]) for f in features], lengths), True
+        if _carried(features, LENGTHS):
+            starts = _starts_of_lengths(_integer_rows(features, LENGTHS), lengths)
+            return boundaries_from_starts(starts, lengths), True
         if _carried(features, POSITIONS):
             positions = _integer_rows(features, POSITIONS)
             _check_lengths(POSITIONS, positions, rows)
             return boundaries_from_starts(_starts_of_positions(positions), lengths), True
         if self.packed_sequences is None and self._reads is not None and not self.return_flattened:
             raise ConfigError(
-                "a model is given, but the features carry neither document_starts nor position_ids, so packed "
-                "documents would see each other. transformers' Trainer removes document_starts: map the rows with "
+                "a model is given, but the features carry neither document_starts nor seq_lengths nor position_ids, so "
+                "packed documents would see each other. transformers' Trainer removes the first two: map the rows with "
                 "trainer_columns, or set remove_unused_columns=False. Rows of one document each: packed_sequences=False"
             )
         if self.packed_sequences is None:
@@ -347,14 +355,18 @@ class DataCollatorForCausalLM:
 def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
     """Packed rows as columns that transformers' `Trainer` keeps with its default `remove_unused_columns=True`.
 
-    For `rows.map(trainer_columns, batched=True)`: `position_ids` say what `document_starts` said, and `labels` are -100
-    where a `loss_mask` is 0. Columns that no model reads would be gone before the collator sees them.
+    For `rows.map(trainer_columns, batched=True)`: `position_ids` say what `document_starts` or `seq_lengths` said, and
+    `labels` are -100 where a `loss_mask` is 0. Columns that no model reads would be gone before the collator sees them.
     """
-    if STARTS not in features:
+    if STARTS not in features and LENGTHS not in features:
         raise UnknownNameError("column", STARTS, sorted(map(str, features)), "These rows say nothing of documents.")
     rows = [np.asarray(row, dtype=np.int64) for row in features["input_ids"]]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    boundaries = boundaries_from_starts([np.asarray(starts) for starts in features[STARTS]], lengths)
+    if STARTS in features:
+        starts = [np.asarray(row) for row in features[STARTS]]
+    else:
+        starts = _starts_of_lengths([np.asarray(row, dtype=np.int64) for row in features[LENGTHS]], lengths)
+    boundaries = boundaries_from_starts(starts, lengths)
     positions = boundaries.segments(int(lengths.max(initial=0))).position_ids
     labels = [np.asarray(row, dtype=np.int64) for row in features.get("labels") or rows]
     if "loss_mask" in features:
@@ -366,6 +378,17 @@ def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any
         "labels": [row.tolist() for row in labels],
         POSITIONS: [row[:length].tolist() for row, length in zip(positions, lengths, strict=True)],
     }
+
+
+def _starts_of_lengths(rows: list[NDArray[np.int64]], lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Where the documents of rows begin, from the length of each; lengths that do not fill the row are refused."""
+    for number, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
+        if (row < 1).any() or row.sum() != length:
+            raise DataError(
+                f"seq_lengths of row {number} are {row.tolist()[:8]} and sum to {int(row.sum())}, but the row has "
+                f"{length} tokens: they are the lengths of its documents, one after the other"
+            )
+    return [np.cumsum(row) - row for row in rows]
 
 
 def _starts_of_positions(rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:

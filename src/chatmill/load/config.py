@@ -11,6 +11,7 @@ from typing import Any
 
 from chatmill.errors import ConfigError
 from chatmill.load.config_files import OTHER_NAMES, Entry, Section, close_name, read_section
+from chatmill.load.long_episodes import LongEpisodes
 
 MAX_SEED = 2**32 - 1
 UNSET: Any = None
@@ -64,6 +65,8 @@ class TrainingConfig:
     """How rows are packed; None: best_fit."""
     policy: str | None = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""
+    overflow: LongEpisodes | None = None
+    """Episodes longer than a row; None: cut, which is what the loaders do by themselves."""
     device: str | None = None
     dataset_dir: str | None = None
     val: Mapping[str, Any] = field(default_factory=dict)
@@ -256,6 +259,7 @@ SPEC_OPTIONS: dict[str, Any] = {
 }
 """The options a misspelt name is compared with, and how each is checked."""
 CHECKS: dict[str, Any] = {**SPEC_OPTIONS, "pack": _flag, "packing_strategy": _text, "policy": _text,
+                          "overflow": _Choice(members=LongEpisodes, optional=True),
                           "device": _text, "dataset_dir": _text, "val": _val_options}  # fmt: skip
 VAL_OPTIONS = ("batch_size", "batch_sampling_mode", "epoch_shuffle", "epoch_drop_last", "epoch_seed")
 """What the split val may have of its own."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.label.policy import Policy
 from chatmill.load.config import SamplingMode
+from chatmill.load.long_episodes import LongEpisodes
 from chatmill.load.order import Draws, EpochPlace, Share, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch, document_starts
 from chatmill.load.rows import EpisodeRows, PackedRows, Planning, Weights, packed_rows
@@ -45,6 +46,8 @@ class EpisodeOptions:
     strategy: Strategy | None
     """How rows are packed; None: as the plan beside the episodes, else best_fit."""
     planning: Planning
+    overflow: LongEpisodes
+    """What becomes of an episode that is longer than a row."""
     pin: bool
     """Batches in pinned memory, for copies to a GPU."""
 
@@ -57,6 +60,7 @@ class EpisodeOptions:
             "shuffle": self.shuffle,
             "use_mask": self.use_mask,
             "policy": self.policy,
+            "overflow": self.overflow,
         }
         if not self.pack:
             return EpisodeRows(dataset, **options)

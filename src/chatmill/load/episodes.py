@@ -18,6 +18,7 @@ from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig, as_t
 from chatmill.load.distributed import rank_and_world
 from chatmill.load.episode_feed import EpisodeFeed, EpisodeOptions, flag
 from chatmill.load.loader import BatchLoader, choose_device, directory_of
+from chatmill.load.long_episodes import LongEpisodes, refuse_long_episodes
 from chatmill.load.order import Share
 from chatmill.load.rows import EpisodeRows, PlannedRows, Planning, Weights, planning_named, strategy_named
 from chatmill.store.episode_layout import SPLITS
@@ -56,6 +57,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         packing_strategy: str | None = None,
         planning: str = Planning.AUTO,
         policy: Policy | str | None = None,
+        overflow: str | None = None,
         val: Mapping[str, Any] | None = None,
         strict: bool = False,
         check: bool = False,
@@ -71,6 +73,8 @@ class GPTEpisodeDataLoader(BatchLoader):
         - `planning`: `auto` takes the rows of that plan where they fill block_size, and changes their order alone from
           epoch to epoch; `epoch` packs anew for each epoch.
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
+        - `overflow`: episodes longer than a row are cut ("cut", the default), left out ("drop") or refused ("error").
+          What is lost is counted and logged as a warning.
         - `val`: options of the split val alone, such as `{"batch_size": 16}`. Where neither these nor the config set
           `epoch_shuffle` and `epoch_drop_last`, val is given in order and whole, the same in every pass.
         - `strict`: masks that are asked for and are missing or of the wrong length, and a split whose writer
@@ -86,6 +90,7 @@ class GPTEpisodeDataLoader(BatchLoader):
             "epoch_seed": epoch_seed,
             "pad_token_id": pad_token_id,
             "episode_min_tokens": episode_min_tokens,
+            "overflow": overflow,
             "val": val,
         }
         self.config = as_training_config(config).replace(
@@ -152,12 +157,17 @@ class GPTEpisodeDataLoader(BatchLoader):
         """What of a split is not read: episodes that are too short, and tokens beyond the end of a row."""
         rows = self._episode_feed(split).rows
         lengths = rows.dataset.lengths
-        beyond = np.maximum(lengths[lengths >= self.options.min_tokens] - rows.width, 0)
+        short = lengths < self.options.min_tokens
+        lost = rows.long_episodes()
+        too_long, tokens = (0, 0) if lost is None else (lost.too_long, lost.tokens)
+        dropped = too_long if self.options.overflow is LongEpisodes.DROP else 0
         return {
             "episodes": rows.episodes,
-            "episodes_too_short": len(lengths) - rows.episodes,
-            "episodes_cut": int(np.count_nonzero(beyond)),
-            "tokens_left_out": int(beyond.sum() + lengths[lengths < self.options.min_tokens].sum()),
+            "episodes_too_short": int(np.count_nonzero(short)),
+            "episodes_cut": too_long - dropped,
+            "episodes_dropped": dropped,
+            "tokens_left_out": tokens + int(lengths[short].sum()),
+            "trained_tokens_left_out": 0 if lost is None else lost.trained,
             "rows_left_out": self.rows_left_out(split) if self.options.sampling is SamplingMode.EPOCH else 0,
         }
 
@@ -250,12 +260,13 @@ def episode_options(
         pack=pack,
         strategy=None if strategy is None else strategy_named(strategy),
         planning=planning_named(planning),
+        overflow=LongEpisodes.CUT if config.overflow is None else config.overflow,
         pin=pin,
     )
 
 
 def report_opened(opened: dict[str, EpisodeRows], options: EpisodeOptions, *, strict: bool) -> None:
-    """Log each split; warn once, or raise with `strict`, when masks are asked for and cannot be had."""
+    """Log each split; warn, or raise, when masks cannot be had and where episodes are longer than a row."""
     problems: list[str] = []
     for split, rows in opened.items():
         dataset = rows.dataset
@@ -272,12 +283,24 @@ def report_opened(opened: dict[str, EpisodeRows], options: EpisodeOptions, *, st
             (f" shorter_than_{options.min_tokens}={left_out}" if left_out else "")
             + (f" planned_rows={rows.rows_of(0)}" if isinstance(rows, PlannedRows) else ""),
         )
-    if not problems:
+    if problems:
+        message = f"masks are asked for and cannot be had: {'; '.join(problems)}"
+        if strict:
+            raise ConfigError(message)
+        warnings.warn(f"{message}; batches come without", UserWarning, stacklevel=3)
+    for split, rows in opened.items():
+        _tell_long_episodes(split, rows)
+
+
+def _tell_long_episodes(split: str, rows: EpisodeRows) -> None:
+    """Refuse episodes that are longer than a row, or say what is lost of them."""
+    lost = rows.long_episodes()
+    if lost is None:
         return
-    message = f"masks are asked for and cannot be had: {'; '.join(problems)}"
-    if strict:
-        raise ConfigError(message)
-    warnings.warn(f"{message}; batches come without", UserWarning, stacklevel=3)
+    if rows.overflow is LongEpisodes.ERROR:
+        refuse_long_episodes(rows.dataset.folder, lost, rows.width, "block_size", lost.longest - 1)
+    done = "they are cut" if rows.overflow is LongEpisodes.CUT else "they are left out"
+    log.warning("[EpisodeLoader] split=%s: %s, are lost: %s (overflow)", split, lost.words(rows.width), done)
 
 
 def _pad_id(config: TrainingConfig, tokenizer: Any) -> int:

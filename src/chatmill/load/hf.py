@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,14 @@ from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, MissingExtraError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
+from chatmill.load.long_episodes import LongEpisodes, long_episodes_named, refuse_long_episodes
 from chatmill.load.rows import EpisodeRows, PackedRows, Planning, packed_rows, planning_named, strategy_named
 from chatmill.load.stage import Stage
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.model_ids import built_as, refuse_ids_beyond
 from chatmill.store.pack_plan import read_pack_plan
 
+log = logging.getLogger(__name__)
 TOKENS_AT_A_TIME = 1 << 20
 
 
@@ -35,19 +39,25 @@ def to_hf_dataset(
     seed: int = 1337,
     episode_min_tokens: int = 2,
     policy: Policy | str | None = None,
+    overflow: str = LongEpisodes.ERROR,
+    model: Any = None,
     arrow_file: str | Path | None = None,
 ) -> Any:
     """A `datasets.Dataset` with `input_ids` and `labels`, and with `pack=True` also `seq_lengths`.
 
     `labels` are the ids where the weight is above 0 (all of them without masks), -100 elsewhere and on the first
-    token of each packed document. Episodes give their first `max_length` tokens (default: all). Rows are packed by the
+    token of each packed document. Episodes longer than `max_length` (default: none is) are an error; `overflow` "cut"
+    reads their first tokens, "drop" leaves them out, and a warning says what is lost. Rows are packed by the
     plan beside the episodes where it has that length and `packing_strategy` (default: its own), else here; without a
     plan, packing needs `max_length`. `planning="epoch"` leaves a plan aside.
-    The rows stand in dataset order, or with `shuffle` in the order of epoch 0 of the loaders. `arrow_file`: write
+    An id without an embedding is an error; `model` is a model folder, a loaded model or config, or a number of
+    embeddings (default: the model whose tokenizer the dataset was built with, where its files say).
+    The rows are in dataset order, or with `shuffle` in the order of epoch 0 of the loaders. `arrow_file`: write
     there in constant memory and map it; else the table is held in memory.
     """
     opened = dataset if isinstance(dataset, EpisodeDataset) else EpisodeDataset(dataset, split)
     wanted = planning_named(planning)
+    refuse_ids_beyond(opened, built_as(opened), model)
     if pack and max_length is None:
         stored = None if wanted is Planning.EPOCH else read_pack_plan(opened.folder, opened.lengths)
         if stored is None:
@@ -61,12 +71,23 @@ def to_hf_dataset(
         "shuffle": shuffle,
         "use_mask": True,
         "policy": None if policy is None else find_policy(policy),
+        "overflow": long_episodes_named(overflow),
     }
     strategy = None if packing_strategy is None else strategy_named(packing_strategy)
     rows = (
         packed_rows(opened, strategy=strategy, planning=wanted, **options) if pack else EpisodeRows(opened, **options)
     )
+    _tell_long_episodes(rows)
     return _dataset(_batches(rows), arrow_file)
+
+
+def _tell_long_episodes(rows: EpisodeRows) -> None:
+    lost = rows.long_episodes()
+    if lost is None:
+        return
+    if rows.overflow is LongEpisodes.ERROR:
+        refuse_long_episodes(rows.dataset.folder, lost, rows.width, "max_length", lost.longest)
+    log.warning("%s: %s, are lost (overflow='%s')", rows.dataset.folder, lost.words(rows.width), rows.overflow)
 
 
 def _batches(rows: EpisodeRows) -> Iterator[dict[str, tuple[NDArray[Any], NDArray[np.int64]]]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, need
 from chatmill.load.config import TrainingConfig
 from chatmill.load.device import named_device
 from chatmill.load.packed_batch import PackedBatch
@@ -74,6 +74,7 @@ class BatchLoader:
 
     def __init__(self, feeds: Mapping[str, Feed], *, dataset: str, device: Any, prefetch: bool) -> None:
         """`dataset` names the data in errors."""
+        need("torch", "batches of tensors")
         self._feeds = dict(feeds)
         self._dataset = dataset
         self._places = {split: feed.begin() for split, feed in self._feeds.items()}

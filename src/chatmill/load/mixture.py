@@ -218,6 +218,7 @@ class MixtureLoader(BatchLoader):
         packing_strategy: str | None = None,
         planning: str = Planning.AUTO,
         policy: Policy | str | None = None,
+        overflow: str | None = None,
         strict: bool = False,
         check: bool = False,
         prefetch: bool = True,
@@ -229,7 +230,7 @@ class MixtureLoader(BatchLoader):
 
         The other options are those of `GPTEpisodeDataLoader`.
         """
-        self.config = as_training_config(config)
+        self.config = as_training_config(config).replace(**({} if overflow is None else {"overflow": overflow}))
         self.sources = _checked_sources(datasets)
         self.rank, self.world_size = rank_and_world(rank, world_size)
         device = choose_device(device, self.config.device)

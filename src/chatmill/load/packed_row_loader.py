@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX, model_inputs, next_token
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError, DataError
+from chatmill.errors import ConfigError, DataError, need
 from chatmill.load.distributed import rank_and_world
 from chatmill.load.order import EpochPlace, Share, epoch_order, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch
@@ -41,6 +41,7 @@ class PackedRowLoader:
         world_size: int | None = None,
     ) -> None:
         """Rows as `block_tokenize_fn` gives them; `report` is what packing left out (`data_report`)."""
+        need("torch", "batches of tensors")
         if batch_size < 1:
             raise ConfigError(f"batch_size is {batch_size}; it must be 1 or more")
         if not len(input_ids):

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.label.policy import Policy
+from chatmill.load.long_episodes import LongEpisodes, LongEpisodesReport, report_long_episodes
 from chatmill.load.order import epoch_order, random_state
 from chatmill.load.stage import Stage
 from chatmill.pack.plan import Plan, Strategy, plan
+from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
 
@@ -70,21 +72,32 @@ class EpisodeRows:
         shuffle: bool,
         use_mask: bool,
         policy: Policy | None,
+        overflow: LongEpisodes = LongEpisodes.CUT,
     ) -> None:
         """Episodes shorter than `min_tokens` are left out; `width` is block_size + 1.
 
-        With a policy the weights come from the stored kinds; else, with `use_mask`, from the stored masks.
+        With a policy the weights come from the stored kinds; else, with `use_mask`, from the stored masks. `overflow`
+        says what becomes of episodes that are longer than `width`; the caller refuses them (`long_episodes`).
         """
         if policy is not None:
             _refuse_unfit_policy(dataset, policy)
         self.dataset, self.width, self.seed, self.shuffle = dataset, width, seed, shuffle
+        self.min_tokens, self.overflow = min_tokens, overflow
+        self._long: tuple[LongEpisodesReport | None] | tuple[()] = ()
         self._policy = policy
         stored = Weights.MASK if use_mask and dataset.has_masks else Weights.ONES
         self.weights = stored if policy is None else Weights.POLICY
         lengths = dataset.lengths
         valid = lengths >= min_tokens
+        if overflow is LongEpisodes.DROP:
+            valid &= lengths <= width
         self.episodes = int(np.count_nonzero(valid))
-        """Episodes that are long enough."""
+        """Episodes that are read."""
+        if not self.episodes and lengths.max() >= min_tokens:
+            raise ConfigError(
+                f"{dataset.folder}: every episode is longer than a row of {width:,} tokens, and overflow='drop' leaves "
+                f"them all out: the shortest has {int(lengths.min()):,}"
+            )
         if not self.episodes:
             raise FormatError(
                 f"{dataset.folder}: an empty split: none of its {len(dataset):,} episodes has episode_min_tokens = "
@@ -92,6 +105,22 @@ class EpisodeRows:
             )
         self._valid: Ints | None = None if self.episodes == len(dataset) else np.flatnonzero(valid)
         self._orders: _Recent[Ints] = _Recent(self._order)
+
+    def long_episodes(self) -> LongEpisodesReport | None:
+        """What is lost of the episodes that are longer than a row; None where all fit. Counted once."""
+        if not self._long:
+            options = {"width": self.width, "min_tokens": self.min_tokens}
+            found = report_long_episodes(self.dataset, **options, overflow=self.overflow, trains=self._trains)
+            self._long = (found,)
+        return self._long[0]
+
+    def _trains(self, shard: EpisodeShard, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
+        """Which tokens of whole episodes of one shard are trained."""
+        if self._policy is not None:
+            return _policy_weights(self._policy, shard.column("kinds"), starts.tolist(), lengths)[0] > 0
+        if self.weights is Weights.MASK:
+            return shard.mask[ranges(starts, lengths)] > 0
+        return np.ones(int(lengths.sum()), dtype=np.bool_)
 
     @property
     def weight_dtype(self) -> np.dtype[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from chatmill.core.conversations import UNUSED, unused_sentence
 from chatmill.look.safe_text import visible
 
 
@@ -21,12 +22,20 @@ def rows_lines(manifest: dict[str, Any]) -> list[str]:
     ]
 
 
+def unused_line(manifest: dict[str, Any]) -> str:
+    """Fields of the input that are not used, in words; empty where there are none."""
+    found: Counter[str] = Counter()
+    for notes in manifest["ledger"]["notes"].values():
+        found.update({name.removeprefix(UNUSED): n for name, n in notes.items() if name.startswith(UNUSED)})
+    return visible(unused_sentence(found))
+
+
 def ledger_table(manifest: dict[str, Any]) -> Table:
     """One row per source: records, and what became of the rendered tokens."""
     ledger = manifest["ledger"]
     table = Table(box=None, pad_edge=False)
     table.add_column("source")
-    for name in ("records", "rejected", "trained", "context", "cut", "dropped", "injected"):
+    for name in ("records", "left out", "trained", "context", "cut", "dropped", "repeated"):  # the words of the viewer
         table.add_column(name, justify="right")
     totals: Counter[str] = Counter()
     for source in sorted({*ledger["records"], *ledger["tokens"]}):

@@ -11,6 +11,7 @@ from chatmill.core.kinds import RoleCode
 from chatmill.look.ledger import ledger_table
 from chatmill.look.plots import bar, histogram, share_table
 from chatmill.look.preview import COLOURS
+from chatmill.look.report.flow import FATE_NAMES
 from chatmill.look.safe_text import visible
 from chatmill.look.stats import DatasetStats, Share, SplitStats, fates_of, notes_of, rejections_of
 
@@ -137,7 +138,7 @@ def _ledger_parts(ledger: dict[str, object], width: int, ascii_only: bool) -> It
     lines = Text("ledger of the build: where every token went\n", style="bold")
     for fate, count in fates.items():
         drawn = bar(count / total, max(10, width - 34), ascii_only=ascii_only)
-        lines.append(f"{fate:<9} {count:>14,} {count / total:>6.1%} ", style="default not bold")
+        lines.append(f"{FATE_NAMES[fate]:<9} {count:>14,} {count / total:>6.1%} ", style="default not bold")
         lines.append(f"{drawn.rstrip()}\n", style="cyan not bold")
     lines.rstrip()
     yield lines

@@ -25,6 +25,7 @@ from chatmill.prove.reference import Reference, account, split_of
 from chatmill.prove.report import Finding, Notebook
 from chatmill.prove.spans import SpanCheck
 from chatmill.prove.stored import StoredSplit
+from chatmill.read.shapes import LABEL_FALSE
 from chatmill.store.episodes import Episode
 from chatmill.store.receipts import MANIFEST
 from chatmill.tokenizer.protocol import Tokenizer
@@ -80,7 +81,9 @@ class DeepCheck:
             if number % 64 == 0:
                 self._book.progress("records", number, records)
             self._ledger.records[record.source, "read", ""] += 1
-            if record.error is not None:
+            if record.error is not None and record.error.code == LABEL_FALSE and self._recipe.preferences is not None:
+                self._ledger.records[record.source, "skipped", LABEL_FALSE] += 1
+            elif record.error is not None:
                 self._reject(record.error, record.source)
             elif chosen is not None and bulk is not None and number not in chosen:
                 bulk.add(record)

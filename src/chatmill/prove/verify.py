@@ -16,6 +16,7 @@ from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.inputs import InputFile
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
+from chatmill.compiler.own_template import compare_with_own, other_own, sampled_inputs
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe, recorded_recipe
@@ -85,9 +86,25 @@ def verify(
     padding = check_plans(folder, manifest, recipe, splits, book)
     ledger = _check_ledger(manifest, splits, counts, padding, book)
     _check_rejected(folder, ledger, book)
+    _compare_own_template(recipe, manifest["inputs"], rules, book)
     if deep:
         _check_records(folder, manifest, splits, rules, sample, book)
     return book.report(folder, deep=deep, seconds=time.monotonic() - started)
+
+
+def _compare_own_template(
+    recipe: Recipe, inputs: Sequence[Mapping[str, Any]], rules: Rules | None, book: Notebook
+) -> None:
+    """Say how the template differs from the model's own, where another one was chosen: that is no mistake."""
+    if rules is None or rules.not_run or other_own(recipe) is None:
+        return
+    sample = sampled_inputs(inputs)
+    if not sample:
+        book.unchecked.append("the model's own template, since the inputs are not here")
+        return
+    found = compare_with_own(rules.recipe, sample)
+    if found is not None:
+        book.compared.append(" ".join(found.sentences()))
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Conversation, Role
-from chatmill.core.conversations import Conversations, Places
+from chatmill.core.conversation import MEDIA_FIELDS, Conversation, Role
+from chatmill.core.conversations import Conversations, Places, unused_fields
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, sparse_objects
 from chatmill.core.native.scan import (
@@ -34,7 +34,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw, decode_line
-from chatmill.read.shapes import Shape, Turn, conversation_of, decoded_tools, find_shape
+from chatmill.read.shapes import LABEL, Shape, Turn, conversation_of, decoded_tools, find_shape
 
 Ints = NDArray[np.int64]
 Read = tuple[Conversations, list[RecordError]]
@@ -43,6 +43,7 @@ Read = tuple[Conversations, list[RecordError]]
 _MESSAGE_FIELDS = {
     "reasoning_content": MessageField.REASONING,
     "thinking": MessageField.REASONING,
+    "reasoning": MessageField.REASONING,
     "tool_calls": MessageField.TOOL_CALLS,
     "weight": MessageField.WEIGHT,
     "train": MessageField.TRAIN,
@@ -113,13 +114,27 @@ def read_entries(entries: Sequence[bytes], *, first: int, path: str, source: str
 def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source: str, shape: Shape) -> Read:
     """What was scanned, and what was declined read one by one; `before` is what places have before their numbers."""
     sure = scanned.read & ~_undecodable_tools(scanned)
+    if shape.lists and shape.turns:
+        sure &= ~two_systems(scanned.messages.roles, scanned.offsets)
     lines = (
         (number, data[scanned.line_starts[number] : scanned.line_stops[number]])
         for number in np.flatnonzero(~sure).tolist()
     )
     raws = ((n, decode_line(line, f"{before}{first + n}")) for n, line in lines if line and not line.isspace())
     slow, errors = read_declined(raws, shape, source)
-    return merged(_batch(scanned, before, first, source), sure, slow), errors
+    # what the scanner has read, and is not taken all the same, is counted already
+    unused = unused_fields(found for number, found in slow.items() if not scanned.read[number])
+    unused.update(scanned.unused)
+    return replace(merged(_batch(scanned, before, first, source), sure, slow), unused=unused), errors
+
+
+def two_systems(roles: NDArray[np.uint8], offsets: Ints) -> NDArray[np.bool_]:
+    """Which records begin with two system messages: one of them may be the field `system`."""
+    two = np.zeros(len(offsets) - 1, dtype=np.bool_)
+    long = np.flatnonzero(np.diff(offsets) > 1)
+    first = offsets[long]
+    two[long] = (roles[first] == RoleCode.SYSTEM) & (roles[first + 1] == RoleCode.SYSTEM)
+    return two
 
 
 def read_declined(
@@ -141,7 +156,8 @@ def read_one_by_one(raws: Sequence[Raw], shape: Shape, source: str) -> Read:
     """The same for decoded records, by the way that knows all forms and all errors."""
     found = [_conversation(raw, shape, source) for raw in raws]
     errors = [item for item in found if isinstance(item, RecordError)]
-    return Conversations.of([item for item in found if isinstance(item, Conversation)]), errors
+    conversations = [item for item in found if isinstance(item, Conversation)]
+    return replace(Conversations.of(conversations), unused=unused_fields(conversations)), errors
 
 
 def _conversation(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
@@ -223,6 +239,10 @@ def scanner_names(shape: Shape) -> ShapeNames | None:
         record[shape.nested] = RecordField.NESTED
     if shape.history:
         record[shape.history] = RecordField.EMPTY_LIST
+    for name in (shape.functions, *MEDIA_FIELDS, shape.system_beside):
+        if name:
+            record.setdefault(name, RecordField.EMPTY_LIST)
+    record.setdefault(LABEL, RecordField.LABEL)
     record |= {turn.key: (_meaning(turn), RoleCode(CODES[turn.role])) for turn in shape.turns}
     return _names(record, shape)
 

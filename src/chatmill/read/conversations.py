@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from chatmill.core.conversation import Conversation
-from chatmill.errors import DataError, RecordError
+from chatmill.errors import DataError, RecordError, UnknownNameError
 from chatmill.read.field_maps import FieldMap
 from chatmill.read.files import Raw, read_records
 from chatmill.read.places import place
-from chatmill.read.shapes import Shape, conversation_of, detect_shape, find_shape
+from chatmill.read.shapes import LABEL_FALSE, Shape, conversation_of, detect_shape, find_shape, preferred
 
 DETECT_RECORDS = 32
 """How many records the shape of a file is told from."""
@@ -27,24 +27,30 @@ class ConversationFile:
         shape: str | FieldMap | None = None,
         source: str | None = None,
         on_error: Callable[[RecordError], None] | None = None,
+        preferences: str | None = None,
     ) -> None:
         """`shape` is a name, a field map (`{"user": "question", "assistant": "answer"}`), or None to tell it from the
         first records.
 
         `source` names the records that do not name their own source (default: the file's name without its endings).
-        A bad record raises its `RecordError`, or is handed to `on_error` and left out.
+        A bad record raises its `RecordError`, or is handed to `on_error` and left out. `preferences="chosen"` reads the
+        chosen answers of pairs, and leaves out records whose label is false.
         """
+        if preferences not in (None, "chosen"):
+            raise UnknownNameError("preferences", preferences, ["chosen"])
+        self._preferences = preferences
         self.path = place(path)
         self.source = source if source is not None else self.path.name.split(".")[0]
         self._on_error = on_error
-        self._named = find_shape(shape) if shape is not None else None
+        self._named = find_shape(preferred(shape, preferences)) if shape is not None else None
 
     @property
     def shape(self) -> Shape:
         """The shape that was named, or the one the first records have."""
         if self._named is None:
             readable = (raw.value for raw in read_records(self.path) if raw.error is None)
-            self._named = detect_shape(list(itertools.islice(readable, DETECT_RECORDS)), str(self.path))
+            found = detect_shape(list(itertools.islice(readable, DETECT_RECORDS)), str(self.path))
+            self._named = found if not found.pairs else find_shape(preferred(found.name, self._preferences))
         return self._named
 
     def __iter__(self) -> Iterator[Conversation]:
@@ -52,6 +58,8 @@ class ConversationFile:
             try:
                 conversation = self._conversation(raw)
             except RecordError as error:
+                if error.code == LABEL_FALSE and self._preferences is not None:
+                    continue
                 if self._on_error is None or error.code == "unknown_shape":  # an error of the file, not of a record
                     raise
                 self._on_error(error)

@@ -7,6 +7,7 @@ sure, both give the same conversation, but for the metadata.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,16 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import MAX_WEIGHT, Role
-from chatmill.core.conversations import Conversations, Places
+from chatmill.core.conversation import MAX_WEIGHT, MEDIA_FIELDS, REASONING_FIELDS, Role
+from chatmill.core.conversations import Conversations, Places, unused_fields
 from chatmill.core.messages import CODES, MessageColumns, sparse_objects
 from chatmill.core.native.scan import scan_texts
 from chatmill.core.texts import Chosen, OptionalTexts, TextJoiner, Texts, joined
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.core.tools import listed_tools
-from chatmill.read.columns import Read, merged, nested_names, read_declined, read_one_by_one
+from chatmill.read.columns import Read, merged, nested_names, read_declined, read_one_by_one, two_systems
 from chatmill.read.files import batch_records, without_nulls
-from chatmill.read.shapes import Shape, decoded_tools, options_text
+from chatmill.read.shapes import LABEL, Shape, decoded_tools, fields_read, options_text
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -37,7 +38,7 @@ _TEXT_FIELDS = {
     "channels": "channel",
     "content_types": "content_type",
 }
-_KNOWN = frozenset({*_TEXT_FIELDS.values(), "reasoning_content", "thinking", "tool_calls", "weight", "train"})
+_KNOWN = frozenset({*_TEXT_FIELDS.values(), *REASONING_FIELDS, "tool_calls", "weight", "train"})
 
 
 class _NotSureError(Exception):
@@ -48,14 +49,16 @@ def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shap
     """The conversations of the rows of an Arrow batch; `first` is the number of the first one in its file."""
     count = batch.num_rows
     try:
-        found, sure = _Rows(batch, shape, source).conversations()
+        rows_of = _Rows(batch, shape, source)
+        found, sure = rows_of.conversations()
     except (_NotSureError, pa.ArrowInvalid):  # the latter where a text is not UTF-8
         return read_one_by_one(list(batch_records([batch], path, range(first, first + count))), shape, source)
     found = replace(found, wheres=Places(f"{path}:row ", np.arange(first, first + count)))
     rows = np.flatnonzero(~sure)
     raws = batch_records([batch.take(pa.array(rows))], path, (first + rows).tolist()) if len(rows) else ()
     slow, errors = read_declined(zip(rows.tolist(), raws, strict=True), shape, source)
-    return merged(found, sure, slow), errors
+    unused = rows_of.unused(sure) + unused_fields(slow.values())
+    return replace(merged(found, sure, slow), unused=unused), errors
 
 
 class _Rows:
@@ -69,7 +72,10 @@ class _Rows:
         """All rows, and which of them may be taken."""
         if self._shape.parts is not None:
             raise _NotSureError
+        self._doubt_rare_fields()
         messages, offsets = self._messages()
+        if self._shape.lists and self._shape.turns:
+            self._sure &= ~two_systems(messages.roles, offsets)
         count = self._batch.num_rows
         found = Conversations(
             messages=messages,
@@ -82,6 +88,26 @@ class _Rows:
             metadata=sparse_objects(count, {}),
         )
         return found, self._sure
+
+    def _doubt_rare_fields(self) -> None:
+        """Rows with functions, with what is no text, or with an answer that people did not like go the slow way."""
+        shape = self._shape
+        for name in (shape.functions, *MEDIA_FIELDS, shape.system_beside):
+            if name not in _given_meaning(shape) and (column := self._column(name)) is not None:
+                self._sure &= ~_flags(column.is_valid())
+        label = self._column(LABEL) if LABEL not in _given_meaning(shape) else None
+        if label is not None and pa.types.is_boolean(label.type):
+            self._sure &= _flags(pc.fill_null(label, True))
+
+    def unused(self, sure: Flags) -> Counter[str]:
+        """Columns that mean nothing, with the rows among the sure ones that have something in them."""
+        found: Counter[str] = Counter()
+        known = fields_read(self._shape)
+        for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
+            if name not in known and not (name == LABEL and pa.types.is_boolean(column.type)):
+                held = int(np.count_nonzero(_held(column) & sure))
+                found.update({name: held} if held else {})
+        return found
 
     def _column(self, name: str) -> pa.Array | None:
         """A column with something in it; None where there is none."""
@@ -200,6 +226,21 @@ class _Rows:
         return Chosen([*(text or "" for text in texts), ""], which % (len(texts) + 1)).columns()
 
 
+def _given_meaning(shape: Shape) -> set[str]:
+    """Fields that are messages in this shape, whatever they mean elsewhere."""
+    return {*shape.lists, *(turn.key for turn in shape.turns)}
+
+
+def _held(column: pa.Array) -> Flags:
+    """Which rows have something in them: no null, and no empty text or list."""
+    held = _flags(column.is_valid())
+    if _is_text(column.type) or pa.types.is_binary(column.type):
+        held = held & _flags(pc.fill_null(pc.not_equal(pc.binary_length(column), 0), False))
+    elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        held = held & _flags(pc.fill_null(pc.not_equal(pc.list_value_length(column), 0), False))
+    return held
+
+
 def _listed(tools: Any) -> str | None:
     """Tool definitions as lines; None where they must be looked at with the whole record."""
     if isinstance(tools, list):
@@ -220,17 +261,18 @@ def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumn
     for name, column in fields.items():
         if name not in _KNOWN and name not in (shape.role, shape.content):
             doubtful |= _flags(column.is_valid())
-    texts = {name: _field_texts(fields.get(name), count) for name in (*_TEXT_FIELDS.values(), *_REASONING)}
+    texts = {name: _field_texts(fields.get(name), count) for name in (*_TEXT_FIELDS.values(), *REASONING_FIELDS)}
     contents = _field_texts(fields.get(shape.content), count)
-    reasoning, thinking = (texts[name] for name in _REASONING)
-    doubtful |= reasoning.present & thinking.present
     roles = _roles(fields[shape.role], shape)
     call_offsets, call_names, call_arguments, call_ids, bad_calls = _calls(fields.get("tool_calls"), count)
     weights, bad_weights = _weights(fields.get("weight"), fields.get("train"), count)
     doubtful |= (roles == 0) | bad_calls | bad_weights | (~contents.present & (np.diff(call_offsets) == 0))
-    if thinking.present.any():
-        reasoning = TextJoiner([reasoning, thinking]).join([reasoning, thinking])
-        reasoning = reasoning.take(np.arange(count) + np.where(thinking.present, count, 0))
+    reasoning, *others = (texts[name] for name in REASONING_FIELDS)
+    for other in others:
+        if other.present.any():
+            doubtful |= reasoning.present & other.present
+            reasoning = TextJoiner([reasoning, other]).join([reasoning, other])
+            reasoning = reasoning.take(np.arange(count) + np.where(other.present, count, 0))
     columns = MessageColumns(
         roles=roles,
         contents=contents.texts,
@@ -247,9 +289,6 @@ def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumn
         call_ids=call_ids,
     )
     return columns, doubtful
-
-
-_REASONING = ("reasoning_content", "thinking")
 
 
 def _roles(column: pa.Array, shape: Shape) -> NDArray[np.uint8]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.core.conversation import (
+    MEDIA_FIELDS,
     ROLE_ALIASES,
     Conversation,
     Message,
@@ -19,6 +20,7 @@ from chatmill.core.conversation import (
     checked_text,
     json_type,
     parse_messages,
+    refuse_media,
 )
 from chatmill.core.conversations import options_json
 from chatmill.errors import RecordError, UnknownNameError
@@ -26,9 +28,12 @@ from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
 from chatmill.read.files import TOO_DEEP, decode_line
 from chatmill.read.looks import Record, first_message, is_harmony, is_openai, listed
 from chatmill.read.part_shapes import ANTHROPIC, LLAMAFACTORY_V1, PartForm
+from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, refuse_pairs
 from chatmill.read.shape_files import SUFFIXES, decoded_definition, definition_text, read_definition
 
 NO_OPTIONS: Mapping[str, Any] = {}
+LABEL, LABEL_FALSE = "label", "label_false"
+"""The field that says whether people liked an answer (KTO), and the reason code of a record where they did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,12 @@ class Shape:
     id: str = "id"
     source: str = "source"
     tools: str = "tools"
+    functions: str = "functions"
+    """Field with tool definitions in the older form, without `type` and `function` around them."""
+    system_beside: str = ""
+    """Field with a system text that goes before all turns; records with one are read one by one."""
+    pairs: bool = False
+    """Records hold two answers, `chosen` and `rejected`."""
     options: str = "chat_template_kwargs"
     fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
@@ -85,15 +96,18 @@ class Shape:
     @property
     def fields(self) -> frozenset[str]:
         """Fields it gives a meaning to; the others are kept as metadata."""
-        common = (self.id, self.source, self.tools, self.options, self.history, self.nested)
+        common = (self.id, self.source, self.tools, self.functions, self.system_beside, self.options)
+        common += (self.history, self.nested, *(PAIR_FIELDS if self.pairs else ()))
         return frozenset({*common, *self.lists, *(turn.key for turn in self.turns)} - {""})
 
     def messages(self, record: Record) -> tuple[Message, ...]:
         """The messages of a record, or a `RecordError`."""
+        if self.pairs:
+            return chosen_messages(record)
         if self.nested and self.nested in record:
             return _nested(record, self.nested)
         if not self.lists:
-            return tuple(_turns(record, self))
+            return (*_system(record, self.system_beside), *_turns(record, self))
         key = next((key for key in self.lists if key in record), None)
         if key is None:
             raise RecordError(
@@ -107,7 +121,7 @@ class Shape:
         if self.calls_role and isinstance(items, list):
             items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
         found = self._part_messages(items, key) if self.parts and isinstance(items, list) else self._listed(items, key)
-        return (*_turns(record, self), *found) if self.turns else found
+        return _behind_system(tuple(_turns(record, self)), found) if self.turns else found
 
     def _listed(self, items: object, key: str) -> tuple[Message, ...]:
         return parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
@@ -132,18 +146,20 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         if not isinstance(record, Mapping):
             raise RecordError(f"a record must be an object, found {json_type(record)}", code="record_type")
         record_id = _label(record, shape.id, code="id_type")
+        known = fields_read(shape)
+        _refuse_unfit(record, shape)
         messages = shape.messages(record)
         tools = _tools(record, shape.tools)
         if shape.parts is not None:
             tools = tuple(map(shape.parts.tool, tools))
-        known = _fields(shape)
+        tools = _functions(record, shape, tools)
         return Conversation(
             messages,
             record_id,
             _label(record, shape.source, code="field_type") or source,
             tools,
             where,
-            {key: value for key, value in record.items() if key not in known},
+            {key: value for key, value in record.items() if key not in known and not _is_liked(key, value)},
             _options(record, shape.options),
         )
     except RecordError as error:
@@ -164,8 +180,57 @@ def _label(record: Record, key: str, *, code: str) -> str:
 
 
 @cache
-def _fields(shape: Shape) -> frozenset[str]:
+def fields_read(shape: Shape) -> frozenset[str]:
+    """Fields of records that a shape gives a meaning to."""
     return shape.fields
+
+
+def _is_liked(key: str, value: object) -> bool:
+    """`label: true`, which says that the answer is a good one."""
+    return key == LABEL and value is True
+
+
+def _refuse_unfit(record: Record, shape: Shape) -> None:
+    """`RecordError` for what must not be trained as it is: images, and answers that people did not like."""
+    messages = {*shape.lists, *(turn.key for turn in shape.turns)}
+    refuse_media({key: record[key] for key in MEDIA_FIELDS if key in record and key not in messages})
+    if record.get(LABEL) is False and LABEL not in messages:
+        raise RecordError(
+            "'label' is false: people did not like this answer (KTO), and training on it would teach it. Leave such "
+            "records out with preferences: chosen (--preferences chosen)",
+            code=LABEL_FALSE,
+            path=LABEL,
+        )
+
+
+def _system(record: Record, key: str) -> tuple[Message, ...]:
+    text = _text(record, key, default="") if key else ""
+    return (Message(Role.SYSTEM, text),) if text else ()
+
+
+def _behind_system(turns: tuple[Message, ...], listed: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Turns, then the list; a system message that both have is there once, and two different ones are refused."""
+    if not turns or turns[-1].role is not Role.SYSTEM or listed[0].role is not Role.SYSTEM:
+        return (*turns, *listed)
+    if turns[-1].content != listed[0].content:
+        raise RecordError(
+            "the record has a system text, and its list of messages begins with another one; keep one",
+            code="system_twice",
+            path="system",
+        )
+    return (*turns[:-1], *listed)
+
+
+def _functions(record: Record, shape: Shape, tools: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tool definitions; those of the older field are put into the form of `tools`."""
+    functions = _tools(record, shape.functions) if shape.functions else ()
+    if not functions:
+        return tools
+    if tools:
+        raise RecordError(
+            f"{shape.tools!r} and {shape.functions!r} are both given; keep one", code="bad_tools", path=shape.functions
+        )
+    return tuple(one if "function" in one else {"type": "function", "function": one} for one in functions)
 
 
 def _tools(record: Record, key: str) -> tuple[Any, ...]:
@@ -309,6 +374,16 @@ def _keys(record: Record) -> str:
     return ", ".join(map(str, list(record)[:12])) or "nothing"
 
 
+class Preferences(Shape):
+    """Pairs of answers, refused until it is said what is to be trained: see the shape `chosen`."""
+
+    __slots__ = ()
+
+    def messages(self, record: Record) -> tuple[Message, ...]:
+        """Always a `RecordError`."""
+        return refuse_pairs()
+
+
 _SYSTEM = Turn(key="system", role=Role.SYSTEM, optional=True)
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
@@ -339,7 +414,7 @@ SHAPES: Mapping[str, Shape] = {
             covers="openai",
             fits=lambda r: LLAMAFACTORY_V1.fits(listed(r, "messages")),
         ),
-        Shape(name="openai", lists=("messages", "conversations"), fits=is_openai),
+        Shape(name="openai", lists=("messages", "conversations"), turns=(_SYSTEM,), fits=is_openai),
         Shape(
             name="alpaca",
             turns=(
@@ -357,6 +432,7 @@ SHAPES: Mapping[str, Shape] = {
                 Turn(key="prompt", role=Role.USER, or_list=True),
                 Turn(key="completion", role=Role.ASSISTANT, or_list=True),
             ),
+            system_beside="system",
             fits=lambda r: "prompt" in r and "completion" in r,
         ),
         Shape(
@@ -378,6 +454,11 @@ SHAPES: Mapping[str, Shape] = {
     )
 }
 """Known shapes, in the order in which detection tries them."""
+PAIRS: Mapping[str, Shape] = {
+    "preferences": Preferences(name="preferences", pairs=True, fits=lambda r: "chosen" in r and "rejected" in r),
+    "chosen": Shape(name="chosen", pairs=True),
+}
+"""Records with two answers: as they are found, and as they are read where the chosen ones are asked for."""
 
 
 HINT = (
@@ -389,13 +470,18 @@ def find_shape(name: str | FieldMap) -> Shape:
     """A shape by name, by the path of a shape file, what such a file says (`Shape.definition`), or a field map."""
     if isinstance(name, Mapping):
         name = mapped_shape(name)
-    if name in SHAPES:
-        return SHAPES[name]
+    if name in SHAPES or name in PAIRS:
+        return SHAPES.get(name) or PAIRS[name]
     if name.startswith("{"):
         return _defined(definition_text(decoded_definition(name)))
     if name.lower().endswith(SUFFIXES):
         return _defined(definition_text(read_definition(Path(name))))
     raise UnknownNameError("shape", name, list(SHAPES), HINT)
+
+
+def preferred(name: str, preferences: str | None) -> str:
+    """The shape that records of a shape are read in: with `preferences: chosen` pairs give their chosen answer."""
+    return "chosen" if preferences == "chosen" and name == "preferences" else name
 
 
 def shape_key(name: str | FieldMap) -> str:
@@ -435,8 +521,9 @@ def _but_for(own: Mapping[str, str]) -> dict[str, Role]:
 def detect_shape(records: Sequence[object], where: str) -> Shape:
     """The shape that most of these first records fit, earlier shapes winning ties; none fits: an error."""
     objects = [record for record in records if isinstance(record, Mapping)]
-    counts = {name: sum(shape.fits(record) for record in objects) for name, shape in SHAPES.items()}
-    for name, shape in SHAPES.items():
+    shapes = {**PAIRS, **SHAPES}
+    counts = {name: sum(shape.fits(record) for record in objects) for name, shape in shapes.items()}
+    for name, shape in shapes.items():
         if counts[name] and shape.covers:
             counts[name] = max(counts[name], counts[shape.covers])
     best = max(counts, key=lambda name: counts[name])
@@ -446,4 +533,4 @@ def detect_shape(records: Sequence[object], where: str) -> Shape:
             code="unknown_shape",
             where=where,
         )
-    return SHAPES[best]
+    return shapes[best]

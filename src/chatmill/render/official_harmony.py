@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from chatmill.errors import MissingExtraError, RecordError
+from chatmill.errors import MissingExtraError, RecordError, need
 from chatmill.tokenizer.assets import O200K_FILE, bundled_o200k, find_o200k
 
 
@@ -35,6 +35,7 @@ def encoding() -> Any:
 
 def render_message(message: Mapping[str, Any], *, has_function_tools: bool = False) -> list[int]:
     """Ids of one Harmony message dict, its closing token included (`<|end|>`, or `<|call|>` for a call)."""
+    need("openai_harmony", "rendering Harmony messages")
     import openai_harmony
 
     try:
@@ -47,6 +48,7 @@ def render_message(message: Mapping[str, Any], *, has_function_tools: bool = Fal
 
 def render_training(messages: list[Mapping[str, Any]]) -> list[int]:
     """The official training render of a whole conversation of Harmony message dicts: the slow, exact reference."""
+    need("openai_harmony", "rendering Harmony messages")
     import openai_harmony
 
     conversation = openai_harmony.Conversation.from_json(json.dumps({"messages": messages}))

@@ -9,13 +9,14 @@ import json
 import os
 import re
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
+from chatmill.errors import ChatmillError, ConfigError, TokenizerError, UnknownNameError
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.chat_template import TOKEN_NAMES, TemplateText
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
@@ -24,6 +25,8 @@ from chatmill.render.template import Template, refuse_missing
 from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
 from chatmill.tokenizer.protocol import Tokenizer
 
+USER_MODULE = "chatmill_user_template_"
+"""What the modules of users' template files are called, before the name of the file."""
 BUNDLED = Path(__file__).parent / "templates"
 """Holds the bundled templates, one file each: Jinja, or a Python module with a class named `TEMPLATE`."""
 PYTHON_TEMPLATES = ("token_native", "markers", "harmony")
@@ -155,7 +158,10 @@ def bind(
             raise ConfigError(f"the template {found.name!r} has no options: {name} ({known})")
         if not isinstance(value, str):
             raise ConfigError(f"the option {name} of the template {found.name!r} is {value!r}; a text is needed")
-    return found(tokenizer, **options)
+    try:
+        return found(tokenizer, **options)
+    except Exception as error:
+        raise template_mistake(error) or error from None
 
 
 def given_options(
@@ -184,6 +190,13 @@ def has_template(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a chat template."""
     path = model_folder(folder)
     return path.is_dir() and bool(_templates_in(path))
+
+
+def own_template(tokenizer: str | os.PathLike[str]) -> str | None:
+    """The folder whose chat template belongs to a tokenizer: the one that is given, or that of the given file."""
+    path = Path(tokenizer)
+    folder = path.parent if path.is_file() else path
+    return str(folder) if has_template(folder) else None
 
 
 def template_of_folder(folder: Path, wanted: str = "") -> JinjaSource:
@@ -289,10 +302,30 @@ def _stop_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(one for one in listed if isinstance(one, int))
 
 
+def template_mistake(error: Exception) -> ConfigError | None:
+    """The error about a user's own template that ended with an exception of Python; None where it was not the template.
+
+    The innermost line of the file is named: what it calls may be anything.
+    """
+    found = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__", "")).startswith(USER_MODULE)
+    ]
+    if not found or isinstance(error, ChatmillError):
+        return None
+    file, line, function = found[-1]
+    place = "" if function == "<module>" else f", in {function}"
+    return ConfigError(
+        f"template file {file}, line {line}{place}: {type(error).__name__}: {error}. Correct the template there; to "
+        "refuse a conversation it raises chatmill.RecordError"
+    )
+
+
 def _from_python(path: Path) -> type[Template]:
     if not path.is_file():
         raise ConfigError(f"no template file {path}")
-    name = f"chatmill_user_template_{path.stem}"
+    name = f"{USER_MODULE}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} cannot be imported as Python")
@@ -300,8 +333,14 @@ def _from_python(path: Path) -> type[Template]:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, ImportError, NameError) as error:
-        raise ConfigError(f"template file {path} cannot be imported: {error}") from None
+    except ChatmillError:
+        raise
+    except SyntaxError as error:
+        raise ConfigError(
+            f"template file {path} cannot be imported: line {error.lineno}: {error.msg}. Correct it there"
+        ) from None
+    except Exception as error:
+        raise template_mistake(error) or ConfigError(f"template file {path} cannot be imported: {error}") from None
     named = getattr(module, "TEMPLATE", None)
     if isinstance(named, type) and issubclass(named, Template):
         return named

@@ -19,7 +19,7 @@ from chatmill.render.bound import BoundTemplate
 from chatmill.render.fill import applied, fill
 from chatmill.render.plan_book import PlanBook
 from chatmill.render.plan_table import Origin, PlanTable
-from chatmill.render.registry import bind
+from chatmill.render.registry import bind, template_mistake
 from chatmill.tokenizer.protocol import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -86,9 +86,14 @@ def render(
     """
     bound = template if isinstance(template, BoundTemplate) else bind(template, tokenizer)
     batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
-    if add_generation_prompt:
-        return _render_prompts(batch, bound)
-    numbers, failed = bound.book.find(batch)
+    try:
+        if add_generation_prompt:
+            return _render_prompts(batch, bound)
+        numbers, failed = bound.book.find(batch)
+    except Exception as error:
+        if (mistake := template_mistake(error)) is not None:
+            raise mistake from error
+        raise
     if failed and not collect_failures:
         raise failed[0][1]
     chosen = np.flatnonzero(numbers >= 0)

@@ -56,7 +56,7 @@ class DocumentSet:
     """The episodes of one split, numbered from 0 in the order of the build; read in any order."""
 
     def __init__(self, dataset: EpisodeDataset) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self.lengths: Ints = dataset.lengths
         """Tokens of every episode."""
         self.has_weights = dataset.has_masks
@@ -70,11 +70,11 @@ class DocumentSet:
     @cached_property
     def plan(self) -> PackPlan | None:
         """Which episodes share a row; None where the split is not packed. Read and checked when first asked for."""
-        return read_pack_plan(self._dataset.folder, self.lengths)
+        return read_pack_plan(self.dataset.folder, self.lengths)
 
     def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
         """Ids, weights and kinds of a whole shard, flat (views of its files)."""
-        files = self._dataset.shard(shard)
+        files = self.dataset.shard(shard)
         return (
             files.token_ids,
             files.mask if self.has_weights else None,
@@ -86,20 +86,20 @@ class DocumentSet:
 
         None where the dataset does not store them.
         """
-        if name not in self._dataset.columns:
+        if name not in self.dataset.columns:
             return None
-        shards = np.searchsorted(self._dataset.episode_offsets, numbers, side="right") - 1
-        rows = numbers - self._dataset.episode_offsets[shards]
+        shards = np.searchsorted(self.dataset.episode_offsets, numbers, side="right") - 1
+        rows = numbers - self.dataset.episode_offsets[shards]
         breaks = (np.flatnonzero(np.diff(shards)) + 1).tolist()
         values: list[Any] = []
         for first, last in itertools.pairwise([0, *breaks, len(numbers)] if len(numbers) else []):
-            shard = self._dataset.shard(int(shards[first]))
+            shard = self.dataset.shard(int(shards[first]))
             mine = rows[first:last]
             if name == "record_id":
                 values += [shard.text(name, row) for row in mine.tolist()]
             else:
                 values += shard.column(name)[mine].tolist()
-        return [self._dataset.source_names[code] for code in values] if name == "source" else values
+        return [self.dataset.source_names[code] for code in values] if name == "source" else values
 
     def gather(self, numbers: Ints, lengths: Ints | None = None) -> Documents:
         """Some documents in the order asked for, or only the first `lengths` tokens of each.
@@ -130,7 +130,7 @@ class DocumentSet:
 
     def _locate(self, numbers: Ints) -> tuple[Ints, Ints]:
         """Shard and first token of some episodes."""
-        shards, starts, _ = self._dataset.locate(numbers)
+        shards, starts, _ = self.dataset.locate(numbers)
         return shards, starts
 
     def batches(self) -> Iterator[Ints]:

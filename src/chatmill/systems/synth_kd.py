@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.harmony_ids import EOD, START
-from chatmill.errors import ConfigError, RecordError
+from chatmill.errors import ConfigError, RecordError, need
 from chatmill.tokenizer.assets import O200K_FILE, PROJECT_COPY, bundled_o200k, find_o200k
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -116,6 +116,7 @@ class OfficialRows:
 
     def __init__(self, vocabulary: Path) -> None:
         """`vocabulary` is a checked o200k file."""
+        need("openai_harmony", "the official render of Harmony")
         import openai_harmony
 
         self._encoding = official_encoding(vocabulary)

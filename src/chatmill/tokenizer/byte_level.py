@@ -26,6 +26,7 @@ class ByteTokenizer:
         self.bos_id = self.control_ids.get("<|bos|>")
         self.eos_id = self.control_ids.get("<|eos|>")
         self.pad_id = self.control_ids.get("<|pad|>")
+        self.text_fingerprint = "bytes"
         self.fingerprint = hashlib.sha256(repr(("bytes", self.control_ids)).encode()).hexdigest()
 
     def control(self, name: str) -> int:

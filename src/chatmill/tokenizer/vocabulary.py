@@ -91,6 +91,11 @@ class VocabularyTokenizer:
         """What rows write in front of text, since the engine does not."""
         self._added: tuple[str, ...] = ()
 
+    @property
+    def text_fingerprint(self) -> str:
+        """sha256 over the text vocabulary and its rules alone."""
+        return self._rules_fingerprint()
+
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over the text vocabulary and its rules, the control map and the named ids."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, DataError
 from chatmill.load.config import SamplingMode
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.packed_row_loader import PackedRowLoader
@@ -36,6 +36,8 @@ class Feed:
         self._twin: SpanTwin | None = twin_of(loader, split)
         self._iterator: Iterator[Any] | None = None
         self._warned = False
+        self.vocabulary: int | None = None
+        """Embeddings of the model: an id at or above is refused."""
 
     def next(self) -> TrainBatch | None:
         """The next batch; None when the data ends."""
@@ -50,7 +52,27 @@ class Feed:
             )
         spans = None if self._twin is None else self._twin.next()
         batch = as_batch(given, self._device, spans)
+        if self.vocabulary is not None:
+            self._refuse_ids_beyond(given, self.vocabulary)
         return self._assistant_tokens(batch) if self._assistant_only else batch
+
+    def _refuse_ids_beyond(self, given: Any, vocabulary: int) -> None:
+        """`DataError` for ids without an embedding; batches that are on a GPU already are left to its own check."""
+        if isinstance(given, TrainBatch):
+            values: tuple[Any, ...] = (given.input_ids, given.labels)
+        elif isinstance(given, Mapping):
+            values = tuple(given.get(name) for name in ("input_ids", "tokens", "labels"))
+        else:
+            values = given[:2]
+        for ids in values:
+            if not isinstance(ids, torch.Tensor) or ids.device.type != "cpu" or not ids.numel():
+                continue
+            if (largest := int(ids.max())) >= vocabulary:
+                raise DataError(
+                    f"the data has the id {largest:,}, and the model has {vocabulary:,} embeddings: they do not belong "
+                    "together. Build the data with the model's tokenizer and its own template, or set model.resize to "
+                    "true, which adds embeddings"
+                )
 
     def _assistant_tokens(self, batch: TrainBatch) -> TrainBatch:
         """The batch with weight 0 on what is not the assistant's, in whatever way the masks were made."""

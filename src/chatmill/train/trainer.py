@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, DataError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.train.batch import TrainBatch
 from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_optimizer, read_state, save_checkpoint
@@ -117,6 +117,7 @@ class _Run:
         if config.post_training:
             self.feed.refuse_partial_pass()
         self.trainer = Trainer(model, config, ranks)
+        self.feed.vocabulary = len(model.head_weight)
         self.val, self._val_state = _val_feed(loader, val_loader, ranks, assistant_only=config.post_training)
         report = getattr(loader, "data_report", None)
         self.data: dict[str, Any] = {} if report is None else report()
@@ -131,6 +132,8 @@ class _Run:
         """Whether the ranks agreed to stop."""
         self._unlogged: list[tuple[StepResult, float]] = []
         self._clock = time.perf_counter()
+        self._trained: torch.Tensor | int = 0
+        """Trained tokens of this rank."""
         self._evaluated = self._saved_step = -1
         self._progress = ""
 
@@ -213,6 +216,7 @@ class _Run:
             result = self.trainer.step(batches, rate)
             self.state = replace(self.state, step=self.state.step + 1)
             self._unlogged.append((result, rate))
+            self._trained = self._trained + result.trained
             if _due(self.state.step, config.log_every):
                 self._log_step()
             self.log.advance(self.state.step, self._progress)
@@ -223,8 +227,18 @@ class _Run:
                 self._save()
         self._log_step()
         if not self.stopped:
+            self._refuse_nothing_trained()
             self._evaluate()
         self._save()
+
+    def _refuse_nothing_trained(self) -> None:
+        """A run without a single target has a loss of 0 and looks finished."""
+        if not self.ranks.any(bool(self._trained > 0)):
+            raise DataError(
+                f"no token was trained in {self.state.step:,} steps: every label is masked. Rows may be too short to "
+                "reach the first answer (block_size, overflow), or the policy trains nothing here: `chatmill inspect` "
+                "shows what is trained"
+            )
 
     def _log_step(self) -> None:
         """The newest step's numbers; the rate of tokens is that since the last time."""

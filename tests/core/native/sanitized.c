@@ -22,9 +22,9 @@ static void *room(int64_t count, size_t size)
 
 static int64_t totals[4];
 
-static const int64_t LISTS[] = {LIST, LIST, ID, SOURCE, TOOLS, OPTIONS, NESTED, EMPTY_LIST, OPTIONAL_TURN};
+static const int64_t LISTS[] = {LIST, LIST, ID, SOURCE, TOOLS, OPTIONS, NESTED, EMPTY_LIST, LABEL, OPTIONAL_TURN};
 static const char *const LIST_NAMES[] = {"messages",      "conversations", "id",   "source", "tools", "chat_template_kwargs",
-                                         "messages_json", "history",       "system"};
+                                         "messages_json", "history",       "label", "system"};
 static const int64_t TURNS[] = {ID, TOOLS, OPTIONAL_TURN, TURN, JOINED_TURN, TURN};
 static const char *const TURN_NAMES[] = {"id", "tools", "system", "instruction", "input", "output"};
 static const int64_t PAIRS[] = {ID, TOOLS, TURN_OR_LIST, TURN_OR_LIST};
@@ -104,6 +104,7 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
     c.weights = room(c.weight_capacity, sizeof(weight));
     c.text = room(c.text_capacity, 1);
     c.json = room(c.json_capacity, 1);
+    c.unused = room(MAX_UNUSED, sizeof(unused_field));
     const int64_t offsets[2] = {0, size};
     const int64_t found = as_texts ? chatmill_scan_texts(data, size, offsets, 1, names, &c)
                                    : chatmill_scan(data, 0, size, names, &c);
@@ -116,7 +117,7 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
     }
     for (int i = 0; i < 10; i++) free(columns_of[i]->starts), free(columns_of[i]->lengths);
     free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.call_offsets);
-    free(c.rare), free(c.weights), free(c.text), free(c.json);
+    free(c.rare), free(c.weights), free(c.text), free(c.json), free(c.unused);
 }
 
 /* Copies whose starts, lengths and numbers of buffers are the bytes of a line, right or wrong as they come. */

@@ -14,7 +14,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-#define ABI_VERSION 5 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 6 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 #ifndef SOURCE_CHECKSUM
 #define SOURCE_CHECKSUM 0 /* of these files, given by the build, so that a test can tell a library of an older source */
@@ -32,9 +32,10 @@ EXPORT int64_t chatmill_abi_version(void) { return ABI_VERSION; }
 EXPORT int64_t chatmill_source_checksum(void) { return SOURCE_CHECKSUM; }
 
 /* What a record that was read adds for good. */
-static void commit(scanner *s, int64_t line)
+static void commit(scanner *s, int64_t line, const record_parts *parts)
 {
     columns *out = s->out;
+    count_unused(out, parts);
     const range from = {out->sources.starts[line], out->sources.lengths[line]};
     if (from.length > 0 && from.start >= out->text_bytes) s->known_sources[s->source_count++ % KNOWN_SOURCES] = from;
     out->messages = s->at.messages;
@@ -57,6 +58,7 @@ static void decline(scanner *s, int64_t line)
 /* A scanner with nothing read yet; the counts of what is written are 0. */
 static scanner begun(place data, shape *names, columns *out)
 {
+    out->unused_count = out->unused_more = 0;
     out->lines = out->messages = out->calls = out->rares = out->weight_count = out->text_bytes = out->json_bytes = 0;
     out->message_offsets[0] = out->call_offsets[0] = 0;
     return (scanner){.out = out, .names = names, .data = data, .last_role = &names->of_role.start};
@@ -85,11 +87,12 @@ EXPORT int64_t chatmill_scan(place data, int64_t start, int64_t stop, const shap
     while (p < s.stop) {
         if (out->lines >= out->line_capacity) return -1;
         const int64_t line = out->lines++;
-        const place begin = p, end = record(&s, p, line);
+        record_parts parts;
+        const place begin = p, end = record(&s, p, line, &parts);
         out->line_starts[line] = begin - data;
         out->read[line] = end != NULL;
         if (end) {
-            commit(&s, line);
+            commit(&s, line, &parts);
             p = end < s.stop ? end + 1 : end;
         } else {
             decline(&s, line);
@@ -114,12 +117,13 @@ EXPORT int64_t chatmill_scan_texts(place data, int64_t size, const int64_t *offs
         const int64_t start = offsets[line], stop = offsets[line + 1];
         if (start < 0 || start > stop || stop > size) return -1;
         s.stop = data + stop;
-        const place end = record(&s, data + start, line);
+        record_parts parts;
+        const place end = record(&s, data + start, line, &parts);
         out->line_starts[line] = start;
         out->line_stops[line] = stop;
         out->read[line] = end == s.stop;
         if (end == s.stop) {
-            commit(&s, line);
+            commit(&s, line, &parts);
         } else {
             decline(&s, line);
         }

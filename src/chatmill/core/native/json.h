@@ -10,6 +10,7 @@
 #define MAX_OTHER_KEYS 64
 #define MAX_NUMBER 64
 #define KNOWN_SOURCES 16
+#define MAX_UNUSED 64
 
 typedef const uint8_t *place;
 
@@ -27,6 +28,12 @@ typedef struct {
     int64_t message;
     double value;
 } weight;
+
+/* A field that means nothing here: its name, and in how many records it holds something. */
+typedef struct {
+    place name;
+    int64_t length, records;
+} unused_field;
 
 /* A column of texts. */
 typedef struct {
@@ -56,7 +63,9 @@ typedef struct {
     weight *weights;
     uint8_t *text; /* texts without their escapes */
     uint8_t *json; /* JSON that is written anew */
+    unused_field *unused; /* room for MAX_UNUSED of them */
     int64_t lines, messages, calls, rares, weight_count, text_bytes, json_bytes; /* how many there are in the end */
+    int64_t unused_count, unused_more; /* fields of records that mean nothing: different ones, and those without room */
 } columns;
 
 typedef struct {

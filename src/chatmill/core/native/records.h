@@ -3,6 +3,7 @@
 typedef struct {
     place at;
     int64_t length;
+    int holds; /* whether there is something in it */
 } other_key;
 
 typedef struct {
@@ -23,8 +24,48 @@ static place unknown_key(const scanner *s, place p, record_parts *r)
     for (int i = 0; i < r->other_count; i++) {
         if (r->others[i].length == length && !memcmp(r->others[i].at, begin, (size_t)length)) return NULL;
     }
-    r->others[r->other_count++] = (other_key){begin, length};
+    r->others[r->other_count++] = (other_key){begin, length, 1};
     return after(s, p, ':');
+}
+
+/* Whether a value is null, or an empty text, list or object. */
+static int is_nothing(const scanner *s, place p)
+{
+    if (IS(s, p, "null") || IS(s, p, "\"\"")) return 1;
+    if (p == s->stop || (*p != '[' && *p != '{')) return 0;
+    const uint8_t end = *p == '[' ? ']' : '}';
+    p = space(s, p + 1);
+    return p < s->stop && *p == end;
+}
+
+/* Counts the fields of a record that mean nothing; records mostly have them in one order. */
+static void count_unused(columns *out, const record_parts *r)
+{
+    for (int i = 0; i < r->other_count; i++) {
+        const other_key *key = &r->others[i];
+        if (!key->holds) continue;
+        int64_t n = i < out->unused_count ? i : 0, tried = 0;
+        for (; tried < out->unused_count; tried++, n = n + 1 < out->unused_count ? n + 1 : 0) {
+            const unused_field *known = &out->unused[n];
+            if (known->length == key->length && !memcmp(known->name, key->at, (size_t)key->length)) break;
+        }
+        if (tried < out->unused_count) {
+            out->unused[n].records++;
+        } else if (out->unused_count < MAX_UNUSED) {
+            out->unused[out->unused_count++] = (unused_field){key->at, key->length, 1};
+        } else {
+            out->unused_more++;
+        }
+    }
+}
+
+/* Whether people liked the answer: one they did not is declined. Any other value means nothing. */
+static place label(const scanner *s, place p, const name *key, record_parts *r)
+{
+    if (IS(s, p, "true")) return p + 4;
+    if (IS(s, p, "false") || r->other_count == MAX_OTHER_KEYS) return NULL;
+    r->others[r->other_count++] = (other_key){key->text, key->length - 1, !is_nothing(s, p)};
+    return passed_value(s, p, 2);
 }
 
 /* The id of a record: a text, or a whole number as it is written. */
@@ -149,6 +190,7 @@ static place record_field(scanner *s, place p, const name *key, record_parts *r)
         if (IS(s, p, "null")) return p + 4;
         p = after(s, p, '[');
         return p && p < s->stop && *p == ']' ? p + 1 : NULL;
+    case LABEL: return label(s, p, key, r);
     default: return turn(s, p, key, r);
     }
 }
@@ -219,36 +261,36 @@ static int place_turns(scanner *s, record_parts *r, int64_t first)
 }
 
 /* One record, up to a line feed or the end; what it adds counts only after `commit`. */
-static place record(scanner *s, place p, int64_t line)
+static place record(scanner *s, place p, int64_t line, record_parts *parts)
 {
     columns *out = s->out;
     name_table *table = &s->names->of_record;
     const range none = {0, ABSENT};
     name *last = &table->start;
-    record_parts r;
-    r.id = r.source = r.tools = r.listed = r.options = none;
-    for (int i = 0; i < table->turns; i++) r.turns[i] = none;
-    r.lists = r.other_count = 0;
-    r.seen = 0;
+    parts->id = parts->source = parts->tools = parts->listed = parts->options = none;
+    for (int i = 0; i < table->turns; i++) parts->turns[i] = none;
+    parts->lists = parts->other_count = 0;
+    parts->seen = 0;
     if (!(p = after(s, p, '{'))) return NULL;
     for (int more = 1; more;) {
         if (p == s->stop || *p++ != '"') return NULL;
         const name *key = name_at(s, p, table, &last);
         if (key) {
-            if (!(p = noted(s, p + key->length, key->bit, &r.seen))) return NULL;
-            p = record_field(s, p, key, &r);
-        } else if ((p = unknown_key(s, p, &r))) {
+            if (!(p = noted(s, p + key->length, key->bit, &parts->seen))) return NULL;
+            p = record_field(s, p, key, parts);
+        } else if ((p = unknown_key(s, p, parts))) {
+            parts->others[parts->other_count - 1].holds = !is_nothing(s, p);
             p = passed_value(s, p, 2);
         }
         if (!p || !(p = separator(s, p, '}', &more))) return NULL;
     }
     p = space(s, p);
     if (p < s->stop && *p != '\n') return NULL;
-    if (!place_turns(s, &r, out->messages)) return NULL;
-    set_text(&out->ids, line, r.id);
-    set_text(&out->sources, line, r.source);
-    set_text(&out->tools, line, r.tools);
-    set_text(&out->listed, line, r.listed);
-    set_text(&out->options, line, r.options);
+    if (!place_turns(s, parts, out->messages)) return NULL;
+    set_text(&out->ids, line, parts->id);
+    set_text(&out->sources, line, parts->source);
+    set_text(&out->tools, line, parts->tools);
+    set_text(&out->listed, line, parts->listed);
+    set_text(&out->options, line, parts->options);
     return p;
 }

@@ -31,6 +31,11 @@ MAX_NAMES, MAX_TURNS = 32, 8
 """Names of a record, a message or a role, and turns among those of a record, that names.h has room for."""
 
 
+MAX_UNUSED = 64
+"""Different fields that mean nothing which are counted by name."""
+MORE_FIELDS = "(other fields)"
+
+
 class RecordField(IntEnum):
     """What a field of a record means, as in names.h."""
 
@@ -44,13 +49,15 @@ class RecordField(IntEnum):
     """A text that holds an object with `messages`."""
     EMPTY_LIST = 7
     """A list that must be empty; with anything in it the record is declined."""
-    TURN = 8
+    LABEL = 8
+    """Whether people liked the answer: `false` is declined, and what is no boolean means nothing."""
+    TURN = 9
     """A text that is a message; turns are in the order of their names, before a list."""
-    OPTIONAL_TURN = 9
+    OPTIONAL_TURN = 10
     """The same, and no message where it is missing or empty."""
-    JOINED_TURN = 10
+    JOINED_TURN = 11
     """A text that is added to the turn before it, with a line feed between, unless it is missing or empty."""
-    TURN_OR_LIST = 11
+    TURN_OR_LIST = 12
     """A text that is a message, or a list of messages: all turns of a record or none."""
 
 
@@ -90,10 +97,10 @@ class ShapeNames:
         names = [f'{name}"'.encode() for name in (*record, *message, *roles)]
         meanings = [*(meaning for meaning, _ in pairs), *message.values(), *roles.values()]
         self.is_nested = any(meaning is RecordField.NESTED for meaning, _ in pairs)
-        turns_of = [len(name) for name, (meaning, _) in zip(record, pairs, strict=True) if meaning >= RecordField.TURN]
-        listed = len('{"":"","":""}') + sum(sorted(map(len, message))[:2]) + min(map(len, roles))
-        self.smallest_message = min([listed, *(length + len('"":"",') for length in turns_of)])
-        """Bytes that a message has at least. Room is made for as many as there can be: what is too large costs time."""
+        self.turns = turns
+        """Messages of a record that are fields of their own, at most."""
+        self.smallest_message = len('{"":"","":""}') + sum(sorted(map(len, message))[:2]) + min(map(len, roles))
+        """Bytes that one in a list has at least. Room is made for as many as there can be: too much costs time."""
         self._text = np.frombuffer(b"".join(names), dtype=np.uint8)
         self._lengths = np.array([len(name) for name in names], dtype=np.int64)
         self._meanings = np.array(meanings, dtype=np.uint8)
@@ -133,6 +140,8 @@ class Scanned:
     """Tool definitions on lines of their own (see `core.tools.listed_tools`); none where Python must decode `tools`."""
     options: OptionalTexts
     """Template options, one JSON object."""
+    unused: dict[str, int]
+    """Fields of records that mean nothing here, with the records that have something in them."""
 
 
 def _pairs(*names: str) -> tuple[str, ...]:
@@ -146,8 +155,9 @@ _LINE_TEXTS = _pairs("ids", "sources", "tools", "listed", "options")
 _MESSAGE_TEXTS = _pairs("contents", "reasoning")
 _MESSAGES = ("roles", *_MESSAGE_TEXTS, "call_offsets")
 _CALLS = _pairs("call_names", "call_arguments", "call_ids")
-_ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "rare", "weights", "text", "json")
-_COUNTS = ("lines", "messages", "calls", "rares", "weight_count", "text_bytes", "json_bytes")
+_ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "rare", "weights", "text", "json", "unused")
+_COUNTS = ("lines", "messages", "calls", "rares", "weight_count", "text_bytes", "json_bytes", "unused_count",
+           "unused_more")  # fmt: skip
 _WEIGHT = np.dtype([("message", np.int64), ("value", np.float64)])
 
 
@@ -166,7 +176,7 @@ class _Room:
 
     def __init__(self, lines: int, size: int, names: ShapeNames) -> None:
         """Room for so many lines of so many bytes in all."""
-        messages, calls = size // names.smallest_message + 1, size // SMALLEST_CALL + 1
+        messages, calls = size // names.smallest_message + lines * names.turns + 1, size // SMALLEST_CALL + 1
         rare = size // RARE + 16
         text = (3 if names.is_nested else 2) * size + SLACK
         self.arrays: dict[str, NDArray[Any]] = {name: np.empty(lines, np.int64) for name in _LINE_TEXTS}
@@ -178,6 +188,7 @@ class _Room:
         self.arrays |= {"call_offsets": np.empty(messages + 1, np.int64)}
         self.arrays |= {"rare": np.empty((rare, 4), np.int64), "weights": np.empty(messages, _WEIGHT)}
         self.arrays |= {"text": np.empty(text, np.uint8), "json": np.empty(2 * size, np.uint8)}
+        self.arrays |= {"unused": np.empty((MAX_UNUSED, 3), np.int64)}
         addresses = (self.arrays[name].ctypes.data for name in _ARRAYS)
         self.struct = _Columns(lines, messages, calls, rare, messages, text, 2 * size, *addresses)
 
@@ -202,6 +213,7 @@ class _Room:
             tools=texts("tools", lines, data),
             listed=texts("listed", lines, json),
             options=texts("options", lines, json),
+            unused=self._unused(),
             messages=MessageColumns(
                 roles=arrays["roles"][:messages],
                 contents=contents.texts,
@@ -222,6 +234,12 @@ class _Room:
                 call_ids=texts("call_ids", calls),
             ),
         )
+
+    def _unused(self) -> dict[str, int]:
+        """Names are read where they are: in the data, or among the names of the shape."""
+        rows = self.arrays["unused"][: self.struct.unused_count].tolist()
+        found = {ctypes.string_at(address, length).decode(): count for address, length, count in rows}
+        return found | ({MORE_FIELDS: int(self.struct.unused_more)} if self.struct.unused_more else {})
 
 
 def _rare_texts(rare: Ints, field: int, count: int, text: Bytes) -> OptionalTexts:

@@ -1,0 +1,103 @@
+"""How many ids a model knows: the rows of its embedding, from the files of its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chatmill.errors import ConfigError
+
+CONFIG, WEIGHTS, WEIGHTS_INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "tok_embeddings.weight")
+"""What the names of the input embedding end in."""
+MOST_HEADER = 100 << 20
+"""Bytes of a header of safetensors that are read at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelVocabulary:
+    """The ids that a model has embeddings for: 0 up to `size - 1`."""
+
+    size: int
+    found_in: str
+    """The file that says so, or what was asked."""
+
+
+def model_vocabulary(model: Any) -> ModelVocabulary | None:
+    """What a model folder (or a file in one), a loaded model, its config or a number says; None where nothing does.
+
+    The rows of the embedding go before `vocab_size` of config.json.
+    """
+    if isinstance(model, int) and not isinstance(model, bool):
+        return ModelVocabulary(size=model, found_in="the number that was given")
+    if not isinstance(model, str | os.PathLike):
+        return _of_object(model)
+    path = Path(model)
+    folder = path if path.is_dir() else path.parent if path.is_file() else None
+    if folder is None or not (folder / CONFIG).is_file():
+        return None
+    return _of_weights(folder) or _of_config(folder / CONFIG)
+
+
+def _of_object(model: Any) -> ModelVocabulary | None:
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    weight = getattr(embedding, "weight", getattr(model, "head_weight", None))
+    if weight is not None:
+        return ModelVocabulary(size=len(weight), found_in=f"the embedding of {type(model).__name__}")
+    config = getattr(model, "config", model)
+    size = getattr(config, "vocab_size", None) or getattr(getattr(config, "text_config", None), "vocab_size", None)
+    return None if size is None else ModelVocabulary(size=int(size), found_in=type(config).__name__)
+
+
+def _of_config(path: Path) -> ModelVocabulary | None:
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
+    inner = config.get("text_config") if isinstance(config, dict) else None
+    for part in (config, inner):
+        size = part.get("vocab_size") if isinstance(part, dict) else None
+        if isinstance(size, int) and size > 0:
+            return ModelVocabulary(size=size, found_in=str(path))
+    return None
+
+
+def _of_weights(folder: Path) -> ModelVocabulary | None:
+    """The rows of the embedding, from the header of the file that holds it; None where there is no such file."""
+    files = [folder / WEIGHTS]
+    if (folder / WEIGHTS_INDEX).is_file():
+        try:
+            places = json.loads((folder / WEIGHTS_INDEX).read_bytes())["weight_map"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        files = [folder / str(file) for name, file in places.items() if name.endswith(EMBEDDINGS)]
+    for path in files:
+        if not path.is_file():
+            continue
+        for name, about in _header(path).items():
+            shape = about.get("shape") if isinstance(about, dict) else None
+            if name.endswith(EMBEDDINGS) and shape and len(shape) == 2:
+                return ModelVocabulary(size=int(shape[0]), found_in=f"{name} in {path}")
+    return None
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        try:
+            found = json.loads(file.read(size)) if size <= MOST_HEADER else {}
+        except ValueError:
+            return {}
+    return found if isinstance(found, dict) else {}
+
+
+def refuse_beyond(largest: int, vocabulary: ModelVocabulary, what: str, way_out: str) -> None:
+    """`ConfigError` where an id has no embedding."""
+    if largest >= vocabulary.size:
+        raise ConfigError(
+            f"{what} the id {largest:,}, and the model has {vocabulary.size:,} ids ({vocabulary.found_in}): it would "
+            f"have no embedding. {way_out}"
+        )

@@ -1,0 +1,111 @@
+"""Episodes longer than a row: refused, cut or left out, with the trained tokens that are lost counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of, ranges
+from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.store.episode_shard import EpisodeShard
+from chatmill.store.episodes import EpisodeDataset
+
+Ints = NDArray[np.int64]
+Trains = Callable[[EpisodeShard, Ints, Ints], NDArray[np.bool_]]
+"""Which tokens of episodes are trained: a shard, and the starts and lengths of the episodes in it."""
+TOKENS_AT_A_TIME = 1 << 22
+
+
+class LongEpisodes(StrEnum):
+    """What happens to an episode that is longer than a row."""
+
+    ERROR = "error"
+    """It is refused."""
+    CUT = "cut"
+    """Its first tokens are read."""
+    DROP = "drop"
+    """It is left out."""
+
+
+def long_episodes_named(name: str) -> LongEpisodes:
+    """A choice by name; an unknown one lists the known."""
+    if name not in list(LongEpisodes):
+        raise UnknownNameError(
+            "overflow", name, list(LongEpisodes), "`chatmill build` has more ways (drop_oldest_turns, windows)."
+        )
+    return LongEpisodes(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongEpisodesReport:
+    """What rows lose of the episodes that are longer than they are."""
+
+    episodes: int
+    """All that are long enough to be read."""
+    too_long: int
+    longest: int
+    tokens: int
+    """Tokens that are lost."""
+    trained: int
+    """Trained ones among them."""
+    trained_before: int
+    """Trained tokens of the episodes that are too long."""
+
+    def words(self, width: int) -> str:
+        """The facts in a sentence without its end."""
+        share = f" ({self.trained / self.trained_before:.0%})" if self.trained_before else ""
+        return (
+            f"{self.too_long:,} of {self.episodes:,} episodes are longer than a row of {width:,} tokens (the longest "
+            f"has {self.longest:,}): {self.tokens:,} of their tokens, and {self.trained:,} of the "
+            f"{self.trained_before:,} trained ones{share}"
+        )
+
+
+def report_long_episodes(
+    dataset: EpisodeDataset, *, width: int, min_tokens: int, overflow: LongEpisodes, trains: Trains
+) -> LongEpisodesReport | None:
+    """Count what is lost; None where every episode fits. Only the episodes that are too long are read."""
+    lengths = dataset.lengths
+    long = np.flatnonzero((lengths > width) & (lengths >= min_tokens))
+    if not len(long):
+        return None
+    kept = 0 if overflow is LongEpisodes.DROP else width
+    before = left = 0
+    borders = np.searchsorted(long, dataset.episode_offsets)
+    for number in np.flatnonzero(np.diff(borders)).tolist():
+        _, starts, sizes = dataset.locate(long[borders[number] : borders[number + 1]])
+        for first, last in _groups(sizes):
+            chosen = sizes[first:last]
+            trained = trains(dataset.shard(number), starts[first:last], chosen)
+            offsets = offsets_of(chosen)
+            before += int(np.count_nonzero(trained))
+            left += int(np.count_nonzero(trained[ranges(offsets[:-1], np.full(len(chosen), kept))]))
+    return LongEpisodesReport(
+        episodes=int(np.count_nonzero(lengths >= min_tokens)),
+        too_long=len(long),
+        longest=int(lengths.max()),
+        tokens=int((lengths[long] - kept).sum()),
+        trained=before - left,
+        trained_before=before,
+    )
+
+
+def _groups(sizes: Ints) -> list[tuple[int, int]]:
+    """Neighbours of about `TOKENS_AT_A_TIME` tokens together, as (first, one past the last)."""
+    group = offsets_of(sizes)[:-1] // TOKENS_AT_A_TIME
+    borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(sizes)]
+    return list(pairwise(borders))
+
+
+def refuse_long_episodes(folder: object, report: LongEpisodesReport, width: int, option: str, needed: int) -> None:
+    """`ConfigError` that says what would be lost; `option` is the name of the length, `needed` what holds all."""
+    raise ConfigError(
+        f"{folder}: {report.words(width)}, would be lost. Give {option}={needed} or more, build the dataset again with "
+        "`--max-length` and an overflow policy, or choose the loss: overflow='cut' reads the first tokens of these "
+        "episodes, overflow='drop' leaves them out"
+    )

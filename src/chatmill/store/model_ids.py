@@ -1,0 +1,52 @@
+"""Whether every id of a dataset has an embedding in the model that it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chatmill.core.model_vocabulary import ModelVocabulary, model_vocabulary, refuse_beyond
+from chatmill.errors import ConfigError, FormatError
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
+
+WAY_OUT = (
+    "Build with the model's tokenizer and its own template. If its embedding is to grow, name the new size in the "
+    "build (--vocab-size), or give it here: model=N (--model N)"
+)
+
+
+def refuse_ids_beyond(dataset: EpisodeDataset, about: Mapping[str, Any], model: Any = None) -> None:
+    """`ConfigError` for an id without an embedding, in `model` or else in the model that the dataset was built for.
+
+    `model`: a folder, a loaded model or config, or the number of embeddings. Tokens are read only where the tokenizer
+    of the build has more ids than the model, or is not known.
+    """
+    known = _vocabulary(about, model)
+    size = about.get("tokenizer", {}).get("vocab_size")
+    if known is None or (size is not None and size <= known.size):
+        return
+    largest = max(int(dataset.shard(number).token_ids.max(initial=0)) for number in range(len(dataset.shards)))
+    refuse_beyond(largest, known, f"{dataset.folder} has", WAY_OUT)
+
+
+def built_as(dataset: EpisodeDataset) -> dict[str, Any]:
+    """The manifest of the build that a split belongs to; empty where there is none that can be read."""
+    folder = dataset.folder.parent
+    try:
+        return (read_manifest(folder, check_seal=False) or {}) if manifest_kind(folder) == FORMAT else {}
+    except FormatError:
+        return {}
+
+
+def _vocabulary(about: Mapping[str, Any], model: Any) -> ModelVocabulary | None:
+    if model is None:
+        recipe = about.get("recipe", {})
+        named = recipe.get("vocab_size") or recipe.get("tokenizer")
+        return None if named is None else model_vocabulary(named)
+    if isinstance(model, str) and model.isdigit():
+        model = int(model)
+    found = model_vocabulary(model)
+    if found is None:
+        raise ConfigError(f"{model!r} does not say how many ids the model has: give a folder with config.json")
+    return found

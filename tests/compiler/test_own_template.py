@@ -1,0 +1,141 @@
+"""Builds say which tokenizer, template and policy they use, compare with the model's own, and know its vocabulary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from chatmill.cli import app
+from chatmill.compiler.init import look_at, recipe_text
+from chatmill.compiler.recipe import recipe_of
+from chatmill.compiler.run import run_build
+from chatmill.core.model_vocabulary import model_vocabulary
+from chatmill.errors import ConfigError
+from chatmill.export.export import export_dataset
+from chatmill.load.hf import to_hf_dataset
+from chatmill.prove.verify import verify
+from tests.compiler.builds import write_jsonl
+
+TOKENIZER = Path(__file__).parents[1] / "data/tokenizers/tiny_torchtune/tokenizer.json"
+OWN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+)
+CHATS = [
+    {"id": f"r{i}", "messages": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]}
+    for i in range(3)
+]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model folder with a template of its own and 2,003 ids."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": OWN, "eos_token": "<|im_end|>"}))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 2003}))
+    return folder
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "chats.jsonl", CHATS)
+
+
+def call(*arguments: Any) -> Any:
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(done.exception, Exception):
+        raise done.exception
+    return done.stdout
+
+
+def test_a_build_says_what_it_chose_and_why(model: Path, chats: Path, tmp_path: Path) -> None:
+    said = call("build", chats, "-o", tmp_path / "a", "-t", model, "-w", "0")
+    assert f"tokenizer {model} (as asked for)" in said
+    assert f"template {model} (the model's own)" in said
+    assert "policy assistant (that of the template)" in said
+    assert "other ids" not in said
+    file = call("build", chats, "-o", tmp_path / "b", "-t", model / "tokenizer.json", "-w", "0")
+    assert f"template {model} (the model's own)" in file  # the folder of the file has it
+    plain = call("build", chats, "-o", tmp_path / "c", "-w", "0")
+    assert "tokenizer o200k (the default; -t names that of your model)" in plain
+    assert "template chatml (the default: this tokenizer brings none)" in plain
+    assert "added above its vocabulary" in plain
+    assert "A model needs 201,090 embeddings for these ids (<|im_start|>, <|im_end|>)" in plain
+    assert json.loads(call("build", chats, "-o", tmp_path / "d", "-t", model, "-w", "0", "--json"))["format"]
+
+
+def test_another_template_is_compared_with_the_models_own(model: Path, chats: Path, tmp_path: Path) -> None:
+    said = call("build", chats, "-o", tmp_path / "a", "-t", model, "-T", "chatml", "-w", "0")
+    assert "3 of 3 sampled conversations get other ids than the model saw" in said
+    assert f"{chats}:1, from token" in said
+    assert f"choose its own: --template {model}" in said
+    found = verify(tmp_path / "a")
+    assert found.passed
+    assert any("3 of 3 sampled conversations get other ids" in sentence for sentence in found.compared)
+    text = recipe_text(look_at([str(chats)], tokenizer=str(model), template="chatml"))
+    assert "3 of 3 sampled" in text
+    same = tmp_path / "same.jinja"
+    same.write_text(OWN)
+    said = call("build", chats, "-o", tmp_path / "b", "-t", model, "-T", same, "-w", "0")
+    assert "writes the same ids: 3 sampled conversations compared" in said
+
+
+def test_init_takes_the_models_own_for_a_file_in_its_folder(model: Path, chats: Path) -> None:
+    look = look_at([str(chats)], tokenizer=str(model / "tokenizer.json"))
+    assert (look.recipe.template, look.recipe.add_control_tokens) == (str(model), False)
+
+
+def test_ids_beyond_the_models_vocabulary_are_an_error(model: Path, chats: Path, tmp_path: Path) -> None:
+    sources: Any = {"sources": [{"path": str(chats)}], "tokenizer": str(model)}
+    grown = {**sources, "template": "llama3", "add_control_tokens": True}
+    with pytest.raises(ConfigError, match=r"adds the id 2,006, and the model has 2,003 ids .*config\.json.*vocab_size"):
+        run_build(grown, tmp_path / "a", workers=0)
+    run_build({**grown, "vocab_size": 2007}, tmp_path / "b", workers=0)
+    (model / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 2002}}))
+    with pytest.raises(ConfigError, match="the conversations have the id 2,002, and the model has 2,002 ids"):
+        run_build(sources, tmp_path / "c", workers=0)
+    assert recipe_of({**sources, "vocab_size": 5}).vocab_size == 5
+
+
+def test_export_and_hf_know_the_models_vocabulary_too(model: Path, chats: Path, tmp_path: Path) -> None:
+    (model / "config.json").unlink()
+    run_build({"sources": [{"path": str(chats)}], "tokenizer": str(model)}, tmp_path / "a", workers=0)
+    assert len(to_hf_dataset(tmp_path / "a")) == 3
+    (model / "config.json").write_text(json.dumps({"vocab_size": 2002}))
+    said = r"has the id 2,002, and the model has 2,002 ids"
+    with pytest.raises(ConfigError, match=said):
+        to_hf_dataset(tmp_path / "a")
+    with pytest.raises(ConfigError, match=said):
+        export_dataset(tmp_path / "a", "parquet")
+    assert len(to_hf_dataset(tmp_path / "a", model=2003)) == 3
+    with pytest.raises(ConfigError, match="has the id 2,002, and the model has 1,000 ids"):
+        call("export", tmp_path / "a", "--to", "parquet", "--model", "1000")
+    with pytest.raises(ConfigError, match="does not say how many ids"):
+        to_hf_dataset(tmp_path / "a", model=str(tmp_path))
+
+
+def test_embeddings_count_before_the_config(model: Path) -> None:
+    def safetensors(rows: int) -> bytes:
+        header = json.dumps({"model.embed_tokens.weight": {"dtype": "F32", "shape": [rows, 4], "data_offsets": [0, 0]}})
+        return len(header).to_bytes(8, "little") + header.encode()
+
+    def size() -> int:
+        found = model_vocabulary(model / "tokenizer.json")
+        assert found is not None
+        return found.size
+
+    assert size() == 2003
+    (model / "model.safetensors").write_bytes(safetensors(2048))
+    assert size() == 2048
+    (model / "model.safetensors").unlink()
+    (model / "part-2.safetensors").write_bytes(safetensors(2100))
+    index = {"weight_map": {"lm_head.weight": "part-1.safetensors", "model.embed_tokens.weight": "part-2.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert size() == 2100
+    assert model_vocabulary("o200k") is None

@@ -1,0 +1,194 @@
+"""Fields that are not used are counted and named; those that have a meaning are read, or refused with the way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from chatmill.cli import app
+from chatmill.compiler.init import look_at, recipe_text
+from chatmill.compiler.run import run_build
+from chatmill.core.conversations import unused_fields, unused_sentence
+from chatmill.core.native.library import library
+from chatmill.core.native.scan import MAX_UNUSED, MORE_FIELDS
+from chatmill.errors import RecordError, UnknownNameError
+from chatmill.prove.verify import verify
+from chatmill.read.columns import line_groups, read_lines
+from chatmill.read.conversations import ConversationFile, read_conversations
+from chatmill.read.rows import read_rows
+from chatmill.read.shapes import find_shape
+from tests.compiler.builds import write_jsonl
+
+PAIR = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+FUNCTION = {"name": "f", "parameters": {}}
+
+
+def record(**fields: Any) -> dict[str, Any]:
+    return {"messages": PAIR, **fields}
+
+
+def read(records: list[dict[str, Any]], shape: str = "openai") -> Any:
+    data = "".join(json.dumps(one) + "\n" for one in records).encode()
+    [lines] = line_groups(data, 1 << 20)
+    return read_lines(data, lines, path="f", source="s", shape=find_shape(shape))
+
+
+RECORDS = [
+    record(meta=5, nothing=None, empty=[], none={}, text=""),
+    record(label=3, meta={"a": 1}, naïve=1),
+    record(label=True, id="x", source="web", **{'a "b"': 1}),
+    {"messages": [{**PAIR[0], "time": 1}, {**PAIR[1], "time": None}], "meta": 1},
+]
+COUNTS = {"meta": 3, "label": 1, "na\u00efve": 1, 'a "b"': 1, "messages[].time": 1}
+
+
+def test_unused_fields_are_counted_by_name() -> None:
+    found, errors = read(RECORDS)
+    assert not errors
+    assert dict(found.unused) == COUNTS
+    assert found.take(read(RECORDS)[0].offsets[:1]).unused == {}
+
+
+def test_more_different_fields_than_the_scanner_has_room_for() -> None:
+    found, _ = read([record(**{f"field{i}": 1 for i in range(j, j + 40)}) for j in (0, 40)])
+    if library() is not None:
+        assert len(found.unused) == MAX_UNUSED + 1
+        assert found.unused[MORE_FIELDS] == 80 - MAX_UNUSED
+    assert sum(found.unused.values()) == 80
+
+
+def test_columns_of_parquet_count_the_same() -> None:
+    rows = [record(meta=5, tags=["a"], note="n"), record(meta=None, tags=[], note=""), record(meta=7, tags=None)]
+    rows[2]["messages"] = [{**one, "time": 3} for one in PAIR]
+    found, errors = read_rows(
+        pa.RecordBatch.from_pylist(rows), first=1, path="f", source="s", shape=find_shape("openai")
+    )
+    assert not errors
+    assert dict(found.unused) == {"meta": 2, "tags": 1, "note": 1, "messages[].time": 1}
+
+
+def test_what_has_a_meaning_is_read() -> None:
+    answer = {**PAIR[1], "reasoning": "because"}
+    found, errors = read(
+        [
+            record(system="be kind"),
+            record(functions=[FUNCTION]),
+            {"messages": [PAIR[0], answer]},
+            {"system": "s", "messages": [{"role": "system", "content": "s"}, *PAIR]},
+        ]
+    )
+    assert not errors
+    assert not found.unused
+    assert [message.content for message in found[0].messages] == ["be kind", "q", "a"]
+    assert found[1].tools == ({"type": "function", "function": FUNCTION},)
+    assert found[2].messages[1].reasoning == "because"
+    assert [message.content for message in found[3].messages] == ["s", "q", "a"]
+    plain, errors = read([{"system": "s", "prompt": "p", "completion": "c"}], "prompt_completion")
+    assert not errors
+    assert [message.content for message in plain[0].messages] == ["s", "p", "c"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "way_out"),
+    [
+        (record(images=["a.png"]), "non_text_part", "take 'images' away"),
+        ({"messages": [{**PAIR[0], "images": ["a.png"]}, PAIR[1]]}, "non_text_part", r"quarantine"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, PAIR[1]]}, "non_text_part", "quarantine"),
+        (record(label=False), "label_false", "--preferences chosen"),
+        (record(tools=[{"type": "function", "function": FUNCTION}], functions=[FUNCTION]), "bad_tools", "keep one"),
+        ({"system": "s", "messages": [{"role": "system", "content": "t"}, *PAIR]}, "system_twice", "keep one"),
+        ({"messages": [PAIR[0], {**PAIR[1], "reasoning": "a", "thinking": "b"}]}, "reasoning_twice", "keep one"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_the_way_out(bad: dict[str, Any], code: str, way_out: str) -> None:
+    found, [error] = read([record(), bad, record(images=[], label=None)])
+    assert len(found) == 2
+    assert (error.code, error.where) == (code, "f:2")
+    assert way_out in str(error)
+
+
+def test_parquet_reads_and_refuses_the_same() -> None:
+    rows = [record(system="s"), record(functions=[FUNCTION]), record(label=False), record(label=True)]
+    rows += [record(images=["a.png"]), {"messages": [PAIR[0], {**PAIR[1], "reasoning": "r"}]}]
+    names = ("system", "functions", "label", "images")
+    rows = [{**dict.fromkeys(names), **row} for row in rows]  # a batch has the fields of its first row
+    for row in rows:
+        row["messages"] = [{"reasoning": None, **message} for message in row["messages"]]
+    found, errors = read_rows(
+        pa.RecordBatch.from_pylist(rows), first=1, path="f", source="s", shape=find_shape("openai")
+    )
+    assert [(error.code, error.where) for error in errors] == [("label_false", "f:row 3"), ("non_text_part", "f:row 5")]
+    assert found[0].messages[0].content == "s"
+    assert found[1].tools[0]["function"]["name"] == "f"
+    assert found[3].messages[1].reasoning == "r"
+    assert not found.unused
+
+
+PAIRS = [
+    {"prompt": "q", "chosen": "a", "rejected": "b"},
+    {"prompt": [PAIR[0]], "chosen": [PAIR[1]], "rejected": [PAIR[1]], "score": 3},
+    {"prompt": "q", "chosen": PAIR, "rejected": PAIR},
+    {"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "a"}, "rejected": {}},
+    {"instruction": "q", "input": "", "chosen": "a", "rejected": "b"},
+]
+
+
+def test_pairs_train_the_chosen_answer_on_request(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "pairs.jsonl", PAIRS)
+    with pytest.raises(RecordError, match=r"pairs.jsonl:1, field chosen: .*--preferences chosen"):
+        next(read_conversations(path))
+    found = list(ConversationFile(path, preferences="chosen"))
+    assert [[m.content for m in one.messages] for one in found] == [["q", "a"]] * 5
+    assert unused_fields(found) == {"score": 1}
+    with pytest.raises(UnknownNameError, match="Known: chosen"):
+        ConversationFile(path, preferences="rejected")
+    alone = write_jsonl(tmp_path / "alone.jsonl", [{"chosen": "a", "rejected": "b"}])
+    with pytest.raises(RecordError, match="nothing says what 'chosen' answers"):
+        list(ConversationFile(alone, preferences="chosen"))
+
+
+def test_builds_count_unused_fields_and_leave_out_on_request(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "chats.jsonl", [record(meta=1), record(label=False), record(label=True, meta=2)])
+    pairs = write_jsonl(tmp_path / "pairs.jsonl", PAIRS)
+    recipe: Any = {"sources": [{"path": str(path)}, {"path": str(pairs)}], "tokenizer": "bytes", "template": "chatml"}
+    recipe |= {"add_control_tokens": True}
+    with pytest.raises(RecordError, match=r"label_false|--preferences chosen"):
+        run_build(recipe, tmp_path / "a", workers=0)
+    built = run_build({**recipe, "preferences": "chosen"}, tmp_path / "b", workers=0).manifest
+    assert built["ledger"]["notes"]["chats"]["unused_field meta"] == 2
+    assert built["ledger"]["notes"]["pairs"]["unused_field score"] == 1
+    assert built["ledger"]["records"]["chats"]["skipped"] == {"label_false": 1}
+    assert verify(tmp_path / "b", deep=True).passed
+
+
+def test_commands_name_unused_fields(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "chats.jsonl", [record(meta=1), record(label=False)])
+    options = ["-t", "bytes", "--preferences", "chosen"]
+    sentence = "Fields that are not used: meta (1 records)."
+    for words in (
+        ["build", "-o", str(tmp_path / "a"), "--add-control-tokens", "-w", "0"],
+        ["preview"],
+        ["init", "-o", "-"],
+    ):
+        done = CliRunner().invoke(app, [words[0], str(path), *words[1:], *options])
+        assert done.exit_code == 0, done.output
+        assert sentence in done.output, words
+    shown = CliRunner().invoke(app, ["init", str(path), "-o", str(tmp_path / "r.yaml"), *options])
+    assert sentence in shown.output
+    look = look_at([str(path)], tokenizer="bytes", preferences="chosen")
+    assert look.recipe.preferences == "chosen"
+    assert "\npreferences: chosen\n" in recipe_text(look)
+    assert unused_sentence({}) == ""
+
+
+def test_a_parquet_file_is_built_with_its_unused_columns_counted(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([record(meta=1), record(meta=None)]), tmp_path / "chats.parquet")
+    recipe: Any = {"sources": [{"path": str(tmp_path / "chats.parquet")}], "tokenizer": "bytes", "template": "chatml"}
+    built = run_build({**recipe, "add_control_tokens": True}, tmp_path / "a", workers=0).manifest
+    assert built["ledger"]["notes"]["chats"]["unused_field meta"] == 1
