@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation, Role, ToolCall
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import Tokens
-from chatmill.errors import RecordError
 from chatmill.look.template_probes import PROBES
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.model_template import ModelTemplate
@@ -45,6 +44,15 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRow:
+    """A rendering of a probe with the kind of every token."""
+
+    ids: Ints
+    kinds: NDArray[np.uint8]
+    messages: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Literals:
     """The template's own ids."""
 
@@ -65,15 +73,8 @@ class Literals:
     """Only answers that follow a message of somebody else can be found for sure."""
     unusable: str = ""
     """Why turns cannot be found by ids; empty where they can."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRow:
-    """A rendering of a probe with the kind of every token."""
-
-    ids: Ints
-    kinds: NDArray[np.uint8]
-    messages: Ints
+    probes: tuple[tuple[ProbeRow, ...], ...] = ()
+    """What the template makes of each probe."""
 
 
 def special_ids(bound: BoundTemplate) -> frozenset[int]:
@@ -84,14 +85,11 @@ def special_ids(bound: BoundTemplate) -> frozenset[int]:
 
 def probe_rows(bound: BoundTemplate, name: str = "") -> Iterator[list[ProbeRow]]:
     """The rows of each probe; none for a probe that the template refuses. `name` renames the functions it calls."""
-    for probe in PROBES:
-        conversation = _renamed(probe.conversation, name) if name else probe.conversation
-        try:
-            tokens = render([conversation], bound).tokens
-        except RecordError:
-            yield []
-            continue
-        yield list(rows_of(tokens))
+    chats = [_renamed(probe.conversation, name) if name else probe.conversation for probe in PROBES]
+    rendered = render(chats, bound, collect_failures=True)
+    rows = list(rows_of(rendered.tokens))
+    for number in range(len(chats)):
+        yield [row for row, kept in zip(rows, rendered.kept.tolist(), strict=True) if kept == number]
 
 
 def rows_of(tokens: Tokens) -> Iterator[ProbeRow]:
@@ -126,7 +124,8 @@ def learn(bound: BoundTemplate) -> Literals:
     names = bound.tokenizer.control_ids
     if chat is not None:
         stops |= {names[one] for one in chat.stops.names if one in names}
-    for number, (rows, others) in enumerate(zip(probe_rows(bound), probe_rows(bound, OTHER_NAME), strict=True)):
+    probes = tuple(tuple(rows) for rows in probe_rows(bound))
+    for number, (rows, others) in enumerate(zip(probes, probe_rows(bound, OTHER_NAME), strict=True)):
         for row, other in zip(rows, others if len(others) == len(rows) else rows, strict=True):
             written |= specials & set(row.ids.tolist())
             _count_closers(row, closers, stops)
@@ -155,6 +154,7 @@ def learn(bound: BoundTemplate) -> Literals:
         first_ids=frozenset(first_ids) if first_ids <= specials else frozenset(),
         closers=closers,
         unusable="" if assistant and stops & specials else "the template writes no special tokens around answers",
+        probes=probes,
     )
 
 

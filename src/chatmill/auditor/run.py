@@ -12,11 +12,12 @@ import numpy as np
 
 from chatmill.auditor.findings import RULES, Example, Finding
 from chatmill.auditor.layout import Layout, find_layout, find_literals
-from chatmill.auditor.literals import Literals, probe_rows
+from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import Found, check_masks
+from chatmill.auditor.matching import Comparison, compare
 from chatmill.auditor.open import open_tokenized
 from chatmill.auditor.report import AuditReport
-from chatmill.auditor.source import Comparison, SourceRows, compare, render_source
+from chatmill.auditor.source import SourceRows, render_source
 from chatmill.auditor.structure import Structure
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.auditor.vocabulary import VocabularyBytes, text_stretches
@@ -115,6 +116,10 @@ class Audit:
         found = list(self._found(layout, compared))
         findings = [self._finding(one, examples) for one in _joined(found) if one.count]
         findings.sort(key=lambda one: (-one.share, one.code))
+        for one in findings:
+            if one.code == "last_untrained":
+                told = "--source tells" if compared is None else "their documents differ from the records"
+                self._unknown.append(f"Whether {one.count:,} answers were left out of training on purpose: {told}")
         return AuditReport(
             name=self._name,
             template=self._bound.name,
@@ -142,7 +147,7 @@ class Audit:
             "equal": compared.equal,
             "missing": compared.missing,
             "refused": dict(source.refused),
-            "unproved": len(source.unproved),
+            "unproved": len(np.unique(source.records[source.unproved])),
         }
 
     def _found(self, layout: Layout, compared: Comparison | None) -> Iterator[Found]:
@@ -204,7 +209,7 @@ class Audit:
 
     def _tokenises_probes(self) -> bool:
         """Whether the ids of the template's own renderings are those of their stretches of text."""
-        for row in (row for rows in probe_rows(self._bound) for row in rows):
+        for row in (row for rows in self._literals.probes for row in rows):
             documents = np.array([0, len(row.ids)], dtype=np.int64)
             padding = np.zeros(len(row.ids), dtype=np.bool_)
             layout = find_layout(row.ids, documents, self._literals, padding)
