@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prove": MIDDLE | {"__init__", "compiler"},
     "export": MIDDLE | {"__init__", "compiler", "prove"},
     "distill": MIDDLE | {"__init__", "compiler", "prove"},
-    "auditor": MIDDLE | {"look", "compiler", "prove"},
+    "auditor": MIDDLE | {"look", "train"},
     "megatron": {"core", "store", "load", "train", "tokenizer"},
     "cli": MIDDLE
     | {"console", "train", "look", "compiler", "prove", "export", "distill", "auditor", "megatron", "__init__"},

@@ -68,9 +68,7 @@ def compare(
     documents = int(filled.sum())
     found = [_found(code, listed, data, documents) for code, listed in places.items()]
     written = np.unique(source.records)
-    return Comparison(
-        found=found, equal=len(pairs.documents), documents=documents, missing=int((~seen[written]).sum())
-    )
+    return Comparison(found=found, equal=len(pairs.documents), documents=documents, missing=int((~seen[written]).sum()))
 
 
 def live_bounds(data: TokenizedSet) -> tuple[Ints, Ints]:
@@ -120,9 +118,7 @@ def _keys(ids: NDArray[np.int32], begins: Ints, ends: Ints) -> list[bytes]:
 # ---- exact layouts
 
 
-def _take_over(
-    layout: Layout, data: TokenizedSet, pairs: _Pairs, source: SourceRows, begins: Ints, ends: Ints
-) -> None:
+def _take_over(layout: Layout, data: TokenizedSet, pairs: _Pairs, source: SourceRows, begins: Ints, ends: Ints) -> None:
     """Put what the source knows in the place of what the literals say."""
     firsts, room = begins[pairs.documents], (ends - begins)[pairs.documents]
     own = np.diff(source.offsets)[pairs.rows]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from chatmill.auditor.findings import RULES, Example, Finding
+from chatmill.auditor.isolation import Isolation, check_documents
 from chatmill.auditor.layout import Layout, find_layout, find_literals
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import Found, check_masks
@@ -50,13 +51,15 @@ def audit(
     mask: str | None = None,
     shifted: bool = False,
     shape: str | None = None,
+    isolation: Any = None,
     examples: int = EXAMPLES,
 ) -> AuditReport:
     """Check token data that another pipeline made.
 
     `dataset` is a path, a `datasets` dataset, a DataLoader, or rows with `input_ids` and `labels` or a mask. `model`
     is the folder of the model, or its loaded transformers tokenizer. With `source`, a file of conversations or the
-    conversations themselves, every record is compiled and compared token by token.
+    conversations themselves, every record is compiled and compared token by token. With `isolation`, which is
+    `weights`, `random` or a loaded model, it is tried whether documents of packed rows see each other.
     """
     bound = _bound(model, template, given_options(template_options, date))
     pad = bound.tokenizer.pad_id
@@ -70,7 +73,8 @@ def audit(
         made = render_source(_records(source, shape, unread), lenient)
         made.refused.update(unread)
         made.count += unread.total()
-    return Audit(data, bound, name).run(made, examples)
+    folder = model if isinstance(model, str | os.PathLike) else getattr(model, "name_or_path", None)
+    return Audit(data, bound, name).run(made, examples, check_documents(data, isolation, folder))
 
 
 def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> BoundTemplate:
@@ -101,8 +105,11 @@ class Audit:
         self._vocabulary = VocabularyBytes(bound)
         self._unknown: list[str] = []
 
-    def run(self, source: SourceRows | None = None, examples: int = EXAMPLES) -> AuditReport:
+    def run(
+        self, source: SourceRows | None = None, examples: int = EXAMPLES, isolation: Isolation | None = None
+    ) -> AuditReport:
         """All checks."""
+        isolation = isolation or Isolation()
         data, literals = self._data, self._literals
         layout = find_layout(data.ids, data.documents, literals, data.padding)
         compared = None
@@ -114,6 +121,10 @@ class Audit:
             rest = compared.documents - compared.equal
             self._unknown.append(f"Masks of {rest:,} documents that differ from their records: {literals.unusable}")
         found = list(self._found(layout, compared))
+        if isolation.found is not None:
+            found.append(isolation.found)
+        if isolation.unknown:
+            self._unknown.append(isolation.unknown)
         findings = [self._finding(one, examples) for one in _joined(found) if one.count]
         findings.sort(key=lambda one: (-one.share, one.code))
         for one in findings:
@@ -131,6 +142,7 @@ class Audit:
             answers=len(layout.answers),
             mask_name=data.mask_name,
             boundaries=data.boundaries,
+            isolation=isolation.words,
             findings=tuple(one for one in findings if not one.rule.is_note),
             notes=tuple(one for one in findings if one.rule.is_note),
             unknown=tuple(self._unknown),

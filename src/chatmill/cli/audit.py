@@ -50,6 +50,14 @@ def command(
     shifted: Annotated[
         bool, typer.Option("--shifted", help="The trainer does not shift labels: shifted ones are right.")
     ] = False,
+    isolation: Annotated[
+        str | None,
+        typer.Option(
+            "--isolation",
+            metavar="NAME",
+            help="Try in the model whether packed documents see each other: with its weights, or random ones.",
+        ),
+    ] = None,
     count: Annotated[int, options.COUNT] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report as an HTML page, too.")
@@ -76,6 +84,7 @@ def command(
         mask=mask,
         shifted=shifted,
         shape=shape,
+        isolation=isolation,
         examples=max(count, 3),
     )
     if out is not None:
@@ -127,6 +136,8 @@ def facts(found: AuditReport) -> list[tuple[str, str]]:
     if found.source is not None:
         words = f"{found.source['records']:,} records; {found.source['equal']:,} documents have the ids of a record"
         listed.append(("source", f"{words}; {found.source['missing']:,} records have no document"))
+    if found.isolation:
+        listed.append(("isolation", found.isolation))
     return listed
 
 
