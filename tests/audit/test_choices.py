@@ -17,7 +17,7 @@ def chats(*weights: float | None) -> list[Conversation]:
         turns: list[Message] = []
         for turn, weight in enumerate(weights):
             turns.append(Message(Role.USER, f"Question {turn} of {n}?"))
-            turns.append(Message(Role.ASSISTANT, f"Answer {turn} to question {n}.", weight=weight))
+            turns.append(Message(Role.ASSISTANT, f"The answer to question {n} is number {turn}.", weight=weight))
         made.append(Conversation(tuple(turns)))
     return made
 
