@@ -94,6 +94,8 @@ class Layout:
     openings: Ints
     """Where messages open."""
     opening_roles: Ints
+    doubtful: int = 0
+    """Special tokens of which only a source tells whether a text spelled them."""
 
 
 def find_literals(bound: BoundTemplate) -> Literals:
@@ -113,13 +115,20 @@ def find_literals(bound: BoundTemplate) -> Literals:
                 token = bound.tokenizer.decode(row.ids[wrong : wrong + 1])
                 why = f"ids alone do not tell turns apart under this template (at {token!r} in a probe)"
                 return dataclasses.replace(literals, openings=(), unusable=why)
-    return literals
+    odd = {
+        one for rows in literals.probes for row in rows for one in row.ids[_layout_of(row, literals).strange].tolist()
+    }
+    return dataclasses.replace(literals, odd=frozenset(odd))
+
+
+def _layout_of(row: ProbeRow, literals: Literals) -> Layout:
+    offsets = np.array([0, len(row.ids)], dtype=np.int64)
+    return find_layout(row.ids, offsets, literals, np.zeros(len(row.ids), dtype=np.bool_))
 
 
 def _first_wrong(row: ProbeRow, literals: Literals) -> int | None:
     """The first token of a probe of which the literals say something wrong."""
-    offsets = np.array([0, len(row.ids)], dtype=np.int64)
-    found = _rough(find_layout(row.ids, offsets, literals, np.zeros(len(row.ids), dtype=np.bool_)).places)
+    found = _rough(_layout_of(row, literals).places)
     wanted = places_of(row)
     wanted[wanted == Place.CHANGED] = Place.ANSWER
     wrong = np.flatnonzero((found != _rough(wanted)) & (found != Place.UNKNOWN))
@@ -216,7 +225,15 @@ def find_layout(ids: Ints, documents: Ints, literals: Literals, padding: NDArray
     places[padding] = Place.UNKNOWN
     strange = np.union1d(spelled, _strange(ids, documents, events, literals, padding))
     strange = np.union1d(strange, _closed_twice(events, limits, stops, literals))
-    return Layout(places=places, answers=answers, strange=strange, openings=events.starts, opening_roles=events.roles)
+    odd = np.isin(ids[strange], list(literals.odd))
+    return Layout(
+        places=places,
+        answers=answers,
+        strange=strange[~odd],
+        openings=events.starts,
+        opening_roles=events.roles,
+        doubtful=int(odd.sum()),
+    )
 
 
 def _closed_twice(events: _Events, limits: Ints, stops: Ints, literals: Literals) -> Ints:

@@ -142,6 +142,15 @@ def _shifts(trained: Bools, answers: Answers, documents: Ints) -> Ints:
         return shifts
     behind = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
     size = behind - answers.starts
+    # a stretch that is an answer's own is not beside another one
+    owner = np.searchsorted(answers.starts, starts)
+    nearest = np.minimum(owner, len(answers) - 1)
+    own = (answers.starts[nearest] == starts) & (behind[nearest] == ends)
+    starts, ends = starts[~own], ends[~own]
+    if not len(starts):
+        return shifts
+    document = np.searchsorted(documents, answers.starts, side="right")
+    inside = np.searchsorted(documents, starts, side="right")
     # the stretch that begins nearest to the answer
     at = np.searchsorted(starts, answers.starts)
     for candidate in (at - 1, at):
@@ -149,6 +158,7 @@ def _shifts(trained: Bools, answers: Answers, documents: Ints) -> Ints:
         which = np.clip(candidate, 0, len(starts) - 1)
         by = starts[which] - answers.starts
         same = usable & (ends[which] - starts[which] == size) & (by != 0) & (np.abs(by) <= FARTHEST)
+        same &= inside[which] == document
         shifts = np.where((shifts == 0) & same, by, shifts)
     # at the end of a document there is no room for a mask that is late
     last = documents[np.searchsorted(documents, answers.starts, side="right")]

@@ -31,6 +31,8 @@ class Comparison:
     documents: int = 0
     missing: int = 0
     """Records that no document shows."""
+    rows: Ints
+    """The row of the source that each document was compared with; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ def compare(
     filled = ends > begins
     rest = filled.copy()
     rest[pairs.documents] = False
+    compared = np.full(len(begins), -1, dtype=np.int64)
+    compared[pairs.documents] = pairs.rows
     places: dict[str, list[tuple[int, int]]] = {}
     index = RecordIndex(source) if rest.any() else None
     for number in np.flatnonzero(rest).tolist():
@@ -62,13 +66,16 @@ def compare(
         records = index.records_in(data.ids[first:last])
         seen[records] = True
         rows = [index.row_of(record) for record in records]
+        compared[number] = rows[0] if len(rows) == 1 else -1
         for code, start, end in differences(data.ids[first:last], rows, source, literals, vocabulary):
             places.setdefault(code, []).append((first + start, first + end))
     _take_over(layout, data, pairs, source, begins, ends)
     documents = int(filled.sum())
     found = [_found(code, listed, data, documents) for code, listed in places.items()]
     written = np.unique(source.records)
-    return Comparison(found=found, equal=len(pairs.documents), documents=documents, missing=int((~seen[written]).sum()))
+    return Comparison(
+        found=found, equal=len(pairs.documents), documents=documents, missing=int((~seen[written]).sum()), rows=compared
+    )
 
 
 def live_bounds(data: TokenizedSet) -> tuple[Ints, Ints]:

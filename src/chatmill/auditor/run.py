@@ -18,6 +18,7 @@ from chatmill.auditor.masks import Found, check_masks
 from chatmill.auditor.matching import Comparison, compare
 from chatmill.auditor.open import open_tokenized
 from chatmill.auditor.report import AuditReport
+from chatmill.auditor.save import check_folder, save_both
 from chatmill.auditor.source import SourceRows, render_source
 from chatmill.auditor.structure import Structure
 from chatmill.auditor.tokenized import TokenizedSet
@@ -52,6 +53,7 @@ def audit(
     shifted: bool = False,
     shape: str | None = None,
     isolation: Any = None,
+    save: str | os.PathLike[str] | None = None,
     examples: int = EXAMPLES,
 ) -> AuditReport:
     """Check token data that another pipeline made.
@@ -59,8 +61,11 @@ def audit(
     `dataset` is a path, a `datasets` dataset, a DataLoader, or rows with `input_ids` and `labels` or a mask. `model`
     is the folder of the model, or its loaded transformers tokenizer. With `source`, a file of conversations or the
     conversations themselves, every record is compiled and compared token by token. With `isolation`, which is
-    `weights`, `random` or a loaded model, it is tried whether documents of packed rows see each other.
+    `weights`, `random` or a loaded model, it is tried whether documents of packed rows see each other. `save` is a new
+    folder for the set and for what Chatmill makes of the source, side by side for `chatmill view`.
     """
+    if save is not None:
+        check_folder(Path(save))
     bound = _bound(model, template, given_options(template_options, date))
     pad = bound.tokenizer.pad_id
     pad = None if pad == bound.tokenizer.eos_id else pad  # a pad that is the eos may be a real one
@@ -74,7 +79,11 @@ def audit(
         made.refused.update(unread)
         made.count += unread.total()
     folder = model if isinstance(model, str | os.PathLike) else getattr(model, "name_or_path", None)
-    return Audit(data, bound, name).run(made, examples, check_documents(data, isolation, folder))
+    audited = Audit(data, bound, name)
+    report = audited.run(made, examples, check_documents(data, isolation, folder))
+    if save is not None:
+        save_both(Path(save), data, made, audited.compared)
+    return report
 
 
 def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> BoundTemplate:
@@ -104,6 +113,8 @@ class Audit:
         self._literals: Literals = find_literals(bound)
         self._vocabulary = VocabularyBytes(bound)
         self._unknown: list[str] = []
+        self.compared: Comparison | None = None
+        """The comparison with the source, once it was run."""
 
     def run(
         self, source: SourceRows | None = None, examples: int = EXAMPLES, isolation: Isolation | None = None
@@ -114,7 +125,7 @@ class Audit:
         layout = find_layout(data.ids, data.documents, literals, data.padding)
         compared = None
         if source is not None:
-            compared = compare(data, layout, source, literals, self._vocabulary)
+            compared = self.compared = compare(data, layout, source, literals, self._vocabulary)
         if literals.unusable and compared is None:
             self._unknown.append(f"What is prompt and what is answer: {literals.unusable}. --source tells")
         elif literals.unusable and compared is not None and compared.equal < compared.documents:

@@ -9,6 +9,8 @@ Example: chatmill audit last_run_prepared/ --model ./Qwen3-0.6B
 
 Example: chatmill audit train.parquet --model ./my-model --source chats.jsonl -o audit.html
 
+Example: chatmill audit train.parquet --model ./my-model --source chats.jsonl --save both
+
 Example: chatmill audit train.jsonl --model ./my-model --json | jq .findings[].code
 """
 
@@ -58,6 +60,10 @@ def command(
             help="Try in the model whether packed documents see each other: with its weights, or random ones.",
         ),
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="DIR", help="Write the set and ours, for chatmill view DIR/set DIR/ours."),
+    ] = None,
     count: Annotated[int, options.COUNT] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report as an HTML page, too.")
@@ -85,6 +91,7 @@ def command(
         shifted=shifted,
         shape=shape,
         isolation=isolation,
+        save=save,
         examples=max(count, 3),
     )
     if out is not None:
@@ -95,6 +102,9 @@ def command(
         _print(plain_console(), found, count)
         if out is not None:
             typer.echo(f"\n{out}: the report as a page")
+        if save is not None:
+            ours = f" {save / 'ours'}" if (save / "ours").is_dir() else ""
+            typer.echo(f"\nSide by side: chatmill view {save / 'set'}{ours} --tokenizer {model}")
     if not found.passed:
         raise typer.Exit(1)
 
