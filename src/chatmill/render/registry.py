@@ -106,7 +106,9 @@ def find_template(name: str | os.PathLike[str] | TemplateSource) -> TemplateSour
     """
     if isinstance(name, JinjaSource) or (isinstance(name, type) and issubclass(name, Template)):
         return name
-    text = os.fspath(name) if isinstance(name, str | os.PathLike) else repr(name)
+    if not isinstance(name, str | os.PathLike) and getattr(name, "chat_template", None):
+        return template_of_object(name)
+    text = os.fspath(name) if isinstance(name, str | os.PathLike) else repr(name)[:100]
     if text in PYTHON_TEMPLATES:
         module = importlib.import_module(f"chatmill.render.templates.{text}")
         found: type[Template] = module.TEMPLATE
@@ -120,8 +122,6 @@ def find_template(name: str | os.PathLike[str] | TemplateSource) -> TemplateSour
     folder, _, wanted = text.partition("#")
     if Path(folder).is_dir():
         return template_of_folder(Path(folder), wanted)
-    if getattr(name, "chat_template", None):
-        return template_of_object(name)
     raise UnknownNameError(
         "template",
         text,
