@@ -33,7 +33,7 @@ class RecordIndex:
     def __init__(self, source: SourceRows) -> None:
         """Takes the row of each record that shows all of it."""
         records, rows = source.whole()
-        self._rows = dict(zip(records.tolist(), rows.tolist(), strict=True))
+        self._rows: dict[int, int] = dict(zip(records.tolist(), rows.tolist(), strict=True))
         hashes, owners = [], []
         for record, number in self._rows.items():
             grams = np.unique(_grams(source.row(number).ids))

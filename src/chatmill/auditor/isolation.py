@@ -133,7 +133,7 @@ def _heads(data: TokenizedSet, filled: NDArray[np.bool_], row: int) -> list[Ints
     """Places of the first tokens of the first documents of a row."""
     bounds = zip(data.documents[:-1][filled].tolist(), data.documents[1:][filled].tolist(), strict=True)
     low, high = int(data.offsets[row]), int(data.offsets[row + 1])
-    heads = []
+    heads: list[Ints] = []
     for first, last in bounds:
         if low <= first < high and len(heads) < DOCUMENTS:
             live = first + np.flatnonzero(~data.padding[first:last])

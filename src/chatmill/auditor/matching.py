@@ -118,8 +118,8 @@ def _last_stops(ids: NDArray[np.int32], begins: Ints, ends: Ints, literals: Lite
 
 
 def _keys(ids: NDArray[np.int32], begins: Ints, ends: Ints) -> list[bytes]:
-    flat = memoryview(np.ascontiguousarray(ids).view(np.uint8))
-    return [bytes(flat[4 * a : 4 * b]) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
+    flat = ids.astype(np.int32, copy=False).tobytes()
+    return [flat[4 * a : 4 * b] for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]
 
 
 # ---- exact layouts

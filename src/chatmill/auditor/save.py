@@ -59,7 +59,8 @@ def _weights(source: SourceRows) -> NDArray[np.uint8]:
     row = np.repeat(np.arange(len(source)), np.diff(source.offsets))
     numbers = np.where(source.messages >= 0, source.message_offsets[row] + source.messages, -1)
     own = np.append(source.weights, np.float32(np.nan))[numbers]
-    return (trained & (own != 0)).astype(np.uint8)
+    weights: NDArray[np.uint8] = (trained & (own != 0)).astype(np.uint8)
+    return weights
 
 
 def _row_names(source: SourceRows) -> list[str]:
