@@ -166,8 +166,8 @@ OTHERS = {
 }
 """Bundled templates that the tools are tried with, and what LLaMA-Factory calls them."""
 UNLIKE = {"llamafactory": ("llama3", "phi4")}
-"""Templates that are not tried with a tool: its own have another bos than the vocabulary of bytes, or are of another
-version of the family, and the difference would be ours."""
+"""Templates left out of a tool's table after they were audited: what was found is suspected to be of our making (the
+bos of the byte vocabulary, another version of the template), which was not checked. The page names them."""
 REAL = {"qwen3": "qwen3", "qwen3_2507": "qwen3", "qwen2_5": "qwen3"}
 """Templates with a real vocabulary of tests/data; the others have bytes and their special tokens."""
 ABOUT = {
