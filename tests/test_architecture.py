@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "export": MIDDLE | {"__init__", "compiler", "prove"},
     "dataset": MIDDLE | {"look", "compiler", "export"},
     "distill": MIDDLE | {"__init__", "compiler", "prove", "export"},
-    "auditor": MIDDLE | {"look", "compiler", "prove"},
+    "auditor": MIDDLE | {"look", "train"},
     "megatron": {"core", "store", "load", "train", "tokenizer"},
     "torchtitan": {"load"},
     "cli": MIDDLE

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from chatmill import Conversation, Message, Role
 from chatmill.render.bound import BoundTemplate
 from tests.audit.sets import (
     Fault,
@@ -99,10 +100,10 @@ def _other_template(rows: list[Row], bound: BoundTemplate) -> list[Row]:
 
 
 def _reworded(row: Row, bound: BoundTemplate) -> Row:
-    """`assistant` without the newline behind it."""
+    """`assistant` without the newline behind it, but for answers that begin with one themselves."""
     ids, header = row["input_ids"], bound.tokenizer.encode("assistant\n")
-    drop = [n + len(header) - 1 for n in range(len(ids)) if ids[n : n + len(header)] == header]
-    return without(row, drop)
+    behind = [n + len(header) for n in range(len(ids)) if ids[n : n + len(header)] == header]
+    return without(row, [n - 1 for n in behind if ids[n] != header[-1]])
 
 
 def _plain_text(rows: list[Row], bound: BoundTemplate) -> list[Row]:
@@ -166,6 +167,44 @@ def _changed_trained(rows: list[Row], bound: BoundTemplate) -> list[Row]:
     return clean_rows(bind(find_template("qwen3"), bound.tokenizer, given))
 
 
+def _without_reasoning(row: Row, bound: BoundTemplate) -> Row:
+    """Everything is trained but the reasoning of the last answer and the newlines behind it."""
+    mask, ids = trained_of(row), row["input_ids"]
+    first, last = spans(row)[-1]
+    closing = control(bound, "</think>")
+    if closing in ids[first:last]:
+        mask[first : ids.index(closing, first) + 3] = False
+    return relabel(row, mask)
+
+
+def _in_pieces(row: Row, bound: BoundTemplate) -> Row:
+    """The text of the first answer, each letter by itself."""
+    first, last = spans(row)[0]
+    text = bound.tokenizer.decode(row["input_ids"][first : last - 1])
+    pieces = [one for letter in text for one in bound.tokenizer.encode(letter)]
+    return _replaced(row, first, last - 1, pieces)
+
+
+def _replaced(row: Row, first: int, last: int, ids: list[int]) -> Row:
+    return {
+        "input_ids": [*row["input_ids"][:first], *ids, *row["input_ids"][last:]],
+        "labels": [*row["labels"][:first], *ids, *row["labels"][last:]],
+    }
+
+
+def _merged(row: Row, bound: BoundTemplate) -> Row:
+    """The newline of the prompt and the one that begins the answer as one token."""
+    first, _ = spans(row)[0]
+    newline, two = bound.tokenizer.encode("\n"), bound.tokenizer.encode("\n\n")
+    return _replaced(row, first - 1, first + 1, two) if row["input_ids"][first : first + 1] == newline else row
+
+
+def _of_nobody(rows: list[Row], bound: BoundTemplate) -> list[Row]:
+    """A document that no record of the source gives."""
+    told = (Message(Role.USER, "Who won?"), Message(Role.ASSISTANT, "Nobody did, after extra time."))
+    return [*rows, *clean_rows(bound, [Conversation(told)])]
+
+
 TEXT = frozenset({"text_differs"})
 """A token that was put into a text makes it another text."""
 CUT = frozenset({"stop_missing", "truncated", "template_differs", "text_differs"})
@@ -187,7 +226,12 @@ FAULTS = (
     Fault("stop dropped", "stop_missing", _each(_no_stop)),
     Fault("stop of the last answers dropped", "stop_missing", _some(_no_stop)),
     Fault("stop twice", "stop_twice", _each(_eos_behind)),
-    Fault("answers not trained", "answer_untrained", _some(lambda row, bound: relabel(row, _only_first(row)))),
+    Fault(
+        "answers not trained",
+        "answer_untrained",
+        _some(lambda row, bound: relabel(row, _only_first(row))),
+        alone="last_untrained",
+    ),
     Fault(
         "beginnings of answers not trained",
         "answer_partly_trained",
@@ -221,6 +265,10 @@ FAULTS = (
     ),
     Fault("other text", "text_differs", _some(_other_text), needs_source=True),
     Fault("changed turns trained", "changed_trained", _changed_trained, "qwen3", needs_source=True),
+    Fault("reasoning not trained", "reasoning_untrained", _each(_without_reasoning), "qwen3"),
+    Fault("ids of letters", "other_ids", _each(_in_pieces), "chatml, real"),
+    Fault("newlines merged", "merged_at_border", _each(_merged), "chatml, real"),
+    Fault("a document of nobody", "no_record", _of_nobody, needs_source=True),
     Fault("packed without boundaries or bos", "unbounded", lambda rows, bound: joined(rows, 3), needs_source=True),
 )
 

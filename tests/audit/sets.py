@@ -17,6 +17,7 @@ from chatmill.look.template_probes import byte_vocabulary
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.render.render import render
+from tests.data.tokenizer_files import unpacked
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 Row = dict[str, list[int]]
@@ -40,7 +41,9 @@ CLEAN = {
 
 @cache
 def bound_template(name: str) -> BoundTemplate:
-    """A template with a vocabulary of bytes."""
+    """A template with a vocabulary of bytes; with Qwen3's for names that end in `, real`."""
+    if name.endswith(", real"):
+        return bind(CLEAN[name.removesuffix(", real")], load_tokenizer(unpacked("qwen3")), given_options(None, DAY))
     found = find_template(CLEAN.get(name, name))
     if found.control_tokens:
         tokenizer: Any = load_tokenizer("bytes", control_tokens=found.control_tokens)
@@ -65,6 +68,8 @@ def conversations() -> list[Conversation]:
                     reasoning=f"Thought {n}." if n % 4 == 1 else None,
                 ),
             ]
+        if n == 10:
+            turns[-1] = Message(Role.ASSISTANT, "\nThe tenth answer begins with a newline.")
         if n == 4:
             call = ToolCall("get_weather", '{"city": "Oslo"}', "callid001")
             turns[-1] = Message(Role.ASSISTANT, "", tool_calls=(call,))
@@ -101,6 +106,8 @@ class Fault:
     """Codes that may be found beside it, because they are true as well."""
     needs_source: bool = False
     """Without the source nobody can know."""
+    alone: str = ""
+    """The code without the source, where it is another one."""
 
 
 def control(bound: BoundTemplate, name: str) -> int:

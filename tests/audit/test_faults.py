@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from chatmill import Conversation, Message, Role, audit
+from chatmill.auditor.findings import RULES
 from tests.audit.faults import FAULTS
 from tests.audit.sets import CLEAN, Fault, bound_template, clean_rows, conversations, joined
+
+ELSEWHERE = {"last_only", "earlier_untrained", "unwanted_trained", "documents_leak"}
+"""Codes that are tested in `test_choices` and `test_isolation`."""
 
 
 @pytest.mark.parametrize("with_source", [False, True], ids=["without source", "with source"])
@@ -35,8 +39,10 @@ def test_packed_rows_with_boundaries_give_no_finding(name: str, boundaries: str)
     assert report.boundaries == boundaries
 
 
-def test_there_are_thirty_kinds_of_fault() -> None:
+def test_every_kind_of_finding_has_a_fault() -> None:
+    """Isolation, packed notes and answers that records leave out have tests of their own."""
     assert len(FAULTS) >= 30
+    assert set(RULES) - {fault.code for fault in FAULTS} - {fault.alone for fault in FAULTS} == ELSEWHERE
 
 
 @pytest.mark.parametrize("with_source", [False, True], ids=["without source", "with source"])
@@ -49,9 +55,10 @@ def test_a_seeded_fault_is_found_and_named_right(fault: Fault, with_source: bool
     if fault.needs_source and not with_source:
         assert fault.code not in codes
         return
-    assert fault.code in codes
-    assert codes - {fault.code} <= fault.others
-    found = next(one for one in (*report.findings, *report.notes) if one.code == fault.code)
+    code = fault.code if with_source else fault.alone or fault.code
+    assert code in codes
+    assert codes - {code} <= fault.others
+    found = next(one for one in (*report.findings, *report.notes) if one.code == code)
     assert found.count
     assert found.examples
     assert report.passed == found.rule.is_note

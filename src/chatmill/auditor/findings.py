@@ -93,8 +93,19 @@ RULES: Mapping[str, Rule] = {
     ),
     "answer_untrained": Rule(
         "answer not trained", Unit.ANSWERS,
-        "No token of the answer is a target, nor of a later one in the document.",
+        "The record wants the answer trained, and no token of it is a target, nor of a later one in the document.",
         "Check how the tool finds answers; a marker that merges with the text beside it is not found.",
+    ),
+    "last_untrained": Rule(
+        "last answers not trained", Unit.ANSWERS,
+        "No token of the answer is a target, nor of a later one in the document.",
+        "Left out on purpose (train: false, a weight of 0), or lost: audit with --source, which has it.",
+        is_note=True,
+    ),
+    "unwanted_trained": Rule(
+        "trained against the record", Unit.ANSWERS,
+        "The record says that the answer is not trained (train: false, or a weight of 0), and it is.",
+        "Name the field to the tool (axolotl: message_field_training); where it reads none, cut such answers out.",
     ),
     "answer_partly_trained": Rule(
         "answer partly trained", Unit.ANSWERS,
@@ -179,6 +190,11 @@ RULES: Mapping[str, Rule] = {
         "boundaries inside a conversation", Unit.DOCUMENTS,
         "A document begins in the middle of a conversation.",
         "Pack whole documents, or attend to what was before.",
+    ),
+    "documents_leak": Rule(
+        "documents see each other", Unit.ROWS,
+        "Tokens of one document change what the model says in another document of the row.",
+        "chatmill isolate --compare lists the ways to call the model that keep documents apart.",
     ),
     "duplicates": Rule(
         "duplicates", Unit.DOCUMENTS,

@@ -10,8 +10,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.literals import UNUSUAL, Literals, Opening, ProbeRow, learn, probe_rows
+from chatmill.auditor.literals import UNUSUAL, Literals, Opening, ProbeRow, learn
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
+from chatmill.core.tokens import ranges
 from chatmill.render.bound import BoundTemplate
 
 Ints = NDArray[np.int64]
@@ -40,6 +41,16 @@ class Place(IntEnum):
     """An answer as later messages have changed it; only a source tells."""
 
 
+class Wanted(IntEnum):
+    """Whether a record wants an answer trained."""
+
+    UNKNOWN = -1
+    """There is no source, or the document differs from its record."""
+    NO = 0
+    """It has a weight of 0, or `train: false`."""
+    YES = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
     """All answers of a set, in order."""
@@ -55,6 +66,8 @@ class Answers:
     """The first token holds the end of the prompt too."""
     changed: NDArray[np.bool_]
     """Later messages have changed it; only a source tells."""
+    wanted: NDArray[np.int8]
+    """Whether the record wants it trained, as `Wanted`."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -62,6 +75,12 @@ class Answers:
     def keep(self, chosen: NDArray[np.bool_]) -> Answers:
         """Some of them."""
         return Answers(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
+
+    def merged_with(self, other: Answers) -> Answers:
+        """Both, in order."""
+        order = np.argsort(np.concatenate([self.starts, other.starts]), kind="stable")
+        names = [field.name for field in dataclasses.fields(self)]
+        return Answers(**{name: np.concatenate([getattr(self, name), getattr(other, name)])[order] for name in names})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,6 +94,8 @@ class Layout:
     openings: Ints
     """Where messages open."""
     opening_roles: Ints
+    doubtful: int = 0
+    """Special tokens of which only a source tells whether a text spelled them."""
 
 
 def find_literals(bound: BoundTemplate) -> Literals:
@@ -82,7 +103,7 @@ def find_literals(bound: BoundTemplate) -> Literals:
     literals = learn(bound)
     if literals.unusable:
         return literals
-    for number, rows in enumerate(probe_rows(bound)):
+    for number, rows in enumerate(literals.probes):
         for row in rows:
             wrong = _first_wrong(row, literals)
             if wrong is None:
@@ -94,13 +115,20 @@ def find_literals(bound: BoundTemplate) -> Literals:
                 token = bound.tokenizer.decode(row.ids[wrong : wrong + 1])
                 why = f"ids alone do not tell turns apart under this template (at {token!r} in a probe)"
                 return dataclasses.replace(literals, openings=(), unusable=why)
-    return literals
+    odd = {
+        one for rows in literals.probes for row in rows for one in row.ids[_layout_of(row, literals).strange].tolist()
+    }
+    return dataclasses.replace(literals, odd=frozenset(odd))
+
+
+def _layout_of(row: ProbeRow, literals: Literals) -> Layout:
+    offsets = np.array([0, len(row.ids)], dtype=np.int64)
+    return find_layout(row.ids, offsets, literals, np.zeros(len(row.ids), dtype=np.bool_))
 
 
 def _first_wrong(row: ProbeRow, literals: Literals) -> int | None:
     """The first token of a probe of which the literals say something wrong."""
-    offsets = np.array([0, len(row.ids)], dtype=np.int64)
-    found = _rough(find_layout(row.ids, offsets, literals, np.zeros(len(row.ids), dtype=np.bool_)).places)
+    found = _rough(_layout_of(row, literals).places)
     wanted = places_of(row)
     wanted[wanted == Place.CHANGED] = Place.ANSWER
     wrong = np.flatnonzero((found != _rough(wanted)) & (found != Place.UNKNOWN))
@@ -116,7 +144,12 @@ def _rough(places: Codes) -> Codes:
 
 def places_of(row: ProbeRow) -> Codes:
     """The places of a row whose kinds are known."""
-    places: Codes = _table()[row.kinds]
+    return places_of_kinds(row.kinds)
+
+
+def places_of_kinds(kinds: Codes) -> Codes:
+    """The place of each kind."""
+    places: Codes = _table()[kinds]
     return places
 
 
@@ -192,7 +225,15 @@ def find_layout(ids: Ints, documents: Ints, literals: Literals, padding: NDArray
     places[padding] = Place.UNKNOWN
     strange = np.union1d(spelled, _strange(ids, documents, events, literals, padding))
     strange = np.union1d(strange, _closed_twice(events, limits, stops, literals))
-    return Layout(places=places, answers=answers, strange=strange, openings=events.starts, opening_roles=events.roles)
+    odd = np.isin(ids[strange], list(literals.odd))
+    return Layout(
+        places=places,
+        answers=answers,
+        strange=strange[~odd],
+        openings=events.starts,
+        opening_roles=events.roles,
+        doubtful=int(odd.sum()),
+    )
 
 
 def _closed_twice(events: _Events, limits: Ints, stops: Ints, literals: Literals) -> Ints:
@@ -236,6 +277,7 @@ def _answers(
         stops=np.where(has, found, -1),
         merged=events.merged[assistant],
         changed=np.zeros(len(starts), dtype=np.bool_),
+        wanted=np.full(len(starts), Wanted.UNKNOWN, dtype=np.int8),
     )
     return answers, inner
 
@@ -258,13 +300,13 @@ def _drop_unasked(
 
 def _no_answers() -> Answers:
     none, no = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
-    return Answers(prompts=none, starts=none, ends=none, stops=none, merged=no, changed=no)
+    return Answers(
+        prompts=none, starts=none, ends=none, stops=none, merged=no, changed=no, wanted=np.empty(0, dtype=np.int8)
+    )
 
 
 def ranges_of(starts: Ints, ends: Ints) -> Ints:
     """All places from starts to ends."""
-    from chatmill.core.tokens import ranges
-
     return ranges(starts, np.maximum(ends - starts, 0))
 
 

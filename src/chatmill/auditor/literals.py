@@ -11,21 +11,25 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation, Role, ToolCall
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import Tokens
-from chatmill.errors import RecordError
-from chatmill.look.template_probes import PROBES
+from chatmill.look.template_probes import ASKS, PROBES, SAYS, SYSTEM, WEATHER
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
 
 Ints = NDArray[np.int64]
+CHATS = (
+    *(probe.conversation for probe in PROBES),
+    Conversation((SYSTEM, ASKS, SAYS), tools=(WEATHER,)),
+    Conversation((ASKS, SAYS), tools=(WEATHER,)),
+)
+"""Conversations that a template is asked to write."""
 UNUSUAL = {
     number: tuple(
         k
-        for k, message in enumerate(probe.conversation.messages)
-        if message.role is Role.ASSISTANT
-        and (k == 0 or probe.conversation.messages[k - 1].role in (Role.ASSISTANT, Role.SYSTEM))
+        for k, message in enumerate(chat.messages)
+        if message.role is Role.ASSISTANT and (k == 0 or chat.messages[k - 1].role in (Role.ASSISTANT, Role.SYSTEM))
     )
-    for number, probe in enumerate(PROBES)
+    for number, chat in enumerate(CHATS)
 }
 """Answers of each probe that follow no question: templates write odd things before them."""
 OTHER_NAME = "find_road"
@@ -45,6 +49,15 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRow:
+    """A rendering of a probe with the kind of every token."""
+
+    ids: Ints
+    kinds: NDArray[np.uint8]
+    messages: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Literals:
     """The template's own ids."""
 
@@ -61,19 +74,19 @@ class Literals:
     """Ids that a document can begin with; empty where that depends on the record."""
     closers: Mapping[int, int]
     """How many stop ids a message of each role has, at most."""
+    odd: frozenset[int] = frozenset()
+    """Special ids that the template writes at places where ids alone do not tell them from spelled ones."""
     asked_only: bool = False
     """Only answers that follow a message of somebody else can be found for sure."""
     unusable: str = ""
     """Why turns cannot be found by ids; empty where they can."""
+    probes: tuple[tuple[ProbeRow, ...], ...] = ()
+    """What the template makes of each probe."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRow:
-    """A rendering of a probe with the kind of every token."""
-
-    ids: Ints
-    kinds: NDArray[np.uint8]
-    messages: Ints
+    @property
+    def ends_by_next(self) -> bool:
+        """Whether the opening of the next message is what ends an answer, as GLM's is."""
+        return any(one.ids[0] in self.stops for one in self.openings)
 
 
 def special_ids(bound: BoundTemplate) -> frozenset[int]:
@@ -84,14 +97,11 @@ def special_ids(bound: BoundTemplate) -> frozenset[int]:
 
 def probe_rows(bound: BoundTemplate, name: str = "") -> Iterator[list[ProbeRow]]:
     """The rows of each probe; none for a probe that the template refuses. `name` renames the functions it calls."""
-    for probe in PROBES:
-        conversation = _renamed(probe.conversation, name) if name else probe.conversation
-        try:
-            tokens = render([conversation], bound).tokens
-        except RecordError:
-            yield []
-            continue
-        yield list(rows_of(tokens))
+    chats = [_renamed(chat, name) if name else chat for chat in CHATS]
+    rendered = render(chats, bound, collect_failures=True)
+    rows = list(rows_of(rendered.tokens))
+    for number in range(len(chats)):
+        yield [row for row, kept in zip(rows, rendered.kept.tolist(), strict=True) if kept == number]
 
 
 def rows_of(tokens: Tokens) -> Iterator[ProbeRow]:
@@ -126,7 +136,8 @@ def learn(bound: BoundTemplate) -> Literals:
     names = bound.tokenizer.control_ids
     if chat is not None:
         stops |= {names[one] for one in chat.stops.names if one in names}
-    for number, (rows, others) in enumerate(zip(probe_rows(bound), probe_rows(bound, OTHER_NAME), strict=True)):
+    probes = tuple(tuple(rows) for rows in probe_rows(bound))
+    for number, (rows, others) in enumerate(zip(probes, probe_rows(bound, OTHER_NAME), strict=True)):
         for row, other in zip(rows, others if len(others) == len(rows) else rows, strict=True):
             written |= specials & set(row.ids.tolist())
             _count_closers(row, closers, stops)
@@ -155,6 +166,7 @@ def learn(bound: BoundTemplate) -> Literals:
         first_ids=frozenset(first_ids) if first_ids <= specials else frozenset(),
         closers=closers,
         unusable="" if assistant and stops & specials else "the template writes no special tokens around answers",
+        probes=probes,
     )
 
 
@@ -212,7 +224,7 @@ def _opening(
     solid = len(ids)
     while not varies and solid > 1 and not bound.tokenizer.token_bytes(ids[solid - 1]).strip():
         solid -= 1
-    return Opening(role=role, ids=tuple(ids), borrowed=borrowed, solid=solid)
+    return Opening(role=role, ids=tuple(ids), borrowed=borrowed, solid=max(solid, borrowed))
 
 
 def _common(one: Sequence[int] | Ints, other: Sequence[int] | Ints) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.layout import Answers, Layout, Place
+from chatmill.auditor.layout import Answers, Layout, Place, Wanted
 from chatmill.auditor.tokenized import TokenizedSet
 
 Ints = NDArray[np.int64]
@@ -46,13 +46,23 @@ def check_masks(
     asked |= _sums(layout.places != Place.UNKNOWN, documents) == 0
     at_start = trained[np.minimum(documents[:-1], len(trained) - 1)]
     full = (targets >= sizes - ~at_start) & (sizes > 1) & asked  # the first token of a row is never a target
-    empty = (targets == 0) & (sizes > 0)
+    nothing = (targets == 0) & (sizes > 0)
+    empty = nothing & ~_unwanted_documents(data, layout.answers)
     total = int((sizes > 0).sum())
     yield _documents("mask_full", data, full, total)
     yield _documents("mask_empty", data, empty, total)
     yield from _padding(data, trained)
-    judged = ~np.repeat(full | empty, np.diff(documents))
+    judged = ~np.repeat(full | nothing, np.diff(documents))
     yield from _answers(data, layout, trained & live, judged, think_ends)
+
+
+def _unwanted_documents(data: TokenizedSet, answers: Answers) -> Bools:
+    """Documents whose records want no answer trained."""
+    document = np.searchsorted(data.documents, answers.starts, side="right") - 1
+    count = len(data.documents) - 1
+    unwanted = np.bincount(document[answers.wanted == Wanted.NO], minlength=count)
+    result: Bools = (unwanted > 0) & (unwanted == np.bincount(document, minlength=count))
+    return result
 
 
 def _documents(code: str, data: TokenizedSet, chosen: Bools, total: int) -> Found:
@@ -86,6 +96,9 @@ def _answers(
     empty_answer = length == 0
     untrained = ~used & ~shifted & (has_stop | ~empty_answer)
     yield from _untrained(data, answers, untrained, used & ~shifted, count)
+    unwanted = answers.wanted == Wanted.NO
+    yield _of_answers("unwanted_trained", answers, used & unwanted, count)
+    used &= ~unwanted
     changed = answers.changed & used
     yield _of_answers("changed_trained", answers, changed, count)
     # where no stop says where an answer ends, it ends with its last target
@@ -129,6 +142,15 @@ def _shifts(trained: Bools, answers: Answers, documents: Ints) -> Ints:
         return shifts
     behind = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
     size = behind - answers.starts
+    # a stretch that is an answer's own is not beside another one
+    owner = np.searchsorted(answers.starts, starts)
+    nearest = np.minimum(owner, len(answers) - 1)
+    own = (answers.starts[nearest] == starts) & (behind[nearest] == ends)
+    starts, ends = starts[~own], ends[~own]
+    if not len(starts):
+        return shifts
+    document = np.searchsorted(documents, answers.starts, side="right")
+    inside = np.searchsorted(documents, starts, side="right")
     # the stretch that begins nearest to the answer
     at = np.searchsorted(starts, answers.starts)
     for candidate in (at - 1, at):
@@ -136,6 +158,7 @@ def _shifts(trained: Bools, answers: Answers, documents: Ints) -> Ints:
         which = np.clip(candidate, 0, len(starts) - 1)
         by = starts[which] - answers.starts
         same = usable & (ends[which] - starts[which] == size) & (by != 0) & (np.abs(by) <= FARTHEST)
+        same &= inside[which] == document
         shifts = np.where((shifts == 0) & same, by, shifts)
     # at the end of a document there is no room for a mask that is late
     last = documents[np.searchsorted(documents, answers.starts, side="right")]
@@ -155,18 +178,23 @@ def _untrained(data: TokenizedSet, answers: Answers, untrained: Bools, trained: 
     """Answers that are trained nowhere in the set.
 
     Answers before a trained one may be context on purpose: where a conversation has a row for each turn, or only last
-    answers are trained. They are a note. With a row for each turn, answers that end alike count as one.
+    answers are trained. They are a note. With a row for each turn, answers that end alike count as one. Whether another
+    answer was left out on purpose only its record says.
     """
     document = np.searchsorted(data.documents, answers.starts, side="right") - 1
     last = np.append(document[1:] != document[:-1], True) if count else np.empty(0, dtype=np.bool_)
     endings = _endings(data.ids, answers)
     untrained = untrained & ~answers.changed & ~np.isin(endings, np.unique(endings[trained]))
+    untrained &= answers.wanted != Wanted.NO
     final = np.full(len(data.documents), -1, dtype=np.int64)
     np.maximum.at(final, document[trained], np.flatnonzero(trained))
     earlier = untrained & (np.arange(count) < final[document])
     choice = not (trained & ~last).any()
     yield _of_answers("last_only" if choice else "earlier_untrained", answers, earlier, count)
-    yield _of_answers("answer_untrained", answers, untrained & ~earlier, count)
+    final_ones = untrained & ~earlier
+    wanted = answers.wanted == Wanted.YES
+    yield _of_answers("answer_untrained", answers, final_ones & wanted, count)
+    yield _of_answers("last_untrained", answers, final_ones & ~wanted, count)
 
 
 def _endings(ids: Ints, answers: Answers) -> NDArray[np.uint64]:

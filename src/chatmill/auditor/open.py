@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chatmill.auditor.tokenized import KNOWN, Column, TokenizedSet, from_columns
+from chatmill.auditor.tokenized import IDS, KNOWN, Column, TokenizedSet, from_columns
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
@@ -32,6 +32,7 @@ def open_tokenized(
 ) -> TokenizedSet:
     """Open a path, a dataset, or batches; see `from_columns` for the options."""
     for_labels: Sequence[str] = ()
+    is_batches = False
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if (not path.exists() and bin_path(path).is_file()) or path.suffix in (".bin", ".idx"):
@@ -45,8 +46,10 @@ def open_tokenized(
     elif isinstance(source, Mapping) and all(hasattr(one, "column_names") for one in source.values()):
         columns = _of_table(_of_dataset(source[_split_of(list(source), split, "the dataset")], None))
     else:
-        columns = _of_rows(source)
-    return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted, for_labels=for_labels)
+        columns, is_batches = _of_rows(source)
+    return from_columns(
+        columns, mask=mask, pad_id=pad_id, shifted=shifted, for_labels=for_labels, is_batches=is_batches
+    )
 
 
 # ---- tables
@@ -189,8 +192,8 @@ def _is_number(kind: pa.DataType) -> bool:
 # ---- rows and batches in memory
 
 
-def _of_rows(source: Any) -> dict[str, Column]:
-    """Rows or batches: mappings with lists, arrays or tensors of one or two dimensions."""
+def _of_rows(source: Any) -> tuple[dict[str, Column], bool]:
+    """Rows or batches: mappings with lists, arrays or tensors of one or two dimensions; whether they are batches."""
     if isinstance(source, Mapping):
         source = [source]
     if not isinstance(source, Iterable):
@@ -198,21 +201,36 @@ def _of_rows(source: Any) -> dict[str, Column]:
             f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, or a list of rows"
         )
     found: dict[str, list[Any]] = {}
+    is_batches = False
     for number, row in enumerate(source):
         if not isinstance(row, Mapping):
             raise DataError(f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids")
         here = {str(name): value for name, value in row.items() if name in KNOWN and value is not None}
+        widths = [value.shape for name, value in here.items() if name in IDS and len(getattr(value, "shape", ())) == 2]
+        if widths:
+            is_batches, here = True, _of_batch(here, int(widths[0][1]))
         if number and set(here) != set(found):
             raise DataError(f"item {number} has {', '.join(sorted(here))}, and those before {', '.join(sorted(found))}")
         for name, value in here.items():
             found.setdefault(name, []).extend(_arrays(name, value))
-    return {
+    columns = {
         name: (
             np.concatenate(rows) if rows else np.empty(0, dtype=np.int64),
             offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
         )
         for name, rows in found.items()
     }
+    return columns, is_batches
+
+
+def _of_batch(columns: dict[str, Any], width: int) -> dict[str, Any]:
+    """Columns of a batch, one entry a row: masks over pairs of tokens say nothing about rows, and are left out."""
+    kept = {name: value for name, value in columns.items() if len(getattr(value, "shape", ())) <= 2}
+    if "cu_seqlens" in kept and len(getattr(kept["cu_seqlens"], "shape", ())) == 1:  # over all rows of the batch
+        starts = _arrays("cu_seqlens", kept["cu_seqlens"])[0]
+        rows = len(next(value for name, value in kept.items() if name in IDS))
+        kept["cu_seqlens"] = [starts[starts // width == row] - row * width for row in range(rows)]
+    return kept
 
 
 def _arrays(name: str, value: Any) -> list[Any]:

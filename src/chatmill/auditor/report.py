@@ -24,6 +24,8 @@ class AuditReport:
     answers: int
     mask_name: str
     boundaries: str
+    isolation: str
+    """What is known about documents that see each other; empty where no row holds two."""
     findings: tuple[Finding, ...]
     """Faults, the most frequent first."""
     notes: tuple[Finding, ...]
@@ -65,6 +67,7 @@ class AuditReport:
             "answers": self.answers,
             "mask": self.mask_name or None,
             "boundaries": self.boundaries or None,
+            "isolation": self.isolation or None,
             "source": None if self.source is None else dict(self.source),
             "findings": [finding.as_json() for finding in self.findings],
             "notes": [finding.as_json() for finding in self.notes],

@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from chatmill.auditor.findings import RULES, Example, Finding
+from chatmill.auditor.isolation import Isolation, check_documents
 from chatmill.auditor.layout import Layout, find_layout, find_literals
-from chatmill.auditor.literals import Literals, probe_rows
+from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import Found, check_masks
+from chatmill.auditor.matching import Comparison, compare
 from chatmill.auditor.open import open_tokenized
 from chatmill.auditor.report import AuditReport
-from chatmill.auditor.source import Comparison, SourceRows, compare, render_source
+from chatmill.auditor.save import check_folder, save_both
+from chatmill.auditor.source import SourceRows, render_source
 from chatmill.auditor.structure import Structure
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.auditor.vocabulary import VocabularyBytes, text_stretches
@@ -49,14 +52,20 @@ def audit(
     mask: str | None = None,
     shifted: bool = False,
     shape: str | None = None,
+    isolation: Any = None,
+    save: str | os.PathLike[str] | None = None,
     examples: int = EXAMPLES,
 ) -> AuditReport:
     """Check token data that another pipeline made.
 
     `dataset` is a path, a `datasets` dataset, a DataLoader, or rows with `input_ids` and `labels` or a mask. `model`
     is the folder of the model, or its loaded transformers tokenizer. With `source`, a file of conversations or the
-    conversations themselves, every record is compiled and compared token by token.
+    conversations themselves, every record is compiled and compared token by token. With `isolation`, which is
+    `weights`, `random` or a loaded model, it is tried whether documents of packed rows see each other. `save` is a new
+    folder for the set and for what Chatmill makes of the source, side by side for `chatmill view`.
     """
+    if save is not None:
+        check_folder(Path(save))
     bound = _bound(model, template, given_options(template_options, date))
     pad = bound.tokenizer.pad_id
     pad = None if pad == bound.tokenizer.eos_id else pad  # a pad that is the eos may be a real one
@@ -69,7 +78,12 @@ def audit(
         made = render_source(_records(source, shape, unread), lenient)
         made.refused.update(unread)
         made.count += unread.total()
-    return Audit(data, bound, name).run(made, examples)
+    folder = model if isinstance(model, str | os.PathLike) else getattr(model, "name_or_path", None)
+    audited = Audit(data, bound, name)
+    report = audited.run(made, examples, check_documents(data, isolation, folder))
+    if save is not None:
+        save_both(Path(save), data, made, audited.compared)
+    return report
 
 
 def _bound(model: Any, template: str | os.PathLike[str] | None, given: TemplateOptions) -> BoundTemplate:
@@ -99,22 +113,35 @@ class Audit:
         self._literals: Literals = find_literals(bound)
         self._vocabulary = VocabularyBytes(bound)
         self._unknown: list[str] = []
+        self.compared: Comparison | None = None
+        """The comparison with the source, once it was run."""
 
-    def run(self, source: SourceRows | None = None, examples: int = EXAMPLES) -> AuditReport:
+    def run(
+        self, source: SourceRows | None = None, examples: int = EXAMPLES, isolation: Isolation | None = None
+    ) -> AuditReport:
         """All checks."""
+        isolation = isolation or Isolation()
         data, literals = self._data, self._literals
         layout = find_layout(data.ids, data.documents, literals, data.padding)
         compared = None
         if source is not None:
-            compared = compare(data, layout, source, literals, self._vocabulary)
+            compared = self.compared = compare(data, layout, source, literals, self._vocabulary)
         if literals.unusable and compared is None:
             self._unknown.append(f"What is prompt and what is answer: {literals.unusable}. --source tells")
         elif literals.unusable and compared is not None and compared.equal < compared.documents:
             rest = compared.documents - compared.equal
             self._unknown.append(f"Masks of {rest:,} documents that differ from their records: {literals.unusable}")
         found = list(self._found(layout, compared))
+        if isolation.found is not None:
+            found.append(isolation.found)
+        if isolation.unknown:
+            self._unknown.append(isolation.unknown)
         findings = [self._finding(one, examples) for one in _joined(found) if one.count]
         findings.sort(key=lambda one: (-one.share, one.code))
+        for one in findings:
+            if one.code == "last_untrained":
+                told = "--source tells" if compared is None else "their documents differ from the records"
+                self._unknown.append(f"Whether {one.count:,} answers were left out of training on purpose: {told}")
         return AuditReport(
             name=self._name,
             template=self._bound.name,
@@ -126,6 +153,7 @@ class Audit:
             answers=len(layout.answers),
             mask_name=data.mask_name,
             boundaries=data.boundaries,
+            isolation=isolation.words,
             findings=tuple(one for one in findings if not one.rule.is_note),
             notes=tuple(one for one in findings if one.rule.is_note),
             unknown=tuple(self._unknown),
@@ -142,7 +170,7 @@ class Audit:
             "equal": compared.equal,
             "missing": compared.missing,
             "refused": dict(source.refused),
-            "unproved": len(source.unproved),
+            "unproved": len(np.unique(source.records[source.unproved])),
         }
 
     def _found(self, layout: Layout, compared: Comparison | None) -> Iterator[Found]:
@@ -204,7 +232,7 @@ class Audit:
 
     def _tokenises_probes(self) -> bool:
         """Whether the ids of the template's own renderings are those of their stretches of text."""
-        for row in (row for rows in probe_rows(self._bound) for row in rows):
+        for row in (row for rows in self._literals.probes for row in rows):
             documents = np.array([0, len(row.ids)], dtype=np.int64)
             padding = np.zeros(len(row.ids), dtype=np.bool_)
             layout = find_layout(row.ids, documents, self._literals, padding)

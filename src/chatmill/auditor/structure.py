@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.layout import Layout
+from chatmill.auditor.layout import Layout, Wanted
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import Found
 from chatmill.auditor.tokenized import TokenizedSet
@@ -121,7 +121,7 @@ class Structure:
     def _endings(self) -> Iterator[Found]:
         """Answers without a stop: cut at the end of a row that is as long as rows get, or without one at all."""
         answers, data = self._layout.answers, self._data
-        open_end = answers.stops < 0
+        open_end = (answers.stops < 0) & ~self._ended_by_template()
         document = self._document_of(answers.starts)
         final = open_end & (answers.ends >= self._ends[document])
         row_sizes = np.add.reduceat(~data.padding, data.offsets[:-1]) if len(data.ids) else np.empty(0)
@@ -137,6 +137,15 @@ class Structure:
         cut[document[at_limit]] = True
         yield self._documents("truncated", cut)
 
+    def _ended_by_template(self) -> Bools:
+        """Answers to which the template itself writes no stop: the source has none, or another answer follows."""
+        answers = self._layout.answers
+        alone: Bools = answers.wanted != Wanted.UNKNOWN
+        if self._literals.ends_by_next:
+            speaking = self._layout.openings[self._layout.opening_roles == RoleCode.ASSISTANT]
+            alone |= np.isin(answers.ends, speaking)
+        return alone
+
     def _special(self, opened: Bools) -> Iterator[Found]:
         """Special tokens that came from text; an eos or pad at the end of a document is no such thing."""
         places = self._layout.strange
@@ -147,6 +156,11 @@ class Structure:
         following = ids[np.minimum(places + 1, len(ids) - 1)]
         opens = np.isin(places + 1, self._layout.openings) | np.isin(following, list(ends))
         harmless = np.isin(ids[places], list(ends)) & (near_end | opens)
+        if self._layout.doubtful:
+            self.unknown.append(
+                f"Whether texts spell some of {self._layout.doubtful:,} special tokens: the template writes such ones "
+                "between messages, too. --source tells"
+            )
         yield self._places("special_from_text", places[~harmless & opened[document]])
 
     def _packed(self) -> Iterator[Found]:

@@ -49,6 +49,10 @@ class TokenizedSet:
     """The column that the documents are from; empty where rows are all that is known."""
     wrong_boundaries: Ints
     """Rows whose boundaries do not fit their length."""
+    inputs: frozenset[str] = frozenset()
+    """The columns there are."""
+    is_batches: bool = False
+    """The rows are those of batches, so the model is called with these columns."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -65,6 +69,7 @@ def from_columns(
     pad_id: int | None = None,
     shifted: bool = False,
     for_labels: Sequence[str] = (),
+    is_batches: bool = False,
 ) -> TokenizedSet:
     """Make a set of its columns.
 
@@ -106,6 +111,8 @@ def from_columns(
         documents=documents,
         boundaries=boundaries,
         wrong_boundaries=wrong,
+        inputs=frozenset(columns),
+        is_batches=is_batches,
     )
 
 

@@ -16,41 +16,55 @@ Bools = NDArray[np.bool_]
 
 
 class VocabularyBytes:
-    """The bytes of every id."""
+    """The bytes of ids, read when an id is first asked for: a set uses a small part of a vocabulary."""
 
     def __init__(self, bound: BoundTemplate) -> None:
-        """Reads the whole vocabulary once."""
+        """Reads nothing yet."""
         self._tokenizer = bound.tokenizer
-        spelled: list[bytes] = []
-        known = np.zeros(bound.tokenizer.vocab_size, dtype=np.bool_)
-        for token_id in range(bound.tokenizer.vocab_size):
-            try:
-                spelled.append(bound.tokenizer.token_bytes(token_id))
-                known[token_id] = True
-            except TokenizerError:
-                spelled.append(b"")
-        self._known = known
-        self._lengths = np.array([len(one) for one in spelled], dtype=np.int64)
-        self._starts = offsets_of(self._lengths)[:-1]
-        self._bytes = np.frombuffer(b"".join(spelled), dtype=np.uint8)
-        self._white = np.array([one[:1].isspace() for one in spelled], dtype=np.bool_)
+        size = bound.tokenizer.vocab_size
+        self._read = np.zeros(size, dtype=np.bool_)
+        self._known = np.zeros(size, dtype=np.bool_)
+        self._lengths = np.zeros(size, dtype=np.int64)
+        self._starts = np.zeros(size, dtype=np.int64)
+        self._white = np.zeros(size, dtype=np.bool_)
+        self._bytes = np.empty(0, dtype=np.uint8)
         ordinary = getattr(bound.tokenizer, "ordinary", ())
-        self.special = np.zeros(bound.tokenizer.vocab_size, dtype=np.bool_)
+        self.special = np.zeros(size, dtype=np.bool_)
         self.special[[i for name, i in bound.tokenizer.control_ids.items() if name not in ordinary]] = True
+
+    def _inside(self, ids: Ints) -> Ints:
+        """Ids of the vocabulary, read; others become its last one."""
+        inside: Ints = np.minimum(ids, len(self._read) - 1)
+        unread = np.unique(inside[~self._read[inside]])
+        spelled = []
+        for token_id in unread.tolist():
+            try:
+                one = self._tokenizer.token_bytes(token_id)
+                self._known[token_id] = True
+            except TokenizerError:
+                one = b""
+            self._lengths[token_id] = len(one)
+            self._white[token_id] = one[:1].isspace()
+            spelled.append(one)
+        if spelled:
+            self._starts[unread] = len(self._bytes) + offsets_of(self._lengths[unread])[:-1]
+            self._bytes = np.concatenate([self._bytes, np.frombuffer(b"".join(spelled), dtype=np.uint8)])
+            self._read[unread] = True
+        return inside
 
     def has(self, ids: Ints) -> Bools:
         """Which ids the vocabulary has."""
-        known: Bools = (ids < len(self._known)) & self._known[np.minimum(ids, len(self._known) - 1)]
+        known: Bools = self._known[self._inside(ids)] & (ids < len(self._known))
         return known
 
     def begins_white(self, ids: Ints) -> Bools:
         """Which ids begin with white space."""
-        white: Bools = self._white[np.minimum(ids, len(self._white) - 1)]
+        white: Bools = self._white[self._inside(ids)]
         return white
 
     def texts(self, ids: Ints, starts: Ints, ends: Ints) -> list[str | None]:
         """The text of stretches of ids; None where the bytes are no UTF-8."""
-        known = np.minimum(ids, len(self._lengths) - 1)
+        known = self._inside(ids)
         sizes = self._lengths[known]
         flat = self._bytes[ranges(self._starts[known], sizes)].tobytes()
         at = offsets_of(sizes)
@@ -64,7 +78,7 @@ class VocabularyBytes:
 
     def spelled(self, ids: Ints) -> bytes:
         """The bytes of some ids."""
-        known = ids[ids < len(self._lengths)]
+        known = self._inside(ids[ids < len(self._lengths)])
         return self._bytes[ranges(self._starts[known], self._lengths[known])].tobytes()
 
     def unlike(self, ids: Ints, starts: Ints, ends: Ints) -> Bools:

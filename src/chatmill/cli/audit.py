@@ -9,6 +9,8 @@ Example: chatmill audit last_run_prepared/ --model ./Qwen3-0.6B
 
 Example: chatmill audit train.parquet --model ./my-model --source chats.jsonl -o audit.html
 
+Example: chatmill audit train.parquet --model ./my-model --source chats.jsonl --save both
+
 Example: chatmill audit train.jsonl --model ./my-model --json | jq .findings[].code
 """
 
@@ -51,6 +53,18 @@ def command(
     shifted: Annotated[
         bool, typer.Option("--shifted", help="The trainer does not shift labels: shifted ones are right.")
     ] = False,
+    isolation: Annotated[
+        str | None,
+        typer.Option(
+            "--isolation",
+            metavar="NAME",
+            help="Try in the model whether packed documents see each other: with its weights, or random ones.",
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="DIR", help="Write the set and ours, for chatmill view DIR/set DIR/ours."),
+    ] = None,
     count: Annotated[int, options.COUNT] = 1,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report as an HTML page, too.")
@@ -77,6 +91,8 @@ def command(
         mask=mask,
         shifted=shifted,
         shape=options.shape_or_map(shape, field_map),
+        isolation=isolation,
+        save=save,
         examples=max(count, 3),
     )
     if out is not None:
@@ -87,6 +103,9 @@ def command(
         _print(plain_console(), found, count)
         if out is not None:
             typer.echo(f"\n{out}: the report as a page")
+        if save is not None:
+            ours = f" {save / 'ours'}" if (save / "ours").is_dir() else ""
+            typer.echo(f"\nSide by side: chatmill view {save / 'set'}{ours} --tokenizer {model}")
     if not found.passed:
         raise typer.Exit(1)
 
@@ -128,6 +147,8 @@ def facts(found: AuditReport) -> list[tuple[str, str]]:
     if found.source is not None:
         words = f"{found.source['records']:,} records; {found.source['equal']:,} documents have the ids of a record"
         listed.append(("source", f"{words}; {found.source['missing']:,} records have no document"))
+    if found.isolation:
+        listed.append(("isolation", found.isolation))
     return listed
 
 

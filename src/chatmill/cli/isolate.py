@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatmill.cli import options
-from chatmill.errors import ConfigError, DataError, MissingExtraError
+from chatmill.errors import DataError
 
 if TYPE_CHECKING:
     from chatmill.train.isolation import IsolationReport
@@ -73,11 +73,11 @@ def command(
     """Check isolation."""
     import json
 
-    if not (model_dir / "config.json").is_file():  # before torch is imported, which takes seconds
-        raise ConfigError(f"{model_dir} has no config.json: give a folder made by model.save_pretrained")
+    from chatmill.train.isolation_models import load_for_isolation
+
+    model = load_for_isolation(model_dir, attention=attention, dtype=dtype, random_weights=random_weights).to(device)
     from chatmill.train.isolation import check_isolation
 
-    model = _load(model_dir, attention, dtype, random_weights).to(device)
     batch = _batch(model.config, packed, split, rows=rows, max_length=max_length)
     cache: dict[str, Any] = {} if use_cache else {"use_cache": False}
     report = check_isolation(model, batch, max_probes=probes, **cache)
@@ -91,27 +91,6 @@ def command(
             typer.echo("\n" + _table(others))
     if not report.passed:
         raise typer.Exit(1)
-
-
-def _load(folder: Path, attention: str, dtype: str, random_weights: bool) -> Any:
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        raise MissingExtraError("transformers", "torch,hf", "checking a model") from None
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    wanted = {"dtype": getattr(torch, dtype), "attn_implementation": attention}
-    try:
-        if random_weights:
-            torch.manual_seed(0)
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            return transformers.AutoModelForCausalLM.from_config(config, **wanted).eval()
-        load = transformers.AutoModelForCausalLM.from_pretrained
-        return load(folder, local_files_only=True, **wanted).eval()
-    except (OSError, ValueError, ImportError) as error:
-        hint = "" if random_weights else " (without weights: --random-weights)"
-        raise ConfigError(f"transformers cannot load {folder}: {error}{hint}") from None
 
 
 def _batch(config: Any, packed: Path | None, split: str | None, *, rows: int, max_length: int) -> dict[str, Any]:

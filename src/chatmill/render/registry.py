@@ -111,7 +111,9 @@ def find_template(name: str | os.PathLike[str] | TemplateSource) -> TemplateSour
     """
     if isinstance(name, JinjaSource) or (isinstance(name, type) and issubclass(name, Template)):
         return name
-    text = os.fspath(name) if isinstance(name, str | os.PathLike) else repr(name)
+    if not isinstance(name, str | os.PathLike) and getattr(name, "chat_template", None):
+        return template_of_object(name)
+    text = os.fspath(name) if isinstance(name, str | os.PathLike) else repr(name)[:100]
     if text in PYTHON_TEMPLATES:
         module = importlib.import_module(f"chatmill.render.templates.{text}")
         found: type[Template] = module.TEMPLATE
@@ -129,8 +131,6 @@ def find_template(name: str | os.PathLike[str] | TemplateSource) -> TemplateSour
         return replace(template_of_folder(cached, wanted), name=text.rpartition("/")[2])
     if is_hub_name(folder):
         raise ConfigError(f"no template {text!r}: there is no such folder, and {not_cached(folder)}")
-    if getattr(name, "chat_template", None):
-        return template_of_object(name)
     raise UnknownNameError(
         "template",
         text,

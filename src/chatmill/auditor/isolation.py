@@ -1,0 +1,157 @@
+"""Whether the documents of packed rows see each other in a model: the isolation check, on rows of the audited set.
+
+What a trainer passes to the model is known of batches alone. Of stored rows it is known that a trainer which keeps
+documents apart makes positions of their boundaries; so that is how the model is called, without a cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.auditor.masks import Found
+from chatmill.auditor.tokenized import TokenizedSet
+from chatmill.errors import ChatmillError, ConfigError, DataError
+
+if TYPE_CHECKING:
+    from chatmill.train.isolation import IsolationReport
+
+Ints = NDArray[np.int64]
+ROWS = 2
+DOCUMENTS = 4
+HEAD = 64
+"""Tokens of a document that the model is run on."""
+WAYS = ("weights", "random")
+
+
+@dataclass(slots=True, kw_only=True)
+class Isolation:
+    """What is known about isolation."""
+
+    words: str = ""
+    """One line for the report; empty where nothing is packed."""
+    found: Found | None = None
+    unknown: str = ""
+
+
+def check_documents(data: TokenizedSet, wanted: Any, folder: Any) -> Isolation:
+    """Run the check; `wanted` is `weights` or `random` for the model of `folder`, a loaded model, or None."""
+    if isinstance(wanted, str) and wanted not in WAYS:
+        raise ConfigError(f"isolation is checked with {' or '.join(WAYS)}, or a loaded model, not {wanted!r}")
+    documents, rows = packed_rows(data)
+    if not len(rows):
+        return Isolation(words="" if wanted is None else "no row holds two documents")
+    if wanted is None:
+        told = "Whether the documents of packed rows see each other in the model: --isolation weights (or random) tells"
+        return Isolation(words="not checked", unknown=told)
+    from chatmill.train.isolation_models import load_for_isolation
+
+    if isinstance(wanted, str):
+        if not isinstance(folder, str | Path):
+            raise ConfigError("the isolation check needs the folder of the model, or the loaded model as `isolation`")
+        random = wanted == "random"
+        model = load_for_isolation(Path(folder), random_weights=random, way_out="--isolation random")
+        name = "random weights" if random else "the model's weights"
+    else:
+        model, name = wanted, "the given model"
+    return _checked(data, documents, rows, model, name)
+
+
+def packed_rows(data: TokenizedSet) -> tuple[NDArray[np.bool_], Ints]:
+    """Which documents are not empty, and the rows that hold two of them and more."""
+    live = np.append(0, np.cumsum(~data.padding))
+    filled = live[data.documents[1:]] > live[data.documents[:-1]]
+    row = data.row_of(data.documents[:-1][filled])
+    count = np.bincount(row, minlength=len(data))
+    return filled, np.flatnonzero(count > 1)
+
+
+def _checked(data: TokenizedSet, filled: NDArray[np.bool_], rows: Ints, model: Any, name: str) -> Isolation:
+    ways = _calls(data, filled, rows)
+    called, batch = next(iter(ways.items()))
+    try:
+        report = _run(model, batch)
+        masked = _run(model, ways[MASKED]) if MASKED in ways and report.passed else None
+    except ChatmillError as error:
+        return Isolation(words="not known", unknown=f"Whether packed documents see each other: {error}")
+    if not report.passed:
+        wrong = {*report.leaking, *report.unlike_alone}
+        detail = (
+            f"With {name}, called with {called}: {len(wrong)} of the {len(report.documents)} documents that were tried "
+            f"are not isolated; logits move by up to {max(report.moved, report.alone):.3g}"
+        )
+        starts, ends = data.offsets[:-1][rows], data.offsets[1:][rows]
+        found = Found("documents_leak", starts, ends, len(rows), len(data), detail)
+        return Isolation(words=f"documents see each other, with {name}", found=found)
+    if masked is not None and not masked.passed:
+        told = (
+            f"Whether the trainer passes the set's attention_mask of ones: with {name} documents see each other where "
+            "it does, and do not where it passes position_ids alone"
+        )
+        return Isolation(words=f"isolated by {called}, with {name}", unknown=told)
+    return Isolation(words=f"isolated by {called}, with {name}")
+
+
+MASKED = "position_ids and the attention_mask of the set"
+
+
+def _run(model: Any, batch: dict[str, Any]) -> IsolationReport:
+    from chatmill.train.isolation import check_isolation
+
+    starts = batch.pop("document_starts")
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    if size is not None and int(batch["input_ids"].max()) >= size:
+        raise DataError(f"the model has {size:,} ids, and the set id {int(batch['input_ids'].max()):,}")
+    is_module = hasattr(model, "parameters")
+    return check_isolation(model, batch, document_starts=starts, **({"use_cache": False} if is_module else {}))
+
+
+def _calls(data: TokenizedSet, filled: NDArray[np.bool_], rows: Ints) -> dict[str, dict[str, Any]]:
+    """What the model may be given, most likely first: heads of documents of some rows, padded to one width."""
+    taken = [_heads(data, filled, int(row)) for row in rows[:ROWS]]
+    positions = [np.concatenate([np.arange(len(head)) for head in heads]) for heads in taken]
+    places = [np.concatenate(heads) for heads in taken]
+    starts = [np.cumsum([0, *(len(head) for head in heads[:-1])]) for heads in taken]
+    ids = [data.ids[place] for place in places]
+    base = {"input_ids": ids, "document_starts": starts}
+    alone = {"position_ids": base | {"position_ids": positions}}
+    mask = {"attention_mask": [np.ones(len(place), dtype=np.int64) for place in places]}
+    if data.is_batches:  # the model gets what is there
+        own = {name: value for name, value in {"position_ids": positions, **mask}.items() if name in data.inputs}
+        return {" and ".join(own) or "input_ids alone": _batch(base | own)}
+    ways = {name: _batch(columns) for name, columns in alone.items()}
+    if "attention_mask" in data.inputs and data.boundaries != "attention_mask":
+        ways[MASKED] = _batch(alone["position_ids"] | mask)
+    return ways
+
+
+def _heads(data: TokenizedSet, filled: NDArray[np.bool_], row: int) -> list[Ints]:
+    """Places of the first tokens of the first documents of a row."""
+    bounds = zip(data.documents[:-1][filled].tolist(), data.documents[1:][filled].tolist(), strict=True)
+    low, high = int(data.offsets[row]), int(data.offsets[row + 1])
+    heads: list[Ints] = []
+    for first, last in bounds:
+        if low <= first < high and len(heads) < DOCUMENTS:
+            live = first + np.flatnonzero(~data.padding[first:last])
+            heads.append(live[:HEAD])
+    return heads
+
+
+def _batch(columns: dict[str, list[Any]]) -> dict[str, Any]:
+    """Rows cut to the shortest of them; the first alone where that would leave a row with one document."""
+    import torch
+
+    starts = columns["document_starts"]
+    width = min(len(row) for row in columns["input_ids"])
+    if any(sum(start < width for start in one) < 2 for one in starts):
+        columns, starts = {name: rows[:1] for name, rows in columns.items()}, starts[:1]
+        width = len(columns["input_ids"][0])
+    made: dict[str, Any] = {"document_starts": [one[one < width] for one in starts]}
+    for name, rows in columns.items():
+        if name != "document_starts":
+            made[name] = torch.from_numpy(np.stack([row[:width] for row in rows]).astype(np.int64))
+    return made

@@ -1,0 +1,104 @@
+"""Clean sets of conversations that the checks were not made with: nothing may be found.
+
+`python -m benchmarks.audit_clean` does the same for all bundled conversations, more templates and real vocabularies.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from chatmill import Conversation, Message, Role, audit
+from chatmill.read.conversations import read_conversations
+from tests.audit.sets import bound_template, clean_rows, joined
+
+DATA = Path(__file__).parents[1] / "data" / "conversations"
+FILES = (
+    "bfcl_parallel",
+    "crosswoz_zh",
+    "gpteacher_toolformer",
+    "gsm8k",
+    "korean_chatbot",
+    "oasst_en100",
+    "tau_airline",
+)
+TEMPLATES = (
+    *("chatml", "glm4_5", "gpt_oss", "granite", "llama3", "mistral_nemo", "phi4", "qwen2_5", "qwen3", "qwen3_2507"),
+    *("chatml, real", "qwen3, real"),
+)
+
+
+@cache
+def sample() -> tuple[Conversation, ...]:
+    """Two conversations of each file, long ones left out."""
+    found: list[Conversation] = []
+    for name in FILES:
+        chats = read_conversations(DATA / f"{name}.jsonl.gz", on_error=lambda error: None)
+        short = (one for one in chats if sum(len(message.content) for message in one.messages) < 4_000)
+        found += islice(short, 2)
+    return tuple(found)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_nothing_is_found_in_real_conversations(name: str) -> None:
+    bound = bound_template(name)
+    rows = [row for row in clean_rows(bound, sample()) if max(row["labels"]) >= 0]
+    assert len(rows) >= 6
+    assert audit(rows, bound).findings == ()
+    assert audit(rows, bound, source=sample()).findings == ()
+
+
+def test_transformers_own_masks_are_right_where_the_tags_are() -> None:
+    """The mask of `apply_chat_template` under a template whose tags agree with the proof."""
+    pytest.importorskip("transformers")
+    from benchmarks.mask_differences import byte_tokenizer
+    from chatmill import load_tokenizer
+    from chatmill.render.registry import bind, given_options
+
+    tagged = (
+        "{{- bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
+        "{%- if m.role == 'assistant' %}{% generation %}{{- m.content + '<|im_end|>' }}{% endgeneration %}"
+        "{%- else %}{{- m.content + '<|im_end|>' }}{%- endif %}{{- '\\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+    )
+    peer = byte_tokenizer(tagged)
+    bound = bind(peer, load_tokenizer(peer), given_options(None, "2026-01-01"))
+    plain = [one for one in sample() if not one.tools and not any(m.tool_calls or m.name for m in one.messages)]
+    rows = []
+    for one in plain:
+        messages = [{"role": str(m.role.value), "content": m.content} for m in one.messages]
+        made = peer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        rows.append({"input_ids": made["input_ids"], "assistant_masks": made["assistant_masks"]})
+    for source in (None, plain):
+        report = audit(rows, bound, source=source)
+        assert report.findings == ()
+        assert report.trained
+
+
+def test_short_answers_beside_each_other_are_not_shifted() -> None:
+    """Two answers of one size, a few tokens apart, and one of them is not trained."""
+    bound = bound_template("mistral_nemo")
+    turns = (Message(Role.USER, "?"), Message(Role.ASSISTANT, "Yes"), Message(Role.USER, "!"))
+    chats = [Conversation((*turns, Message(Role.ASSISTANT, "Why", weight=weight))) for weight in (None, 0.0)]
+    packed = joined(clean_rows(bound, chats), 2, boundaries="seq_lengths")
+    assert audit(packed, bound).findings == ()
+
+
+def test_tools_that_a_template_writes_between_messages_are_not_spelled() -> None:
+    bound = bound_template("granite")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    turns = (Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "Yes, now."))
+    report = audit(clean_rows(bound, [Conversation(turns, tools=(tool,))]), bound)
+    assert report.findings == ()
+    assert any("special tokens" in sentence for sentence in report.unknown)
+
+
+def test_answers_in_a_row_have_no_stop_where_the_next_message_is_the_stop() -> None:
+    bound = bound_template("glm4_5")
+    turns = (Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "Yes."), Message(Role.ASSISTANT, "Or later."))
+    chats = [Conversation(turns)]
+    assert audit(clean_rows(bound, chats), bound).findings == ()
+    assert audit(clean_rows(bound, chats), bound, source=chats).findings == ()
