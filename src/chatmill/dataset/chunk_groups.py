@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_job import STATE, ChunkJob, Piece, compile_chunk
+from chatmill.compiler.chunk_job import ChunkJob, Piece, compile_chunk
+from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.publish import canonical_json, write_atomic
 from chatmill.compiler.shards import JOINED, Made, gather_splits, made_shard

@@ -20,6 +20,7 @@ from chatmill.dataset.show import decoder_of
 from chatmill.dataset.stored import Dataset
 from chatmill.dataset.streamed import StreamedDataset
 from chatmill.errors import ChatmillError, ConfigError
+from chatmill.read.places import size_of
 
 STREAM_BYTES = 1 << 30
 """Input from this size on is compiled while it is read, unless `stream` says else."""
@@ -131,4 +132,4 @@ def _size(recipe: Recipe, records: RecordFile | None) -> int:
     """Bytes of the input files, as they lie on the disk."""
     base = records.base if records else Path()
     patterns = [str(base / name) if records else name for source in recipe.sources for name in source.patterns]
-    return sum(path.stat().st_size for path in resolve_paths(patterns))
+    return sum(map(size_of, resolve_paths(patterns)))

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from chatmill.compiler.chunk_job import REJECTED
+from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.publish import publish_folder, storing, temporary_folder
 from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.dataset.exports import Exports

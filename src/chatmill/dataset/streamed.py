@@ -30,6 +30,7 @@ from chatmill.dataset.stored import TRAIN, Dataset, check_torch
 from chatmill.errors import ConfigError, MissingExtraError
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.stored_splits import EpisodeSplit
+from chatmill.read.places import Elsewhere
 
 if TYPE_CHECKING:
     from chatmill.export.export import ExportResult
@@ -190,6 +191,7 @@ class StreamedDataset(Exports):
         from chatmill.load.distributed import rank_and_world
         from chatmill.load.episode_feed import EpisodeOptions
         from chatmill.load.loader import choose_device
+        from chatmill.load.long_episodes import LongEpisodes
         from chatmill.load.order import Share
         from chatmill.load.rows import Planning, strategy_named
         from chatmill.load.stream import StreamFeed, StreamLoader
@@ -213,6 +215,7 @@ class StreamedDataset(Exports):
             pack=packed,
             strategy=None if packing_strategy is None else strategy_named(packing_strategy),
             planning=Planning.EPOCH,
+            overflow=LongEpisodes.ERROR,
             pin=str(chosen).startswith("cuda") if pin_memory is None else pin_memory,
         )
         groups = ChunkGroups(
@@ -268,7 +271,7 @@ class StreamedDataset(Exports):
         """Compile everything, and write it in the format of a trainer."""
         return self.compile().export(to, out, **options)
 
-    def save(self, out: str | os.PathLike[str]) -> Path:
+    def save(self, out: str | os.PathLike[str]) -> Path | Elsewhere:
         """Compile everything into a new folder, as `chatmill build` does; one that was stopped goes on."""
         return run_build(self.recipe, out, workers=self._workers, resume=True, base=self._base).directory
 

@@ -42,7 +42,7 @@ class ConversationFile:
         self.path = place(path)
         self.source = source if source is not None else self.path.name.split(".")[0]
         self._on_error = on_error
-        self._named = find_shape(preferred(shape, preferences)) if shape is not None else None
+        self._named = None if shape is None else _preferred(find_shape(shape), preferences)
 
     @property
     def shape(self) -> Shape:
@@ -50,7 +50,7 @@ class ConversationFile:
         if self._named is None:
             readable = (raw.value for raw in read_records(self.path) if raw.error is None)
             found = detect_shape(list(itertools.islice(readable, DETECT_RECORDS)), str(self.path))
-            self._named = found if not found.pairs else find_shape(preferred(found.name, self._preferences))
+            self._named = _preferred(found, self._preferences)
         return self._named
 
     def __iter__(self) -> Iterator[Conversation]:
@@ -85,3 +85,8 @@ def read_conversations(
         raise DataError("no input files")
     for path in listed:
         yield from ConversationFile(path, shape=shape, source=source, on_error=on_error)
+
+
+def _preferred(shape: Shape, preferences: str | None) -> Shape:
+    """The shape that records are read in: with preferences, pairs give their chosen answer."""
+    return find_shape(preferred(shape.name, preferences)) if shape.pairs else shape
