@@ -35,7 +35,10 @@ BENCHMARKS = (
 """Modules of this package, in the order of the data's way; the profile has figures and no rows."""
 ELSEWHERE = ("linear_cross_entropy", "packed_training", "packed_training_picture", "viewer")
 """Benchmarks (and the picture of one) that need a GPU or a browser and are run by themselves."""
-TOOLS = ("audit_tools", "mask_differences", "publish", "run", "template_table")
+TOOLS = (
+    "audit_clean", "audit_makers", "audit_tools", "input_files", "input_table", "mask_differences", "publish", "run",
+    "template_table", "template_verification",
+)  # fmt: skip
 """Modules that are run but are no benchmarks."""
 PACKAGES = (
     "chatmill", "gigatoken", "numpy", "pyarrow", "torch", "transformers", "tokenizers", "trl", "datasets", "renderers",

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.panel import Panel
-    from rich.progress import TextColumn
+    from rich.progress import SpinnerColumn, TextColumn
 
 
 def plain_console(
@@ -30,6 +30,13 @@ def plain_column(form: str) -> TextColumn:
     from rich.progress import TextColumn
 
     return TextColumn(form, markup=False)
+
+
+def spinner_column() -> SpinnerColumn:
+    """A column that turns; it shows no text, so that nothing in it is markup."""
+    from rich.progress import SpinnerColumn
+
+    return SpinnerColumn(finished_text="")
 
 
 def titled_panel(body: RenderableType, title: str, *, border_style: str) -> Panel:

@@ -94,7 +94,7 @@ def test_a_full_disk_on_the_command_line(fast: Path) -> None:
     assert "No space left on device (ENOSPC); free some space there" in text
     assert "can then be resumed" in text
     assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    assert "episodes" not in done.stdout
     assert published(fast / "out") == []
     again = chatmill(*command, "--resume")
     assert again.returncode == 0, again.stderr

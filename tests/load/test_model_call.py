@@ -141,7 +141,7 @@ def test_what_cannot_be_right_is_refused() -> None:
     collator = DataCollatorForCausalLM(Special(), model="sdpa")
     with pytest.raises(DataError, match="row 1 do not count"):
         collator([{"input_ids": [4, 5], "position_ids": [0, 0]}, {"input_ids": [4, 5], "position_ids": [0, 2]}])
-    with pytest.raises(ConfigError, match="neither document_starts nor position_ids"):
+    with pytest.raises(ConfigError, match="neither document_starts nor seq_lengths nor position_ids"):
         collator([{"input_ids": [4, 5]}])
     plain = DataCollatorForCausalLM(Special(), model="sdpa", packed_sequences=False)([{"input_ids": [4, 5]}])
     assert sorted(plain) == ["input_ids", "labels"]

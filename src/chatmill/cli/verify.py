@@ -123,12 +123,12 @@ def _shown_progress(quiet: bool) -> Iterator[OnProgress | None]:
     if quiet or not sys.stderr.isatty():
         yield None
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
-    from chatmill.console import plain_column, plain_console
+    from chatmill.console import plain_column, plain_console, spinner_column
 
     shown = (plain_column(form) for form in ("{task.description}", "{task.fields[count]}", "{task.elapsed:.1f} s"))
-    columns = SpinnerColumn(), *shown, BarColumn(), TimeRemainingColumn()
+    columns = spinner_column(), *shown, BarColumn(), TimeRemainingColumn()
     with Progress(*columns, refresh_per_second=4, console=plain_console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None, count="0")
 

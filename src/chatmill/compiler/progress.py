@@ -19,12 +19,12 @@ def shown_progress() -> Iterator[OnProgress | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
-    from chatmill.console import plain_column, plain_console
+    from chatmill.console import plain_column, plain_console, spinner_column
 
     progress = Progress(
-        SpinnerColumn(),
+        spinner_column(),
         plain_column("{task.description}"),
         BarColumn(),
         plain_column("{task.fields[count]}"),

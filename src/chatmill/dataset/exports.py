@@ -22,7 +22,7 @@ class Exports:
         def __getattr__(self, name: str) -> Any:
             """`to_NAME(out, ...)` is `export("NAME", out, ...)`; a hyphen of the name is `_` here."""
             if name.startswith("to_"):
-                from chatmill.export.targets import TARGETS
+                from chatmill.export.registry import TARGETS
 
                 for known in TARGETS:
                     if known.replace("-", "_") == name[3:]:

@@ -84,7 +84,7 @@ def export_dataset(
         if not is_split_name(name):
             raise FormatError(f"{source.directory}: {name!r} is no name for a split of an export: rename the folder")
     for documents in source.splits.values():
-        refuse_ids_beyond(documents.dataset, source.about, model)
+        refuse_ids_beyond(documents, source.about, model)
     final = _out(source.directory, target.name, out)
     target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids, hub=hub)
     if shard_tokens is not None and shard_tokens < 1:

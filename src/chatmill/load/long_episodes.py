@@ -6,17 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, UnknownNameError
-from chatmill.store.episode_shard import EpisodeShard
-from chatmill.store.episodes import EpisodeDataset
+
+if TYPE_CHECKING:
+    from chatmill.store.episode_shard import EpisodeShard
+    from chatmill.store.episodes import EpisodeDataset
 
 Ints = NDArray[np.int64]
-Trains = Callable[[EpisodeShard, Ints, Ints], NDArray[np.bool_]]
+Trains = Callable[["EpisodeShard", Ints, Ints], NDArray[np.bool_]]
 """Which tokens of episodes are trained: a shard, and the starts and lengths of the episodes in it."""
 TOKENS_AT_A_TIME = 1 << 22
 

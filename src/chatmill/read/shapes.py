@@ -198,7 +198,7 @@ def _refuse_unfit(record: Record, shape: Shape) -> None:
         raise RecordError(
             "'label' is false: people did not like this answer (KTO), and training on it would teach it. Leave such "
             "records out with preferences: chosen (--preferences chosen)",
-            code=LABEL_FALSE,
+            code="label_false",
             path=LABEL,
         )
 
@@ -223,7 +223,7 @@ def _behind_system(turns: tuple[Message, ...], listed: tuple[Message, ...]) -> t
 
 def _functions(record: Record, shape: Shape, tools: tuple[Any, ...]) -> tuple[Any, ...]:
     """Tool definitions; those of the older field are put into the form of `tools`."""
-    functions = _tools(record, shape.functions) if shape.functions else ()
+    functions = _tools(record, shape.functions) if shape.functions not in ("", shape.tools) else ()
     if not functions:
         return tools
     if tools:

@@ -145,8 +145,9 @@ def _joined(pieces: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def even_ranges(tokens: Ints, most: int = BATCH_TOKENS) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive items that hold up to `most` tokens each; a longer item is alone."""
+def even_ranges(tokens: Ints, most: int | None = None) -> Iterator[tuple[int, int]]:
+    """Ranges of consecutive items of up to `most` tokens each (default: `BATCH_TOKENS`); a longer item is alone."""
+    most = BATCH_TOKENS if most is None else most
     ends = np.cumsum(tokens)
     first = 0
     while first < len(ends):

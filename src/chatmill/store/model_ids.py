@@ -7,6 +7,7 @@ from typing import Any
 
 from chatmill.core.model_vocabulary import ModelVocabulary, model_vocabulary, refuse_beyond
 from chatmill.errors import ConfigError, FormatError
+from chatmill.store.documents import DocumentSet
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
 
@@ -16,7 +17,7 @@ WAY_OUT = (
 )
 
 
-def refuse_ids_beyond(dataset: EpisodeDataset, about: Mapping[str, Any], model: Any = None) -> None:
+def refuse_ids_beyond(dataset: EpisodeDataset | DocumentSet, about: Mapping[str, Any], model: Any = None) -> None:
     """`ConfigError` for an id without an embedding, in `model` or else in the model that the dataset was built for.
 
     `model`: a folder, a loaded model or config, or the number of embeddings. Tokens are read only where the tokenizer
@@ -26,8 +27,9 @@ def refuse_ids_beyond(dataset: EpisodeDataset, about: Mapping[str, Any], model: 
     size = about.get("tokenizer", {}).get("vocab_size")
     if known is None or (size is not None and size <= known.size):
         return
-    largest = max(int(dataset.shard(number).token_ids.max(initial=0)) for number in range(len(dataset.shards)))
-    refuse_beyond(largest, known, f"{dataset.folder} has", WAY_OUT)
+    documents = dataset if isinstance(dataset, DocumentSet) else DocumentSet(dataset)
+    largest = max(int(documents.shard_columns(number)[0].max(initial=0)) for number in range(documents.shards))
+    refuse_beyond(largest, known, "the dataset has", WAY_OUT)
 
 
 def built_as(dataset: EpisodeDataset) -> dict[str, Any]:
