@@ -44,7 +44,7 @@ MODELS = (
     Model("Llama-3.1", "npm-llama3_1", "llama3_1"),
     Model("Gemma-3", "npm-gemma3", "gemma3"),
     Model("Mistral-Nemo", "mistral_nemo"),
-    Model("DeepSeek-V3", "deepseek_v3", "deepseekv3"),
+    Model("DeepSeek-V3", "deepseek_v3"),
     Model("GLM-4.5", "qwen3", "glm4moe", adds_tokens=True),
     Model("Phi-3", "qwen3", "phi3", adds_tokens=True),
     Model("gpt-oss", "gptoss", "gptoss"),

@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiler": MIDDLE | {"__init__", "console"},
     "prove": MIDDLE | {"__init__", "compiler"},
     "export": MIDDLE | {"__init__", "compiler", "prove"},
-    "dataset": MIDDLE | {"look", "compiler", "export"},
+    "dataset": MIDDLE | {"look", "compiler", "export", "console"},
     "distill": MIDDLE | {"__init__", "compiler", "prove", "export"},
     "auditor": MIDDLE | {"look", "train"},
     "megatron": {"core", "store", "load", "train", "tokenizer"},

@@ -15,13 +15,29 @@ if TYPE_CHECKING:
 
 
 def plain_console(
-    *, stderr: bool = False, soft_wrap: bool = False, file: IO[str] | None = None, width: int | None = None
+    *,
+    stderr: bool = False,
+    soft_wrap: bool = False,
+    file: IO[str] | None = None,
+    width: int | None = None,
+    colour: bool | None = None,
 ) -> Console:
-    """A console that reads no string as markup or emoji and colours nothing by itself."""
+    """A console that reads no string as markup or emoji and colours nothing by itself.
+
+    `colour`: whether styles are written, whatever the file is; default: if it is a terminal.
+    """
     from rich.console import Console
 
     return Console(
-        stderr=stderr, soft_wrap=soft_wrap, file=file, width=width, highlight=False, markup=False, emoji=False
+        stderr=stderr,
+        soft_wrap=soft_wrap,
+        file=file,
+        width=width,
+        force_terminal=colour,
+        color_system="auto" if colour is None else "standard" if colour else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
 
 

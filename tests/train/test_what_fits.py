@@ -56,7 +56,7 @@ def test_a_run_that_trains_nothing_does_not_end_as_finished(tmp_path: Path) -> N
     ended = train(tmp_path, "overflow: cut")
     assert isinstance(ended.exception, DataError)
     assert "no token was trained in 2 steps" in str(ended.exception)
-    assert "finished" not in ended.output
+    assert "finished" not in ended.stdout
     assert not (tmp_path / "run/checkpoints").exists()
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import Pipeline
+from chatmill.console import plain_console
 from chatmill.core import html
 from chatmill.core.kinds import kind_name
 from chatmill.core.shift import IGNORE_INDEX
@@ -121,10 +121,7 @@ class ShownEpisode:
         """Coloured in a terminal; what is trained has a bar, and control tokens are in «»."""
         colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         width = min(shutil.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100
-        console = Console(
-            file=io.StringIO(), width=width, force_terminal=colour, highlight=False, markup=False, emoji=False,
-            color_system="standard" if colour else None,
-        )  # fmt: skip
+        console = plain_console(file=io.StringIO(), width=width, colour=colour)
         console.print(f"{self._head} · {self._facts}")
         lines = item_lines(view_item(self._item, self._decoder, "episode"), width=width)
         for line in dropwhile(lambda line: line.style in ("bold", "cyan"), lines):  # its own header says less

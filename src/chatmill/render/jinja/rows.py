@@ -89,13 +89,13 @@ def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | No
         answers = [answer for answer in answers if answer.message > last]
     if given.expand is Expand.LAST:
         answers = answers[-1:]
+    hidden = not_shown(whole, turns.view.conversation, range(len(turns.messages)), turns.notes)
+    if hidden:
+        raise refusal(Answer(len(turns.messages) - 1, *hidden, is_general=hidden[0] != "origin_lost"))
     if given.unproved is Unproved.REFUSE:
         for answer in answers:
             if answer.reason:
                 raise refusal(answer)
-    hidden = not_shown(whole, turns.view.conversation, range(len(turns.messages)), turns.notes)
-    if hidden:
-        raise refusal(Answer(len(turns.messages) - 1, *hidden, is_general=hidden[0] != "origin_lost"))
     proved = [answer for answer in answers if not answer.reason]
     stable = [turns.is_stable(answer) for answer in proved]
     writer = _RowWriter(turns, specials)

@@ -170,7 +170,7 @@ class Turns:
         differing = ended.differing(self.whole)
         conversation = self.view.conversation
         if differing is None:
-            return not_shown(ended, conversation, range(index + 1), self.notes)
+            return not_shown(ended, conversation, range(index + 1), self.notes, tools=False)
         changed = [one for one in differing if one != index]
         return not_shown(near, conversation, [index], self.notes, tools=False) or (
             not_shown(ended, conversation, changed, self.notes, tools=False) if changed else None
