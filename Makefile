@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.chatmill-installed
+DEMO_STAMP := $(VENV)/.chatmill-demo-installed
+STARTED := $(shell date +%s)
 # The benchmarks have an environment of their own, with the tools that Chatmill is compared with.
 BENCH_VENV := .venv-bench
 BENCH_BIN := $(BENCH_VENV)/bin
@@ -19,10 +21,18 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $(STAMP)
+	touch $(STAMP) $(DEMO_STAMP)
 
-demo: setup
+# What the demo imports, and no more.
+$(DEMO_STAMP): pyproject.toml constraints.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,harmony]'
+	touch $(DEMO_STAMP)
+
+demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo.py
+	@echo "make demo took $$(( $$(date +%s) - $(STARTED) )) s, set-up included"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -87,10 +87,7 @@ RENDER_ERRORS: dict[str, dict[str, str]] = {
     | LATE_NOT_SHOWN
     | {"tool_calls_parallel": "not_shown", "tool_result_orphan": "template_refused"},
     "granite": CHANNELS | DEVELOPER | BAD_JSON | {"tool_calls_parallel": "not_shown"},
-    "mistral_nemo": CHANNELS
-    | ALTERNATE
-    | BAD_JSON
-    | {"only_system": "not_shown", "uppercase_roles": "prompt_not_in_history"},
+    "mistral_nemo": CHANNELS | ALTERNATE | BAD_JSON | {"only_system": "not_shown", "uppercase_roles": "not_shown"},
     "phi3": CHANNELS | NULL_CONTENT | DEVELOPER | ORPHAN,
     "phi4": CHANNELS | NULL_CONTENT | DEVELOPER | ORPHAN | LATE_NOT_SHOWN,
 }
