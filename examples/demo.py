@@ -69,7 +69,7 @@ def main() -> None:
     console.print(table)
 
     console.print(Rule("4. what a trainer reads", align="left"))
-    loader = GPTEpisodeDataLoader({"batch_size": 8, "block_size": 1024}, tokenizer, OUT, use_loss_mask=True)
+    loader = GPTEpisodeDataLoader({"batch_size": 8, "block_size": ROW}, tokenizer, OUT, use_loss_mask=True)
     x, y, mask = loader.get_batch("train")
     console.print(f"a batch: x {tuple(x.shape)} {x.dtype}, y {tuple(y.shape)}, mask {tuple(mask.shape)}")
     shown = tokenizer.decode(y[0][mask[0] > 0][:12])

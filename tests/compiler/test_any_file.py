@@ -15,6 +15,7 @@ from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError
 from chatmill.prove.verify import verify
 from chatmill.read import places
+from chatmill.read.folders import folder_files
 
 KINDS = ("pairs.csv", "pairs.tsv", "rows.feather", "stream.arrow", "saved", "list.json.gz", "pretty-objects.jsonl")
 CHATML = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
@@ -65,6 +66,15 @@ def test_what_standard_input_holds_is_told_from_its_first_bytes(
         assert (copy.name, copy.read_bytes()) == (f"stdin{ending}", data)
     finally:
         places.stdin_copy.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["../chats.arrow", "/etc/passwd", "..", 7])
+def test_a_saved_folder_names_files_of_its_own_alone(tmp_path: Path, name: object) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    with pytest.raises(ConfigError, match="no file of its folder"):
+        folder_files(saved)
 
 
 def test_a_built_dataset_is_no_folder_of_conversations(tmp_path: Path) -> None:

@@ -304,8 +304,10 @@ def test_a_recipe_is_a_source_with_all_options(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "recipe.yaml").write_text(json.dumps(given))
     assert len(chatmill.compile("recipe.yaml")) == len(RECORDS)
     assert len(chatmill.compile(chatmill.Recipe(**given))) == len(RECORDS)
-    with pytest.raises(ConfigError, match="a recipe holds all options"):
-        chatmill.compile("recipe.yaml", "bytes")
+    lost: dict[str, Any] = {"model": "bytes", "max_length": 64, "overflow": "cut", "policy": "all", "gates": {}}
+    for beside in (lost | {"val_fraction": 0.5, "on_error": "quarantine"}).items():
+        with pytest.raises(ConfigError, match="a recipe holds all options"):
+            chatmill.compile("recipe.yaml", **dict([beside]))
 
 
 def test_options_that_are_wrong_are_told_apart() -> None:

@@ -192,6 +192,20 @@ def test_hugging_face_reads_a_stream_and_goes_on(whole: Any) -> None:
     assert list(rows) == wanted[5:]
 
 
+def test_weights_that_labels_cannot_hold_are_told() -> None:
+    half = [
+        {
+            "messages": [
+                {**message, "weight": 0.5 if message["role"] == "assistant" else 0} for message in one["messages"]
+            ]
+        }
+        for one in RECORDS[:3]
+    ]
+    rows = chatmill.compile(half, "bytes", stream=True, **OPTIONS).to_hf()
+    with pytest.warns(UserWarning, match="these weights are lost"):
+        assert any(label >= 0 for row in rows for label in row["labels"])
+
+
 def test_a_stream_counts_what_it_has_seen_and_shows_it(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "chats.jsonl", [*RECORDS, {"messages": [{"role": "pope", "content": "x"}]}])
     options = {**OPTIONS, "on_error": "quarantine"}

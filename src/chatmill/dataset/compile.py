@@ -28,6 +28,14 @@ SHOWN_BYTES = 32 << 20
 """Input from this size on has a progress bar in a terminal."""
 
 
+NO_OPTIONS: dict[str, Any] = {
+    "packing": {"max_length": None, "overflow": "error"},
+    "split": {"val_fraction": 0.0},
+    "on_error": "fail",
+}
+"""What the keywords of `compile` say where they are not given."""
+
+
 def compile(
     source: Any,
     model: Any = None,
@@ -68,8 +76,7 @@ def compile(
     scratch = Scratch()
     records: RecordFile | None = None
     if _is_recipe(source):
-        if model is not None or template is not None or shape is not None or name is not None or recipe:
-            raise ConfigError("a recipe holds all options: give stream and workers alone beside it")
+        _refuse_options(options | {"model": model, "template": template, "shape": shape, "name": name})
         checked = recipe_of(source)
     else:
         entry: dict[str, Any] = {"path": paths_of(source), "shape": shape}
@@ -120,6 +127,16 @@ def explained(records: RecordFile | None) -> Iterator[None]:
         elif getattr(error, "code", "unknown_shape") != "unknown_shape":
             error.add_note('compile(..., on_error="quarantine") leaves such records out, and counts them.')
         raise
+
+
+def _refuse_options(given: dict[str, Any]) -> None:
+    """A `ConfigError` for options beside a recipe: it has them all, and these would be lost."""
+    for name, value in given.items():
+        if value not in (None, NO_OPTIONS.get(name)):
+            raise ConfigError(
+                f"a recipe holds all options ({name} is one): give stream and workers alone beside it, and write the "
+                "others into the recipe"
+            )
 
 
 def _is_recipe(source: Any) -> bool:

@@ -197,7 +197,7 @@ class Dataset(Exports):
 
     def _length(self, length: int | None, spare: int) -> int:
         """Positions of a row, which holds `spare` tokens more; an episode that does not fit is an error."""
-        longest = max(int(EpisodeDataset(self.directory, name).lengths.max()) for name in self._names)
+        longest = max(int(EpisodeDataset(self.directory, name).lengths.max(initial=1)) for name in self._names)
         stated = self.manifest["recipe"]["packing"]["max_length"]
         chosen = int(length if length is not None else stated or max(longest - spare, 1))
         if longest > chosen + spare:

@@ -6,10 +6,13 @@ import itertools
 import os
 import shutil
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import check_gates
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
 
 SAFE_GATES = ("records_without_trained_tokens", "untrained_terminators", "records_quarantined")
 """Gates on counts, which only grow: one that is passed can be told at once."""
+
+
+LOST_WEIGHTS = "some tokens have a weight other than 0 and 1; labels only say trained or not, so these weights are lost"
 
 
 class StreamedDataset(Exports):
@@ -280,15 +286,17 @@ def hf_rows(chunks: list[int], work: ChunkWork, split: str) -> Iterator[dict[str
     """The episodes of some chunks as rows of Hugging Face's trainers; a chunk is a shard for them."""
     from chatmill.core.shift import IGNORE_INDEX
 
-    executor = LocalExecutor(0)
+    executor, told = LocalExecutor(0), False
     for number in chunks:
         folder = work.new_folder()
         try:
             work.make([number], folder, executor)
             for episode in open_split(folder, split) or ():
-                ids = episode.ids.tolist()
-                weights = ids if episode.weights is None else episode.weights.tolist()
-                labels = [i if w > 0 else IGNORE_INDEX for i, w in zip(ids, weights, strict=True)]
-                yield {"input_ids": ids, "labels": labels}
+                ids, weights = episode.ids.astype(np.int64), episode.weights
+                labels = ids if weights is None else np.where(weights > 0, ids, IGNORE_INDEX)
+                if weights is not None and not told and ((weights != 0) & (weights != 1)).any():
+                    warnings.warn(LOST_WEIGHTS, UserWarning, stacklevel=2)
+                    told = True
+                yield {"input_ids": ids.tolist(), "labels": labels.tolist()}
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -56,7 +56,7 @@ def _one_split(folder: Path) -> list[str]:
     if len(splits) != 1:
         named = " or ".join(str(folder / str(split)) for split in splits) or "nothing"
         raise ConfigError(f"{folder} holds {len(splits)} splits; name the one to read: {named}")
-    return _saved(folder / splits[0])
+    return _saved(folder / _plain(splits[0], folder / SPLITS))
 
 
 def _saved(folder: Path) -> list[str]:
@@ -67,12 +67,19 @@ def _saved(folder: Path) -> list[str]:
             "after dataset.flatten_indices()"
         )
     try:
-        files = [str(folder / file["filename"]) for file in state["_data_files"]]
+        files = [str(folder / _plain(file["filename"], folder / STATE)) for file in state["_data_files"]]
     except (KeyError, TypeError):
         raise ConfigError(
             f"{folder / STATE} does not list the files of the rows; was it written by datasets?"
         ) from None
     return files
+
+
+def _plain(name: object, said_by: Path) -> str:
+    """A name that a file of the folder gives; one that leads out of the folder is refused."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise ConfigError(f"{said_by} names {name!r}, which is no file of its folder")
+    return name
 
 
 def _json(path: Path) -> dict[str, Any]:

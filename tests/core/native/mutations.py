@@ -92,6 +92,42 @@ OTHER_RECORDS: dict[str, list[dict[str, Any]]] = {
         {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "é"}]},
         {"prompt": [{"role": "user", "content": "a"}], "completion": "b"},
     ],
+    "question_answer": [
+        {"question": "1 + 1?", "answer": "две", "id": "1"},
+        {"answer": "b", "system": "Be brief.", "question": "", "tools": [{"name": "f"}]},
+        {"question": "漢字", "answer": "ok", "system": None, "x": {"y": [1]}, "source": "s"},
+    ],
+    "instruction_response": [
+        {"instruction": "Add é.", "context": "1\n1", "response": "2", "id": 3},
+        {"response": "2", "input": "a", "context": "b", "instruction": "", "system": "Be brief."},
+        {"instruction": "漢字", "response": "ok", "context": None, "category": "x"},
+    ],
+    "anthropic": [
+        {
+            "system": "Be brief.",
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "é"}]},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "漢"}]},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "thinking", "thinking": "t"}, {"type": "text", "text": "b"}],
+                },
+            ],
+        },
+        {"messages": [{"role": "user", "content": "plain"}, {"role": "assistant", "content": "text"}], "id": "2"},
+    ],
+    "llamafactory_v1": [
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "value": "é"}], "loss_weight": 0.0},
+                {"role": "assistant", "content": [{"type": "reasoning", "value": "t"}, {"type": "text", "value": "b"}]},
+            ],
+            "id": "1",
+        },
+        {"messages": [{"role": "user", "content": "plain"}, {"role": "assistant", "content": "text"}], "x": 1},
+    ],
     "harmony": [
         {
             "messages_json": json.dumps({"messages": [{"role": "user", "content": "é", "channel": "c"}], "x": 1}),
