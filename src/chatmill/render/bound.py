@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from chatmill.core.conversation import Conversation
+from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.record import InputForm
 from chatmill.render.jinja.rows import Counts
 from chatmill.render.jinja.traced import Notes
@@ -26,10 +27,12 @@ class WrittenRecord(NamedTuple):
     """A conversation as items."""
 
     rows: tuple[Items, ...]
-    """One list of items per row."""
+    """One list of items per row; none where there are fragments."""
     counts: Counts
     options: tuple[tuple[str, object], ...] = ()
     """Options of the template that were chosen for this record."""
+    fragments: tuple[Fragment, ...] = ()
+    """The only row, message by message, where that is how it was made."""
 
 
 class BoundTemplate(ABC):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from chatmill.core.conversation import Conversation
 from chatmill.errors import TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
+from chatmill.render.fragments import Fragments
 from chatmill.render.jinja.chat_template import ChatTemplate, TemplateText
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.traced import Notes
@@ -27,6 +28,7 @@ class ModelTemplate(BoundTemplate):
         self.name, self.tokenizer = source.name, tokenizer
         self.rules = TokenRules(tokenizer)
         self.chat = ChatTemplate(source, given)
+        self._fragments = Fragments(self.rules)
         missing = [name for name in self.chat.stops.names if name not in tokenizer.control_ids]
         if missing and not any(name in tokenizer.control_ids for name in self.chat.stops.names):
             raise TokenizerError(
@@ -54,8 +56,14 @@ class ModelTemplate(BoundTemplate):
         self.check(conversation)
         notes = Notes() if notes is None else notes
         written = self.chat.write(conversation, notes, by_messages=by_messages)
-        rows = tuple(items_of(row, self.rules, notes) for row in written.rows)
-        return WrittenRecord(rows, written.counts, written.options)
+        rows = written.rows
+        if written.composed is not None:
+            fragments = self._fragments.of(written.composed.groups)
+            if fragments is not None:
+                return WrittenRecord((), written.counts, written.options, fragments)
+            rows = (written.composed.row,)
+        items = tuple(items_of(row, self.rules, notes) for row in rows)
+        return WrittenRecord(items, written.counts, written.options)
 
     def write_prompt(self, conversation: Conversation) -> Items:
         """The generation prompt behind a conversation."""

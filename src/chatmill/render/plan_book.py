@@ -7,7 +7,7 @@ for all messages of a batch at once. Shape and answers of a record are then a fe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,9 +20,9 @@ from chatmill.core.messages import MessageColumns
 from chatmill.core.native.find import positions_of
 from chatmill.core.texts import Texts
 from chatmill.errors import RecordError
-from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
+from chatmill.render.bound import BoundTemplate, WrittenRecord
 from chatmill.render.fill import applied, fill
-from chatmill.render.jinja.expressions import Expression, Question, ask, evaluate, root
+from chatmill.render.jinja.expressions import Expression, Path, Question, ask, evaluate, root
 from chatmill.render.jinja.record import Arguments, RecordView, shape_by_value
 from chatmill.render.jinja.renderings import TraceError, Variants
 from chatmill.render.jinja.traced import Notes
@@ -200,13 +200,21 @@ class PlanBook:
         return number
 
     def _planned(self, conversation: Conversation, written: WrittenRecord, notes: Notes) -> RecordPlan:
-        rows = tuple(map(self.table.add, written.rows))
+        if written.fragments:
+            rows: tuple[int, ...] = (self.table.add_fragments(written.fragments),)
+            shown = frozenset().union(*(fragment.shown for fragment in written.fragments))
+            trimmed = self.table.trimmed_in(written.fragments)
+        else:
+            rows = tuple(map(self.table.add, written.rows))
+            items = (item for row in written.rows for item in row)
+            shown = frozenset(root(i.expression) for i in items if isinstance(i, TextPart) and i.expression)
+            trimmed = self.table.trimmed(written.rows)
         return RecordPlan(
             questions=tuple(notes.answers),
             rows=rows,
             counts=written.counts,
-            hidden=tuple(_hidden(conversation, written.rows)),
-            trimmed=tuple(self.table.trimmed(written.rows)),
+            hidden=tuple(_hidden(conversation, shown)),
+            trimmed=tuple(trimmed),
             options=written.options,
         )
 
@@ -426,9 +434,8 @@ def _is_about_tools(question: Question) -> bool:
     return bool(path) and path[0] == "tools"
 
 
-def _hidden(conversation: Conversation, rows: Sequence[Items]) -> Iterator[HiddenField]:
-    """Contents and reasoning that no row shows."""
-    shown = {root(item.expression) for row in rows for item in row if isinstance(item, TextPart) and item.expression}
+def _hidden(conversation: Conversation, shown: Collection[Path | None]) -> Iterator[HiddenField]:
+    """Contents and reasoning that are not shown."""
     for k, message in enumerate(conversation.messages):
         if (k, "content") not in shown:
             yield HiddenField(Origin.CONTENT, k)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Expression, Question
 from chatmill.render.jinja.rows import Counts
 from chatmill.render.row_items import Ids, TextPart
@@ -120,6 +121,13 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
 _FIXED, _COMPUTED = int(Origin.FIXED), int(Origin.COMPUTED)  # NumPy takes plain numbers far quicker
 
 
+class _FragmentLines(NamedTuple):
+    """A fragment in the table."""
+
+    items: list[tuple[Any, ...]]
+    trimmed: list[TrimmedField]
+
+
 class PlanTable:
     """Collects plans; `table` gives all of them as columns."""
 
@@ -136,15 +144,36 @@ class PlanTable:
         self._operation_numbers: dict[Operations, int] = {(): 0}
         self.expressions: list[Expression] = []
         self._expression_numbers: dict[Expression, int] = {}
+        self._fragments: dict[Fragment, _FragmentLines] = {}
         self._columns: dict[str, NDArray[Any]] = {}
         self._table: Table | None = None
 
     def add(self, items: Sequence[Ids | TextPart]) -> int:
         """Keep a row; the number of its plan."""
-        for item in items:
-            self._items.append(self._ids_item(item) if isinstance(item, Ids) else self._text_item(item))
+        self._items += map(self._line, items)
         self._firsts.append(self._firsts[-1] + len(items))
         return len(self._firsts) - 2
+
+    def add_fragments(self, fragments: Sequence[Fragment]) -> int:
+        """Keep a row that is put together; the number of its plan."""
+        for fragment in fragments:
+            self._items += self._lines_of(fragment).items
+        self._firsts.append(self._firsts[-1] + sum(len(fragment.items) for fragment in fragments))
+        return len(self._firsts) - 2
+
+    def trimmed_in(self, fragments: Sequence[Fragment]) -> list[TrimmedField]:
+        """What `trimmed` gives for a row that is put together."""
+        return [field for fragment in fragments for field in self._lines_of(fragment).trimmed]
+
+    def _lines_of(self, fragment: Fragment) -> _FragmentLines:
+        found = self._fragments.get(fragment)
+        if found is None:
+            items = [self._line(item) for item in fragment.items]
+            found = self._fragments[fragment] = _FragmentLines(items, self.trimmed([fragment.items]))
+        return found
+
+    def _line(self, item: Ids | TextPart) -> tuple[Any, ...]:
+        return self._ids_item(item) if isinstance(item, Ids) else self._text_item(item)
 
     def _ids_item(self, item: Ids) -> tuple[Any, ...]:
         start = self._known_ids.get(item.ids)

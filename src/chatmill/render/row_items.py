@@ -92,7 +92,7 @@ class _Writer:
 
     def literals(self, spans: Sequence[Span]) -> None:
         """Template text in one stretch; control tokens may lie across its spans."""
-        for number, text, is_control in _cut(tuple(span.text for span in spans), self._rules.pattern):
+        for number, text, is_control in cuts_of(tuple(span.text for span in spans), self._rules.pattern):
             _, _, kind, message, _ = spans[number]
             if is_control:
                 self._control(text, kind, message)
@@ -183,21 +183,30 @@ def _encoded(parts: tuple[str, ...], tokenizer: Tokenizer) -> tuple[tuple[int, .
     return tuple(encoded[0].tolist()), (0, *inner.tolist(), len(encoded[0]))
 
 
+class Cut(NamedTuple):
+    """A stretch of template text."""
+
+    number: int
+    """The text that it begins in."""
+    text: str
+    is_control: bool
+
+
 @lru_cache(maxsize=8192)
-def _cut(texts: tuple[str, ...], controls: re.Pattern[str] | None) -> tuple[tuple[int, str, bool], ...]:
-    """Template text cut at its control tokens: the number of the span each begins in, its text, and if it is one."""
+def cuts_of(texts: tuple[str, ...], controls: re.Pattern[str] | None) -> tuple[Cut, ...]:
+    """Template text cut at its control tokens."""
     starts = [0, *accumulate(map(len, texts))]
     text = "".join(texts)
-    cuts: list[tuple[int, str, bool]] = []
+    cuts: list[Cut] = []
     at = 0
     for found in controls.finditer(text) if controls else ():
-        cuts += _plain_cuts(text, starts, at, found.start())
-        cuts.append((bisect_right(starts, found.start()) - 1, found.group(), True))
+        cuts += _between(text, starts, at, found.start())
+        cuts.append(Cut(bisect_right(starts, found.start()) - 1, found.group(), True))
         at = found.end()
-    return (*cuts, *_plain_cuts(text, starts, at, len(text)))
+    return (*cuts, *_between(text, starts, at, len(text)))
 
 
-def _plain_cuts(text: str, starts: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, str, bool]]:
+def _between(text: str, starts: Sequence[int], start: int, stop: int) -> Iterator[Cut]:
     for number, (first, last) in enumerate(pairwise(starts)):
         if max(first, start) < min(last, stop):
-            yield number, text[max(first, start) : min(last, stop)], False
+            yield Cut(number, text[max(first, start) : min(last, stop)], False)

@@ -9,15 +9,18 @@ import pytest
 
 from benchmarks.template_survey import bind_bytes
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.errors import RecordError
+from chatmill.render.bound import WrittenRecord
 from chatmill.render.jinja.expressions import Question
 from chatmill.render.jinja.message_rows import MessageRows
-from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.jinja.options import Expand, TemplateOptions, Traces
 from chatmill.render.jinja.record import InputForm, RecordView
 from chatmill.render.jinja.renderings import TraceError
 from chatmill.render.jinja.rows import Counts, Row, Span
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
+from chatmill.render.row_items import Ids, TextPart
 from chatmill.tokenizer.byte_level import ByteTokenizer
 
 CALL = ToolCall("f", '{"a": 1}', "call00001")
@@ -50,6 +53,18 @@ def bound(name: str, **options: object) -> ModelTemplate:
     return template
 
 
+def items(written: WrittenRecord) -> list[list[Ids | TextPart]]:
+    """The rows of a record; fragments have texts of the record that they were made for."""
+    rows = [[item for one in written.fragments for item in one.items]] if written.fragments else written.rows
+    return [
+        [
+            i._replace(text="") if isinstance(i, TextPart) and i.expression and i.expression[0] != "const" else i
+            for i in row
+        ]
+        for row in rows
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "expand", "least"),
     [
@@ -65,7 +80,7 @@ def test_as_the_long_way_writes_it(name: str, expand: Expand, least: int) -> Non
     given = talks(70 if least else 20)
     written = [template.write(one, by_messages=True) for one in given]
     wanted = [alone.write(one) for one in given]
-    assert [one.rows for one in written] == [one.rows for one in wanted]
+    assert list(map(items, written)) == list(map(items, wanted))
     assert [one.counts for one in written] == [one.counts for one in wanted]
     made = template.chat.put_together
     assert made >= least
@@ -83,17 +98,71 @@ def chat(turns: int) -> Conversation:
     return Conversation(tuple(Message(r, f"{r}{n}") for n in range(turns) for r in (Role.USER, Role.ASSISTANT)))
 
 
-def test_a_template_that_looks_further_is_found_out() -> None:
-    template = bind_bytes("number", WRITES_THE_NUMBER)
-    for turns in (3, 4):
+def outcome(template: ModelTemplate, conversation: Conversation) -> object:
+    """The rows of a conversation, or why there are none."""
+    try:
+        return items(template.write(conversation, by_messages=True))
+    except RecordError as error:
+        return str(error)
+
+
+def test_a_template_that_looks_further_is_followed() -> None:
+    for order in ((3, 4, 5, 4, 6, 2), (5, 3, 6, 4), (1, 6, 1, 5)):
+        template = bind_bytes("number", WRITES_THE_NUMBER)
+        whole = bind_bytes("number", WRITES_THE_NUMBER, TemplateOptions(traces=Traces.WHOLE))
+        for turns in order:
+            assert outcome(template, chat(turns)) == outcome(whole, chat(turns))
+
+
+PROMPTS_BY_NUMBER = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}~{% endif %}{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if messages|length > 8 %}~{% endif %}{% endif %}"""
+"""Whether the mark before an answer is part of its prompt depends on how many messages there are."""
+
+
+def test_masks_that_places_do_not_decide_are_found_out() -> None:
+    template = bind_bytes("number", PROMPTS_BY_NUMBER)
+    with pytest.raises(TraceError, match="traces: whole"):
+        for turns in range(2, 20):
+            template.write(chat(turns), by_messages=True)
+    with pytest.raises(TraceError, match="traces: whole"):
+        render([chat(turns) for turns in range(2, 20)], bind_bytes("number", PROMPTS_BY_NUMBER))
+
+
+WRITES_THE_CALLS_BEFORE = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if loop.index0 and messages[loop.index0 - 1].tool_calls|default([])|length > 1 %}!{% endif %}{{ m.content }}\
+{% for call in m.tool_calls|default([]) %}{{ call.function.name }}{{ call.function.arguments }}{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""What it writes for a message depends on how many calls the one before it has."""
+
+
+def test_the_outline_of_a_neighbour_is_not_enough() -> None:
+    template, alone = (bind_bytes("calls", WRITES_THE_CALLS_BEFORE) for _ in range(2))
+    given = talks(60, seed=3)
+    assert [items(template.write(one, by_messages=True)) for one in given] == [items(alone.write(one)) for one in given]
+    assert template.chat.put_together >= 5, "whole shapes of neighbours decide it"
+
+
+REFUSES_TWO_OF_A_ROLE = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
+{{ raise_exception('roles must alternate') }}{% endif %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_what_the_template_refuses_is_refused_also_where_every_place_is_known() -> None:
+    template = bind_bytes("alternates", REFUSES_TWO_OF_A_ROLE)
+    for turns in (1, 2, 3, 4):
         template.write(chat(turns), by_messages=True)
-    with pytest.raises(TraceError, match="traces: whole"):
-        template.write(chat(5), by_messages=True)
-
-
-def test_the_error_reaches_whoever_renders() -> None:
-    with pytest.raises(TraceError, match="traces: whole"):
-        render([chat(turns) for turns in (3, 4, 5, 6, 7)], bind_bytes("number", WRITES_THE_NUMBER))
+    user, answer = chat(1).messages
+    for odd in ((user, answer, user, user, answer), (user, user, answer), (user, answer, answer)):
+        with pytest.raises(RecordError, match="roles must alternate"):
+            template.write(Conversation(odd), by_messages=True)
+    assert items(template.write(chat(9), by_messages=True)) == items(
+        bind_bytes("x", REFUSES_TWO_OF_A_ROLE).write(chat(9))
+    )
 
 
 # -- lessons by themselves ---------------------------------------------------------------------------------------------
@@ -152,16 +221,18 @@ def test_other_answers_need_a_lesson_of_their_own() -> None:
     learn(book, thinking, "#", {question: True})
     assert book.is_sound
     assert composed(book, chat(1)) is None, "an answer of the next message counts: what was learned before is void"
-    learn(book, chat(1), ">", {question: False})
+    for _ in range(2):  # neighbours count by their shapes, and then by their answers
+        learn(book, chat(1), ">", {question: False})
+        learn(book, thinking, "#", {question: True})
     assert composed(book, thinking) == ["#", chat(1).messages[0].content, "#", "</think>x"]
     assert composed(book, chat(1)) == [span.text for span in row_of(chat(1), ">").spans]
 
 
-def test_two_lessons_that_contradict_each_other_end_the_method() -> None:
+def test_lessons_that_contradict_each_other_end_the_method() -> None:
     book = MessageRows()
-    learn(book, chat(1), ">")
-    learn(book, chat(1), "#")
-    assert book.is_sound, "the answers of neighbours may tell the two apart"
+    for mark in "># ":
+        learn(book, chat(1), mark)
+        assert book.is_sound, "shapes and answers of neighbours may tell them apart"
     learn(book, chat(1), ">")
     assert not book.is_sound
     assert composed(book, chat(1)) is None
@@ -180,7 +251,7 @@ def test_a_text_that_is_empty_is_told_from_one_that_is_not() -> None:
     row = row_of(silent, ">")
     row = row._replace(spans=tuple(span for span in row.spans if span.text))
     book.learn(view, view.shape(), [row], counts_of(silent), {content: False})
-    assert book._reach == 0, "a row without an empty text does not contradict one that shows it"
+    assert composed(book, chat(1)) is not None, "a row without an empty text does not contradict one that shows it"
 
 
 @pytest.mark.parametrize("wrong", ["order", "several", "far", "rows", "unstable", "untrained"])

@@ -14,11 +14,11 @@ import jinja2
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ConfigError, RecordError
-from chatmill.render.jinja.message_rows import MessageRows
+from chatmill.render.jinja.message_rows import Composed, MessageRows
 from chatmill.render.jinja.names import names_read
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
 from chatmill.render.jinja.record import Arguments, Content, InputForm, RecordView
-from chatmill.render.jinja.renderings import Refusal, Renderer, Rendering
+from chatmill.render.jinja.renderings import Refusal, Renderer, Rendering, TraceError
 from chatmill.render.jinja.rows import Counts, Row, prompt_row, rows_of
 from chatmill.render.jinja.sandbox import LimitError, MissingDateError, PlainSandbox, TracingSandbox
 from chatmill.render.jinja.stops import FAMILIES
@@ -55,9 +55,12 @@ class Written(NamedTuple):
     """What a conversation became."""
 
     rows: tuple[Row, ...]
+    """None yet where the conversation was put together."""
     counts: Counts
     options: tuple[tuple[str, Any], ...]
     """The options that were chosen for this record."""
+    composed: Composed | None = None
+    """The one row of a conversation that was put together, message by message."""
 
 
 class ChatTemplate:
@@ -253,18 +256,16 @@ class ChatTemplate:
                 composed = self._composed(conversation, options, notes)
                 if composed is not None:
                     return composed
-            turns = self.turns(conversation, options)
-            try:
-                rows, counts = rows_of(turns, self.given, self.specials)
-                if number == 0:
-                    self._message_rows(options).learn(turns.view, turns.shape, rows, counts, turns.notes.answers)
-            except RecordError as error:
-                first = first or error
-                _merge(notes, turns.notes)
-                if error.code not in ("prompt_not_in_history", "no_stop", "template_refused", "no_prompt"):
+            turns, outcome = self._by_turns(conversation, options)
+            _merge(notes, turns.notes)
+            if isinstance(outcome, RecordError):
+                first = first or outcome
+                if outcome.code not in ("prompt_not_in_history", "no_stop", "template_refused", "no_prompt"):
                     break
                 continue
-            _merge(notes, turns.notes)
+            rows, counts = outcome
+            if number == 0:
+                self._message_rows(options).learn(turns.view, turns.shape, rows, counts, turns.notes.answers)
             written = Written(tuple(rows), counts, tuple(sorted(options.items())))
             if not counts.untrained:
                 return written
@@ -274,6 +275,27 @@ class ChatTemplate:
             return best
         assert first is not None
         raise first
+
+    def _by_turns(
+        self, conversation: Conversation, options: Mapping[str, Any]
+    ) -> tuple[Turns, tuple[list[Row], Counts] | RecordError]:
+        """The rows of a conversation from its renderings, or why it has none.
+
+        Once more where segments turned out to depend on more than was known of their surroundings.
+        """
+        book = self._renderer(options).segments
+        while True:
+            turns, state = self.turns(conversation, options), book.state
+            outcome: tuple[list[Row], Counts] | RecordError
+            try:
+                outcome = rows_of(turns, self.given, self.specials)
+            except RecordError as error:
+                outcome = error
+            except TraceError:
+                if book.state == state:
+                    raise
+            if book.state == state:
+                return turns, outcome
 
     def _message_rows(self, options: Mapping[str, Any]) -> MessageRows:
         key = json.dumps(options, sort_keys=True, default=repr)
@@ -287,20 +309,26 @@ class ChatTemplate:
         """A conversation put together from what is known of its messages; None where that is not enough."""
         view = RecordView(conversation, self.form)
         shape = view.shape()
-        found = self._message_rows(options).compose(view, shape)
+        lessons = self._message_rows(options)
+        found = lessons.compose(view, shape)
         if found is None:
             return None
-        spans = found.row.spans[:-1] if found.row.appended else found.row.spans
-        self._renderer(options).check(view, len(shape), False, "".join(span.text for span in spans))
+        renderer = self._renderer(options)
+        if not renderer.is_like_plain(view, len(shape), False, found.text):
+            if not lessons.widen():
+                raise renderer.unlike(view)
+            return None
+        answer = found.compared_answer()
+        if answer is not None and not renderer.is_like_plain(view, answer[0], True, answer[1]):
+            raise renderer.unlike(view)
         if found.compare_all:
-            turns = self.turns(conversation, options)
-            rows, counts = rows_of(turns, self.given, self.specials)
-            if (rows, counts) != ([found.row], found.counts):
-                raise self._renderer(options).unlike(view)
-            self._message_rows(options).learn(view, shape, rows, counts, turns.notes.answers)
+            turns, outcome = self._by_turns(conversation, options)
+            if outcome != ([found.row], found.counts):
+                raise renderer.unlike(view)
+            lessons.learn(view, shape, [found.row], found.counts, turns.notes.answers)
         for question, answer in found.answers.items():
             notes.note(question, answer)
-        return Written((found.row,), found.counts, tuple(sorted(options.items())))
+        return Written((), found.counts, tuple(sorted(options.items())), found)
 
     def turns(self, conversation: Conversation, options: Mapping[str, Any] | None = None) -> Turns:
         """The renderings of a conversation, for a closer look; `options` are one of `choices`."""

@@ -3,14 +3,15 @@
 Long chats with tools hardly ever have the same shape, but their messages do. What every stretch of a row is depends on
 the message, its neighbours, and a few facts about the rest of the conversation. Those are the *place* of a message.
 Whole conversations teach what is written at each place, and under which answers to the template's questions. A
-conversation whose places are all known is put together from them. Nothing is taken for granted: two conversations that
-teach different things about one place end the method for that template, every row that is put together is compared
-with plain Jinja, and some of them with the long way.
+conversation whose places are all known is put together from them. Nothing is taken for granted: where two conversations
+teach different things about one place, places are looked at in more detail, then given up for that template. Every row
+that is put together is compared with plain Jinja, and some of them with the long way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -32,13 +33,31 @@ from chatmill.render.jinja.segments import (
 MAX_VARIANTS = 32
 """Different answers that are kept for one place."""
 MAX_PLACES = 100_000
-MAX_REACH = 1
-"""The neighbours whose answers count: none at first, then the messages before and behind."""
 MAX_TOOL_QUESTIONS = 128
 """Conversations whose tools are asked about more often are written the long way."""
+CHECKED_PROMPTS = 4
+"""The text of every row is compared with plain Jinja; of one row in so many also the beginning of an answer."""
 CHECKED_ALL = 32
-"""Every row is compared with plain Jinja, and one in so many with the long way too."""
+"""One row in so many is compared with the long way."""
 NO_MESSAGE = -1
+
+
+class Detail(IntEnum):
+    """How closely the neighbours of a message are looked at."""
+
+    OUTLINE = 0
+    """Role, reasoning and calls."""
+    SHAPES = 1
+    """Everything that a template sees without asking."""
+    ANSWERS = 2
+    """What it asks about the messages before and behind, too."""
+
+
+class PlacedLesson(NamedTuple):
+    """What is written for the message at an index."""
+
+    spans: tuple[Span, ...]
+    questions: tuple[tuple[Question, Any], ...]
 
 
 class Lesson:
@@ -51,10 +70,10 @@ class Lesson:
     ) -> None:
         """Message 0 is the one that the lesson is about; a span may also belong to no message (True)."""
         self.spans, self.questions, self.appended = spans, questions, appended
-        self._placed: dict[int, tuple[tuple[Span, ...], tuple[tuple[Question, Any], ...]]] = {}
+        self._placed: dict[int, PlacedLesson] = {}
 
-    def at(self, index: int) -> tuple[tuple[Span, ...], tuple[tuple[Question, Any], ...]]:
-        """Spans and questions for the message at an index."""
+    def at(self, index: int) -> PlacedLesson:
+        """The lesson for the message at an index."""
         found = self._placed.get(index)
         if found is None:
             spans = tuple(
@@ -64,20 +83,79 @@ class Lesson:
                 )
                 for is_free, span in self.spans
             )
-            found = spans, tuple((moved_question(question, index), answer) for question, answer in self.questions)
-            self._placed[index] = found
+            questions = tuple((moved_question(question, index), answer) for question, answer in self.questions)
+            found = self._placed[index] = PlacedLesson(spans, questions)
         return found
+
+
+class Group(NamedTuple):
+    """What a conversation has for one of its messages."""
+
+    lesson: Lesson
+    message: int
+    empty: tuple[int, ...]
+    """The spans of which the row has nothing."""
+    texts: list[str]
+    """The text of every span."""
+
+    def spans(self) -> list[Span]:
+        """The spans of the row."""
+        return [
+            span if span.text == text else Span(text, span.expression, span.kind, span.message, span.breaks)
+            for number, (span, text) in enumerate(zip(self.lesson.at(self.message).spans, self.texts, strict=True))
+            if number not in self.empty
+        ]
 
 
 class Composed(NamedTuple):
     """A row that was put together."""
 
-    row: Row
-    counts: Counts
+    groups: list[Group]
+    trained: tuple[int, ...]
     answers: Mapping[Question, Any]
     """What it depends on beside the shape."""
-    compare_all: bool
-    """Whether this one is to be compared with the long way."""
+    seed: int
+    """A number that the shape gives: it decides what is compared."""
+    is_early: bool
+    """Whether it is one of the first rows."""
+
+    @property
+    def compare_all(self) -> bool:
+        """Whether this row is to be compared with the long way."""
+        return self.is_early or self.seed % CHECKED_ALL == 0
+
+    def compared_answer(self) -> tuple[int, str] | None:
+        """A message whose prompt is to be compared, and the text before its answer; None for most rows."""
+        if self.seed % CHECKED_PROMPTS or not self.trained:
+            return None
+        message = self.trained[self.seed // CHECKED_PROMPTS % len(self.trained)]
+        texts = [text for group in self.groups[:message] for text in group.texts]
+        group = self.groups[message]
+        own = group.lesson.at(message).spans
+        begin = next((number for number, span in enumerate(own) if span.breaks), len(own))
+        return message, "".join([*texts, *group.texts[:begin]])
+
+    @property
+    def appended(self) -> int:
+        """Stops that the template alone would not have written: at most one, behind everything."""
+        return self.groups[-1].lesson.appended
+
+    @property
+    def row(self) -> Row:
+        """The row, written out."""
+        spans = tuple(span for group in self.groups for span in group.spans())
+        return Row(spans, self.trained, self.appended)
+
+    @property
+    def counts(self) -> Counts:
+        """For the ledger."""
+        return Counts(len(self.trained), 0, 0, self.appended)
+
+    @property
+    def text(self) -> str:
+        """What the template alone would have written."""
+        texts = [text for group in self.groups for text in group.texts]
+        return "".join(texts[:-1] if self.appended else texts)
 
 
 class MessageRows:
@@ -87,7 +165,7 @@ class MessageRows:
         """Nothing learned yet."""
         self._lessons: dict[Any, list[Lesson]] = {}
         self._shapes: dict[Any, int] = {}
-        self._reach = 0
+        self._detail = Detail.OUTLINE
         self.made = 0
         """Rows put together so far."""
         self.is_sound = True
@@ -99,38 +177,32 @@ class MessageRows:
             return None
         answers: dict[Question, Any] = {}
         given: dict[Question, Any] = {}
-        spans: list[Span] = []
-        appended = 0
+        groups: list[Group] = []
         for index, place in enumerate(self._places(view, shape)):
             lesson = self._find(place, index, view, answers, given)
             if lesson is None:
                 return None
-            appended = lesson.appended
-            for span in lesson.at(index)[0]:
+            texts: list[str] = []
+            empty: tuple[int, ...] = ()
+            for span in lesson.at(index).spans:
                 expression = span.expression
                 if expression is None or expression[0] == "const":
-                    spans.append(span)
+                    texts.append(span.text)
                     continue
                 text = evaluate(expression, view.field)
-                if text:
-                    spans.append(Span(text, expression, span.kind, span.message, span.breaks))
-                else:  # the row has nothing of it, and so must those of other conversations that are written alike
+                if not text:  # the row has nothing of it, and so must those of other conversations that are alike
                     given["filled", expression] = False
-        trained = _trained(view)
+                    empty = (*empty, len(texts))
+                texts.append(text)
+            groups.append(Group(lesson, index, empty, texts))
         self.made += 1
-        seed = crc32(repr(shape).encode())
-        return Composed(
-            Row(tuple(spans), trained, appended),
-            Counts(len(trained), 0, 0, appended),
-            given,
-            compare_all=self.made <= 2 or seed % CHECKED_ALL == 0,
-        )
+        return Composed(groups, _trained(view), given, crc32(repr(shape).encode()), self.made <= 2)
 
     def _find(
         self, place: Any, index: int, view: RecordView, answers: dict[Question, Any], given: dict[Question, Any]
     ) -> Lesson | None:
         for lesson in self._lessons.get(place, ()):
-            questions = lesson.at(index)[1]
+            questions = lesson.at(index).questions
             for question, answer in questions:
                 if question not in answers:
                     answers[question] = ask(question, view.field)
@@ -164,14 +236,15 @@ class MessageRows:
         for place, lesson in zip(self._places(view, shape), lessons, strict=True):
             assert lesson is not None
             if not self._keep(place, lesson):
-                self._widen()
-                self.learn(view, shape, rows, counts, notes)
+                if self.widen():
+                    self.learn(view, shape, rows, counts, notes)
                 return
 
     def _lesson(
         self, spans: list[Span], index: int, about: Mapping[int, list[tuple[Question, Any]]], appended: int
     ) -> Lesson | None:
-        subjects = set(range(max(0, index - self._reach), index + self._reach + 1))
+        reach = 1 if self._detail is Detail.ANSWERS else 0
+        subjects = set(range(max(0, index - reach), index + reach + 1))
         if any(span.expression is not None and _is_of_tools(span.expression) for span in spans):
             subjects.add(TOOLS)
         near = [pair for one in subjects for pair in about.get(one, ())]
@@ -199,17 +272,20 @@ class MessageRows:
             known.append(lesson)
         return True
 
-    def _widen(self) -> None:
-        """What a message is depends on more than was thought: ask its neighbours too, then give up."""
-        self.is_sound = self._reach < MAX_REACH
-        self._reach += 1
+    def widen(self) -> bool:
+        """What a message becomes depends on more than was thought: look closer; False where that was the last step."""
+        self.is_sound = self._detail < Detail.ANSWERS
+        self._detail = Detail(min(self._detail + 1, Detail.ANSWERS))
         self._lessons = {}
+        return self.is_sound
 
     def _places(self, view: RecordView, shape: Sequence[Any]) -> list[Any]:
         """The place of every message: shapes around it, and facts about the messages before and behind it."""
         numbers = [self._shapes.setdefault(one, len(self._shapes)) for one in shape]
-        count, around = len(shape), [None, None, *numbers, None]
         survey = Surveyor(shape, bool(view.conversation.tools))
+        in_outline = self._detail is Detail.OUTLINE
+        others = survey.outline if in_outline else numbers
+        count, around = len(shape), [None, None, *others, None]
         next_user, next_assistant = survey.next_user, survey.next_assistant
         last_answer = max((k for k, one in enumerate(shape) if one[0] == Role.ASSISTANT.value), default=-1)
         has_tools = bool(view.conversation.tools)
@@ -224,7 +300,8 @@ class MessageRows:
                 last_answer > user,
             )
             before = (survey.user_before[index], survey.assistant_before[index], survey.calls_before[index])
-            places.append((*around[index : index + 4], numbers[0], index & 1, *before, *later, has_tools))
+            near = (around[index], around[index + 1], numbers[index], around[index + 3])
+            places.append((*near, others[0], index & 1 and not in_outline, *before, *later, has_tools))
         return places
 
 

@@ -220,8 +220,7 @@ class Composition:
             known = self._found[index]
             segment = known.get(bits)
             if segment is None:  # what was never seen may have been learned since
-                surroundings = self._surveyor.surroundings(index, count, prompt)
-                segment = self._book.find(surroundings, index, self._view, self._answers)
+                segment = self._book.at(index, self._surveyor, count, prompt, self._view, self._answers)
                 if segment is None:
                     return None
                 known[bits] = segment
@@ -405,11 +404,12 @@ class Renderer:
         messages, tools = view.values(count, None)
         return self._plain.render(self._plain_template, self._values(messages, tools, prompt))
 
-    def check(self, view: RecordView, count: int, prompt: bool, text: str) -> None:
-        """Compare a rendering with plain Jinja."""
-        if self.plain(view, count, prompt) != text:
-            self.segments.is_sound = False
-            raise self.unlike(view)
+    def is_like_plain(self, view: RecordView, count: int, prompt: bool, text: str) -> bool:
+        """Whether plain Jinja writes a text; not where it refuses the messages."""
+        try:
+            return self.plain(view, count, prompt) == text
+        except jinja2.TemplateError:
+            return False
 
     def unlike(self, view: RecordView) -> TraceError:
         """The error of a record that was put together, and that the template writes differently."""

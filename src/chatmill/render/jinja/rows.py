@@ -91,11 +91,12 @@ def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | No
         answers = answers[-1:]
     hidden = not_shown(whole, turns.view.conversation, range(len(turns.messages)), turns.notes)
     if hidden:
+        turns.check()
         raise refusal(Answer(len(turns.messages) - 1, *hidden, is_general=hidden[0] != "origin_lost"))
-    if given.unproved is Unproved.REFUSE:
-        for answer in answers:
-            if answer.reason:
-                raise refusal(answer)
+    unproved = next((answer for answer in answers if answer.reason), None)
+    if unproved is not None and given.unproved is Unproved.REFUSE:
+        turns.check(unproved.message)
+        raise refusal(unproved)
     proved = [answer for answer in answers if not answer.reason]
     stable = [turns.is_stable(answer) for answer in proved]
     writer = _RowWriter(turns, specials)
@@ -103,7 +104,7 @@ def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | No
         rows = [writer.in_place(proved)]
     else:
         rows = writer.expanded(proved, stable) or [writer.whole([])]
-    turns.check()
+    turns.check(None if unproved is None else unproved.message)
     appended = sum(row.appended for row in rows)
     return rows, Counts(len(proved), stable.count(False), len(answers) - len(proved), appended)
 

@@ -289,6 +289,8 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         return self.checked(result) if isinstance(result, str) else result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
+        if operator == "+" and type(left) is str and type(right) is str:
+            return self.checked(left + right)
         if operator == "*":
             _refuse_product(left, right)
         elif operator == "**":

@@ -4,7 +4,8 @@ A conversation of sixty messages has well over a hundred prompts and histories, 
 the same shape. But its messages look alike: what a template writes for a message depends on the message, its
 neighbours, and a few facts about the rest. Those are the *surroundings* of a message. A rendering is put together from
 what was written in the same surroundings before. Nothing is taken for granted: surroundings that do not decide the
-text end the method for that template, and every shape that is put together is compared with plain Jinja.
+text are looked at in more detail, then end the method for that template, and every shape that is put together is
+compared with plain Jinja.
 """
 
 from __future__ import annotations
@@ -59,14 +60,16 @@ class Surroundings(NamedTuple):
     """What decides the text of a message, together with the answers to the template's questions about it."""
 
     before: tuple[Any, ...]
-    """Shapes of the two messages before."""
+    """The two messages before, in outline or by their shapes."""
     own: Any
+    """Its own shape."""
     after: Any
-    """Shape of the next message; None for the last one."""
+    """The next message; None for the last one."""
     is_first: bool
     is_odd: bool
+    """Whether its index is; False in outline."""
     opening: Any
-    """Shape of the first message."""
+    """The first message."""
     user_before: bool
     user_after: bool
     assistant_before: bool
@@ -83,6 +86,7 @@ class Surveyor:
     def __init__(self, shape: Sequence[Any], has_tools: bool) -> None:
         """`shape` has one entry per message, its role first."""
         self.shape, self._has_tools = shape, has_tools
+        self.outline = [outline(one) for one in shape]
         roles = [one[0] for one in shape]
         self.next_user = _next(roles, "user")
         self.next_assistant = _next(roles, "assistant")
@@ -90,16 +94,16 @@ class Surveyor:
         self.assistant_before = _before([role == "assistant" for role in roles])
         self.calls_before = _before([bool(one[4]) for one in shape])
 
-    def surroundings(self, index: int, count: int, prompt: bool) -> Surroundings:
+    def surroundings(self, index: int, count: int, prompt: bool, in_detail: bool) -> Surroundings:
         """Those of one of the first messages."""
-        shape = self.shape
+        others = self.shape if in_detail else self.outline
         return Surroundings(
-            before=tuple(shape[max(0, index - 2) : index]),
-            own=shape[index],
-            after=shape[index + 1] if index + 1 < count else None,
+            before=tuple(others[max(0, index - 2) : index]),
+            own=self.shape[index],
+            after=others[index + 1] if index + 1 < count else None,
             is_first=index == 0,
-            is_odd=bool(index & 1),
-            opening=shape[0],
+            is_odd=in_detail and bool(index & 1),
+            opening=others[0],
             user_before=self.user_before[index],
             user_after=self.next_user[index] < count,
             assistant_before=self.assistant_before[index],
@@ -108,6 +112,11 @@ class Surveyor:
             has_tools=self._has_tools,
             prompt=prompt,
         )
+
+
+def outline(shape: Any) -> tuple[str, bool, bool]:
+    """What mostly matters of a neighbour's shape: its role, whether it has reasoning, whether it has calls."""
+    return shape[0], shape[1], bool(shape[4])
 
 
 def _next(roles: Sequence[str], wanted: str) -> list[int]:
@@ -137,8 +146,21 @@ class SegmentBook:
         self._segments: dict[Hashable, list[Segment]] = {}
         self._equal: dict[Any, Segment] = {}
         """Segments by what they hold: equal ones are one, in whatever surroundings."""
+        self.in_detail = False
+        """Whether neighbours are known by their whole shapes."""
         self.is_sound = True
         """Whether surroundings have decided the text so far."""
+
+    @property
+    def state(self) -> tuple[bool, bool]:
+        """What changes when surroundings turn out not to decide the text."""
+        return self.in_detail, self.is_sound
+
+    def refine(self) -> None:
+        """What a message becomes depends on more than was thought: look at its neighbours in detail, then give up."""
+        self.is_sound = self.is_sound and not self.in_detail
+        self.in_detail = True
+        self._segments = {}
 
     def learn(
         self,
@@ -153,28 +175,46 @@ class SegmentBook:
             self.is_sound = False
         if not self.is_sound or parts is None:
             return
+        if not self._take_in(surveyor, count, prompt, parts, asked):
+            self.refine()
+            self.learn(surveyor, count, prompt, parts, asked)
+
+    def _take_in(
+        self,
+        surveyor: Surveyor,
+        count: int,
+        prompt: bool,
+        parts: Sequence[Sequence[SegmentPiece]],
+        asked: Mapping[Question, Any],
+    ) -> bool:
+        """Keep the segments of a rendering; False where one contradicts another."""
         about: dict[int | None, list[tuple[Question, Any]]] = {}
         for question, answer in asked.items():
             about.setdefault(subject_of(question), []).append((question, answer))
         if None in about:  # a question about several messages at once
             self.is_sound = False
-            return
+            return True
         for index in range(count):
             written = list(parts[index + 1])
             if index == count - 1:
                 written += parts[-1]
             questions = tuple((moved_question(q, -index), answer) for q, answer in about.get(index, ()))
             pieces = [(text, e and relative(e, index)) for text, e in written]
-            self._keep(surveyor.surroundings(index, count, prompt), pieces, questions)
-        opening = (count > 1, prompt, surveyor.surroundings(0, count, prompt))
-        self._keep(("opening", opening), [(t, e and relative(e, 0)) for t, e in parts[0]], tuple(about.get(TOOLS, ())))
+            if not self._keep(surveyor.surroundings(index, count, prompt, self.in_detail), pieces, questions):
+                return False
+        pieces = [(text, e and relative(e, 0)) for text, e in parts[0]]
+        return self._keep(self._opening(surveyor, count, prompt), pieces, tuple(about.get(TOOLS, ())))
+
+    def _opening(self, surveyor: Surveyor, count: int, prompt: bool) -> Hashable:
+        return ("opening", count > 1, prompt, surveyor.surroundings(0, count, prompt, self.in_detail))
 
     def _keep(
         self, key: Hashable, pieces: list[tuple[str, Expression | None]], questions: tuple[tuple[Question, Any], ...]
-    ) -> None:
+    ) -> bool:
+        """Keep a segment; False where it contradicts another one."""
         if any(e is UNREACHABLE for _, e in pieces):
             self.is_sound = False
-            return
+            return True
         content = (_merged(pieces), questions)
         try:
             hash(questions)
@@ -187,14 +227,18 @@ class SegmentBook:
         known = self._segments.setdefault(key, [])
         for one in known:
             if may_both_hold(one.questions, questions):
-                if one.pieces != new.pieces:
-                    self.is_sound = False
-                return
+                return one.pieces == new.pieces
         if len(known) < MAX_VARIANTS:
             known.append(new)
+        return True
 
-    def find(self, key: Hashable, index: int, view: RecordView, answers: dict[Question, Any]) -> PlacedSegment | None:
-        """The segment that a record gives in some surroundings; None where no such record was seen."""
+    def at(
+        self, index: int, surveyor: Surveyor, count: int, prompt: bool, view: RecordView, answers: dict[Question, Any]
+    ) -> PlacedSegment | None:
+        """The segment of one of the first messages; None where no such record was seen."""
+        return self._find(surveyor.surroundings(index, count, prompt, self.in_detail), index, view, answers)
+
+    def _find(self, key: Hashable, index: int, view: RecordView, answers: dict[Question, Any]) -> PlacedSegment | None:
         for segment in self._segments.get(key, ()):
             placed = segment.at(index)
             if _holds(placed.questions, view, answers):
@@ -205,8 +249,7 @@ class SegmentBook:
         self, surveyor: Surveyor, count: int, prompt: bool, view: RecordView, answers: dict[Question, Any]
     ) -> PlacedSegment | None:
         """What is written before all messages."""
-        opening = (count > 1, prompt, surveyor.surroundings(0, count, prompt))
-        return self.find(("opening", opening), 0, view, answers)
+        return self._find(self._opening(surveyor, count, prompt), 0, view, answers)
 
 
 def _holds(questions: Iterable[tuple[Question, Any]], view: RecordView, answers: dict[Question, Any]) -> bool:

@@ -19,8 +19,6 @@ from chatmill.render.jinja.renderings import ComposedRendering, Piece, Refusal, 
 from chatmill.render.jinja.traced import Notes
 
 PROBE_TEXT = "Next."
-CHECKED_TURNS = 4
-"""Of one in so many shapes, the prompt and the answer of a turn are compared with plain Jinja, beside the whole."""
 HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "removeprefix", "removesuffix"})
 """Operations on a text that show all of it but white space, or show it in another spelling."""
 
@@ -292,17 +290,26 @@ class Turns:
         last = max((piece.stop for piece in near.pieces if piece.expression is not None), default=0)
         return near.text[last:]
 
-    def check(self) -> None:
-        """Compare with plain Jinja: F, and of some shapes one prompt and answer."""
+    def check(self, unproved: int | None = None) -> None:
+        """Compare with plain Jinja: F, and the prompt and the answer of one message.
+
+        A rendering that was put together wrongly is no reason to stop, if it is found before anything was made of it.
+        """
+        self._compare(self.whole, len(self.messages), False, again=True)
         speaking = [k for k, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
-        crc = crc32(repr(self.shape).encode())
-        chosen = speaking[crc // CHECKED_TURNS % len(speaking)] if speaking else 0
-        looked_at: list[tuple[Rendering | Refusal | None, int, bool]] = [(self.whole, len(self.messages), False)]
-        if crc % CHECKED_TURNS == 0:
-            looked_at += [(self._prompts.get(chosen), chosen, True), (self._ends.get(chosen), chosen + 1, False)]
-        for rendering, count, prompt in looked_at:
-            if isinstance(rendering, Rendering):
-                self._renderer.check(self.view, count, prompt, rendering.text)
+        if speaking:
+            any_one = speaking[crc32(repr(self.shape).encode()) % len(speaking)]
+            chosen, again = (any_one, False) if unproved is None else (unproved, True)
+            self._compare(self._prompts.get(chosen), chosen, True, again=again)
+            self._compare(self._ends.get(chosen), chosen + 1, False, again=again)
+
+    def _compare(self, rendering: Rendering | Refusal | None, count: int, prompt: bool, *, again: bool) -> None:
+        if isinstance(rendering, Rendering):
+            renderer = self._renderer
+            if not renderer.is_like_plain(self.view, count, prompt, rendering.text):
+                if again:
+                    renderer.segments.refine()
+                raise renderer.unlike(self.view)
 
 
 def literal_from(rendering: Rendering, at: int) -> str:
