@@ -97,7 +97,11 @@ def _add_tokens(text: str, vocabulary: dict[str, Any], config: dict[str, Any]) -
             flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
             vocabulary["added_tokens"].append({"id": free, "content": name, **flags, "special": True})
             free += 1
-    config |= {"bos_token": bos, "eos_token": stops[0], "added_tokens_decoder": {}}
+    config |= {"bos_token": bos, "eos_token": stops[0]}
+    config["added_tokens_decoder"] = {
+        str(token["id"]): {name: value for name, value in token.items() if name != "id"}
+        for token in vocabulary["added_tokens"]
+    }
 
 
 def verified(model: Model, inputs: Sequence[str], folder: Path) -> Outcome:

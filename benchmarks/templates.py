@@ -7,6 +7,9 @@
   taken from git; without it the rows are left out, and a note says so. Both must make the same number of tokens.
 - *no shape repeats*: random sequences of messages with random calls, no two records of one shape, against
   `apply_chat_template` with TRL's training template. Ids are compared.
+- *Gemma 3 / TRL*: a model folder with Gemma 3's own template (and Qwen3's vocabulary with Gemma's tokens added), a
+  whole build with 2 workers, against `datasets.map` with `apply_chat_template` and TRL's training template for Gemma 3
+  in 2 processes, on a part of the same chats. Ids are compared.
 - *formats*: the work of chunks on ShareGPT JSONL and on OpenAI Parquet, against the same chats as OpenAI JSONL.
 """
 
@@ -23,20 +26,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.builds import Bench, recipe_for
+from benchmarks.builds import Bench, build, episodes, recipe_for, tokens_of
 from benchmarks.harness import Comparison, Report, Timing, WorkDiffersError, compare, flat, require_equal, run_one
 from benchmarks.inputs import changed_pairs, exchanges, records, unrepeated, without_control_text, write_tiled
 from benchmarks.peers import conversations_of, prepared
+from benchmarks.template_verification import Model, model_folder
+from chatmill.compiler.recipe import Recipe
 from chatmill.render.registry import bind
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer
 from tests.data.tokenizer_files import unpacked
-from tests.render.reference import hf_tokenizer, trl_training_template
+from tests.render.reference import TEMPLATES, hf_tokenizer, trl_training_template
 
 FORMER = "e32c018"
 """The last commit with hand-written column templates."""
@@ -144,19 +152,84 @@ def without_repeats(report: Report, pairs: list[tuple[str, str]], work: Path, *,
     report.compared("no shape repeats / apply_chat_template", found, unit="tokens", target=">= 2", in_chart=False)
 
 
+@cache
+def _model(folder: str) -> tuple[Any, str]:
+    """A model folder's tokenizer in transformers, and TRL's training template for its template."""
+    import transformers
+    from trl.chat_template_utils import get_training_chat_template
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return tokenizer, get_training_chat_template(tokenizer)
+
+
+def _tokenize(row: dict[str, str]) -> dict[str, Any]:
+    tokenizer, template = _model(row["folder"])
+    encoded = tokenizer.apply_chat_template(
+        json.loads(row["messages"]), chat_template=template, tokenize=True, return_dict=True,
+        return_assistant_tokens_mask=True,
+    )  # fmt: skip
+    return {"input_ids": encoded["input_ids"], "assistant_masks": encoded["assistant_masks"]}
+
+
+def model_folder_against_trl(
+    report: Report, pairs: list[tuple[str, str]], work: Path, *, part: int, rounds: int
+) -> None:
+    """A build with a model's own template and 2 workers, against TRL's path in 2 processes."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    folder = model_folder(Model("Gemma-3", "qwen3", "gemma3", adds_tokens=True), TEMPLATES.parent, None, work)
+    chats = list(_chats(pairs))
+    path = work / "gemma.jsonl"
+    path.write_text("".join(json.dumps({"messages": chat}, ensure_ascii=False) + "\n" for chat in chats), "utf-8")
+    recipe = Recipe.model_validate(
+        {"sources": [{"path": str(path)}], "tokenizer": str(folder), "template": str(folder)}
+    )
+    _model(str(folder))  # loaded before the processes are started
+    ours, theirs, tokens, part_tokens = [], [], 0, 0
+    for number in range(rounds):
+        taken = chats[number * part : (number + 1) * part]
+        table = datasets.Dataset.from_list([{"messages": json.dumps(one), "folder": str(folder)} for one in taken])
+        start = time.perf_counter()
+        mapped = table.map(
+            _tokenize, remove_columns=table.column_names, num_proc=2, load_from_cache_file=False,
+            new_fingerprint=f"{time.time_ns():016x}",
+        )  # fmt: skip
+        theirs.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        tokens = tokens_of(build(recipe, work / "gemma", 2))
+        ours.append(time.perf_counter() - start)
+        stored = episodes(work / "gemma", number * part, len(taken))
+        values = mapped.with_format("arrow")[:]["input_ids"].combine_chunks()
+        require_equal("ids", stored.ids, values.flatten().to_numpy())
+        part_tokens += len(stored.ids)
+    comparison = Comparison(
+        ours=Timing(seconds=tuple(ours), work=tokens),
+        peer=Timing(seconds=tuple(theirs), work=part_tokens / rounds),
+        checked=f"ids equal on {rounds * part:,} records",
+    )
+    report.compared(
+        "gemma3.jinja, 2 workers / TRL, 2 proc.", comparison, unit="tokens", target=">= 40", in_chart=False,
+        note=f"{path.stat().st_size / 1e6:,.0f} MB, {tokens / 1e6:.1f} M tokens; every build learns the template anew",
+    )  # fmt: skip
+
+
+def _chats(pairs: list[tuple[str, str]]) -> Iterator[list[dict[str, str]]]:
+    """Chats of three exchanges."""
+    for n in range(0, len(pairs) - 2, 3):
+        yield [
+            {"role": role, "content": text}
+            for pair in pairs[n : n + 3]
+            for role, text in zip(("user", "assistant"), pair, strict=True)
+        ]
+
+
 def formats(report: Report, pairs: list[tuple[str, str]], work: Path, *, rounds: int) -> None:
     """The same chats as OpenAI JSONL, ShareGPT JSONL and OpenAI Parquet: the work of chunks."""
     import pyarrow
     import pyarrow.parquet
 
-    chats = [
-        [
-            {"role": role, "content": text}
-            for pair in pairs[n : n + 3]
-            for role, text in zip(("user", "assistant"), pair, strict=True)
-        ]
-        for n in range(0, len(pairs) - 2, 3)
-    ]
+    chats = list(_chats(pairs))
     openai, sharegpt, parquet = work / "openai.jsonl", work / "sharegpt.jsonl", work / "openai.parquet"
     openai.write_text("".join(json.dumps({"messages": chat}, ensure_ascii=False) + "\n" for chat in chats), "utf-8")
     names = {"user": "human", "assistant": "gpt"}
@@ -187,7 +260,9 @@ def measure(*, quick: bool) -> Report:
     try:
         path = write_tiled(work / "chats.jsonl", 1_000_000 if quick else 60_000_000, originals=originals)
         against_columns(report, path, work, rounds=rounds)
-        without_repeats(report, pairs, work, count=20 if quick else 1_000, rounds=rounds)
+        without_repeats(report, pairs, work, count=20 if quick else 4_000, rounds=rounds)
+        many = changed_pairs(pairs, 600 if quick else 240_000)
+        model_folder_against_trl(report, many, work, part=60 if quick else 4_000, rounds=rounds)
         formats(report, changed_pairs(pairs, 600 if quick else 60_000), work, rounds=rounds)
     finally:
         shutil.rmtree(work, ignore_errors=True)
