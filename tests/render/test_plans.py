@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from datetime import date
 
 import numpy as np
 import pytest
 
+from benchmarks.template_survey import bind_bytes
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.emitter import Emitter
+from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.renderings import TraceError
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.render.template import KINDS_OF, Template
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from tests.render.reference import jinja
 
 NAMES = ("chatml", "llama3", "qwen3", "qwen3_training", "qwen2_5", "markers", "token_native")
 
@@ -77,3 +81,42 @@ def test_a_format_string_is_right_for_every_record() -> None:
     tokens = render(conversations, Formatted(tokenizer)).tokens
     texts = [tokenizer.decode(tokens.conversation(index).ids) for index in range(3)]
     assert texts == ["> one> two", "> three> four", "> one> two"]
+
+
+def with_tools(number: int, text: str) -> Conversation:
+    """A conversation with tools of its own, in which a template can ask for many things."""
+    properties = {f"p{k}": {"type": "string", "enum": [f"{number}-{k}"]} for k in range(number % 5 + 1)}
+    function = {
+        "name": f"f{number}",
+        "description": f"does {number}",
+        "parameters": {"type": "object", "properties": properties},
+    }
+    return turns("q", text)._replace(tools=({"type": "function", "function": function},))
+
+
+def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
+    """gpt-oss writes tools out as TypeScript: what it asks of tools that no other record has is not kept for all."""
+    options = TemplateOptions(today=date(2026, 1, 2))
+    conversations = [with_tools(number, text) for number in range(12) for text in ("a", "b")]
+    bound = bind_bytes("gptoss", jinja("gptoss"), options)
+    together = render(conversations, bound)
+    assert bound.book._tools_by_value
+    assert not bound.book._tool_questions
+    assert bound.book.traced == 5, "tools that give the same answers are written from one plan"
+    for index, conversation in enumerate(conversations):
+        alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
+        assert together.tokens.conversation(index).ids.tolist() == alone.ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "limit", ["chatmill.render.plan_book.MAX_QUESTIONS", "chatmill.render.jinja.segments.MAX_KEPT"]
+)
+def test_what_is_forgotten_is_learned_again(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limit, 20)
+    monkeypatch.setattr("chatmill.render.jinja.renderings.MAX_KEPT", 20)
+    options = TemplateOptions(today=date(2026, 1, 2))
+    conversations = [with_tools(number, "a") for number in range(6)]
+    bound = bind_bytes("gptoss", jinja("gptoss"), options)
+    for conversation in [*conversations, *conversations]:
+        alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
+        assert render([conversation], bound).tokens.ids.tolist() == alone.ids.tolist()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -32,7 +33,11 @@ from chatmill.render.row_items import TextPart
 
 MAX_ITEMS = 400_000
 """Items of plans that are kept; beyond, everything is learned again."""
+MAX_QUESTIONS = 1_000_000
+"""Questions of plans and refusals that are kept, likewise."""
 MAX_COLUMNS = 48
+MAX_TOOL_QUESTIONS = 64
+"""A template that asks more about tools is taken to depend on all of their text."""
 KEPT_TOOLS = 4096
 FIRST_RECORDS = 256
 """A new template is asked about few records at first: each of its questions is answered for all that are left."""
@@ -85,7 +90,11 @@ class PlanBook:
         self._by_key: dict[Key, int] = {}
         """The number of a plan, or REFUSED minus that of a refusal."""
         self._columns: list[ColumnQuestion] = []
-        self._tool_questions: list[Question] = []
+        self._tool_questions: dict[Question, None] = {}
+        self._tools_by_value = self._template.knows_by_value
+        self._key_form = 0
+        """Changes whenever keys are made of something else."""
+        self._questions_kept = 0
         self._tool_answers: dict[str, int] = {}
         self._tool_views: dict[str, RecordView] = {}
         self._signatures: dict[Any, int] = {}
@@ -93,7 +102,7 @@ class PlanBook:
 
     def find(self, batch: Conversations) -> tuple[Ints, list[tuple[int, RecordError]]]:
         """The number of every conversation's plan, negative for those that the template refuses; and why."""
-        if self.table.size > MAX_ITEMS:
+        if self.table.size > MAX_ITEMS or self._questions_kept > MAX_QUESTIONS:
             self._forget()
         numbers = np.full(len(batch), UNKNOWN, dtype=np.int64)
         failed: list[tuple[int, RecordError]] = []
@@ -119,7 +128,7 @@ class PlanBook:
         known = self._by_key
         found = np.fromiter((known.get(key, UNKNOWN) for key in keys), dtype=np.int64, count=len(keys))
         numbers[first : first + len(keys)] = found
-        asked = len(self._columns) + len(self._tool_questions)
+        form = self._key_form
         for place in np.flatnonzero(found == UNKNOWN).tolist():
             index, key = first + place, keys[place]
             number = known.get(key)
@@ -132,7 +141,7 @@ class PlanBook:
                     failed.append((index, error))
                     number = UNKNOWN
             numbers[index] = number
-            if len(self._columns) + len(self._tool_questions) > asked:
+            if self._key_form != form:
                 self._by_key = {}
                 numbers[index + 1 : first + len(keys)] = UNKNOWN
                 return index
@@ -194,6 +203,7 @@ class PlanBook:
             else:
                 number = self.plans.add(self._planned(conversation, written, notes))
             known.put(notes.answers, number)
+            self._questions_kept += len(notes.answers)
         found = self.plans[number] if number >= 0 else self._refusals[REFUSED - number]
         if self._learn(found.questions):
             self._by_key[key] = number
@@ -223,16 +233,24 @@ class PlanBook:
         complete = True
         for question in questions:
             if _is_about_tools(question):
-                if question not in self._tool_questions:
-                    self._tool_questions.append(question)
-                    self._tool_answers = {}
+                if not self._tools_by_value and question not in self._tool_questions:
+                    self._ask_of_tools(question)
                 continue
             column = self._column_of(question)
             if column is None or (column not in self._columns and len(self._columns) >= MAX_COLUMNS):
                 complete = False
             elif column not in self._columns:
                 self._columns.append(column)
+                self._key_form += 1
         return complete
+
+    def _ask_of_tools(self, question: Question) -> None:
+        """Answer one more question about tools in every key."""
+        self._tool_questions[question] = None
+        self._tool_answers = {}
+        self._key_form += 1
+        if len(self._tool_questions) > MAX_TOOL_QUESTIONS:
+            self._tools_by_value, self._tool_questions = True, {}
 
     def _column_of(self, question: Question) -> ColumnQuestion | None:
         """A question that can be answered for all messages at once."""
@@ -260,11 +278,13 @@ class PlanBook:
         keys: list[Key] = [flat[start:stop] for start, stop in pairwise(offsets)]
         for index in np.flatnonzero((batch.tools.lengths > 0) | (batch.options.lengths > 0)).tolist():
             text = batch.tools[index]
-            shown = text if self._template.knows_by_value or not text else self._tools_key(text, batch, index)
+            shown = self._tools_key(text, batch, index) if text else ""
             keys[index] = (flat[offsets[index] : offsets[index + 1]], shown, batch.options[index])
         return keys
 
-    def _tools_key(self, text: str, batch: Conversations, index: int) -> int:
+    def _tools_key(self, text: str, batch: Conversations, index: int) -> int | str:
+        if self._tools_by_value:
+            return blake2b(text.encode(), digest_size=16).hexdigest()
         found = self._tool_answers.get(text)
         if found is None:
             if len(self._tool_answers) >= KEPT_TOOLS:

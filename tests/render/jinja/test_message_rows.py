@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from datetime import date
 
 import pytest
 
@@ -22,6 +23,7 @@ from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.render.row_items import Ids, TextPart
 from chatmill.tokenizer.byte_level import ByteTokenizer
+from tests.render.reference import jinja
 
 CALL = ToolCall("f", '{"a": 1}', "call00001")
 
@@ -122,10 +124,6 @@ PROMPTS_BY_NUMBER = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 
 def test_masks_that_places_do_not_decide_are_found_out() -> None:
-    template = bind_bytes("number", PROMPTS_BY_NUMBER)
-    with pytest.raises(TraceError, match="traces: whole"):
-        for turns in range(2, 20):
-            template.write(chat(turns), by_messages=True)
     with pytest.raises(TraceError, match="traces: whole"):
         render([chat(turns) for turns in range(2, 20)], bind_bytes("number", PROMPTS_BY_NUMBER))
 
@@ -163,6 +161,25 @@ def test_what_the_template_refuses_is_refused_also_where_every_place_is_known() 
     assert items(template.write(chat(9), by_messages=True)) == items(
         bind_bytes("x", REFUSES_TWO_OF_A_ROLE).write(chat(9))
     )
+
+
+def test_an_answer_far_behind_changes_earlier_ones() -> None:
+    """gpt-oss shows the reasoning of calls until an answer without calls follows, however far behind."""
+    shared, whole = (
+        bind_bytes("gptoss", jinja("gptoss"), TemplateOptions(today=date(2026, 1, 2), traces=traces))
+        for traces in (Traces.SHARED, Traces.WHOLE)
+    )
+    call = Message(Role.ASSISTANT, "", reasoning="hm", tool_calls=(CALL,))
+    asked, result, said = (
+        Message(Role.USER, "q"),
+        Message(Role.TOOL, "r", tool_call_id="call00001"),
+        chat(1).messages[1],
+    )
+    for count in (1, 2, 3, 4, 5):
+        ways = ((), (said,), (said, asked), (said, asked, call, result), (asked, call, result, said))
+        for end in ways:
+            one = Conversation((asked, *(call, result) * count, *end))
+            assert outcome(shared, one) == outcome(whole, one)
 
 
 # -- lessons by themselves ---------------------------------------------------------------------------------------------

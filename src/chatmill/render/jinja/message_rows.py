@@ -298,6 +298,7 @@ class MessageRows:
                 user < answer,
                 answer < count and next_assistant[answer] < min(user, count),
                 last_answer > user,
+                survey.next_final[index] < count,
             )
             before = (survey.user_before[index], survey.assistant_before[index], survey.calls_before[index])
             near = (around[index], around[index + 1], numbers[index], around[index + 3])

@@ -20,8 +20,8 @@ from chatmill.render.jinja.sandbox import LimitError, PlainSandbox, TracingSandb
 from chatmill.render.jinja.segments import TOOLS, PlacedSegment, SegmentBook, SegmentPiece, Surveyor
 from chatmill.render.jinja.traced import Notes, Traced, joined, plain_text
 
-MAX_KEPT = 20_000
-"""Renderings kept per template."""
+MAX_KEPT = 500_000
+"""Pieces and questions of the renderings that are kept per template."""
 MAX_VARIANTS = 64
 """Different answers that are kept for one shape."""
 
@@ -213,10 +213,10 @@ class Composition:
         if opening is None:
             return None
         segments = [opening]
-        next_user, next_assistant = self._surveyor.next_user, self._surveyor.next_assistant
+        survey = self._surveyor
         for index in range(count):
-            bits = (next_user[index] < count) | (next_assistant[index] < count) << 1 | (index + 1 < count) << 2
-            bits |= prompt << 3
+            bits = (survey.next_user[index] < count) | (survey.next_assistant[index] < count) << 1
+            bits |= (survey.next_final[index] < count) << 2 | (index + 1 < count) << 3 | prompt << 4
             known = self._found[index]
             segment = known.get(bits)
             if segment is None:  # what was never seen may have been learned since
@@ -361,7 +361,7 @@ class Renderer:
                 self._known, self._kept = {}, 0
             else:
                 known.put(found.questions, found)
-                self._kept += 1
+                self._kept += 1 + len(found.questions) + (len(found.pieces) if isinstance(found, Rendering) else 0)
         if composition is not None and self.segments.is_sound and isinstance(found, Rendering):
             return composition.compose(count, prompt) or found  # the same, in parts that others share
         return found

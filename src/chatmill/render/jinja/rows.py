@@ -95,7 +95,7 @@ def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | No
         raise refusal(Answer(len(turns.messages) - 1, *hidden, is_general=hidden[0] != "origin_lost"))
     unproved = next((answer for answer in answers if answer.reason), None)
     if unproved is not None and given.unproved is Unproved.REFUSE:
-        turns.check(unproved.message)
+        turns.check()
         raise refusal(unproved)
     proved = [answer for answer in answers if not answer.reason]
     stable = [turns.is_stable(answer) for answer in proved]
@@ -104,7 +104,7 @@ def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | No
         rows = [writer.in_place(proved)]
     else:
         rows = writer.expanded(proved, stable) or [writer.whole([])]
-    turns.check(None if unproved is None else unproved.message)
+    turns.check()
     appended = sum(row.appended for row in rows)
     return rows, Counts(len(proved), stable.count(False), len(answers) - len(proved), appended)
 

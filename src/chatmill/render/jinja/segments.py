@@ -19,6 +19,8 @@ from chatmill.render.jinja.record import RecordView
 
 MAX_VARIANTS = 64
 """Different answers that are kept for the same surroundings."""
+MAX_KEPT = 500_000
+"""Pieces and questions of the segments that are kept; beyond, all are learned again."""
 TOOLS = -1
 """The owner of tool definitions, which belong to no message."""
 
@@ -74,6 +76,8 @@ class Surroundings(NamedTuple):
     user_after: bool
     assistant_before: bool
     assistant_after: bool
+    final_after: bool
+    """An answer without calls."""
     calls_before: bool
     has_tools: bool
     prompt: bool
@@ -88,8 +92,9 @@ class Surveyor:
         self.shape, self._has_tools = shape, has_tools
         self.outline = [outline(one) for one in shape]
         roles = [one[0] for one in shape]
-        self.next_user = _next(roles, "user")
-        self.next_assistant = _next(roles, "assistant")
+        self.next_user = _next([role == "user" for role in roles])
+        self.next_assistant = _next([role == "assistant" for role in roles])
+        self.next_final = _next([one[0] == "assistant" and not one[4] for one in shape])
         self.user_before = _before([role == "user" for role in roles])
         self.assistant_before = _before([role == "assistant" for role in roles])
         self.calls_before = _before([bool(one[4]) for one in shape])
@@ -108,6 +113,7 @@ class Surveyor:
             user_after=self.next_user[index] < count,
             assistant_before=self.assistant_before[index],
             assistant_after=self.next_assistant[index] < count,
+            final_after=self.next_final[index] < count,
             calls_before=self.calls_before[index],
             has_tools=self._has_tools,
             prompt=prompt,
@@ -119,12 +125,12 @@ def outline(shape: Any) -> tuple[str, bool, bool]:
     return shape[0], shape[1], bool(shape[4])
 
 
-def _next(roles: Sequence[str], wanted: str) -> list[int]:
-    """For each message, the index of the next one of a role; the number of messages, or more, where there is none."""
-    found, at = [0] * len(roles), len(roles) + 1
-    for index in range(len(roles) - 1, -1, -1):
+def _next(flags: Sequence[bool]) -> list[int]:
+    """For each message, the index of the next one with a flag; the number of messages, or more, where there is none."""
+    found, at = [0] * len(flags), len(flags) + 1
+    for index in range(len(flags) - 1, -1, -1):
         found[index] = at
-        if roles[index] == wanted:
+        if flags[index]:
             at = index
     return found
 
@@ -146,6 +152,7 @@ class SegmentBook:
         self._segments: dict[Hashable, list[Segment]] = {}
         self._equal: dict[Any, Segment] = {}
         """Segments by what they hold: equal ones are one, in whatever surroundings."""
+        self._kept = 0
         self.in_detail = False
         """Whether neighbours are known by their whole shapes."""
         self.is_sound = True
@@ -175,6 +182,8 @@ class SegmentBook:
             self.is_sound = False
         if not self.is_sound or parts is None:
             return
+        if self._kept > MAX_KEPT:
+            self._segments, self._equal, self._kept = {}, {}, 0
         if not self._take_in(surveyor, count, prompt, parts, asked):
             self.refine()
             self.learn(surveyor, count, prompt, parts, asked)
@@ -224,6 +233,7 @@ class SegmentBook:
         new = self._equal.get(same)
         if new is None:
             new = self._equal[same] = Segment(*content)
+            self._kept += 1 + len(content[0]) + len(questions)
         known = self._segments.setdefault(key, [])
         for one in known:
             if may_both_hold(one.questions, questions):

@@ -290,26 +290,27 @@ class Turns:
         last = max((piece.stop for piece in near.pieces if piece.expression is not None), default=0)
         return near.text[last:]
 
-    def check(self, unproved: int | None = None) -> None:
-        """Compare with plain Jinja: F, and the prompt and the answer of one message.
+    def check(self) -> None:
+        """Compare with plain Jinja: F, every prompt and answer that was put together, and one that was not.
 
-        A rendering that was put together wrongly is no reason to stop, if it is found before anything was made of it.
+        A difference says that segments depend on more than was known of their surroundings. Nothing was made of them
+        yet: the conversation can be gone through again.
         """
-        self._compare(self.whole, len(self.messages), False, again=True)
         speaking = [k for k, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
-        if speaking:
-            any_one = speaking[crc32(repr(self.shape).encode()) % len(speaking)]
-            chosen, again = (any_one, False) if unproved is None else (unproved, True)
-            self._compare(self._prompts.get(chosen), chosen, True, again=again)
-            self._compare(self._ends.get(chosen), chosen + 1, False, again=again)
+        chosen = speaking[crc32(repr(self.shape).encode()) % len(speaking)] if speaking else -1
+        self._compare(self.whole, len(self.messages), False)
+        for index, rendering in self._prompts.items():
+            if index == chosen or isinstance(rendering, ComposedRendering):
+                self._compare(rendering, index, True)
+        for index, rendering in self._ends.items():
+            if (index == chosen or isinstance(rendering, ComposedRendering)) and rendering is not self.whole:
+                self._compare(rendering, index + 1, False)
 
-    def _compare(self, rendering: Rendering | Refusal | None, count: int, prompt: bool, *, again: bool) -> None:
-        if isinstance(rendering, Rendering):
-            renderer = self._renderer
-            if not renderer.is_like_plain(self.view, count, prompt, rendering.text):
-                if again:
-                    renderer.segments.refine()
-                raise renderer.unlike(self.view)
+    def _compare(self, rendering: Rendering | Refusal, count: int, prompt: bool) -> None:
+        renderer = self._renderer
+        if isinstance(rendering, Rendering) and not renderer.is_like_plain(self.view, count, prompt, rendering.text):
+            renderer.segments.refine()
+            raise renderer.unlike(self.view)
 
 
 def literal_from(rendering: Rendering, at: int) -> str:
