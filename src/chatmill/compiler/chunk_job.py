@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_chunk
-from chatmill.compiler.collector import without_collector
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, hashes_below
 from chatmill.compiler.plain_recipe import OnError, plain_recipe
+from chatmill.core.collector import without_collector
 from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines

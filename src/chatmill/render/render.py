@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core import html
+from chatmill.core.collector import without_collector
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.texts import Texts
@@ -89,7 +90,8 @@ def render(
     try:
         if add_generation_prompt:
             return _render_prompts(batch, bound)
-        numbers, failed = bound.book.find(batch)
+        with without_collector():
+            numbers, failed = bound.book.find(batch)
     except Exception as error:
         if (mistake := template_mistake(error)) is not None:
             raise mistake from error

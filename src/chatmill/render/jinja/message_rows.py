@@ -37,8 +37,9 @@ MAX_TOOL_QUESTIONS = 128
 """Conversations whose tools are asked about more often are written the long way."""
 CHECKED_PROMPTS = 4
 """The text of every row is compared with plain Jinja; of one row in so many also the beginning of an answer."""
-CHECKED_ALL = 32
-"""One row in so many is compared with the long way."""
+CHECKED_ALL, CHECKED_LATER = 32, 256
+"""One row in so many is compared with the long way: of the first thousands, and of those behind."""
+MANY = 1024
 NO_MESSAGE = -1
 
 
@@ -116,13 +117,13 @@ class Composed(NamedTuple):
     """What it depends on beside the shape."""
     seed: int
     """A number that the shape gives: it decides what is compared."""
-    is_early: bool
-    """Whether it is one of the first rows."""
+    made: int
+    """Rows put together before this one."""
 
     @property
     def compare_all(self) -> bool:
         """Whether this row is to be compared with the long way."""
-        return self.is_early or self.seed % CHECKED_ALL == 0
+        return self.made < 2 or self.seed % (CHECKED_ALL if self.made < MANY else CHECKED_LATER) == 0
 
     def compared_answer(self) -> tuple[int, str] | None:
         """A message whose prompt is to be compared, and the text before its answer; None for most rows."""
@@ -196,7 +197,7 @@ class MessageRows:
                 texts.append(text)
             groups.append(Group(lesson, index, empty, texts))
         self.made += 1
-        return Composed(groups, _trained(view), given, crc32(repr(shape).encode()), self.made <= 2)
+        return Composed(groups, _trained(view), given, crc32(repr(shape).encode()), self.made - 1)
 
     def _find(
         self, place: Any, index: int, view: RecordView, answers: dict[Question, Any], given: dict[Question, Any]
