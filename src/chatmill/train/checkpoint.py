@@ -25,8 +25,7 @@ import torch
 from torch import nn
 
 from chatmill.core.machine_limits import is_full_disk
-from chatmill.errors import ConfigError, FormatError
-from chatmill.train.safetensors_file import read_tensors, write_tensors
+from chatmill.errors import ConfigError, FormatError, MissingExtraError
 
 FORMAT = "chatmill-checkpoint"
 VERSION = 1
@@ -125,7 +124,7 @@ def save_module(folder: Path, module: nn.Module, sizes: Mapping[str, Any]) -> No
 
 def load_module(folder: Path, module: nn.Module) -> None:
     """Read weights into a module of the same shape; every name must be there."""
-    stored = read_tensors(folder / MODEL)
+    stored = _read(folder / MODEL)
     own = dict(module.named_parameters())
     wrong = [name for name in own.keys() | stored.keys() if name not in own or name not in stored]
     wrong += [name for name in own.keys() & stored.keys() if own[name].shape != stored[name].shape]
@@ -176,7 +175,7 @@ def read_state(folder: Path) -> RunState:
 
 def load_optimizer(folder: Path, model: Any, optimizer: torch.optim.Optimizer) -> None:
     """Bring the moments back, by parameter name."""
-    stored = read_tensors(folder / OPTIMIZER)
+    stored = _read(folder / OPTIMIZER)
     for name, parameter in model.named_parameters():
         if f"step.{name}" in stored:
             # AdamW keeps its step count on the CPU unless it is fused; the moments go with the parameter.
@@ -197,8 +196,26 @@ def _moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Te
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    with path.open("wb") as file:
-        write_tensors(file, tensors, {"format": "pt"})
+    _library().save_file({name: one.detach().contiguous() for name, one in tensors.items()}, path, {"format": "pt"})
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    library = _library()
+    from safetensors import SafetensorError
+
+    try:
+        stored: dict[str, torch.Tensor] = library.load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise FormatError(f"{path} is no whole safetensors file: {error}") from None
+    return stored
+
+
+def _library() -> Any:
+    try:
+        import safetensors.torch
+    except ModuleNotFoundError:
+        raise MissingExtraError("safetensors", "train", "saving and opening checkpoints") from None
+    return safetensors.torch
 
 
 def _sync(path: Path) -> None:
