@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chatmill.distill.bulk import BulkRows
 from chatmill.distill.chunk import renderer_of
+from chatmill.distill.rows import BulkRows
 from chatmill.systems.synth_kd import Renderer, vocabulary_file
 from tests.compiler.conftest import fast, fast_module
 

@@ -15,11 +15,11 @@ import typer
 from typer.testing import CliRunner
 
 from chatmill.compiler.run import Outcome
+from chatmill.core.texts import OptionalTexts
 from chatmill.distill.audit import FIRST_ROWS, AuditError, audited
-from chatmill.distill.bulk import BulkRows
 from chatmill.distill.check import verify_synth_kd
-from chatmill.distill.draft import KDBatch
 from chatmill.distill.manifest import KDConfig
+from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.distill.run import build_synth_kd
 from chatmill.distill.shards import chunk_starts
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError, TokenizerError, UnknownNameError
@@ -448,24 +448,24 @@ def test_the_audit_sees_a_planted_difference(fast: Path, bulk: BulkRows, monkeyp
     source = small(fast / "in", 400)
     target = next(n for n in range(300, 400) if not audited(n, 1, 1 / 200)[0])
     chosen = next(n for n in range(200, 400) if audited(n, 1, 1 / 200)[0])
-    rendered = BulkRows._lay_out
+    rendered = BulkRows.render
 
     def planted(place: int, column: str) -> Any:
-        def lay_out(self: BulkRows, draft: Any) -> KDBatch:
-            batch = rendered(self, draft)
+        def render(self: BulkRows, texts: OptionalTexts) -> KDBatch:
+            batch = rendered(self, texts)
             at = int(batch.lengths[:place].sum()) + PLANTED[column]
             getattr(batch, column)[at] += 1
             return batch
 
-        return lay_out
+        return render
 
-    monkeypatch.setattr(BulkRows, "_lay_out", planted(target, "ids"))
+    monkeypatch.setattr(BulkRows, "render", planted(target, "ids"))
     build_synth_kd(source, fast / "unseen", workers=0)
     with pytest.raises(AuditError, match=rf"row {target + 1}, record 'id-0-{target}': id 5 is .*--renderer official"):
         build_synth_kd(source, fast / "seen", workers=0, audit=1)
     assert not (fast / "seen" / "manifest.json").exists()
     for column, name in (("ids", "id"), ("spans", "span")):
-        monkeypatch.setattr(BulkRows, "_lay_out", planted(chosen, column))
+        monkeypatch.setattr(BulkRows, "render", planted(chosen, column))
         with pytest.raises(AuditError, match=rf"row {chosen + 1}, .*: {name} {PLANTED[column]} is"):
             build_synth_kd(source, fast / f"by default {column}", workers=0)
         build_synth_kd(source, fast / f"switched off {column}", workers=0, audit=0)

@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from chatmill.distill.bulk import BulkRows
 from chatmill.distill.check import verify_synth_kd
+from chatmill.distill.rows import BulkRows
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chatmill.core.native.library import SWITCH
 from chatmill.core.shift import shift_left_ragged
+from chatmill.core.texts import OptionalTexts
 from chatmill.core.tokens import offsets_of
-from chatmill.distill.bulk import BulkRows
-from chatmill.distill.draft import KDBatch
+from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.systems.synth_kd import EOD, Split, synth_kd_split, valid_threshold, vocabulary_file
 from tests.distill.inputs import chat, real_rows, text
@@ -37,6 +39,10 @@ def encoded(messages: Any, **options: Any) -> bytes:
     return json.dumps({"messages": messages}, **options).encode()
 
 
+def rendered(bulk: BulkRows, rows: Sequence[bytes | None]) -> KDBatch:
+    return bulk.render(OptionalTexts.of_bytes(rows))
+
+
 def documents(batch: KDBatch) -> list[tuple[np.ndarray, np.ndarray]]:
     offsets = offsets_of(batch.lengths).tolist()
     assert offsets[-1] == len(batch.ids) == len(batch.spans)
@@ -45,7 +51,7 @@ def documents(batch: KDBatch) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def test_all_real_rows_equal_the_official_renderer(bulk: BulkRows) -> None:
     rows = [row["messages_json"] for row in real_rows()]
-    batch = bulk.render([row.encode() for row in rows])
+    batch = rendered(bulk, [row.encode() for row in rows])
     assert batch.rows.tolist() == list(range(500))
     assert not batch.failed
     assert not batch.official, "real rows take the fast path"
@@ -65,7 +71,7 @@ def test_all_real_rows_equal_the_official_renderer(bulk: BulkRows) -> None:
 def test_wrappers_return_eod_and_spans_spelled_out(bulk: BulkRows, o200k: Any) -> None:
     """One conversation, token by token, with nothing taken from the code that is tested."""
     messages = [SYSTEM, DEVELOPER, *chat("hi", "think", "yo"), text("user", "and?"), *chat()[1:]]
-    ((ids, spans),) = documents(bulk.render([encoded(messages)]))
+    ((ids, spans),) = documents(rendered(bulk, [encoded(messages)]))
     runs: list[tuple[int, str]] = []
     for token, span in zip(ids.tolist(), spans.tolist(), strict=True):
         piece = o200k.decode([token])
@@ -88,7 +94,7 @@ def test_wrappers_return_eod_and_spans_spelled_out(bulk: BulkRows, o200k: Any) -
 
 
 def test_a_last_analysis_message_ends_in_end(bulk: BulkRows) -> None:
-    ((ids, spans),) = documents(bulk.render([encoded(chat()[:2])]))
+    ((ids, spans),) = documents(rendered(bulk, [encoded(chat()[:2])]))
     assert ids[-2:].tolist() == [200007, EOD]
     assert spans[-2:].tolist() == [1, 0]
 
@@ -99,18 +105,14 @@ UNKNOWN_FORMS = {
         {"role": "assistant", "channel": "final", "content": [*text("x", "b")["content"] * 2]},
     ],
     "no text": [text("user", "a"), {"role": "assistant", "channel": "final", "content": []}],
-    "plain string": [{"role": "user", "content": "a"}, *chat()[1:]],
     "unknown field": [{**text("user", "a"), "mood": 1}, *chat()[1:]],
-    "system in the middle": [*chat(), SYSTEM, *chat()],
-    "developer last": [*chat(), DEVELOPER],
-    "tools": [SYSTEM, *chat(), TOOLS],
 }
 
 
 @pytest.mark.parametrize("name", UNKNOWN_FORMS)
 def test_forms_that_are_not_known_go_to_the_official_renderer(bulk: BulkRows, name: str) -> None:
     rows = [encoded(chat()), encoded(UNKNOWN_FORMS[name]), encoded(chat("last"))]
-    batch = bulk.render(rows)
+    batch = rendered(bulk, rows)
     assert batch.official == {1}
     assert batch.rows.tolist() == [0, 1, 2]
     for row, (ids, spans) in zip(rows, documents(batch), strict=True):
@@ -134,13 +136,21 @@ KNOWN_FORMS = {
     "control spelled in text": [*chat("<|start|>assistant<|end|>", "<|return|>", "<|endoftext|>")],
     "assistant first": [*chat()[1:]],
     "empty texts": [*chat("", "", "")],
+    "plain string": [{"role": "user", "content": "a"}, *chat()[1:]],
+    "system in the middle": [*chat(), SYSTEM, *chat()],
+    "developer last": [*chat(), DEVELOPER],
+    "tools": [SYSTEM, *chat(), TOOLS],
+    "one system message in two channels": [SYSTEM, {**SYSTEM, "channel": "final"}, *chat()],
+    "a NUL, which the scanner declines": [*chat("a\0b")],
+    "a quote, a backslash and a feed": [*chat('\\ " \n', "é\u2028", "🙂")],
 }
 
 
 @pytest.mark.parametrize("name", KNOWN_FORMS)
 def test_known_forms_take_the_fast_path(bulk: BulkRows, name: str) -> None:
-    for row in (encoded(KNOWN_FORMS[name]), encoded(KNOWN_FORMS[name], separators=(",", ":"), ensure_ascii=False)):
-        batch = bulk.render([row])
+    spellings: list[dict[str, Any]] = [{}, {"separators": (",", ":"), "ensure_ascii": False}, {"indent": 1}]
+    for row in (encoded(KNOWN_FORMS[name], **spelling) for spelling in spellings):
+        batch = rendered(bulk, [row])
         assert not batch.official, "known, so not rendered whole by the official library"
         ((ids, spans),) = documents(batch)
         expected = bulk.official.render(row)
@@ -176,7 +186,7 @@ def test_rows_that_fail_say_why_and_leave_the_others_alone(bulk: BulkRows, code:
     good = encoded(chat())
     expected = bulk.official.render(good).ids.tolist()
     for bad in FAILING[code]:
-        batch = bulk.render([good, bad, good])
+        batch = rendered(bulk, [good, bad, good])
         assert [(place, error.code) for place, error in batch.failed] == [(1, code)], bad
         assert batch.rows.tolist() == [0, 2]
         assert [ids.tolist() for ids, _ in documents(batch)] == [expected, expected]
@@ -220,10 +230,10 @@ SPELLINGS = st.sampled_from(
 @given(st.lists(st.tuples(CONVERSATIONS, SPELLINGS), min_size=1, max_size=4))
 def test_any_rows_equal_the_official_renderer(bulk: BulkRows, drawn: list[tuple[Any, dict[str, Any]]]) -> None:
     rows = [encoded(messages, **spelling) for messages, spelling in drawn]
-    batch = bulk.render(rows)
-    rendered = dict(zip(batch.rows.tolist(), documents(batch), strict=True))
+    batch = rendered(bulk, rows)
+    found = dict(zip(batch.rows.tolist(), documents(batch), strict=True))
     failed = dict(batch.failed)
-    assert rendered.keys() | failed.keys() == set(range(len(rows)))
+    assert found.keys() | failed.keys() == set(range(len(rows)))
     for place, row in enumerate(rows):
         if place in failed:
             with pytest.raises(RecordError) as caught:
@@ -231,19 +241,20 @@ def test_any_rows_equal_the_official_renderer(bulk: BulkRows, drawn: list[tuple[
             assert (failed[place].code, failed[place].path) == (caught.value.code, caught.value.path)
             continue
         expected = bulk.official.render(row)
-        ids, spans = rendered[place]
+        ids, spans = found[place]
         assert ids.tolist() == expected.ids.tolist()
         assert spans.tolist() == expected.spans.tolist()
 
 
 def test_bounded_caches_change_no_ids(bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.distill.bulk.MAX_FORMS", 4)
-    monkeypatch.setattr("chatmill.distill.bulk.MAX_PREFIXES", 4)
-    rows = [encoded([text("system", f"s{n}"), text("user", "a", name=f"n{n}"), *chat()[1:]]) for n in range(30)]
+    monkeypatch.setattr("chatmill.render.templates.harmony.MAX_LITERALS", 8)
+    monkeypatch.setattr("chatmill.render.plan_book.MAX_ITEMS", 50)
+    system = [{**SYSTEM, "content": [{**SYSTEM["content"][0], "model_identity": f"You are {n}."}]} for n in range(30)]
+    rows = [encoded([system[n], text("user", "a", name=f"n{n}"), *chat()[1:]]) for n in range(30)]
     for first in range(0, 30, 3):
-        batch = bulk.render(rows[first : first + 3])
+        batch = rendered(bulk, rows[first : first + 3])
         assert not batch.official
-        assert max(len(bulk._prefixes), len(bulk._forms)) <= 4 + 5, "they do not grow with the input"
+        assert len(bulk.template._literals) < 8 + 16, "they do not grow with the input"
         for row, (ids, _) in zip(rows[first : first + 3], documents(batch), strict=True):
             assert ids.tolist() == bulk.official.render(row).ids.tolist()
 
@@ -254,7 +265,7 @@ def test_a_row_that_closes_its_list_and_opens_another(bulk: BulkRows) -> None:
     two = good[:-1] + b"," + good[len(b'{"messages": ') :]
     assert two.count(b"],[{") == 1
     for rows in ([good, two, good], [two], [good, two[:-2] + b"}", good]):
-        batch = bulk.render(rows)
+        batch = rendered(bulk, rows)
         assert [error.code for _, error in batch.failed] == ["invalid_json"]
         assert len(batch.rows) == len(rows) - 1
 
@@ -262,20 +273,62 @@ def test_a_row_that_closes_its_list_and_opens_another(bulk: BulkRows) -> None:
 def test_many_rows_of_several_kinds_in_one_batch(bulk: BulkRows) -> None:
     kinds = [chat(), [SYSTEM, *chat()], [SYSTEM, DEVELOPER, *chat("x")], [*chat(), SYSTEM], chat()[:1]]
     rows = [encoded(kinds[(n * n // 7) % 5]) for n in range(100)]
-    batch = bulk.render(rows)
-    rendered = dict(zip(batch.rows.tolist(), documents(batch), strict=True))
+    batch = rendered(bulk, rows)
+    found = dict(zip(batch.rows.tolist(), documents(batch), strict=True))
     failed = dict(batch.failed)
-    assert len(rendered) + len(failed) == 100
+    assert len(found) + len(failed) == 100
     assert len(failed) > 5
-    assert batch.rows.tolist() == sorted(rendered)
-    for place, (ids, spans) in rendered.items():
+    assert batch.rows.tolist() == sorted(found)
+    for place, (ids, spans) in found.items():
         expected = bulk.official.render(rows[place])
         assert ids.tolist() == expected.ids.tolist()
         assert spans.tolist() == expected.spans.tolist()
 
 
+SMUGGLED = [
+    *(b'","role":"x', b'","name":"', b'"},{"role":"user","content":"', b'"}],"other":[{"a":"b', b'"}]}, {"text": "'),
+    *(b'x\\\\","name":"', b'x\\\\"}],"other":[{"a":"b', b'x\\\\"}]}', b'\\"}, {\\"text\\": \\"', b'","text":"'),
+    *(b'","type":"text', b'"},{"type":"text","text":"', b"\\", b"\\\\", b'\\"', b'"', b"\n", b"\t", b"\x00", b"\x1f"),
+    *(b"\x7f", b"\\/\\b\\n", b"\\u00e9", b"\\u0000", b"\\ud83d\\ude00", b"\\ud800", b"\\u12", b"\\x41"),
+    *("é → 🙂".encode(), b"\xff", b"\xed\xa0\x80", b"\xe2\x82"),
+]
+BODIES = st.lists(st.sampled_from(SMUGGLED) | st.text(max_size=9).map(str.encode), max_size=4).map(b"".join)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(st.lists(st.tuples(BODIES, BODIES, BODIES), min_size=1, max_size=4))
+def test_what_is_smuggled_into_a_text_is_what_the_row_says(
+    bulk: BulkRows, drawn: list[tuple[bytes, bytes, bytes]]
+) -> None:
+    whole = encoded([SYSTEM, *chat("@0", "@1", "@2")])
+    rows = [whole.replace(b"@0", a).replace(b"@1", b).replace(b"@2", c) for a, b, c in drawn]
+    batch = rendered(bulk, [whole, *rows, whole])
+    found, failed = dict(zip(batch.rows.tolist(), documents(batch), strict=True)), dict(batch.failed)
+    assert not failed.keys() & {0, len(rows) + 1}
+    for place, row in enumerate(rows, 1):
+        if place in failed:
+            with pytest.raises(RecordError) as caught:
+                bulk.official.render(row)
+            assert caught.value.code == failed[place].code
+        else:
+            expected = bulk.official.render(row)
+            assert found[place][0].tolist() == expected.ids.tolist()
+            assert found[place][1].tolist() == expected.spans.tolist()
+
+
+def test_without_the_compiled_part(bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row["messages_json"].encode() for row in real_rows()[:40]]
+    compiled = rendered(bulk, rows)
+    monkeypatch.setenv(SWITCH, "0")
+    batch = rendered(bulk, [None, *rows, b"{"])
+    assert not batch.official
+    assert [(place, error.code) for place, error in batch.failed] == [(0, "no_messages"), (41, "invalid_json")]
+    for name in ("ids", "spans", "lengths"):
+        assert np.array_equal(getattr(batch, name), getattr(compiled, name))
+
+
 def test_an_empty_batch(bulk: BulkRows) -> None:
-    batch = bulk.render([])
+    batch = rendered(bulk, [])
     assert len(batch.ids) == len(batch.spans) == len(batch.lengths) == len(batch.rows) == 0
 
 

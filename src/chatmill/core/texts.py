@@ -208,6 +208,26 @@ class OptionalTexts(Sequence[str | None]):
         starts[places], lengths[places] = texts.starts, texts.lengths
         return cls(texts.data, starts, lengths)
 
+    @classmethod
+    def of_bytes(cls, texts: Sequence[bytes | None]) -> OptionalTexts:
+        """Bytes as columns, whatever they are; what is no UTF-8 cannot be had as a text."""
+        lengths = np.array([-1 if text is None else len(text) for text in texts], dtype=np.int64)
+        data = np.frombuffer(b"".join(text or b"" for text in texts), dtype=np.uint8)
+        return cls(data, offsets_of(np.maximum(lengths, 0))[:-1], lengths)
+
+    def raw(self, index: int) -> bytes | None:
+        """The bytes of a text."""
+        start, length = int(self.starts[index]), int(self.lengths[index])
+        return None if length < 0 else self.data[start : start + length].tobytes()
+
+    def without(self, places: Ints) -> OptionalTexts:
+        """The same texts with none at some more places."""
+        if not len(places):
+            return self
+        lengths = self.lengths.copy()
+        lengths[places] = -1
+        return OptionalTexts(self.data, self.starts, lengths)
+
     def __len__(self) -> int:
         return len(self.starts)
 

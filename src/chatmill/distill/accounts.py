@@ -9,7 +9,7 @@ from chatmill.compiler.ledger import Ledger, role_name
 from chatmill.core.harmony_ids import ROLE_NAMES, START
 from chatmill.core.kinds import RoleCode
 from chatmill.core.tokens import offsets_of
-from chatmill.distill.draft import KDBatch
+from chatmill.distill.rows import KDBatch
 from chatmill.errors import FormatError
 
 

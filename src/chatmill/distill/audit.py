@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
-from chatmill.distill.draft import KDBatch
+from chatmill.distill.rows import KDBatch
 from chatmill.distill.shards import RowBatch
 from chatmill.errors import ChatmillError, ConfigError
 from chatmill.systems.synth_kd import OfficialRows
@@ -77,7 +77,7 @@ class Audit:
             if place not in batch.official:
                 own = slice(int(offsets[number]), int(offsets[number + 1]))
                 where = f"{rows.where(place)}, record {rows.id_text(place)!r}"
-                self._pending.append(_Row(rows.texts[place], batch.ids[own].copy(), batch.spans[own].copy(), where))
+                self._pending.append(_Row(rows.texts.raw(place), batch.ids[own].copy(), batch.spans[own].copy(), where))
         self.rows += len(chosen)
         if len(self._pending) >= PENDING:
             self.compare()

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from chatmill.distill.columns import RowTexts
-from chatmill.distill.draft import KDBatch
+from chatmill.core.texts import OptionalTexts
+from chatmill.distill.rows import KDBatch
 from chatmill.distill.shards import KDInput, Shard, shard_batches
 from chatmill.errors import ConfigError
 
 UNLIMITED = 2**62
-Render = Callable[[RowTexts], KDBatch]
+Render = Callable[[OptionalTexts], KDBatch]
 
 
 def cap_tokens(

@@ -23,8 +23,7 @@ from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import account
 from chatmill.distill.audit import Audit
-from chatmill.distill.bulk import BulkRows, OfficialBatches
-from chatmill.distill.draft import KDBatch
+from chatmill.distill.rows import BulkRows, KDBatch, OfficialBatches
 from chatmill.distill.shards import RowBatch, Shard, shard_batches, shown
 from chatmill.errors import RecordError
 from chatmill.store.episode_columns import EpisodeColumns
@@ -145,6 +144,7 @@ def _refuse(job: KDChunk, batch: KDBatch, rows: RowBatch, output: StreamedOutput
         output.ledger.records[job.shard.name, "quarantined", error.code] += 1
         line = {
             "shard": job.shard.name, "row": rows.first + place + 1, "synth_id": shown(rows.ids[place]),
-            "code": error.code, "field": error.path, "reason": error.message, "messages_json": shown(rows.texts[place]),
+            "code": error.code, "field": error.path, "reason": error.message,
+            "messages_json": shown(rows.texts.raw(place)),
         }  # fmt: skip
         output.reject(json.dumps(line) + "\n")

@@ -17,9 +17,8 @@ from chatmill.compiler.ledger import Ledger
 from chatmill.core.shift import shift_left
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import enter_tokens, role_tokens
-from chatmill.distill.bulk import BulkRows
-from chatmill.distill.draft import KDBatch
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, library_version
+from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.distill.shards import KDInput, RowBatch, Shard, read_input, shard_batches
 from chatmill.errors import ChatmillError, FormatError, RecordError
@@ -149,7 +148,7 @@ class _Check:
                 known[place] = Rendered(fast.ids[own], fast.spans[own])
             known |= dict(fast.failed)
         found: list[Rendered | RecordError] = []
-        for place, text in enumerate(rows.usable):
+        for place in range(len(rows.ids)):
             if not rows.ids[place]:
                 found.append(RecordError("the row has no synth_id", code="no_synth_id", path="synth_id"))
                 continue
@@ -159,7 +158,7 @@ class _Check:
                 continue
             self._book.counts["records_derived"] += 1
             try:
-                found.append(self._official.render(text))
+                found.append(self._official.render(rows.texts.raw(place)))
             except RecordError as error:
                 found.append(error)
         return found

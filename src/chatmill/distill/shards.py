@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from chatmill.compiler.publish import sha256_file
-from chatmill.distill.columns import RowTexts
+from chatmill.core.texts import OptionalTexts
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.read.files import parquet_batches, parquet_file
 from chatmill.read.ranges import check_unchanged
@@ -77,12 +79,13 @@ class RowBatch(NamedTuple):
     first: int
     """The number of the first row, counted from 0."""
     ids: list[bytes | None]
-    texts: RowTexts
+    texts: OptionalTexts
 
     @property
-    def usable(self) -> RowTexts:
+    def usable(self) -> OptionalTexts:
         """The texts; None also for a row without an id, which has no split."""
-        return self.texts.without(frozenset(place for place, row_id in enumerate(self.ids) if not row_id))
+        unnamed = [place for place, row_id in enumerate(self.ids) if not row_id]
+        return self.texts.without(np.array(unnamed, dtype=np.int64))
 
     def where(self, place: int) -> str:
         """The place of a row in words; rows are counted from 1 there."""
@@ -272,11 +275,14 @@ def shard_batches(shard: Shard, start: int, stop: int) -> Iterator[RowBatch]:
     """The rows of a shard from `start` up to `stop` (counted from 0), a batch at a time."""
     import pyarrow
 
+    from chatmill.read.rows import texts_of
+
     check_unchanged(shard.data, shard.bytes, shard.mtime_ns)
     seen = start
     for batch in parquet_batches(Path(shard.data), start, stop, columns=COLUMNS, batch_rows=BATCH_ROWS):
-        ids, texts = (batch.column(name) for name in COLUMNS)
-        yield RowBatch(shard.path, seen, ids.cast(pyarrow.large_binary()).to_pylist(), RowTexts.from_arrow(texts))
+        ids, column = (batch.column(name) for name in COLUMNS)
+        texts = texts_of(column.cast(pyarrow.large_string()), check=False)  # whoever reads them looks at every byte
+        yield RowBatch(shard.path, seen, ids.cast(pyarrow.large_binary()).to_pylist(), texts)
         seen += batch.num_rows
     if seen != stop:
         raise FormatError(f"{shard.path}: rows {seen} to {stop} could not be read; the file says it has {shard.rows:,}")

@@ -125,7 +125,7 @@ def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source
     # what the scanner has read, and is not taken all the same, is counted already
     unused = unused_fields(found for number, found in slow.items() if not scanned.read[number])
     unused.update(scanned.unused)
-    return replace(merged(_batch(scanned, before, first, source), sure, slow), unused=unused), errors
+    return replace(merged(scanned_batch(scanned, before, first, source), sure, slow), unused=unused), errors
 
 
 def two_systems(roles: NDArray[np.uint8], offsets: Ints) -> NDArray[np.bool_]:
@@ -182,7 +182,7 @@ def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conver
     return Conversations.joined([batch, others]).take(order[order >= 0])
 
 
-def _batch(scanned: Scanned, before: str, first: int, source: str) -> Conversations:
+def scanned_batch(scanned: Scanned, before: str, first: int, source: str) -> Conversations:
     """All that was scanned; a record that was declined has no messages."""
     count = len(scanned.read)
     return Conversations(

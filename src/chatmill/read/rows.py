@@ -139,7 +139,7 @@ class _Rows:
 
     def _nested(self, column: pa.Array) -> tuple[MessageColumns, Ints]:
         """Messages in texts of JSON."""
-        texts = _texts(column, check=False)  # the scanner looks at every byte
+        texts = texts_of(column, check=False)  # the scanner looks at every byte
         offsets = np.append(texts.starts, texts.starts[-1:] + np.maximum(texts.lengths[-1:], 0))
         if (np.diff(offsets) != np.maximum(texts.lengths, 0)).any():
             raise _NotSureError
@@ -158,7 +158,7 @@ class _Rows:
         spoken: list[tuple[Role, Texts, Flags]] = []
         for turn in shape.turns:
             column = self._column(turn.key)
-            texts = OptionalTexts.none(count) if column is None else _texts(column)
+            texts = OptionalTexts.none(count) if column is None else texts_of(column)
             if turn.joined:
                 role, before, there = spoken[-1]
                 spoken[-1] = (role, _with_line(before, texts.texts), there)
@@ -197,7 +197,7 @@ class _Rows:
             return OptionalTexts.none(self._batch.num_rows).texts
         if pa.types.is_integer(column.type):
             return Texts.of(["" if number is None else str(number) for number in column.to_pylist()])
-        return _texts(column).texts
+        return texts_of(column).texts
 
     def _sources(self) -> list[str]:
         column = self._column(self._shape.source)
@@ -356,7 +356,7 @@ def _field_texts(column: pa.Array | None, count: int) -> OptionalTexts:
     """The texts of a field of a struct, which is checked with the whole column."""
     if column is None or column.null_count == count:
         return OptionalTexts.none(count)
-    return _texts(column, check=False)
+    return texts_of(column, check=False)
 
 
 def _decoded(column: pa.Array) -> pa.Array:
@@ -367,7 +367,7 @@ def _is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
-def _texts(column: pa.Array, *, check: bool = True) -> OptionalTexts:
+def texts_of(column: pa.Array, *, check: bool = True) -> OptionalTexts:
     """A column of texts, in the buffer that Arrow has; `ArrowInvalid` where one is not UTF-8."""
     column = _decoded(column)
     if not _is_text(column.type):

@@ -7,9 +7,8 @@ for all messages of a batch at once. Shape and answers of a record are then a fe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +17,9 @@ from numpy.typing import NDArray
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.messages import MessageColumns
+from chatmill.core.native.distinct import distinct
 from chatmill.core.native.find import positions_of
-from chatmill.core.texts import Texts
+from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.errors import RecordError
 from chatmill.render.bound import BoundTemplate, WrittenRecord
 from chatmill.render.fill import applied, fill
@@ -40,7 +40,7 @@ MAX_TOOL_QUESTIONS = 64
 """A template that asks more about tools is taken to depend on all of their text."""
 KEPT_TOOLS = 4096
 FIRST_RECORDS = 256
-"""A new template is asked about few records at first: each of its questions is answered for all that are left."""
+"""While questions are new, few records are looked at at once: each question is answered for all that are left."""
 MAX_SLICE = 4096
 """Records that keys are made for at once while a template is new: new questions call for new keys."""
 CHECKED_USES = frozenset({1024, 32768})
@@ -71,6 +71,14 @@ class KnownRefusal(NamedTuple):
         return RecordError(self.message, code=self.code, path=self.path, record_id=record_id, where=where)
 
 
+class _Keys(NamedTuple):
+    """The keys of some conversations."""
+
+    which: Ints
+    """For each of them the number of its key."""
+    different: list[Key]
+
+
 class PlanBook:
     """All plans of one template with one tokenizer."""
 
@@ -99,6 +107,8 @@ class PlanBook:
         self._tool_views: dict[str, RecordView] = {}
         self._signatures: dict[Any, int] = {}
         self._uses: dict[int, int] = {}
+        self._settled = 0
+        """Records since the last one that brought a new question."""
 
     def find(self, batch: Conversations) -> tuple[Ints, list[tuple[int, RecordError]]]:
         """The number of every conversation's plan, negative for those that the template refuses; and why."""
@@ -106,14 +116,16 @@ class PlanBook:
             self._forget()
         numbers = np.full(len(batch), UNKNOWN, dtype=np.int64)
         failed: list[tuple[int, RecordError]] = []
-        first, size = 0, FIRST_RECORDS if self.traced < FIRST_RECORDS else len(batch)
+        first, size = 0, FIRST_RECORDS if self._settled < FIRST_RECORDS else len(batch)
         while first < len(batch):
             last = min(first + size, len(batch))
             keys = self._keys(batch if last - first == len(batch) else batch.take(np.arange(first, last)))
             stopped = self._look_up(batch, first, keys, numbers, failed)
             if stopped is None:
+                self._settled += last - first
                 first, size = last, max(size, min(4 * size, MAX_SLICE))
             else:
+                self._settled = 0
                 first = stopped + 1
         for index in np.flatnonzero(numbers <= REFUSED).tolist():
             refusal = self._refusals[REFUSED - int(numbers[index])]
@@ -122,15 +134,15 @@ class PlanBook:
         return numbers, sorted(failed, key=lambda pair: pair[0])
 
     def _look_up(
-        self, batch: Conversations, first: int, keys: list[Key], numbers: Ints, failed: list[tuple[int, RecordError]]
+        self, batch: Conversations, first: int, keys: _Keys, numbers: Ints, failed: list[tuple[int, RecordError]]
     ) -> int | None:
         """Fill in the numbers of some conversations; the index behind which new questions call for new keys."""
-        known = self._by_key
-        found = np.fromiter((known.get(key, UNKNOWN) for key in keys), dtype=np.int64, count=len(keys))
-        numbers[first : first + len(keys)] = found
+        known, count = self._by_key, len(keys.which)
+        found = np.array([known.get(key, UNKNOWN) for key in keys.different], dtype=np.int64)[keys.which]
+        numbers[first : first + count] = found
         form = self._key_form
         for place in np.flatnonzero(found == UNKNOWN).tolist():
-            index, key = first + place, keys[place]
+            index, key = first + place, keys.different[keys.which[place]]
             number = known.get(key)
             if number is None:
                 try:
@@ -143,7 +155,7 @@ class PlanBook:
             numbers[index] = number
             if self._key_form != form:
                 self._by_key = {}
-                numbers[index + 1 : first + len(keys)] = UNKNOWN
+                numbers[index + 1 : first + count] = UNKNOWN
                 return index
         return None
 
@@ -271,16 +283,21 @@ class PlanBook:
 
     # ---- keys
 
-    def _keys(self, batch: Conversations) -> list[Key]:
+    def _keys(self, batch: Conversations) -> _Keys:
         codes = self._codes(batch)
-        width = codes.shape[1]
-        flat, offsets = codes.tobytes(), (batch.offsets * width).tolist()
-        keys: list[Key] = [flat[start:stop] for start, stop in pairwise(offsets)]
+        flat, starts = codes.reshape(-1), codes.shape[1] * batch.offsets
+        which, firsts = distinct(flat, starts[:-1], np.diff(starts))
+
+        def own(index: int) -> bytes:
+            return flat[starts[index] : starts[index + 1]].tobytes()
+
+        keys: list[Key] = [own(index) for index in firsts.tolist()]
         for index in np.flatnonzero((batch.tools.lengths > 0) | (batch.options.lengths > 0)).tolist():
             text = batch.tools[index]
             shown = self._tools_key(text, batch, index) if text else ""
-            keys[index] = (flat[offsets[index] : offsets[index + 1]], shown, batch.options[index])
-        return keys
+            which[index] = len(keys)
+            keys.append((own(index), shown, batch.options[index]))
+        return _Keys(which, keys)
 
     def _tools_key(self, text: str, batch: Conversations, index: int) -> int | str:
         if self._tools_by_value:
@@ -330,32 +347,57 @@ class PlanBook:
     def _rarities(self, batch: Conversations, mixed: NDArray[np.bool_]) -> list[NDArray[np.uint8]]:
         """Four bytes for messages that the other bytes do not tell apart, and for those with fields of Harmony."""
         messages = batch.messages
-        numbers = np.zeros(len(messages), dtype=np.uint32)
-        special = mixed | (messages.call_counts > 254)
-        for column in (messages.recipients, messages.channels, messages.content_types, messages.structured):
-            special = special | column.present
-        for place in np.flatnonzero(special).tolist():
+
+        def value(place: int) -> Any:
             first, last = messages.call_offsets[place : place + 2].tolist()
             fields = (messages.recipients[place], messages.channels[place], messages.content_types[place])
             is_structured = bool(messages.structured.present[place])
-            value = (fields, is_structured, messages.call_ids.present[first:last].tobytes())
-            numbers[place] = self._signatures.setdefault(value, len(self._signatures) + 1)
-        return list(numbers.view(np.uint8).reshape(-1, 4).T)
+            return (fields, is_structured, messages.call_ids.present[first:last].tobytes())
+
+        rare = [messages.recipients, messages.channels, messages.content_types, messages.structured]
+        return self._numbered(messages, rare, mixed | (messages.call_counts > 254), value)
 
     def _values(self, batch: Conversations) -> list[NDArray[np.uint8]]:
         """Four bytes that stand for the names, channels, calls and the like of a message."""
         messages = batch.messages
         rare = [messages.names, messages.tool_call_ids, messages.recipients, messages.channels]
         rare += [messages.content_types, messages.structured]
-        numbers = np.zeros(len(messages), dtype=np.uint32)
-        special = messages.call_counts > 0
-        for column in rare:
-            special = special | column.present
-        for place in np.flatnonzero(special).tolist():
+
+        def value(place: int) -> Any:
             first, last = messages.call_offsets[place : place + 2].tolist()
             calls = tuple((messages.call_names[i], messages.call_ids[i]) for i in range(first, last))
-            value = (*(column[place] for column in rare), calls)
-            numbers[place] = self._signatures.setdefault(value, len(self._signatures) + 1)
+            return (*(column[place] for column in rare), calls)
+
+        return self._numbered(messages, rare, messages.call_counts > 0, value)
+
+    def _numbered(
+        self,
+        messages: MessageColumns,
+        rare: Sequence[OptionalTexts],
+        special: NDArray[np.bool_],
+        value: Callable[[int], Any],
+    ) -> list[NDArray[np.uint8]]:
+        """Four bytes that stand for the value of a message: 0 where it has none of the rare texts and is not special.
+
+        The value is made once for all messages with the same texts, and for every special one.
+        """
+        numbers = np.zeros(len(messages), dtype=np.uint32)
+        present = np.stack([column.present for column in rare])
+        places = np.flatnonzero(special | present.any(axis=0))
+        if len(places):
+            codes = np.zeros((len(places), len(rare) + 1), dtype=np.int32)
+            for number in np.flatnonzero(present.any(axis=1)).tolist():
+                there, column = np.flatnonzero(present[number, places]), rare[number]
+                own = places[there]
+                codes[there, number] = distinct(column.data, column.starts[own], column.lengths[own])[0] + 1
+            alone = np.flatnonzero(special[places])
+            codes[alone, -1] = np.arange(1, len(alone) + 1)
+            width = codes.shape[1] * codes.itemsize
+            starts = np.arange(0, codes.nbytes, width)
+            which, firsts = distinct(codes.view(np.uint8).reshape(-1), starts, np.full(len(places), width))
+            values = [value(place) for place in places[firsts].tolist()]
+            known = [self._signatures.setdefault(one, len(self._signatures) + 1) for one in values]
+            numbers[places] = np.array(known, dtype=np.uint32)[which]
         return list(numbers.view(np.uint8).reshape(-1, 4).T)
 
     @staticmethod

@@ -231,8 +231,8 @@ class PlanTable:
 
     @property
     def size(self) -> int:
-        """Items of all plans."""
-        return self._firsts[-1]
+        """Items of all plans; ids are counted too where there are many to an item."""
+        return max(self._firsts[-1], len(self._ids) // 4)
 
     @property
     def table(self) -> Table:

@@ -155,14 +155,11 @@ static int64_t copy(const uint8_t *data, int64_t size)
     const int64_t gathered = chatmill_gather(buffers, sizes, 2, which, starts, lengths, count, 1, out, total);
     const int64_t narrow = chatmill_spread(which, lengths, count, 1, out, total);
     const int64_t broad = chatmill_spread((const uint8_t *)starts, lengths, count, 4, wide, 4 * total);
-    int64_t *stops = INTS(count), *text_starts = INTS(count), *text_lengths = INTS(count), bodies = 0;
-    for (int64_t i = 0; i < count; i++) {
-        stops[i] = starts[i] + lengths[i];
-        if (lengths[i] > 0) bodies += lengths[i];
-    }
-    uint8_t *text = room(bodies + SLACK, 1);
-    sum += chatmill_unescape(data, size, starts, stops, count, text, text_starts, text_lengths) > 0;
-    free(stops), free(text_starts), free(text_lengths), free(text);
+    const int64_t slots = 1024; /* more than the texts of any line here */
+    int64_t *numbers = INTS(count), *firsts = INTS(count), *table = INTS(slots);
+    memset(table, 0xFF, (size_t)slots * sizeof(int64_t));
+    if (count < slots) sum += chatmill_distinct(data, size, starts, lengths, count, numbers, firsts, table, slots) > 0;
+    free(numbers), free(firsts), free(table);
     int64_t found[2];
     sum += chatmill_find(data, size, (const uint8_t *)"\"role", 5, found, 2) > 0;
     sum += points(data, size, starts, lengths, count) > 0;
@@ -175,12 +172,15 @@ int main(void)
 {
     uint32_t size;
     int64_t copies = 0;
-    shape_arrays shapes[3] = {shape_of(LIST_NAMES, LISTS, COUNT(LISTS)), shape_of(TURN_NAMES, TURNS, COUNT(TURNS)),
-                              shape_of(PAIR_NAMES, PAIRS, COUNT(PAIRS))};
+    shape_arrays shapes[4] = {shape_of(LIST_NAMES, LISTS, COUNT(LISTS)), shape_of(TURN_NAMES, TURNS, COUNT(TURNS)),
+                              shape_of(PAIR_NAMES, PAIRS, COUNT(PAIRS)), shape_of(LIST_NAMES, LISTS, COUNT(LISTS))};
+    for (size_t i = COUNT(LISTS); i < COUNT(LISTS) + COUNT(FIELDS); i++) {
+        if (shapes[3].meanings[i] == CONTENT) shapes[3].meanings[i] = ONE_CONTENT;
+    }
     while (fread(&size, sizeof size, 1, stdin) == 1) {
         uint8_t *data = room(size, 1);
         if (fread(data, 1, size, stdin) != size) return 1;
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             scan(data, size, &shapes[i].names, 16, 0);
             scan(data, size, &shapes[i].names, 16, 1);
             scan(data, size, &shapes[i].names, copies % 15 + 1, 0);

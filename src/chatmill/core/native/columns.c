@@ -14,7 +14,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-#define ABI_VERSION 6 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#define ABI_VERSION 7 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 #ifndef SOURCE_CHECKSUM
 #define SOURCE_CHECKSUM 0 /* of these files, given by the build, so that a test can tell a library of an older source */
@@ -130,28 +130,4 @@ EXPORT int64_t chatmill_scan_texts(place data, int64_t size, const int64_t *offs
         out->message_offsets[line + 1] = out->messages;
     }
     return out->lines = count;
-}
-
-/* Bodies of JSON strings, one for each pair of starts and stops (behind the opening quote, at the closing one), without
- * their escapes one behind the other in `text`, which has room for all bodies as they are and SLACK bytes more. The
- * length of one that is no such body, or has another quote in it, is ABSENT. Returns the bytes of all texts. */
-#define SLACK 32
-
-EXPORT int64_t chatmill_unescape(place data, int64_t size, const int64_t *starts, const int64_t *stops, int64_t count,
-                                 uint8_t *text, int64_t *text_starts, int64_t *text_lengths)
-{
-    columns out = {.text = text, .text_capacity = INT64_MAX};
-    scanner s = {.out = &out, .data = data};
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t start = starts[i], stop = stops[i];
-        text_starts[i] = s.at.text;
-        text_lengths[i] = ABSENT;
-        if (start < 0 || start > stop || stop >= size) continue;
-        s.stop = data + (size - stop > 4 ? stop + 4 : size); /* a character is looked at four bytes at a time */
-        int64_t length;
-        if (string(&s, data + start, &length) != data + stop + 1) continue;
-        text_lengths[i] = length;
-        s.at.text += length;
-    }
-    return s.at.text;
 }

@@ -1,4 +1,5 @@
-/* Copies of many short ranges, the places of a mark, and the tokens at which bytes lie (gather.py, find.py, points.py).
+/* Copies of many short ranges, the places of a mark, the tokens at which bytes lie (gather.py, find.py,
+ * points.py), and equal texts (distinct.py).
  *
  * Most ranges are a few bytes: where both sides have 16 bytes of room, 16 are copied whatever the length, since a copy
  * of a fixed size costs less than asking for the length; the next range then overwrites what was too much.
@@ -104,4 +105,45 @@ EXPORT int64_t chatmill_points(const int32_t *ids, int64_t id_count, const int32
         points[i] = at;
     }
     return count;
+}
+
+static inline uint64_t mixed(uint64_t hash, uint64_t word)
+{
+    hash = (hash ^ word) * UINT64_C(0x9E3779B97F4A7C15);
+    return hash ^ (hash >> 32);
+}
+
+/* Numbers texts so that equal ones have one number: 0, 1, ... in the order in which they are met; `firsts` says where.
+ * `table` has `slots` numbers (a power of two, more than `count`), all of them -1. Returns how many different texts there
+ * are, or -1 where one lies outside of the data. */
+EXPORT int64_t chatmill_distinct(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *lengths,
+                                 int64_t count, int64_t *which, int64_t *firsts, int64_t *table, int64_t slots)
+{
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t start = starts[i], length = lengths[i];
+        if (start < 0 || length < 0 || start > size || length > size - start) return -1;
+        const uint8_t *const text = data + start;
+        uint64_t hash = mixed(0, (uint64_t)length), word = 0;
+        int64_t at = 0;
+        for (; length - at >= 8; at += 8) {
+            memcpy(&word, text + at, 8);
+            hash = mixed(hash, word);
+        }
+        word = 0;
+        if (at < length) memcpy(&word, text + at, (size_t)(length - at));
+        hash = mixed(hash, word);
+        int64_t slot = (int64_t)(hash & (uint64_t)(slots - 1)), number;
+        while ((number = table[slot]) >= 0) {
+            const int64_t first = firsts[number];
+            if (lengths[first] == length && !memcmp(data + starts[first], text, (size_t)length)) break;
+            slot = (slot + 1) & (slots - 1);
+        }
+        if (number < 0) {
+            number = table[slot] = found++;
+            firsts[number] = i;
+        }
+        which[i] = number;
+    }
+    return found;
 }

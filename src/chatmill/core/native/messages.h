@@ -129,10 +129,11 @@ static inline int part_type(const scanner *s, place p)
 }
 
 /* A part of a content, its text at the end of the texts; `type` says what it is. A key that stands twice is declined
- * only where it matters: of the others nothing is kept. */
-static place part(scanner *s, place p, int *type)
+ * only where it matters: of the others nothing is kept. `strict`: a text has the type `text` and no other key. */
+static place part(scanner *s, place p, int *type, int strict)
 {
     unsigned seen = 0;
+    int others = 0;
     int64_t length;
     *type = TEXT_PART;
     if (!(p = after(s, p, '{'))) return NULL;
@@ -146,11 +147,13 @@ static place part(scanner *s, place p, int *type)
             if (!(p = noted(s, p, key, &seen))) return NULL;
         } else {
             const place begin = p;
+            others++;
             if (!(p = string(s, p, &length)) || length != p - 1 - begin || !(p = after(s, p, ':'))) return NULL;
         }
         switch (key) {
         case PART_TYPE:
             if (!(*type = part_type(s, p))) return NULL;
+            if (strict && *type == TEXT_PART && !IS(s, p, "\"text\"")) return NULL;
             p = passed_text(s, p, &length);
             break;
         case PART_TEXT: p = text_or_null(s, p, &text); break;
@@ -158,26 +161,28 @@ static place part(scanner *s, place p, int *type)
         }
         if (!p || !(p = separator(s, p, '}', &more)) || (key == PART_TEXT && text.length < 0)) return NULL;
     }
-    return *type != TEXT_PART || (seen & PART_TEXT) ? p : NULL;
+    if (*type != TEXT_PART) return p;
+    if (strict && (others || !(seen & PART_TYPE))) return NULL;
+    return seen & PART_TEXT ? p : NULL;
 }
 
 /* A content that is a list of parts, whose texts lie one behind the other as they are read. A Harmony content is
- * written anew; `role` is then the one it must stand under. */
-static place content_parts(scanner *s, place p, range *text, range *structured, uint8_t *role)
+ * written anew; `role` is then the one it must stand under. `strict`: one part, not none and not several. */
+static place content_parts(scanner *s, place p, range *text, range *structured, uint8_t *role, int strict)
 {
     text->start = s->at.text;
     p = space(s, p + 1);
-    if (p < s->stop && *p == ']') return text->length = 0, p + 1;
+    if (p < s->stop && *p == ']') return text->length = 0, strict ? NULL : p + 1;
     for (int more = 1, first = 1; more; first = 0) {
         const place begin = p;
         int type;
-        if (!(p = part(s, p, &type))) return NULL;
+        if (!(p = part(s, p, &type, strict))) return NULL;
         if (type != TEXT_PART) {
             if (!first) return NULL;
             s->at.text = text->start;
             if (!(p = rewritten(s, begin, structured)) || !(p = separator(s, p, ']', &more)) || more) return NULL;
             *role = type == SYSTEM_PART ? SYSTEM : DEVELOPER;
-        } else if (!(p = separator(s, p, ']', &more))) {
+        } else if (!(p = separator(s, p, ']', &more)) || (strict && more)) {
             return NULL;
         }
     }
@@ -240,8 +245,9 @@ static inline place message_field(scanner *s, place p, int64_t number, int meani
     switch (meaning) {
     case ROLE: return role(s, p, &m->role);
     case CONTENT:
+    case ONE_CONTENT:
         if (p == s->stop || *p != '[') return text_or_null(s, p, &m->content);
-        return content_parts(s, p, &m->content, &m->structured, &m->must);
+        return content_parts(s, p, &m->content, &m->structured, &m->must, meaning == ONE_CONTENT);
     case REASONING: /* has two names */
         if (!(p = text_or_null(s, p, &text)) || text.length < 0) return p;
         if (m->reasoning.length >= 0) return NULL;

@@ -75,9 +75,11 @@ class MessageField(IntEnum):
     RECIPIENT = 9
     CHANNEL = 10
     CONTENT_TYPE = 11
+    ONE_CONTENT = 12
+    """A content without room for doubt: a text, or a list of exactly one part that is nothing but its type and text."""
 
 
-_STRUCTURED = MessageField.CONTENT_TYPE + 1
+_STRUCTURED = MessageField.ONE_CONTENT + 1
 
 
 class ShapeNames:

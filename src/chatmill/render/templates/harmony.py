@@ -27,6 +27,8 @@ START, MESSAGE, END, RETURN, CALL, CHANNEL = (
 )
 CHANNELS = ("analysis", "commentary", "final")
 _ASSISTANT = KINDS_OF[Role.ASSISTANT]
+MAX_LITERALS = 8192
+"""Headers and whole messages that are kept; beyond, all are made anew."""
 
 
 class HarmonyMessage(NamedTuple):
@@ -85,11 +87,15 @@ class Harmony(Template):
             )
         self._return = self.literal(RETURN)
         self._generation = self.literal(START, "assistant")
+        self._own = len(self._literals)
         self._headers: dict[tuple[str | None, ...], Header] = {}
-        self._whole: dict[tuple[str, bool], tuple[int, int, int]] = {}
+        self._whole: dict[tuple[str | bool | None, ...], tuple[int, int, int]] = {}
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write every message in order."""
+        if len(self._literals) > MAX_LITERALS:
+            del self._literals[self._own :]
+            self._headers, self._whole = {}, {}
         messages = list(harmony_messages(conversation))
         has_tools = any(_has_function_tools(m.structured) for m in messages)
         before: Role | None = None
@@ -128,7 +134,8 @@ class Harmony(Template):
         out.put(self._return if last and message.channel == "final" else header.end, ending)
 
     def _emit_structured(self, message: HarmonyMessage, has_tools: bool, out: Emitter) -> None:
-        key = (json.dumps(message.structured, sort_keys=True), has_tools)
+        fields = (message.channel, message.name, message.recipient, message.content_type)
+        key = (json.dumps(message.structured), has_tools, *fields)
         if key not in self._whole:
             ids = render_message(message.to_dict(), has_function_tools=has_tools)
             body = ids.index(self.tokenizer.control(MESSAGE)) + 1
