@@ -72,6 +72,19 @@ def square_in_company(spec: tuple[int, str]) -> dict[str, int]:
     return square(number)
 
 
+def square_when_told(spec: tuple[int, Path]) -> dict[str, int]:
+    """Wait until a file is there."""
+    number, go = spec
+    wait_for(go.exists)
+    return square(number)
+
+
+def count_siblings(number: int) -> int:
+    """The processes that the parent of this one has started."""
+    parent = os.getppid()
+    return len(Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     """The limit is there to end a test that hangs, and is not reached on the slowest machine."""
     until = time.monotonic() + 300
