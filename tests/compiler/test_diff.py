@@ -24,9 +24,10 @@ from chatmill.prove.compare.changes import changed_lines
 from chatmill.prove.compare.diff import Change, DatasetDiff, compare_documents, diff_datasets
 from chatmill.prove.compare.pairing import Keys, Match, pair_records
 from chatmill.store import documents as documents_module
-from chatmill.store.documents import Documents, open_dataset
+from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.receipts import receipt_bytes, sealed
+from chatmill.store.split import Documents
 
 Record = dict[str, Any]
 
