@@ -223,6 +223,18 @@ def start_thread(path: Path) -> None:
     threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
 
 
+def end_in_workers(path: Path) -> None:
+    """Leave a thread behind in the first process; end all others."""
+    if path.exists():
+        os._exit(3)
+    start_thread(path)
+
+
+def kill_the_parent(number: int) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
 def stop_once(chunk: Chunk) -> dict[str, int]:
     """Stop the own process in the first try, as SIGSTOP from outside would; it goes on by SIGCONT alone."""
     note = Path(chunk.folder, f"stopped_{chunk.number}")

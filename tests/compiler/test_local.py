@@ -287,6 +287,20 @@ def test_workers_that_cannot_start_end_the_run(
         run(2, jobs.square, [1, 2, 3])
 
 
+def test_workers_that_die_while_they_load_end_the_run(tmp_path: Path) -> None:
+    engine = LocalExecutor(2)
+    engine.prepare(jobs.end_in_workers, tmp_path / "first")
+    with pytest.raises(WorkerStartError, match=r"3 worker processes in a row.*ended by itself with exit status 3"):
+        engine.run(jobs.square, [1, 2, 3], lambda index, receipt: None)
+
+
+def test_a_foreman_that_always_dies_ends_the_run() -> None:
+    seen = Seen()
+    with pytest.raises(WorkerStartError, match=r"hands out the jobs died 3 times.*SIGKILL"):
+        LocalExecutor(1).run(jobs.kill_the_parent, [1, 2], seen.done, seen.events.append)
+    assert seen.kinds()[EventKind.WORKER_DIED] == 3
+
+
 def test_too_few_descriptors_are_one_clear_error_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixture above counts processes and descriptors."""
 

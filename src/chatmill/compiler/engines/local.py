@@ -144,7 +144,12 @@ class LocalExecutor:
             tell(ExecutorEvent(kind=EventKind.WORKER_DIED, pid=foreman.pid, detail=cause))
             deaths += 1
             if deaths >= MAX_FAILED_STARTS:
-                raise failed_starts(cause)
+                if not foreman.has_loaded:
+                    raise failed_starts(cause)
+                raise WorkerStartError(
+                    f"the process that hands out the jobs died {deaths} times, and no job was done in between (the "
+                    f"last time: {cause}). If memory ran out: use smaller chunks, fewer workers, or more memory"
+                )
 
 
 def available_cores() -> int:
@@ -192,7 +197,8 @@ class _Foreman:
             ) from error
         self.pid = self._process.pid
         self._handle = handle_of(self.pid)
-        self._has_loaded = False
+        self.has_loaded = False
+        """Whether it has done the first job and taken orders."""
         with contextlib.suppress(OSError):  # it has died already: that is noticed when it is waited for
             self._connection.send(first_job)
 
@@ -203,7 +209,7 @@ class _Foreman:
             if message is None:
                 return
             if message == READY:
-                self._has_loaded = True
+                self.has_loaded = True
                 with contextlib.suppress(OSError):  # as above
                     self._connection.send(orders)
             elif message != ALIVE:
@@ -223,14 +229,14 @@ class _Foreman:
                 except (EOFError, OSError):
                     return None
             if patience.wait(time.monotonic() - started, tick):
-                label = "the process that hands out the jobs" if self._has_loaded else "a worker that is getting ready"
+                label = "the process that hands out the jobs" if self.has_loaded else "a worker that is getting ready"
                 tell(late_event(patience.waited, pid=self.pid, index=None, label=label))
 
     def end(self) -> int:
         """End it and its workers; its exit code."""
         self._connection.close()
         try:  # its workers may take a while to leave; while it loads it has none
-            self._process.wait(timeout=2 * GOODBYE_SECONDS if self._has_loaded else 0)
+            self._process.wait(timeout=2 * GOODBYE_SECONDS if self.has_loaded else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
         finally:
