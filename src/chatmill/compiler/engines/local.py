@@ -140,7 +140,7 @@ class LocalExecutor:
                 else:
                     raise message
             self._foreman = None
-            cause = describe_exit(foreman.end())
+            cause = describe_exit(foreman.end(is_gone=True))
             tell(ExecutorEvent(kind=EventKind.WORKER_DIED, pid=foreman.pid, detail=cause))
             deaths += 1
             if deaths >= MAX_FAILED_STARTS:
@@ -232,11 +232,11 @@ class _Foreman:
                 label = "the process that hands out the jobs" if self.has_loaded else "a worker that is getting ready"
                 tell(late_event(patience.waited, pid=self.pid, index=None, label=label))
 
-    def end(self) -> int:
-        """End it and its workers; its exit code."""
+    def end(self, *, is_gone: bool = False) -> int:
+        """End it and its workers; its exit code. `is_gone`: its pipe has ended, which it does a moment before."""
         self._connection.close()
         try:  # its workers may take a while to leave; while it loads it has none
-            self._process.wait(timeout=2 * GOODBYE_SECONDS if self.has_loaded else 0)
+            self._process.wait(timeout=2 * GOODBYE_SECONDS if self.has_loaded or is_gone else 0)
         except subprocess.TimeoutExpired:
             self._process.kill()
         finally:
