@@ -93,7 +93,8 @@ class EpisodeDataset(Split):
         self._files_per_shard = 3
         """That readers have needed so far, at most; loaders need only these."""
         self._mapped = RecentlyUsed(open_file_limit(self._files_per_shard))
-        self._last = 0
+        self._last = -1
+        """The shard that was used last; none yet."""
         self._checked = checked_shards(self.folder, self.manifest) if check else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -200,6 +201,13 @@ class EpisodeDataset(Split):
         shard = self.shards[number]
         if self._checked is not None:
             self._checked.check(number)
+        if number != self._last:
+            self._let_go_for(number)
+        shard.check_sizes()
+        return shard
+
+    def _let_go_for(self, number: int) -> None:
+        """Note that another shard is used, and unmap those that are too many now."""
         used, self._last = self.shards[self._last].mapped_files, number
         if used > self._files_per_shard:
             self._files_per_shard = used
@@ -209,8 +217,6 @@ class EpisodeDataset(Split):
         old = self._mapped.use(number)
         if old is not None:
             self.shards[old].release()
-        shard.check_sizes()
-        return shard
 
     def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
         """Ids, weights and kinds of a whole shard, flat (views of its files)."""
