@@ -72,6 +72,19 @@ def square_in_company(spec: tuple[int, str]) -> dict[str, int]:
     return square(number)
 
 
+def square_when_told(spec: tuple[int, Path]) -> dict[str, int]:
+    """Wait until a file is there."""
+    number, go = spec
+    wait_for(go.exists)
+    return square(number)
+
+
+def count_siblings(number: int) -> int:
+    """The processes that the parent of this one has started."""
+    parent = os.getppid()
+    return len(Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+
+
 def wait_for(condition: Callable[[], bool]) -> None:
     """The limit is there to end a test that hangs, and is not reached on the slowest machine."""
     until = time.monotonic() + 300
@@ -208,6 +221,18 @@ def start_thread(path: Path) -> None:
     """Leave a thread behind, as a library may."""
     note_pid(path)
     threading.Thread(target=time.sleep, args=(300,), daemon=True).start()
+
+
+def end_in_workers(path: Path) -> None:
+    """Leave a thread behind in the first process; end all others."""
+    if path.exists():
+        os._exit(3)
+    start_thread(path)
+
+
+def kill_the_parent(number: int) -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
 
 
 def stop_once(chunk: Chunk) -> dict[str, int]:

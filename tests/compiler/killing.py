@@ -5,7 +5,7 @@ the child was killed at a named fault point, or before its n-th operation on a f
 count them: creating, opening for writing, cutting, renaming, removing), then the build was resumed in another child.
 `kill` says which operations: `everywhere`, `renames` (before and after each), or `kinds` (one rename of each kind).
 With `first`, a fault point, it is the resuming of a build that was killed there that is killed, and resumed once more.
-With `random`, a number, the driver or one of its two workers gets a signal at a random moment, that many times.
+With `seeds`, the driver or a process that it has started gets one signal for each, at a moment that the seed gives.
 """
 
 from __future__ import annotations
@@ -179,19 +179,20 @@ def ended(child: int, until: float) -> int | None:
 
 def kill_at_random(order: dict[str, Any], home: Path, expected: dict[str, str]) -> None:
     """Every build goes on where the one before it was stopped; one that ends is compared, and the next begins anew."""
-    rng, out = random.Random(order["seed"]), home / "out"
+    out = home / "out"
     started = time.monotonic()
     assert in_child(builder(order, out, workers=2)) == 0
     usual = time.monotonic() - started
-    for number in range(order["random"] + 1):
+    for seed in [*order["seeds"], None]:  # the last one is left alone
+        rng = random.Random(seed)
         child = os.fork()
         if child == 0:
             os._exit(in_child(builder(order, out, resume=True, workers=2)) != 0)
-        report: dict[str, Any] = {"number": number, "hit": False}
+        report: dict[str, Any] = {"seed": seed, "hit": False}
         # The process that builds is a child of the child, so that the one which waits is never hit.
-        status = None if number == order["random"] else ended(child, time.monotonic() + rng.random() * usual)
+        status = None if seed is None else ended(child, time.monotonic() + rng.random() * usual)
         drivers = workers_of(child)[:1]
-        if status is None and drivers and number < order["random"]:
+        if status is None and drivers and seed is not None:
             victims = workers_of(drivers[0]) if rng.random() < 0.5 else drivers
             victim = rng.choice(victims or drivers)
             what = rng.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
@@ -215,7 +216,7 @@ def main() -> None:
     assert in_child(builder(order, home / "whole")) == 0, "the undisturbed build failed"
     expected = digest(home / "whole")
     assert expected
-    if "random" in order:
+    if "seeds" in order:
         kill_at_random(order, home, expected)
     else:
         (kill_at_points if "points" in order else kill_everywhere)(order, home, expected)

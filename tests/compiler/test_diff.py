@@ -23,10 +23,11 @@ from chatmill.errors import FormatError
 from chatmill.prove.compare.changes import changed_lines
 from chatmill.prove.compare.diff import Change, DatasetDiff, compare_documents, diff_datasets
 from chatmill.prove.compare.pairing import Keys, Match, pair_records
-from chatmill.store import documents as documents_module
-from chatmill.store.documents import Documents, open_dataset
+from chatmill.store import split as split_module
+from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.receipts import receipt_bytes, sealed
+from chatmill.store.split import Documents
 
 Record = dict[str, Any]
 
@@ -345,7 +346,7 @@ def test_a_packed_build_has_the_same_records(base: Path, tmp_path: Path) -> None
 def test_sizes_of_batches_change_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = built(tmp_path / "b", [*TALKS[3:], conversation(1, "Two!")], split={"val_fraction": 0.3})
     whole = diff_datasets(base, other, show=20).as_json()
-    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 100)
+    monkeypatch.setattr(split_module, "BATCH_TOKENS", 100)
     assert diff_datasets(base, other, show=20).as_json() == whole
     assert len(whole["changed"]) == whole["differing"] > 4
 
@@ -356,7 +357,7 @@ def test_memory_does_not_hold_all_tokens(tmp_path: Path, monkeypatch: pytest.Mon
         with EpisodeWriter(tmp_path / name, "train") as writer:
             for number in range(200):
                 writer.append(np.full(20_000, number), np.arange(20_000) % 2, record_id=f"{rng.randint(10**9)}-{name}")
-    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 1 << 15)
+    monkeypatch.setattr(split_module, "BATCH_TOKENS", 1 << 15)
     tracemalloc.start()
     found = diff_datasets(tmp_path / "a", tmp_path / "b")
     peak = tracemalloc.get_traced_memory()[1]

@@ -28,7 +28,7 @@ from chatmill.look.dataset import open_for_looking
 from chatmill.look.inspect_packed import view_block
 from chatmill.look.packed_rows import open_packed
 from chatmill.prove.compare.diff import Change, diff_datasets
-from chatmill.store import documents as documents_module
+from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
@@ -222,7 +222,7 @@ def test_weights_that_labels_cannot_hold(fractional: Path, tmp_path: Path) -> No
 
 
 def test_parquet_holds_everything(episodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 10_000)
+    monkeypatch.setattr(split_module, "BATCH_TOKENS", 10_000)
     result = export_dataset(episodes, "parquet", tmp_path / "out", shard_tokens=30_000)
     assert result.not_held == ()
     names = sorted(path.name for path in (tmp_path / "out" / "train").iterdir())
@@ -278,7 +278,7 @@ def test_every_target_gives_the_same_bytes_again(
     options |= {"max_length": CAPACITY} if to in ("levanter", "torchtitan") else {}
     first = export_dataset(episodes, to, tmp_path / "one", **options)
     if to == "episodes":
-        monkeypatch.setattr(documents_module, "BATCH_TOKENS", 5000)
+        monkeypatch.setattr(split_module, "BATCH_TOKENS", 5000)
     export_dataset(episodes, to, tmp_path / "two", **options)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
     manifest = json.loads((tmp_path / "one" / "export.json").read_text())

@@ -19,10 +19,10 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
 from chatmill.export.export import export_dataset
 from chatmill.export.megatron import spans_of
-from chatmill.store.documents import Documents
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import KDShard, find_kd_root, synth_kd_blend
+from chatmill.store.split import Documents
 from tests.conftest import DATA
 
 EOD = 199999

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -239,8 +240,9 @@ class Killer:
             ):
                 assert event.pid is not None
                 time.sleep(0.01 * (event.index % 3))
-                os.kill(event.pid, signal.SIGKILL)
-                self.killed += 1
+                with contextlib.suppress(ProcessLookupError):  # one that had two of the jobs, and was killed before
+                    os.kill(event.pid, signal.SIGKILL)
+                    self.killed += 1
             if on_event is not None:
                 on_event(event)
 
@@ -250,7 +252,7 @@ class Killer:
 def test_workers_killed_from_outside_in_the_middle(sets: Sets, fast: Path) -> None:
     engine = Killer(2, {1, 6, 7, 12})
     run_build(sets.recipe, fast / "out", executor=engine)
-    assert engine.killed == 4
+    assert engine.killed >= 3
     sets.check(fast / "out")
 
 
@@ -435,10 +437,13 @@ def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_fifty_signals_at_random_times(fast: Path, seed: int) -> None:
-    """SIGKILL, SIGSTOP and SIGTERM, to the driver and to its workers: 200 of them in all."""
-    reports = kills(fast, random=50, seed=seed)
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_two_hundred_seeded_signals(fast: Path, first: int) -> None:
+    """SIGKILL, SIGTERM, and SIGSTOP with SIGCONT or SIGKILL after it, to drivers and to the processes below them.
+
+    Every build goes on where the one before it was stopped. Seeds 0 to 199, one signal each.
+    """
+    reports = kills(fast, seeds=list(range(first, first + 50)))
     assert len(reports) == 51
     assert sum(report["hit"] for report in reports) >= 25
     finished = [report for report in reports if report["finished"]]
@@ -446,6 +451,7 @@ def test_fifty_signals_at_random_times(fast: Path, seed: int) -> None:
     assert all(report["equal"] and not report["leftovers"] for report in finished)
     hit = [report for report in reports if report["hit"]]
     assert {report["driver"] for report in hit} == {True, False}
+    assert all(report["finished"] for report in hit if not report["driver"]), "only a driver's end ends a build"
     assert len({report["signal"] for report in hit}) == 3
 
 

@@ -65,6 +65,29 @@ def test_a_stopped_worker_is_named_and_goes_on_when_it_is_let(tmp_path: Path, wo
     assert not [event for event in events if event.kind in (EventKind.WORKER_DIED, EventKind.JOB_RETRIED)]
 
 
+def test_a_stopped_foreman_is_named(tmp_path: Path) -> None:
+    """The process between driver and workers hands out nothing while it is stopped."""
+    receipts: dict[int, Any] = {}
+    late: list[ExecutorEvent] = []
+
+    def on_event(event: ExecutorEvent) -> None:
+        if event.kind is EventKind.JOB_STARTED and not late:
+            os.kill(parent_of(event.pid or 0), signal.SIGSTOP)
+            (tmp_path / "go").touch()
+        if event.kind is EventKind.JOB_LATE and "is stopped" in event.detail:
+            late.append(event)
+            os.kill(event.pid or 0, signal.SIGCONT)
+
+    specs = [(number, tmp_path / "go") for number in range(2)]
+    LocalExecutor(1, late_seconds=0.1).run(jobs.square_when_told, specs, receipts.__setitem__, on_event)
+    assert sorted(receipts) == [0, 1]
+    assert (late[0].index, late[0].label) == (None, "the process that hands out the jobs")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_quick_jobs_and_idle_workers_are_never_late() -> None:
     events: list[ExecutorEvent] = []
     LocalExecutor(2, late_seconds=3600).run(jobs.square, list(range(20)), lambda index, receipt: None, events.append)

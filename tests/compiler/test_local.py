@@ -95,12 +95,10 @@ def test_work_is_shared_and_workers_keep_what_they_have_loaded(tmp_path: Path) -
 
 
 def test_no_more_workers_than_jobs_and_none_without_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[object] = []
-    real = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *given, **options: started.append(given) or real(*given, **options))
-    assert len(run(8, jobs.square, [5, 6]).receipts) == len(started) == 2
+    seen = run(8, jobs.count_siblings, [5, 6])
+    assert list(seen.receipts.values()) == [2, 2]
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **options: pytest.fail("a process was started"))
     assert run(8, jobs.square, []).events == []
-    assert len(started) == 2
 
 
 @pytest.mark.parametrize(("workers", "prepared"), [(1, False), (2, False), (2, True)])
@@ -157,7 +155,7 @@ def test_the_last_try_of_a_job_runs_alone(tmp_path: Path) -> None:
     assert any(b > end for b, _ in others), "the run goes on after it"
 
 
-def test_an_idle_or_unlucky_worker_killed_from_outside_is_replaced() -> None:
+def test_an_idle_or_unlucky_worker_killed_from_outside_is_replaced(tmp_path: Path) -> None:
     seen = Seen()
     killed: list[int] = []
 
@@ -166,8 +164,11 @@ def test_an_idle_or_unlucky_worker_killed_from_outside_is_replaced() -> None:
         if event.kind is EventKind.WORKER_STARTED and not killed:
             killed.append(event.pid or 0)
             os.kill(event.pid or 0, signal.SIGKILL)
+        if event.kind is EventKind.WORKER_DIED:
+            (tmp_path / "go").touch()
 
-    LocalExecutor(2).run(jobs.slow_square, list(range(8)), seen.done, kill_the_first)
+    specs = [(number, tmp_path / "go") for number in range(8)]
+    LocalExecutor(2).run(jobs.square_when_told, specs, seen.done, kill_the_first)
     assert len(seen.receipts) == 8
     assert killed
     assert killed[0] not in {receipt["pid"] for receipt in seen.receipts.values()}
@@ -286,6 +287,20 @@ def test_workers_that_cannot_start_end_the_run(
         run(2, jobs.square, [1, 2, 3])
 
 
+def test_workers_that_die_while_they_load_end_the_run(tmp_path: Path) -> None:
+    engine = LocalExecutor(2)
+    engine.prepare(jobs.end_in_workers, tmp_path / "first")
+    with pytest.raises(WorkerStartError, match=r"3 worker processes in a row.*ended by itself with exit status 3"):
+        engine.run(jobs.square, [1, 2, 3], lambda index, receipt: None)
+
+
+def test_a_foreman_that_always_dies_ends_the_run() -> None:
+    seen = Seen()
+    with pytest.raises(WorkerStartError, match=r"hands out the jobs died 3 times.*SIGKILL"):
+        LocalExecutor(1).run(jobs.kill_the_parent, [1, 2], seen.done, seen.events.append)
+    assert seen.kinds()[EventKind.WORKER_DIED] == 3
+
+
 def test_too_few_descriptors_are_one_clear_error_and_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixture above counts processes and descriptors."""
 
@@ -343,7 +358,7 @@ def test_no_worker_outlives_its_driver(tmp_path: Path, end: int, job: str, how: 
 
 WATCHER = """
 import sys, time
-from chatmill.compiler.engines.worker import _watch
+from chatmill.compiler.engines.foreman import _watch
 _watch(int(sys.argv[1]))
 print("watching", flush=True)
 time.sleep(900)
@@ -398,61 +413,43 @@ def test_prepared_workers_share_what_one_process_has_loaded(tmp_path: Path) -> N
     specs = [(number, str(tmp_path / "company")) for number in range(6)]
     (tmp_path / "company").mkdir()
     engine.run(jobs.square_in_company, specs, done.__setitem__)
-    (nursery,) = noted(tmp_path / "prepared")
+    (foreman,) = noted(tmp_path / "prepared")
     pids = {receipt["pid"] for receipt in done.values()}
     assert len(pids) == 2
-    assert int(nursery) not in pids
-    assert not any(alive(pid) for pid in (*pids, int(nursery)))
+    assert int(foreman) not in pids
+    assert not any(alive(pid) for pid in (*pids, int(foreman)))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_killed_nursery_is_done_without(tmp_path: Path, when: str) -> None:
-    """Its workers end with it; the others are started one by one, and each loads for itself."""
+def test_a_killed_foreman_is_replaced(tmp_path: Path, when: str) -> None:
+    """Its workers end with it; another one loads again and does the jobs that are left."""
     engine, seen, before = LocalExecutor(2), Seen(), child_pids()
     engine.prepare(jobs.note_pid, tmp_path / "prepared")
-    (nursery,) = child_pids() - before
+    (foreman,) = child_pids() - before
     if when == "before":
-        os.kill(nursery, signal.SIGKILL)
+        os.kill(foreman, signal.SIGKILL)
 
     def hear(event: ExecutorEvent) -> None:
         seen.events.append(event)
-        if when == "after" and event.kind is EventKind.JOB_STARTED and alive(nursery):
-            os.kill(nursery, signal.SIGKILL)
+        if when == "after" and event.kind is EventKind.JOB_STARTED and alive(foreman):
+            os.kill(foreman, signal.SIGKILL)
 
     engine.run(jobs.square, list(range(8)), seen.done, hear)
     assert {index: receipt["square"] for index, receipt in seen.receipts.items()} == {n: n * n for n in range(8)}
-    assert set(noted(tmp_path / "prepared")) - {str(nursery)} or when == "after"
+    assert set(noted(tmp_path / "prepared")) - {str(foreman)}, "nothing was loaded again"
+    assert foreman in {event.pid for event in seen.events if event.kind is EventKind.WORKER_DIED}
 
 
 def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
+    """Its workers are fresh interpreters: each does the first job once, and then the jobs of the run."""
     engine = LocalExecutor(2)
     done: dict[int, dict[str, int]] = {}
     engine.prepare(jobs.start_thread, tmp_path / "prepared")
-    engine.run(jobs.square, list(range(4)), done.__setitem__)
-    assert len(done) == 4
-    assert {str(receipt["pid"]) for receipt in done.values()} <= set(noted(tmp_path / "prepared"))
-
-
-def test_prepared_workers_do_their_first_job_once_and_are_taken_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the system cannot fork."""
-    monkeypatch.setattr("chatmill.compiler.engines.local.can_fork", lambda: False)
-    engine = LocalExecutor(2)
-    before = child_pids()
-    try:
-        engine.prepare(jobs.note_pid, tmp_path / "prepared")
-        # A worker that is still preparing when all jobs are done is ended.
-        jobs.wait_for(lambda: len(noted(tmp_path / "prepared")) == 2)
-        done: dict[int, int] = {}
-        engine.run(jobs.note_pid, [tmp_path / "jobs"] * 6, done.__setitem__)
-    finally:
-        engine.close()
-    prepared = set((tmp_path / "prepared").read_text().split())
-    assert len(prepared) == 2
-    assert {str(pid) for pid in done.values()} <= prepared
-    assert len((tmp_path / "jobs").read_text().split()) == 6 == len(done)
-    assert child_pids() == before
+    engine.run(jobs.square, list(range(6)), done.__setitem__)
+    assert len(done) == 6
+    prepared = noted(tmp_path / "prepared")
+    assert {str(receipt["pid"]) for receipt in done.values()} <= set(prepared)
+    assert len(set(prepared)) == len(prepared) <= 3
 
 
 def test_workers_are_kept_between_runs_until_they_are_not_needed(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from chatmill.export.check import verify_export
 from chatmill.export.export import export_dataset
 from chatmill.export.registry import TARGETS
 from chatmill.load.row_source import RowSource
-from chatmill.store import documents as documents_module
+from chatmill.store import split as split_module
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.export.sets import CAPACITY, Document, aligned, built, cut, documents_of
@@ -196,7 +196,7 @@ def test_every_trainer_has_a_reader_here() -> None:
 def test_the_reader_gets_the_tokens_and_targets_of_the_dataset(
     episodes: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 20_000)
+    monkeypatch.setattr(split_module, "BATCH_TOKENS", 20_000)
     result = export_dataset(episodes, to, tmp_path / "out", shard_tokens=50_000, **OPTIONS.get(to, {}))
     for split in ("train", "val"):
         found = READERS[to](tmp_path / "out", split)

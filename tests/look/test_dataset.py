@@ -18,7 +18,7 @@ from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item, LookLayout, LookSplit, message_starts, segment_sums
 from chatmill.look.packed_rows import PackedRow
 from chatmill.look.packed_split import document_starts, item_of_row
-from chatmill.store import documents as documents_module
+from chatmill.store import split as split_module
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import read_pack_plan
@@ -76,7 +76,7 @@ def check_columns(split: LookSplit) -> None:
 
 
 def test_small_batches_and_released_files_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 300)
+    monkeypatch.setattr(split_module, "BATCH_TOKENS", 300)
     monkeypatch.setattr(stored_splits, "RELEASE_TOKENS", 500)
     monkeypatch.setattr(row_split, "RELEASE_TOKENS", 500)
     for name in ("episodes", "rows"):

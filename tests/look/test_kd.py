@@ -12,7 +12,7 @@ from chatmill.look import kd
 from chatmill.look.decoder import decoder_for
 from chatmill.look.items import LookLayout
 from chatmill.look.kd import KDSplit, is_kd, kd_runs, open_kd
-from chatmill.store import documents as documents_module
+from chatmill.store import split as split_module
 from chatmill.store.megatron import MegatronWriter
 from tests.kd_manifest import write_kd_manifest
 from tests.megatron.kd_sets import EOD, Document, make_documents, on_disk
@@ -80,7 +80,7 @@ def test_runs_cover_a_document_in_order(root: Path) -> None:
 
 
 def test_whole_passes_in_small_batches(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents_module, "BATCH_TOKENS", 50)
+    monkeypatch.setattr(split_module, "BATCH_TOKENS", 50)
     monkeypatch.setattr(kd, "RELEASE_TOKENS", 120)
     split = open_kd(root).splits["train"]
     seen: list[int] = []

@@ -10,7 +10,7 @@ import pytest
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.decoder import Decoder
 from chatmill.look.spelled import NEVER_IN_UTF8, TextBytes, spelled_controls, spelled_pattern
-from chatmill.store import documents as documents_module
+from chatmill.store import split as split_module
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.look.sets import folder, tokenizer_once
 
@@ -18,7 +18,7 @@ from tests.look.sets import folder, tokenizer_once
 @pytest.mark.parametrize("name", ["episodes", "rows"])
 @pytest.mark.parametrize("batch", [50, 1 << 20])
 def test_what_users_typed_is_counted(name: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents_module, "BATCH_TOKENS", batch)
+    monkeypatch.setattr(split_module, "BATCH_TOKENS", batch)
     dataset = open_for_looking(folder() / name)
     assert dataset.decoder is not None
     found = [spelled_controls(split, dataset.decoder) for split in dataset.splits.values()]

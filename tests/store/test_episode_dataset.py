@@ -312,6 +312,51 @@ def test_columns_of_very_many_shards_are_looked_at_when_they_are_used(
         EpisodeDataset(tmp_path)
 
 
+def test_indexes_of_very_many_shards_are_checked_when_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 3)
+    lengths = EpisodeDataset(tmp_path).lengths
+    index = np.fromfile(tmp_path / "train" / "shard_00001" / "episodes.idx", "<u8")
+    np.append(index[:-1], index[-1] + 1).astype("<u8").tofile(tmp_path / "train" / "shard_00001" / "episodes.idx")
+    wrong = r"shard_00001/episodes\.idx: record 0 is start 0"
+    with pytest.raises(FormatError, match=wrong):
+        EpisodeDataset(tmp_path)
+    monkeypatch.setattr("chatmill.store.episodes.FEW_SHARDS", 1)
+    dataset = EpisodeDataset(tmp_path)
+    assert len(dataset[0]) == lengths[0]
+    for use in (lambda: dataset[1], lambda: dataset.lengths, lambda: dataset.locate(np.arange(3))):
+        with pytest.raises(FormatError, match=wrong):
+            use()
+    index.tofile(tmp_path / "train" / "shard_00001" / "episodes.idx")
+    assert dataset.lengths.tolist() == lengths.tolist()
+    assert not dataset.lengths.flags.writeable
+    assert "lengths" not in pickle.loads(pickle.dumps(dataset)).__dict__
+
+
+def test_a_large_manifest_is_read_as_a_small_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 3)
+    path = tmp_path / "train" / "episodes.json"
+    small = EpisodeDataset(tmp_path, check=True)
+    assert small.manifest is not None
+    whole = path.read_bytes()
+    monkeypatch.setattr("chatmill.store.episode_manifest.LARGE", 0)
+    large = EpisodeDataset(tmp_path, check=True)
+    assert large.manifest is not None
+    assert large.manifest.to_json() == small.manifest.to_json()
+    assert [episode.record_id for episode in large] == [episode.record_id for episode in small]
+    assert pickle.loads(pickle.dumps(large)).manifest.to_json() == small.manifest.to_json()
+    path.write_bytes(whole.replace(b'"version": 1', b'"version": 9'))
+    with pytest.raises(FormatError, match="version 9"):
+        EpisodeDataset(tmp_path)
+    path.write_bytes(whole.replace(b'"name": "shard_00001"', b'"name": "../elsewhere"'))
+    with pytest.raises(FormatError, match="no plain file name"):
+        EpisodeDataset(tmp_path)
+    path.write_bytes(whole.replace(b'"tokens.bin"', b'"../tokens.bin"'))
+    with pytest.raises(FormatError, match="no plain file name"):
+        EpisodeDataset(tmp_path, check=True)[0]
+
+
 def test_a_shard_may_have_source_codes_of_its_own(tmp_path: Path) -> None:
     """As shards have that were written by workers who did not know of each other."""
     write(tmp_path, 3)

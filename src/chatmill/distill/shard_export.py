@@ -22,11 +22,11 @@ from chatmill.core.shift import shift_left_ragged
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
 from chatmill.export.megatron import MegatronShard
-from chatmill.store.documents import even_ranges
 from chatmill.store.durable import Durability, sync_folder
 from chatmill.store.episode_manifest import COLUMNS
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.names import is_inner_path
+from chatmill.store.split import even_ranges
 from chatmill.systems.synth_kd import Split
 
 QUARANTINE = "quarantine.jsonl"

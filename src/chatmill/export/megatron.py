@@ -19,10 +19,10 @@ from chatmill.core.shift import shift_left_ragged
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.store.documents import Documents
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
+from chatmill.store.split import Documents
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export

@@ -65,7 +65,7 @@ def _vocabulary(export: Export) -> int:
         return int(known)
     largest = [-1 if export.eod_id is None else export.eod_id]
     for documents in export.source.splits.values():
-        largest += [int(documents.shard_columns(shard)[0].max(initial=0)) for shard in range(documents.shards)]
+        largest += [int(documents.shard_columns(shard)[0].max(initial=0)) for shard in range(documents.shard_count)]
     return max(largest) + 1
 
 

@@ -12,7 +12,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, UnknownNameError
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy, plan
-from chatmill.store.documents import Documents, DocumentSet, even_ranges
+from chatmill.store.split import Documents, Split, even_ranges
 
 Ints = NDArray[np.int64]
 
@@ -71,7 +71,7 @@ class RowBatch:
         return self.documents.offsets[:-1] - np.repeat(self.token_offsets[:-1], counts)
 
 
-def one_each(documents: DocumentSet) -> RowPlan:
+def one_each(documents: Split) -> RowPlan:
     """A row for each document, in order."""
     count = len(documents)
     return RowPlan(
@@ -82,7 +82,7 @@ def one_each(documents: DocumentSet) -> RowPlan:
     )
 
 
-def as_stored(documents: DocumentSet) -> RowPlan:
+def as_stored(documents: Split) -> RowPlan:
     """The rows of the plan beside the episodes; without one, episodes one a row."""
     stored = documents.plan
     if stored is None:
@@ -96,7 +96,7 @@ def as_stored(documents: DocumentSet) -> RowPlan:
     )
 
 
-def packed_anew(documents: DocumentSet, max_length: int, strategy: Strategy | str, overflow: str) -> RowPlan:
+def packed_anew(documents: Split, max_length: int, strategy: Strategy | str, overflow: str) -> RowPlan:
     """Rows of `max_length` tokens, planned over all documents of the split.
 
     Longer documents are refused, dropped, or cut to their first tokens; what is lost is in `left_out`. With the
@@ -123,7 +123,7 @@ def packed_anew(documents: DocumentSet, max_length: int, strategy: Strategy | st
     )
 
 
-def _fitted(documents: DocumentSet, max_length: int, overflow: str) -> tuple[Ints, Ints, tuple[str, ...]]:
+def _fitted(documents: Split, max_length: int, overflow: str) -> tuple[Ints, Ints, tuple[str, ...]]:
     """The documents to pack and how many tokens of each, after the policy."""
     policy = _policy(overflow)
     too_long = np.flatnonzero(documents.lengths > max_length)
@@ -159,7 +159,7 @@ def _policy(overflow: str) -> Overflow:
     return policy
 
 
-def _too_long(documents: DocumentSet, too_long: Ints, max_length: int) -> str:
+def _too_long(documents: Split, too_long: Ints, max_length: int) -> str:
     shown = too_long[:3]
     names = documents.facts("record_id", shown) or [f"document {number}" for number in shown.tolist()]
     listed = ", ".join(f"{name} ({documents.lengths[i]:,})" for name, i in zip(names, shown.tolist(), strict=True))
@@ -171,7 +171,7 @@ def _too_long(documents: DocumentSet, too_long: Ints, max_length: int) -> str:
     )
 
 
-def _lost(documents: DocumentSet, too_long: Ints, kept: int) -> tuple[int, int, int]:
+def _lost(documents: Split, too_long: Ints, kept: int) -> tuple[int, int, int]:
     """Tokens and trained tokens behind the first `kept` of over-long documents; and documents left without any."""
     tokens = trained = empty = 0
     for first, last in even_ranges(documents.lengths[too_long]):
@@ -185,7 +185,7 @@ def _lost(documents: DocumentSet, too_long: Ints, kept: int) -> tuple[int, int, 
     return tokens, trained, empty
 
 
-def row_batches(documents: DocumentSet, rows: RowPlan, width: int = 0) -> Iterator[RowBatch]:
+def row_batches(documents: Split, rows: RowPlan, width: int = 0) -> Iterator[RowBatch]:
     """All rows in order, about a million tokens at a time; a row counts as `width` tokens where it has fewer."""
     for first, last in even_ranges(np.maximum(rows.row_tokens, width)):
         begin, end = int(rows.row_offsets[first]), int(rows.row_offsets[last])

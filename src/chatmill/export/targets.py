@@ -17,9 +17,10 @@ from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 from chatmill.export.rows import RowBatch, RowPlan, as_stored, one_each, packed_anew, row_batches
-from chatmill.store.documents import DocumentSet, StoredDataset
+from chatmill.store.documents import StoredDataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.parquet import ParquetShards
+from chatmill.store.split import Split
 
 FACTS = {"record_id": "string", "source": "string", "turns": "int32"}
 """What episodes know of their records beside tokens, and how Arrow holds it."""
@@ -310,9 +311,9 @@ def list_array(values: NDArray[Any] | list[Any], offsets: NDArray[np.int64], kin
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), pa.array(values, type=kind.value_type))
 
 
-def has_other_weights(documents: DocumentSet) -> bool:
+def has_other_weights(documents: Split) -> bool:
     """Whether a token has a weight that is neither 0 nor 1."""
-    for shard in range(documents.shards):
+    for shard in range(documents.shard_count):
         weights = documents.shard_columns(shard)[1]
         for first in range(0, 0 if weights is None else len(weights), SCAN):
             assert weights is not None

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
-from chatmill.store.documents import even_ranges
 from chatmill.store.kd import COLUMNS, LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard, find_kd_root, shard_prefixes
+from chatmill.store.split import even_ranges
 
 ALIGNMENT = (
     "Marked tokens count in the loss: each is predicted at the position before it, which is where the files hold its "

@@ -11,7 +11,7 @@ import numpy as np
 
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
 from chatmill.look.stored_splits import RELEASE_TOKENS, EpisodeSplit
-from chatmill.store.documents import even_ranges
+from chatmill.store.split import even_ranges
 
 
 class RowSplit(LookSplit):

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
-from chatmill.store.documents import DocumentSet
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.mapped import MappedFile
 
@@ -30,15 +29,14 @@ class EpisodeSplit(LookSplit):
 
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
-        self._dataset = EpisodeDataset(directory, name)
-        self.stored = DocumentSet(self._dataset)
-        self.has_weights, self.has_kinds = self.stored.has_weights, self.stored.has_kinds
-        self.has_record_ids = "record_id" in self._dataset.columns
-        self.source_names = self._dataset.source_names
-        self.features = ("tokens", *(("mask",) if self.has_weights else ()), *self._dataset.columns)
+        self.stored = EpisodeDataset(directory, name)
+        self.has_weights, self.has_kinds = self.stored.has_masks, self.stored.has_kinds
+        self.has_record_ids = "record_id" in self.stored.columns
+        self.source_names = self.stored.source_names
+        self.features = ("tokens", *(("mask",) if self.has_weights else ()), *self.stored.columns)
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.stored)
 
     @property
     def tokens(self) -> Ints:
@@ -58,21 +56,21 @@ class EpisodeSplit(LookSplit):
     @cached_property
     def sources(self) -> NDArray[np.integer] | None:
         """The source of every episode."""
-        return self._dataset.column("source") if "source" in self._dataset.columns else None
+        return self.stored.column("source") if "source" in self.stored.columns else None
 
     @cached_property
     def turns(self) -> NDArray[np.integer] | None:
         """Turns of every episode."""
-        return self._dataset.column("turns") if "turns" in self._dataset.columns else None
+        return self.stored.column("turns") if "turns" in self.stored.columns else None
 
     def _stored_trained(self) -> Ints | None:
-        if self.has_weights and "trained" in self._dataset.columns:
-            return self._dataset.column("trained").astype(np.int64)
+        if self.has_weights and "trained" in self.stored.columns:
+            return self.stored.column("trained").astype(np.int64)
         return super()._stored_trained()
 
     def item(self, number: int) -> Item:
         """One episode."""
-        episode = self._dataset[number]
+        episode = self.stored[number]
         return Item(
             split=self.name,
             number=number,
@@ -106,7 +104,7 @@ class EpisodeSplit(LookSplit):
 
     def release(self) -> None:
         """Unmap the files; they are mapped again when they are needed."""
-        for shard in self._dataset.shards:
+        for shard in self.stored.shards:
             shard.release()
 
     def record_ids(self, numbers: Ints) -> list[str] | None:
@@ -135,9 +133,9 @@ class EpisodeSplit(LookSplit):
         """(episode, its id) wherever an id holds these bytes: one search over the bytes of all ids."""
         if not self.has_record_ids or not wanted:
             return
-        spec = self._dataset.columns["record_id"]
-        for number, first in enumerate(self._dataset.episode_offsets[:-1].tolist()):
-            shard = self._dataset.shard(number)
+        spec = self.stored.columns["record_id"]
+        for number, first in enumerate(self.stored.episode_offsets[:-1].tolist()):
+            shard = self.stored.shard(number)
             offsets = MappedFile(shard.folder / spec.offsets_file, "<u8", shard.episodes + 1).array
             known = -1
             for place in _places(shard.column("record_id"), wanted):

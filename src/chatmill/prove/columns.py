@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from chatmill.compiler.ledger import role_name
 from chatmill.core.kinds import KINDS, PLAIN, Part, RoleCode, parts_of, roles_of
 from chatmill.prove.report import Finding
-from chatmill.prove.stored import StoredSlice, StoredSplit
+from chatmill.prove.stored import StoredSlice, place_of, slices
+from chatmill.store.episodes import EpisodeDataset
 
 
 @dataclass(slots=True)
@@ -34,10 +35,12 @@ class ColumnCounts:
     double_bos: int = 0
     """Places where one BOS token follows another in an episode."""
 
-    def count(self, split: StoredSplit, name: str, *, vocab_size: int | None, bos_id: int | None) -> Iterator[Finding]:
+    def count(
+        self, split: EpisodeDataset, name: str, *, vocab_size: int | None, bos_id: int | None
+    ) -> Iterator[Finding]:
         """Add a split; gives what is wrong with its values, files with their whole path."""
-        self.episodes += split.episodes
-        for part in split.slices():
+        self.episodes += len(split)
+        for part in slices(split):
             self.tokens += len(part.ids)
             yield from _Values(part, split, name).problems(vocab_size)
             if part.weights is not None:
@@ -45,7 +48,7 @@ class ColumnCounts:
             if bos_id is not None:
                 yield from self._count_double_bos(part, split, name, bos_id)
 
-    def _count_trained(self, part: StoredSlice, split: StoredSplit) -> None:
+    def _count_trained(self, part: StoredSlice, split: EpisodeDataset) -> None:
         assert part.weights is not None
         trained = part.weights > 0
         self.trained += int(np.count_nonzero(trained))
@@ -53,7 +56,8 @@ class ColumnCounts:
             per_episode = np.add.reduceat(trained, part.offsets[:-1], dtype=np.int64)
             for code, count in enumerate(np.bincount(part.sources, weights=per_episode).tolist()):
                 if count:
-                    self.trained_of_source[split.source_name(code)] += int(count)
+                    name = split.source_names[code] if code < len(split.source_names) else f"code {code}"
+                    self.trained_of_source[name] += int(count)
         if part.kinds is not None:
             for code, count in enumerate(np.bincount(roles_of(part.kinds[trained])).tolist()):
                 if count and code < len(RoleCode):
@@ -75,7 +79,7 @@ class ColumnCounts:
         self.turns += int(any_trained.sum())
         self.unended_turns += int((any_trained & ~np.logical_or.reduceat(ends, first)).sum())
 
-    def _count_double_bos(self, part: StoredSlice, split: StoredSplit, name: str, bos_id: int) -> Iterator[Finding]:
+    def _count_double_bos(self, part: StoredSlice, split: EpisodeDataset, name: str, bos_id: int) -> Iterator[Finding]:
         """The first double BOS of a slice is a finding, all of them are counted."""
         is_bos = part.ids == bos_id
         doubled = np.append(False, is_bos[1:] & is_bos[:-1])
@@ -89,7 +93,7 @@ class _Values:
     """One slice, looked at for values that no build writes."""
 
     part: StoredSlice
-    split: StoredSplit
+    split: EpisodeDataset
     name: str
 
     def problems(self, vocab_size: int | None) -> Iterator[Finding]:
@@ -123,5 +127,5 @@ class _Values:
 
     def _finding(self, column: str, row: int, token: int | None, sentence: str) -> Finding:
         number = int(self.part.numbers[row])
-        file, offset = self.split.place(number, column, token or 0)
+        file, offset = place_of(self.split, number, column, token or 0)
         return Finding(file=str(file), offset=offset, split=self.name, episode=number, token=token, message=sentence)

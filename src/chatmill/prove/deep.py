@@ -24,9 +24,9 @@ from chatmill.prove.inputs import ReadRecord, capped, read_inputs
 from chatmill.prove.reference import Reference, account, split_of
 from chatmill.prove.report import Finding, Notebook
 from chatmill.prove.spans import SpanCheck
-from chatmill.prove.stored import StoredSplit
+from chatmill.prove.stored import place_of
 from chatmill.read.shapes import LABEL_FALSE
-from chatmill.store.episodes import Episode
+from chatmill.store.episodes import Episode, EpisodeDataset
 from chatmill.store.receipts import MANIFEST
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -57,7 +57,7 @@ class DeepCheck:
         folder: Path,
         manifest: Mapping[str, Any],
         recipe: Recipe,
-        splits: Mapping[str, StoredSplit],
+        splits: Mapping[str, EpisodeDataset],
         book: Notebook,
     ) -> None:
         """`splits` are the ones that can be read."""
@@ -174,20 +174,20 @@ class DeepCheck:
             if name not in self._manifest["splits"]:
                 self._about(conversation, name, f"episode {number:,} must stand here, and there is no such split")
             return number
-        if number >= split.episodes:
-            if number == split.episodes:
+        if number >= len(split):
+            if number == len(split):
                 self._about(conversation, name, f"the split ends after {number:,} episodes, and this one must follow")
             return number
-        stored = split.episode(number)
+        stored = split[number]
         for column, place, sentence in _differences(stored, expected, conversation, self._recipe.keep_kinds):
             self._differs(split, name, number, conversation, column, place, sentence, stored, expected)
         return number
 
     def _differs(
-        self, split: StoredSplit, name: str, number: int, conversation: Conversation, column: str, place: int,
+        self, split: EpisodeDataset, name: str, number: int, conversation: Conversation, column: str, place: int,
         sentence: str, stored: Episode, expected: Expected,
     ) -> None:  # fmt: skip
-        file, offset = split.place(number, column, place)
+        file, offset = place_of(split, number, column, place)
         around = slice(max(0, place - CONTEXT), place + CONTEXT)
         has_text = column in ("ids", "length")
         self._book.found(
@@ -218,8 +218,8 @@ class DeepCheck:
     def _finish(self) -> None:
         """Nothing is left over: no episode, no rejected record, no difference in the ledger."""
         for name, split in self._splits.items():
-            if self._next[name] < split.episodes:
-                over = split.episodes - self._next[name]
+            if self._next[name] < len(split):
+                over = len(split) - self._next[name]
                 self._book.wrong(name, f"has {over:,} episodes more than its inputs give, from {self._next[name]:,} on")
         for count in (self._rejected - Counter()).values():
             self._book.wrong(REJECTED, f"has {count:,} records that the inputs do not give, or twice")

@@ -13,13 +13,13 @@ from chatmill.compiler.recipe import Recipe
 from chatmill.errors import FormatError
 from chatmill.pack.plan import plan
 from chatmill.prove.report import Finding, Notebook
-from chatmill.prove.stored import StoredSplit
+from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import ORDER, PACK, ROWS, PackPlan, read_pack_plan
 from chatmill.store.receipts import MANIFEST
 
 
 def check_plans(
-    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, StoredSplit], book: Notebook
+    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, EpisodeDataset], book: Notebook
 ) -> int | None:
     """Places of padding in the rows of all splits; None where a plan cannot be read, which is a finding."""
     padding: int | None = 0
@@ -43,7 +43,7 @@ def check_plans(
 
 
 def _check_plan(
-    name: str, stored: PackPlan, manifest: Mapping[str, Any], recipe: Recipe, split: StoredSplit, book: Notebook
+    name: str, stored: PackPlan, manifest: Mapping[str, Any], recipe: Recipe, split: EpisodeDataset, book: Notebook
 ) -> None:
     assert recipe.pack is not None
     assert recipe.pack.length is not None

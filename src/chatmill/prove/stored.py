@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
-from chatmill.store.episodes import Episode, EpisodeDataset
+from chatmill.store.episode_shard import EpisodeShard
+from chatmill.store.episodes import EpisodeDataset
 
 SLICE_TOKENS = 4 << 20
 """Tokens that are looked at together."""
@@ -35,79 +36,68 @@ class StoredSlice:
     """Stored counts of trained tokens, one per episode; None where they are not stored."""
 
 
-class StoredSplit:
-    """One split; sizes, index and layout are checked when it is opened, and a `FormatError` says what is wrong."""
+def open_split(directory: Path, split: str) -> EpisodeDataset:
+    """A split whose sizes, index and layout are right; a `FormatError` says what is wrong."""
+    dataset = EpisodeDataset(directory, split)
+    for number in range(len(dataset.shards)):
+        _refuse_gaps(dataset.shard(number))
+    return dataset
 
-    def __init__(self, directory: Path, split: str) -> None:
-        self._dataset = dataset = EpisodeDataset(directory, split)
-        self.episodes, self.tokens = len(dataset), dataset.tokens
-        self.lengths = dataset.lengths
-        for number in range(len(dataset.shards)):
-            self._refuse_gaps(number)
 
-    def _refuse_gaps(self, number: int) -> None:
-        """A build writes episodes one behind the other."""
-        shard = self._dataset.shard(number)
-        starts, lengths = shard.index.astype(np.int64).T
-        expected = offsets_of(lengths)
-        wrong = np.flatnonzero(starts != expected[:-1])
-        if len(wrong):
-            row = int(wrong[0])
-            raise FormatError(
-                f"{shard.folder / INDEX}: record {row:,} (byte {row * 16:,}) starts at token {starts[row]:,}; the "
-                f"episodes before it end at {expected[row]:,}"
+def _refuse_gaps(shard: EpisodeShard) -> None:
+    """A build writes episodes one behind the other."""
+    starts, lengths = shard.index.astype(np.int64).T
+    expected = offsets_of(lengths)
+    wrong = np.flatnonzero(starts != expected[:-1])
+    if len(wrong):
+        row = int(wrong[0])
+        raise FormatError(
+            f"{shard.folder / INDEX}: record {row:,} (byte {row * 16:,}) starts at token {starts[row]:,}; the "
+            f"episodes before it end at {expected[row]:,}"
+        )
+    if expected[-1] != shard.tokens:
+        raise FormatError(
+            f"{shard.folder / TOKENS}: {shard.tokens:,} tokens, and {INDEX} has {expected[-1]:,} in its episodes"
+        )
+
+
+def place_of(dataset: EpisodeDataset, number: int, column: str, token: int) -> tuple[Path, int]:
+    """File and byte of one value: of `ids`, `weights`, `kinds`, or of a column of the episode itself."""
+    shard_number = int(np.searchsorted(dataset.episode_offsets, number, side="right")) - 1
+    shard = dataset.shard(shard_number)
+    row = number - int(dataset.episode_offsets[shard_number])
+    at = int(shard.index[row, 0]) + token
+    if column == "ids":
+        return shard.folder / TOKENS, at * 4
+    if column == "length":
+        return shard.folder / INDEX, row * 16 + 8
+    if column == "weights":
+        return shard.folder / MASK, at * (shard.mask_dtype.itemsize if shard.mask_dtype else 1)
+    spec = dataset.columns.get(column)
+    if spec is None:
+        return shard.folder, 0
+    if spec.offsets_file:
+        return shard.folder / spec.offsets_file, row * 8
+    return shard.folder / spec.file, (at if column == "kinds" else row * np.dtype(spec.dtype).itemsize)
+
+
+def slices(dataset: EpisodeDataset) -> Iterator[StoredSlice]:
+    """All episodes of a split without gaps, in the order of the files."""
+    for number in range(len(dataset.shards)):
+        shard = dataset.shard(number)
+        ends = np.cumsum(shard.index[:, 1].astype(np.int64))
+        first = 0
+        while first < shard.episodes:
+            begin = int(ends[first - 1]) if first else 0
+            last = max(first + 1, int(np.searchsorted(ends, begin + SLICE_TOKENS, side="right")))
+            tokens, rows = slice(begin, int(ends[last - 1])), slice(first, last)
+            yield StoredSlice(
+                numbers=np.arange(first, last) + dataset.episode_offsets[number],
+                ids=shard.token_ids[tokens],
+                offsets=offsets_of(np.diff(ends[rows], prepend=begin)),
+                weights=shard.mask[tokens] if dataset.has_masks else None,
+                kinds=shard.column("kinds")[tokens] if dataset.has_kinds else None,
+                sources=shard.column("source")[rows] if "source" in dataset.columns else None,
+                trained=shard.column("trained")[rows] if "trained" in dataset.columns else None,
             )
-        if expected[-1] != shard.tokens:
-            raise FormatError(
-                f"{shard.folder / TOKENS}: {shard.tokens:,} tokens, and {INDEX} has {expected[-1]:,} in its episodes"
-            )
-
-    def episode(self, number: int) -> Episode:
-        """One episode by its number in the order of the build."""
-        return self._dataset[number]
-
-    def place(self, number: int, column: str, token: int) -> tuple[Path, int]:
-        """File and byte of one value: of `ids`, `weights`, `kinds`, or of a column of the episode itself."""
-        shard_number = int(np.searchsorted(self._dataset.episode_offsets, number, side="right")) - 1
-        shard = self._dataset.shard(shard_number)
-        row = number - int(self._dataset.episode_offsets[shard_number])
-        at = int(shard.index[row, 0]) + token
-        if column == "ids":
-            return shard.folder / TOKENS, at * 4
-        if column == "length":
-            return shard.folder / INDEX, row * 16 + 8
-        if column == "weights":
-            return shard.folder / MASK, at * (shard.mask_dtype.itemsize if shard.mask_dtype else 1)
-        spec = self._dataset.columns.get(column)
-        if spec is None:
-            return shard.folder, 0
-        if spec.offsets_file:
-            return shard.folder / spec.offsets_file, row * 8
-        return shard.folder / spec.file, (at if column == "kinds" else row * np.dtype(spec.dtype).itemsize)
-
-    def source_name(self, code: int) -> str:
-        """The source with this code."""
-        names = self._dataset.source_names
-        return names[code] if code < len(names) else f"code {code}"
-
-    def slices(self) -> Iterator[StoredSlice]:
-        """Everything, in the order of the files."""
-        dataset = self._dataset
-        for number in range(len(dataset.shards)):
-            shard = dataset.shard(number)
-            ends = np.cumsum(shard.index[:, 1].astype(np.int64))
-            first = 0
-            while first < shard.episodes:
-                begin = int(ends[first - 1]) if first else 0
-                last = max(first + 1, int(np.searchsorted(ends, begin + SLICE_TOKENS, side="right")))
-                tokens, rows = slice(begin, int(ends[last - 1])), slice(first, last)
-                yield StoredSlice(
-                    numbers=np.arange(first, last) + dataset.episode_offsets[number],
-                    ids=shard.token_ids[tokens],
-                    offsets=offsets_of(np.diff(ends[rows], prepend=begin)),
-                    weights=shard.mask[tokens] if dataset.has_masks else None,
-                    kinds=shard.column("kinds")[tokens] if "kinds" in dataset.columns else None,
-                    sources=shard.column("source")[rows] if "source" in dataset.columns else None,
-                    trained=shard.column("trained")[rows] if "trained" in dataset.columns else None,
-                )
-                first = last
+            first = last

@@ -29,9 +29,10 @@ from chatmill.prove.inputs import check_inputs
 from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
-from chatmill.prove.stored import StoredSplit
+from chatmill.prove.stored import open_split
 from chatmill.render.registry import JinjaSource, bundled_names, find_template
 from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
+from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -219,17 +220,17 @@ def _check_fingerprint(recipe: Recipe, manifest: Mapping[str, Any], found: Mappi
         book.wrong(MANIFEST, "its recipe, inputs and fingerprint do not belong together: it was edited")
 
 
-def _open_splits(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> dict[str, StoredSplit]:
+def _open_splits(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> dict[str, EpisodeDataset]:
     """The splits that can be read; the others are findings."""
-    splits: dict[str, StoredSplit] = {}
+    splits: dict[str, EpisodeDataset] = {}
     for name, recorded in manifest["splits"].items():
         try:
-            splits[name] = StoredSplit(folder, name)
+            splits[name] = open_split(folder, name)
         except FormatError as error:
             book.wrong(name, f"the split cannot be read: {error}")
             continue
         split = splits[name]
-        for key, found in (("episodes", split.episodes), ("tokens", split.tokens)):
+        for key, found in (("episodes", len(split)), ("tokens", split.tokens)):
             if recorded.get(key, found) != found:
                 book.wrong(MANIFEST, f"says {recorded[key]:,} {key} in {name}; {found:,} are there")
     return splits
@@ -246,7 +247,7 @@ def _bos_id(rules: Rules | None) -> int | None:
 
 
 def _check_columns(
-    folder: Path, splits: Mapping[str, StoredSplit], vocab_size: int, bos_id: int | None, book: Notebook
+    folder: Path, splits: Mapping[str, EpisodeDataset], vocab_size: int, bos_id: int | None, book: Notebook
 ) -> ColumnCounts:
     counts = ColumnCounts()
     for name, split in splits.items():
@@ -268,7 +269,7 @@ def _check_columns(
 
 def _check_ledger(
     manifest: Mapping[str, Any],
-    splits: Mapping[str, StoredSplit],
+    splits: Mapping[str, EpisodeDataset],
     counts: ColumnCounts,
     padding: int | None,
     book: Notebook,
@@ -315,7 +316,7 @@ def _check_rejected(folder: Path, ledger: Ledger | None, book: Notebook) -> None
 
 
 def _check_records(
-    folder: Path, manifest: Mapping[str, Any], splits: Mapping[str, StoredSplit],
+    folder: Path, manifest: Mapping[str, Any], splits: Mapping[str, EpisodeDataset],
     rules: Rules | None, sample: int | None, book: Notebook,
 ) -> None:  # fmt: skip
     """The deep part, where what it needs is there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ MASK_TYPES = (np.dtype("u1"), np.dtype("<f4"))
 class EpisodeShard:
     """The files of one folder. `index` is (episodes, 2) uint64: start and length, counted in tokens.
 
-    Opening costs one look at the folder and one at the index, so that a split may have thousands of shards; files are
-    mapped when they are first used.
+    Opening costs one look at the folder, and one at index and columns unless these wait for their first use, so that
+    a split may have thousands of shards; files are mapped when they are first used.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class EpisodeShard:
         specs: Sequence[ColumnSpec] = (),
         source_codes: NDArray[np.uint32] | None = None,
         *,
-        check_columns: bool = True,
+        check_all: bool = True,
     ) -> None:
         """Open and check; masks are judged by size alone and a wrong one is kept as `mask_problem`.
 
         `source_codes`: for each code in the `source` file of the shard, that of the split; None: they are the same.
-        Without `check_columns` the size of a column is compared when it is first used.
+        Without `check_all` the index is checked, and the size of a column compared, when it is first used.
         """
         self.folder = folder
         self._source_codes = source_codes
@@ -57,9 +57,11 @@ class EpisodeShard:
         self.mask_dtype: np.dtype[Any] | None = None
         self.mask_problem = ""
         self._judge_mask()
-        self._check_index()
+        self._index_is_checked = False
+        if check_all:
+            self._check_index()
         for spec in specs:
-            self._check_column(spec, size=check_columns)
+            self._check_column(spec, size=check_all)
 
     def _records(self, name: str, record: int) -> int:
         size = self._sizes[name]
@@ -79,7 +81,7 @@ class EpisodeShard:
         )
 
     def _check_column(self, spec: ColumnSpec, *, size: bool) -> None:
-        if spec.file not in self._names or spec.offsets_file not in self._names | {""}:
+        if spec.file not in self._names or (spec.offsets_file and spec.offsets_file not in self._names):
             raise FormatError(
                 f"{self.folder}: {spec.file} is missing; the manifest names it as the column {spec.name!r}"
             )
@@ -98,10 +100,20 @@ class EpisodeShard:
             raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
 
     def _check_index(self) -> None:
-        """Every episode lies inside `tokens.bin`; unsigned sums that would wrap around are caught too."""
+        for _ in self._index_records():
+            pass
+
+    def _index_records(self) -> Iterator[tuple[int, NDArray[np.uint64], NDArray[np.uint64]]]:
+        """The index a piece at a time: number of the first episode, starts and lengths.
+
+        Every episode lies inside `tokens.bin`; unsigned sums that would wrap around are caught too.
+        """
         total = np.uint64(self.tokens)
         for first in range(0, self.episodes, CHECK_CHUNK):
-            data = self._read(INDEX, first * 16, min(CHECK_CHUNK, self.episodes - first) * 16)
+            size = min(CHECK_CHUNK, self.episodes - first) * 16
+            data = self._read(INDEX, first * 16, size)
+            if len(data) != size:
+                raise FormatError(f"{self.folder / INDEX}: was cut while it was read; open the dataset again")
             records = np.frombuffer(data, dtype="<u8")
             starts, lengths = records[::2], records[1::2]
             outside = (starts > total) | (lengths > total - np.minimum(starts, total))
@@ -113,6 +125,13 @@ class EpisodeShard:
                     f"token {start + length:,}, but {TOKENS} has {self.tokens:,} tokens: one of the two files was cut "
                     "or replaced"
                 )
+            yield first, starts, lengths
+        self._index_is_checked = True
+
+    def copy_lengths(self, out: NDArray[np.int64]) -> None:
+        """Write the lengths of all episodes, without mapping the index."""
+        for first, _, lengths in self._index_records():
+            out[first : first + len(lengths)] = lengths
 
     def _map(self, name: str, dtype: DTypeLike, records: int | None) -> MappedFile:
         """A file that must hold so many records; None: any number."""
@@ -129,6 +148,8 @@ class EpisodeShard:
     @property
     def index(self) -> NDArray[np.uint64]:
         """(episodes, 2): start and length of every episode, in tokens of this shard."""
+        if not self._index_is_checked:
+            self._check_index()
         return self._map(INDEX, INDEX_TYPE, self.episodes).array
 
     @property
@@ -203,9 +224,9 @@ class EpisodeShard:
 def _files(folder: Path) -> tuple[set[str], dict[str, int]]:
     """The names in a folder, and the sizes of the three files that every reader knows."""
     try:
-        with os.scandir(folder) as entries:
-            there = {entry.name: entry for entry in entries}
-        return set(there), {name: there[name].stat().st_size for name in (TOKENS, INDEX, MASK) if name in there}
+        path = os.fspath(folder)
+        names = set(os.listdir(path))
+        return names, {name: os.stat(f"{path}/{name}").st_size for name in (TOKENS, INDEX, MASK) if name in names}
     except OSError as error:
         raise FormatError(f"{folder}: {error.strerror or error}; the dataset is not complete") from error
 

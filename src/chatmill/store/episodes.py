@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_ma
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
 from chatmill.store.fingerprint import probe
 from chatmill.store.mapped import RecentlyUsed, open_file_limit
+from chatmill.store.pack_plan import PackPlan, read_pack_plan
+from chatmill.store.split import Ints, Split
 
 log = logging.getLogger(__name__)
 
 FEW_SHARDS = 1000
-"""Up to so many, all columns are looked at when a split is opened; of more, when they are first used."""
+"""Up to so many, indexes and columns are checked when a split is opened; of more, when they are first used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,7 @@ class Episode:
         return len(self.ids)
 
 
-class EpisodeDataset:
+class EpisodeDataset(Split):
     """The episodes of one split, flat or sharded, in the order of their shards' names.
 
     Opening reads the index, checks it against the files, and maps the rest when it is needed.
@@ -73,7 +77,7 @@ class EpisodeDataset:
         self.columns: dict[str, ColumnSpec] = {spec.name: spec for spec in specs}
         self.shards: list[EpisodeShard] = []
         for folder, codes in zip(folders, _source_codes(self.manifest, len(folders)), strict=True):
-            self.shards.append(EpisodeShard(folder, specs, codes, check_columns=len(folders) <= FEW_SHARDS))
+            self.shards.append(EpisodeShard(folder, specs, codes, check_all=len(folders) <= FEW_SHARDS))
         self.episode_offsets: NDArray[np.int64] = offsets_of(np.array([s.episodes for s in self.shards]))
         """First episode of each shard, and the number of all episodes."""
         self.tokens: int = sum(shard.tokens for shard in self.shards)
@@ -82,15 +86,20 @@ class EpisodeDataset:
         """Why a split with some masks is read without them; empty when nothing is wrong."""
         if strict and self.mask_problem:
             raise FormatError(self.mask_problem)
-        self.has_masks: bool = not self.mask_problem and all(s.mask_dtype is not None for s in self.shards)
+        self.has_masks = not self.mask_problem and all(s.mask_dtype is not None for s in self.shards)
+        self.has_kinds = "kinds" in self.columns
         if len(self) == 0:
             raise FormatError(f"{self.folder}: an empty split: its index has no episodes")
         self._files_per_shard = 3
         """That readers have needed so far, at most; loaders need only these."""
         self._mapped = RecentlyUsed(open_file_limit(self._files_per_shard))
-        self._last = 0
+        self._last = -1
+        """The shard that was used last; none yet."""
         self._checked = checked_shards(self.folder, self.manifest) if check else None
-        self._fingerprint = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without arrays that are as long as the split: another process makes them anew where it needs them."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("lengths", "plan")}
 
     def _refuse_unfinished(self, strict: bool) -> None:
         mark = writing_mark(self.directory, self.split)
@@ -131,7 +140,7 @@ class EpisodeDataset:
             index=position,
             ids=shard.token_ids[tokens],
             weights=shard.mask[tokens] if self.has_masks else None,
-            kinds=shard.column("kinds")[tokens] if "kinds" in self.columns else None,
+            kinds=shard.column("kinds")[tokens] if self.has_kinds else None,
             source=None if source is None else self._source_name(names, source, shard, row),
             turns=shard.value("turns", row),
             trained=shard.value("trained", row),
@@ -149,13 +158,27 @@ class EpisodeDataset:
             )
         return names[code]
 
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Tokens of every episode (a new array)."""
+    @cached_property
+    def lengths(self) -> Ints:
+        """Tokens of every episode (read-only)."""
         out = np.empty(len(self), dtype=np.int64)
-        for i in range(len(self.shards)):
-            out[self.episode_offsets[i] : self.episode_offsets[i + 1]] = self.shard(i).index[:, 1]
+        borders = self.episode_offsets.tolist()
+        for number, shard in enumerate(self.shards):
+            if self._checked is not None:
+                self._checked.check(number)
+            shard.copy_lengths(out[borders[number] : borders[number + 1]])
+        out.flags.writeable = False
         return out
+
+    @cached_property
+    def plan(self) -> PackPlan | None:
+        """Which episodes share a row; None where the split is not packed. Read and checked when first asked for."""
+        return read_pack_plan(self.folder, self.lengths)
+
+    @property
+    def shard_count(self) -> int:
+        """Shards of the split; 1 where it is flat."""
+        return len(self.shards)
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -178,6 +201,13 @@ class EpisodeDataset:
         shard = self.shards[number]
         if self._checked is not None:
             self._checked.check(number)
+        if number != self._last:
+            self._let_go_for(number)
+        shard.check_sizes()
+        return shard
+
+    def _let_go_for(self, number: int) -> None:
+        """Note that another shard is used, and unmap those that are too many now."""
         used, self._last = self.shards[self._last].mapped_files, number
         if used > self._files_per_shard:
             self._files_per_shard = used
@@ -187,40 +217,65 @@ class EpisodeDataset:
         old = self._mapped.use(number)
         if old is not None:
             self.shards[old].release()
-        shard.check_sizes()
-        return shard
 
-    def locate(self, episodes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Shard number, start and length (in tokens) of each of the given episodes."""
+    def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
+        """Ids, weights and kinds of a whole shard, flat (views of its files)."""
+        files = self.shard(shard)
+        return (
+            files.token_ids,
+            files.mask if self.has_masks else None,
+            files.column("kinds") if self.has_kinds else None,
+        )
+
+    def facts(self, name: str, numbers: Ints) -> list[Any] | None:
+        """Record ids (`record_id`), source names (`source`) or assistant turns (`turns`) of some episodes.
+
+        None where the dataset does not store them.
+        """
+        if name not in self.columns:
+            return None
+        shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
+        rows = numbers - self.episode_offsets[shards]
+        breaks = (np.flatnonzero(np.diff(shards)) + 1).tolist()
+        values: list[Any] = []
+        for first, last in itertools.pairwise([0, *breaks, len(numbers)] if len(numbers) else []):
+            shard = self.shard(int(shards[first]))
+            mine = rows[first:last]
+            if name == "record_id":
+                values += [shard.text(name, row) for row in mine.tolist()]
+            else:
+                values += shard.column(name)[mine].tolist()
+        return [self.source_names[code] for code in values] if name == "source" else values
+
+    def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+        """Shard number, start and length (in tokens) of some episodes."""
         if len(self.shards) == 1:
-            starts, lengths = self.shard(0).index[episodes].astype(np.int64).T
-            return np.zeros(len(episodes), dtype=np.int64), starts, lengths
-        numbers = np.searchsorted(self.episode_offsets, episodes, side="right") - 1
-        spans = np.empty((len(episodes), 2), dtype=np.int64)
-        for number in np.unique(numbers).tolist():
-            chosen = numbers == number
-            spans[chosen] = self.shard(number).index[episodes[chosen] - self.episode_offsets[number]]
-        return numbers, spans[:, 0], spans[:, 1]
+            starts, lengths = self.shard(0).index[numbers].astype(np.int64).T
+            return np.zeros(len(numbers), dtype=np.int64), starts, lengths
+        shards = np.searchsorted(self.episode_offsets, numbers, side="right") - 1
+        spans = np.empty((len(numbers), 2), dtype=np.int64)
+        for shard in np.unique(shards).tolist():
+            chosen = shards == shard
+            spans[chosen] = self.shard(shard).index[numbers[chosen] - self.episode_offsets[shard]]
+        return shards, spans[:, 0], spans[:, 1]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """sha256 over shard names, sizes, the whole index and samples of the tokens and masks.
 
         Files up to 256 KiB are hashed whole, larger ones at evenly spaced places: it is made to tell datasets apart
         when a run goes on, at the price of milliseconds. The manifest's file hashes are what proves every byte.
         """
-        if not self._fingerprint:
-            digest = hashlib.sha256(b"chatmill-episodes-1")
-            for i, shard in enumerate(self.shards):
-                self.shard(i)
-                name = shard.folder.name if len(self.shards) > 1 else ""
-                digest.update(f"{name}\0{shard.episodes}\0{shard.tokens}\0{shard.mask_dtype}\0".encode())
-                digest.update(shard.index.data)
-                probe(digest, shard.token_ids, shards=len(self.shards))
-                if self.has_masks:
-                    probe(digest, shard.mask, shards=len(self.shards))
-            self._fingerprint = digest.hexdigest()
-        return self._fingerprint
+        digest = hashlib.sha256(b"chatmill-episodes-1")
+        for i, shard in enumerate(self.shards):
+            self.shard(i)
+            name = shard.folder.name if len(self.shards) > 1 else ""
+            digest.update(f"{name}\0{shard.episodes}\0{shard.tokens}\0{shard.mask_dtype}\0".encode())
+            digest.update(shard.index.data)
+            probe(digest, shard.token_ids, shards=len(self.shards))
+            if self.has_masks:
+                probe(digest, shard.mask, shards=len(self.shards))
+        return digest.hexdigest()
 
 
 def _source_codes(manifest: EpisodeManifest | None, shards: int) -> list[NDArray[np.uint32] | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, kinds_of_spans
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError, UnknownNameError
-from chatmill.store.documents import DocumentSet, Ints, StoredDataset, fingerprint_of
+from chatmill.store.documents import StoredDataset, fingerprint_of
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS, KDShard, find_kd_root, sidecar_prefix
 from chatmill.store.megatron import idx_path
 from chatmill.store.receipts import SEAL
+from chatmill.store.split import Ints, Split
 
 O200K_FINGERPRINT = "121b20d1a306b5380b3a56876fa683ecc17e49547161f4a2f3b439b4b2b7ddb3"
 """That of the one tokenizer of these datasets, whose vocabulary file is fixed."""
@@ -43,7 +45,7 @@ class _TokenAligned:
         return self._made(np.concatenate([np.zeros(1, dtype=np.uint8), self._values[: stop - 1]]))
 
 
-class KDDocuments(DocumentSet):
+class KDDocuments(Split):
     """The documents of one split, shard after shard."""
 
     def __init__(self, prefixes: Sequence[str]) -> None:
@@ -51,11 +53,23 @@ class KDDocuments(DocumentSet):
         self._opened = [KDShard.open(prefix) for prefix in prefixes]
         self._firsts = offsets_of(np.array([len(shard) for shard in self._opened]))
         self._starts = [offsets_of(shard.tokens.lengths.astype(np.int64)) for shard in self._opened]
-        self.lengths = np.concatenate([np.diff(starts) for starts in self._starts])
-        self.has_weights = self.has_kinds = True
-        self.shards = len(self._opened)
-        self.fingerprint = hashlib.sha256("".join(s.fingerprint() for s in self._opened).encode()).hexdigest()
+        self.has_masks = self.has_kinds = True
         self._record_ids: dict[int, list[str]] = {}
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Tokens of every document."""
+        return np.concatenate([np.diff(starts) for starts in self._starts])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash over those of the shards."""
+        return hashlib.sha256("".join(shard.fingerprint() for shard in self._opened).encode()).hexdigest()
+
+    @property
+    def shard_count(self) -> int:
+        """Shards of the split."""
+        return len(self._opened)
 
     @property
     def plan(self) -> None:
@@ -86,13 +100,14 @@ class KDDocuments(DocumentSet):
             self._record_ids = {shard: self._opened[shard].record_ids()}
         return self._record_ids[shard]
 
-    def _locate(self, numbers: Ints) -> tuple[Ints, Ints]:
+    def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+        """Shard number, start and length (in tokens) of some documents."""
         shards = np.searchsorted(self._firsts, numbers, side="right") - 1
         starts = np.empty(len(numbers), dtype=np.int64)
         for shard in np.unique(shards).tolist():
             own = shards == shard
             starts[own] = self._starts[shard][numbers[own] - self._firsts[shard]]
-        return shards, starts
+        return shards, starts, self.lengths[numbers]
 
 
 def _has_ids(shard: KDShard) -> bool:
@@ -105,9 +120,7 @@ def open_kd_dataset(directory: Path, splits: Sequence[str] | None) -> StoredData
     for name in splits or ():
         if name not in root.splits:
             raise UnknownNameError("split", name, list(root.splits), "A split without documents has no shards.")
-    opened: dict[str, DocumentSet] = {
-        name: KDDocuments(prefixes) for name, prefixes in root.splits.items() if not splits or name in splits
-    }
+    opened = {name: KDDocuments(prefixes) for name, prefixes in root.splits.items() if not splits or name in splits}
     manifest = root.manifest if SEAL in root.manifest else None
     if not opened:
         raise FormatError(f"{directory}: holds no documents")

@@ -7,9 +7,9 @@ from typing import Any
 
 from chatmill.core.model_vocabulary import ModelVocabulary, model_vocabulary, refuse_beyond
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.documents import DocumentSet
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
+from chatmill.store.split import Split
 
 WAY_OUT = (
     "Build with the model's tokenizer and its own template. If its embedding is to grow, name the new size in the "
@@ -17,7 +17,7 @@ WAY_OUT = (
 )
 
 
-def refuse_ids_beyond(dataset: EpisodeDataset | DocumentSet, about: Mapping[str, Any], model: Any = None) -> None:
+def refuse_ids_beyond(split: Split, about: Mapping[str, Any], model: Any = None) -> None:
     """`ConfigError` for an id without an embedding, in `model` or else in the model that the dataset was built for.
 
     `model`: a folder, a loaded model or config, or the number of embeddings. Tokens are read only where the tokenizer
@@ -27,8 +27,7 @@ def refuse_ids_beyond(dataset: EpisodeDataset | DocumentSet, about: Mapping[str,
     size = about.get("tokenizer", {}).get("vocab_size")
     if known is None or (size is not None and size <= known.size):
         return
-    documents = dataset if isinstance(dataset, DocumentSet) else DocumentSet(dataset)
-    largest = max(int(documents.shard_columns(number)[0].max(initial=0)) for number in range(documents.shards))
+    largest = max(int(split.shard_columns(number)[0].max(initial=0)) for number in range(split.shard_count))
     refuse_beyond(largest, known, "the dataset has", WAY_OUT)
 
 

@@ -147,7 +147,7 @@ def describe_exit(code: int) -> str:
 class Strikes:
     """Counts the workers that each job has killed."""
 
-    def __init__(self, specs: Sequence[object]) -> None:
+    def __init__(self, specs: Sequence[object] | Mapping[int, object]) -> None:
         self._specs = specs
         self._causes: dict[int, list[str]] = {}
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.store.documents import Documents
+from chatmill.store.split import Documents
 
 CONTEXT = 8
 """Equal tokens that are shown on both sides of a change inside a run."""

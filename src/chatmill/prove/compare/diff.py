@@ -17,7 +17,8 @@ from chatmill.prove.compare.changes import Line, changed_lines
 from chatmill.prove.compare.manifests import Difference, decoder_of, manifest_differences
 from chatmill.prove.compare.pairing import Match, Pairs, pair_records
 from chatmill.prove.compare.side import Side, common_keys
-from chatmill.store.documents import Documents, StoredDataset, open_dataset
+from chatmill.store.documents import StoredDataset, open_dataset
+from chatmill.store.split import Documents
 from chatmill.tokenizer.protocol import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -302,7 +303,7 @@ def _notes(a: Side, b: Side) -> Iterator[str]:
         if not any(documents.facts("record_id", np.arange(1)) for documents in side.sets):
             yield f"{letter} stores no ids of records: its records are matched by content, then by place"
         for name, documents in side.dataset.splits.items():
-            if not documents.has_weights:
+            if not documents.has_masks:
                 yield f"{letter}, {name}: no weights are stored; every token counts as trained"
             if not documents.has_kinds:
                 yield f"{letter}, {name}: no kinds are stored; kinds are not compared there"

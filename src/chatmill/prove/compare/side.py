@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.prove.compare.pairing import Digests, Keys
-from chatmill.store.documents import Documents, DocumentSet, StoredDataset, even_ranges
+from chatmill.store.documents import StoredDataset
+from chatmill.store.split import Documents, Split, even_ranges
 
 Ints = NDArray[np.int64]
 
@@ -22,7 +23,7 @@ class Side:
     def __init__(self, dataset: StoredDataset) -> None:
         self.dataset = dataset
         self.names = list(dataset.splits)
-        self.sets: list[DocumentSet] = list(dataset.splits.values())
+        self.sets: list[Split] = list(dataset.splits.values())
         self.firsts = offsets_of(np.array([len(documents) for documents in self.sets], dtype=np.int64))
 
     def __len__(self) -> int:

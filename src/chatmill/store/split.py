@@ -1,0 +1,138 @@
+"""One split of a dataset, however it is stored: documents with numbers, read in any order as flat columns."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.tokens import offsets_of
+from chatmill.store.pack_plan import PackPlan
+
+Ints = NDArray[np.int64]
+
+BATCH_TOKENS = 1 << 20
+"""Tokens that are read at a time; bounds memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documents:
+    """Some documents as flat columns; document `i` is `ids[offsets[i]:offsets[i + 1]]`."""
+
+    ids: NDArray[np.uint32]
+    offsets: Ints
+    weights: NDArray[Any] | None
+    """Token-aligned, uint8 or float32; None where the dataset stores none: every token is a target."""
+    kinds: NDArray[np.uint8] | None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def full_weights(self) -> NDArray[Any]:
+        """The weights; 1 everywhere where none are stored."""
+        return np.ones(len(self.ids), dtype=np.uint8) if self.weights is None else self.weights
+
+    @property
+    def trained(self) -> NDArray[np.bool_]:
+        """Which tokens are targets."""
+        return self.full_weights > 0
+
+
+class Split(ABC):
+    """The documents of one split, numbered from 0 in the order of the build."""
+
+    has_masks: bool
+    has_kinds: bool
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    @abstractmethod
+    def lengths(self) -> Ints:
+        """Tokens of every document."""
+
+    @property
+    @abstractmethod
+    def plan(self) -> PackPlan | None:
+        """Which documents share a row; None where the split is not packed."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Differs where the documents do."""
+
+    @property
+    @abstractmethod
+    def shard_count(self) -> int:
+        """Shards that the split is stored in."""
+
+    @abstractmethod
+    def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
+        """Ids, weights and kinds of a whole shard, flat."""
+
+    @abstractmethod
+    def facts(self, name: str, numbers: Ints) -> list[Any] | None:
+        """Record ids (`record_id`), source names (`source`) or assistant turns (`turns`) of some documents.
+
+        None where the dataset does not store them.
+        """
+
+    @abstractmethod
+    def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+        """Shard number, start and length (in tokens) of some documents."""
+
+    def gather(self, numbers: Ints, lengths: Ints | None = None) -> Documents:
+        """Some documents in the order asked for, or only the first `lengths` tokens of each.
+
+        Neighbours on disk are read in one piece, so a walk in the order of the files costs no loop over documents.
+        """
+        shards, starts, whole = self.locate(numbers)
+        taken = whole if lengths is None else lengths
+        ends = starts + taken
+        breaks = np.flatnonzero((shards[1:] != shards[:-1]) | (starts[1:] != ends[:-1])) + 1
+        firsts = np.append(0, breaks)[: len(numbers)]
+        lasts = np.append(breaks, len(numbers))[: len(numbers)] - 1
+        opened = {shard: self.shard_columns(shard) for shard in np.unique(shards).tolist()}
+        pieces: list[list[NDArray[Any]]] = [[], [], []]
+        for shard, start, end in zip(
+            shards[firsts].tolist(), starts[firsts].tolist(), ends[lasts].tolist(), strict=True
+        ):
+            for column, values in zip(pieces, opened[shard], strict=True):
+                if values is not None:
+                    column.append(values[start:end])
+        ids, weights, kinds = pieces
+        return Documents(
+            ids=_joined(ids, np.uint32),
+            offsets=offsets_of(taken),
+            weights=_joined(weights, np.uint8) if self.has_masks else None,
+            kinds=_joined(kinds, np.uint8) if self.has_kinds else None,
+        )
+
+    def batches(self) -> Iterator[Ints]:
+        """All numbers in order, in groups of about `BATCH_TOKENS` tokens."""
+        numbers = np.arange(len(self), dtype=np.int64)
+        return (numbers[first:last] for first, last in even_ranges(self.lengths))
+
+
+def _joined(pieces: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    if not pieces:
+        return np.empty(0, dtype=dtype)
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def even_ranges(tokens: Ints, most: int | None = None) -> Iterator[tuple[int, int]]:
+    """Ranges of consecutive items of up to `most` tokens each (default: `BATCH_TOKENS`); a longer item is alone."""
+    most = BATCH_TOKENS if most is None else most
+    ends = np.cumsum(tokens)
+    first = 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + most, side="right")))
+        yield first, last
+        first = last
