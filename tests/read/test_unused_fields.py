@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,13 @@ def read(records: list[dict[str, Any]], shape: str = "openai") -> Any:
     return read_lines(data, lines, path="f", source="s", shape=find_shape(shape))
 
 
+def by_name(found: Any) -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for (_, name), count in found.unused.items():
+        sums[name] += count
+    return dict(sums)
+
+
 RECORDS = [
     record(meta=5, nothing=None, empty=[], none={}, text=""),
     record(label=3, meta={"a": 1}, naïve=1),
@@ -51,7 +59,8 @@ COUNTS = {"meta": 3, "label": 1, "na\u00efve": 1, 'a "b"': 1, "messages[].time":
 def test_unused_fields_are_counted_by_name() -> None:
     found, errors = read(RECORDS)
     assert not errors
-    assert dict(found.unused) == COUNTS
+    assert by_name(found) == COUNTS
+    assert found.unused["web", 'a "b"'] == found.unused["s", "label"] == 1
     assert found.take(read(RECORDS)[0].offsets[:1]).unused == {}
 
 
@@ -59,7 +68,7 @@ def test_more_different_fields_than_the_scanner_has_room_for() -> None:
     found, _ = read([record(**{f"field{i}": 1 for i in range(j, j + 40)}) for j in (0, 40)])
     if library() is not None:
         assert len(found.unused) == MAX_UNUSED + 1
-        assert found.unused[MORE_FIELDS] == 80 - MAX_UNUSED
+        assert found.unused["s", MORE_FIELDS] == 80 - MAX_UNUSED
     assert sum(found.unused.values()) == 80
 
 
@@ -70,7 +79,7 @@ def test_columns_of_parquet_count_the_same() -> None:
         pa.RecordBatch.from_pylist(rows), first=1, path="f", source="s", shape=find_shape("openai")
     )
     assert not errors
-    assert dict(found.unused) == {"meta": 2, "tags": 1, "note": 1, "messages[].time": 1}
+    assert by_name(found) == {"meta": 2, "tags": 1, "note": 1, "messages[].time": 1}
 
 
 def test_what_has_a_meaning_is_read() -> None:
@@ -192,3 +201,26 @@ def test_a_parquet_file_is_built_with_its_unused_columns_counted(tmp_path: Path)
     recipe: Any = {"sources": [{"path": str(tmp_path / "chats.parquet")}], "tokenizer": "bytes", "template": "chatml"}
     built = run_build({**recipe, "add_control_tokens": True}, tmp_path / "a", workers=0).manifest
     assert built["ledger"]["notes"]["chats"]["unused_field meta"] == 1
+
+
+@pytest.mark.parametrize("file", ["chats.jsonl", "chats.json", "chats.parquet"])
+def test_unused_fields_are_counted_under_the_source_of_their_record(tmp_path: Path, file: str) -> None:
+    records = [record(source="web", meta=1), record(source="books", meta=None), record(source=None, meta=2)]
+    records += [record(source="web", meta=3), record(source="books", meta=4)]
+    # the scanner declines another spelling of a role
+    records.append({"source": "web", "meta": 5, "messages": [{**PAIR[0], "role": "Human"}, PAIR[1]]})
+    match Path(file).suffix:
+        case ".jsonl":
+            write_jsonl(tmp_path / file, records)
+        case ".json":
+            (tmp_path / file).write_text(json.dumps(records))
+        case _:
+            pq.write_table(pa.Table.from_pylist(records), tmp_path / file)
+    recipe: Any = {"sources": [{"path": str(tmp_path / file)}], "tokenizer": "bytes", "template": "chatml"}
+    built = run_build({**recipe, "add_control_tokens": True}, tmp_path / "a", workers=0).manifest
+    notes = built["ledger"]["notes"]
+    assert {source: held.get("unused_field meta") for source, held in notes.items()} == {
+        "web": 3,
+        "books": 1,
+        "chats": 1,
+    }
