@@ -18,6 +18,7 @@ from chatmill.compiler.run import run_build
 from chatmill.core.conversations import unused_fields, unused_sentence
 from chatmill.core.native.library import library
 from chatmill.core.native.scan import MAX_UNUSED, MORE_FIELDS
+from chatmill.dataset.compile import compile
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.prove.verify import verify
 from chatmill.read.columns import line_groups, read_lines
@@ -162,6 +163,31 @@ def test_pairs_train_the_chosen_answer_on_request(tmp_path: Path) -> None:
         list(ConversationFile(alone, preferences="chosen"))
 
 
+@pytest.mark.parametrize(
+    ("pair", "wanted"),
+    [
+        ({"prompt": "q", "messages": [PAIR[0]], "chosen": "a"}, ["q", "a"]),
+        ({"prompt": "q", "chosen": PAIR, "messages": PAIR}, ["q", "a"]),
+        ({"prompt": "q", "chosen": [PAIR[1], {**PAIR[0], "content": "q2"}, PAIR[1]]}, ["q", "a", "q2", "a"]),
+        ({"system": "s", "question": "q", "chosen": "a"}, ["s", "q", "a"]),
+        ({"system": "s", "chosen": PAIR}, ["s", "q", "a"]),
+        ({"prompt": "other", "messages": [PAIR[0]], "chosen": "a"}, "prompt_twice"),
+        ({"prompt": "other", "chosen": PAIR}, "prompt_twice"),
+        ({"instruction": "other", "prompt": "q", "chosen": "a"}, "prompt_twice"),
+        ({"system": "s", "chosen": [{"role": "system", "content": "t"}, *PAIR]}, "system_twice"),
+    ],
+)
+def test_what_a_chosen_answer_answers_is_said_once(pair: dict[str, Any], wanted: list[str] | str) -> None:
+    found, errors = read([{"rejected": "b", **pair}], "chosen")
+    if isinstance(wanted, str):
+        assert [error.code for error in errors] == [wanted]
+        assert "keep one" in str(errors[0])
+    else:
+        assert not errors
+        assert [message.content for message in found[0].messages] == wanted
+        assert not found.unused
+
+
 def test_builds_count_unused_fields_and_leave_out_on_request(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "chats.jsonl", [record(meta=1), record(label=False), record(label=True, meta=2)])
     pairs = write_jsonl(tmp_path / "pairs.jsonl", PAIRS)
@@ -194,6 +220,25 @@ def test_commands_name_unused_fields(tmp_path: Path) -> None:
     assert look.recipe.preferences == "chosen"
     assert "\npreferences: chosen\n" in recipe_text(look)
     assert unused_sentence({}) == ""
+
+
+def test_commands_name_what_is_not_read_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "chats").mkdir()
+    write_jsonl(tmp_path / "chats" / "a.jsonl", [record()])
+    (tmp_path / "chats" / "b.jsonl.bak").write_text("")
+    sentence = "1 file whose ending is not known (b.jsonl.bak)."
+    chats = str(tmp_path / "chats")
+    for words in (
+        ["build", chats, "-t", "bytes", "-o", str(tmp_path / "a"), "--add-control-tokens", "-w", "0", "--json"],
+        ["preview", chats, "-t", "bytes", "--json"],
+        ["init", chats, "-t", "bytes", "-o", "-"],
+    ):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        assert sentence in done.stderr, words
+        assert sentence not in done.stdout
+    with pytest.warns(UserWarning, match="b.jsonl.bak"):
+        compile(chats, model="bytes", template="chatml", add_control_tokens=True)
 
 
 def test_a_parquet_file_is_built_with_its_unused_columns_counted(tmp_path: Path) -> None:

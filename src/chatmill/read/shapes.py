@@ -28,7 +28,7 @@ from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
 from chatmill.read.files import TOO_DEEP, decode_line
 from chatmill.read.looks import Record, first_message, is_harmony, is_openai, listed
 from chatmill.read.part_shapes import ANTHROPIC, LLAMAFACTORY_V1, PartForm
-from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, refuse_pairs
+from chatmill.read.preferences import PAIR_FIELDS, behind_system, chosen_messages, refuse_pairs
 from chatmill.read.shape_files import SUFFIXES, decoded_definition, definition_text, read_definition
 
 NO_OPTIONS: Mapping[str, Any] = {}
@@ -121,7 +121,7 @@ class Shape:
         if self.calls_role and isinstance(items, list):
             items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
         found = self._part_messages(items, key) if self.parts and isinstance(items, list) else self._listed(items, key)
-        return _behind_system(tuple(_turns(record, self)), found) if self.turns else found
+        return behind_system(tuple(_turns(record, self)), found) if self.turns else found
 
     def _listed(self, items: object, key: str) -> tuple[Message, ...]:
         return parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
@@ -206,19 +206,6 @@ def _refuse_unfit(record: Record, shape: Shape) -> None:
 def _system(record: Record, key: str) -> tuple[Message, ...]:
     text = _text(record, key, default="") if key else ""
     return (Message(Role.SYSTEM, text),) if text else ()
-
-
-def _behind_system(turns: tuple[Message, ...], listed: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Turns, then the list; a system message that both have is there once, and two different ones are refused."""
-    if not turns or turns[-1].role is not Role.SYSTEM or listed[0].role is not Role.SYSTEM:
-        return (*turns, *listed)
-    if turns[-1].content != listed[0].content:
-        raise RecordError(
-            "the record has a system text, and its list of messages begins with another one; keep one",
-            code="system_twice",
-            path="system",
-        )
-    return (*turns[:-1], *listed)
 
 
 def _functions(record: Record, shape: Shape, tools: tuple[Any, ...]) -> tuple[Any, ...]:
