@@ -15,21 +15,21 @@ def _tokenizers() -> list[str]:
 
 
 def _templates() -> list[str]:
-    from chatmill.render.registry import bundled_names
+    from chatmill.render.registry import template_names
 
-    return list(bundled_names())
+    return list(template_names())
 
 
 def _policies() -> list[str]:
-    from chatmill.label.presets import PRESETS
+    from chatmill.label.presets import PRESETS, packaged_policies
 
-    return list(PRESETS)
+    return [*PRESETS, *packaged_policies()]
 
 
 def _shapes() -> list[str]:
-    from chatmill.read.shapes import SHAPES
+    from chatmill.read.shapes import SHAPES, packaged_shapes
 
-    return list(SHAPES)
+    return [*SHAPES, *packaged_shapes()]
 
 
 def _overflows() -> list[str]:
