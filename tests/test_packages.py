@@ -17,7 +17,7 @@ from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.presets import find_policy
 from chatmill.prove.verify import verify
 from chatmill.read.shapes import find_shape
-from chatmill.render.registry import find_template
+from chatmill.render.registry import JinjaSource, find_template
 
 TEMPLATE = """{#-
 licence: MIT
@@ -115,6 +115,18 @@ def test_the_commands_list_them_and_run_nothing_for_it(site: Path) -> None:
     listed = CliRunner().invoke(app, ["templates"]).output
     assert "toy-template" in listed
     assert "the package toy-chat (MIT)" in listed
+
+
+def test_a_comment_is_a_header_where_it_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text(TEMPLATE)
+    assert not find_template(file).control_tokens, "a comment that somebody wrote for people"
+    file.write_text(TEMPLATE.replace("licence: MIT", "chatmill: template\nlicence: MIT\neos: <|im_end|>"))
+    found = find_template(file)
+    assert isinstance(found, JinjaSource)
+    assert found.control_tokens == ("<|im_start|>", "<|im_end|>")
+    assert found.stop_tokens == ("<|im_end|>",)
+    assert (found.licence, found.named_tokens) == ("MIT", {"eos_token": "<|im_end|>"})
 
 
 @pytest.mark.parametrize("find", [find_template, find_policy, find_shape])

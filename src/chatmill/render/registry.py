@@ -35,6 +35,8 @@ BUNDLED = Path(__file__).parent / "templates"
 PYTHON_TEMPLATES = ("token_native", "markers", "harmony")
 HEADER = re.compile(r"\A\{#-(.*?)-#\}", re.DOTALL)
 """The comment that a bundled Jinja template begins with: `key: value` lines about its origin."""
+OWN_HEADER = "chatmill"
+"""The line (`chatmill: template`) by which the comment of a user's own file is known as such a header."""
 CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 JINJA_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 
@@ -284,8 +286,11 @@ def _from_jinja(path: Path, name: str = "") -> JinjaSource:
         raise ConfigError(f"no template file {path}")
     text = _text_of(path)
     header = HEADER.match(text)
-    about = dict(re.findall(r"^\s*([a-z]+):\s*(.+?)\s*$", header.group(1), re.MULTILINE)) if header and name else {}
+    about = dict(re.findall(r"^\s*([a-z]+):\s*(.+?)\s*$", header.group(1), re.MULTILINE)) if header else {}
+    if not name and OWN_HEADER not in about:  # a comment that somebody wrote for people
+        about = {}
     beside = path.parent
+    said = {f"{key}_token": about[key] for key in ("bos", "eos") if key in about}
     return JinjaSource(
         name=name or path.name,
         text=text,
@@ -295,9 +300,7 @@ def _from_jinja(path: Path, name: str = "") -> JinjaSource:
         control_tokens=tuple(about.get("tokens", "").split()),
         stop_tokens=tuple(about.get("stops", "").split()),
         default_policy=about.get("policy", "assistant"),
-        named_tokens={f"{key}_token": about[key] for key in ("bos", "eos") if key in about}
-        if name
-        else _named_tokens(_json(beside / CONFIG)),
+        named_tokens=said if name else {**_named_tokens(_json(beside / CONFIG)), **said},
         stop_ids=() if name else _stop_ids(_json(beside / GENERATION_CONFIG)),
     )
 
