@@ -37,7 +37,7 @@ def test_without_the_source_they_are_unknown() -> None:
     report = audit(clean_rows(CHATML, chats(None, 0.0)), CHATML)
     assert report.passed
     assert codes(report) == {"last_untrained"}
-    assert report.unknown == ("Whether 4 answers were left out of training on purpose: --source tells",)
+    assert report.unknown == ("Whether 4 answers were left out of training on purpose: --source shows it",)
 
 
 def test_a_document_without_wanted_answers_may_train_nothing() -> None:

@@ -186,7 +186,7 @@ def test_an_unfinished_build_of_something_else(call: Call, recipe: Path, tmp_pat
     assert call("build", recipe, "-o", "out", "-w", "0", "--shard", "0/2").status == 0
     done = call("build", recipe, "-o", "out", "-w", "0")
     assert done.status == 2
-    assert "holds an unfinished build of this recipe: go on with --resume" in done.error
+    assert "holds an unfinished build of this recipe: continue with --resume" in done.error
     done = call("build", "chats.jsonl", "-o", "out", "-w", "0", *BYTES, "--policy", "all", "--resume")
     assert done.status == 2
     assert "holds an unfinished build of something else" in done.error

@@ -299,7 +299,7 @@ def test_status_0_1_and_141(chat_file: Path, tmp_path: Path) -> None:
         (["isolate", "nowhere"], "nowhere has no config.json"),
         (["init", "nowhere.jsonl"], "nowhere.jsonl"),
         (["transcripts", "nowhere.jsonl", "-t", "bytes", "--context-length", "9", "-o", "t"], "nowhere.jsonl"),
-        (["transcripts", "chats.jsonl", "-t", "bytes", "--context-length", "9", "-o", "."], "is no plain file"),
+        (["transcripts", "chats.jsonl", "-t", "bytes", "--context-length", "9", "-o", "."], "is not a regular file"),
     ],
 )
 def test_status_2(
@@ -407,7 +407,7 @@ def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
     out, said = process.communicate(timeout=300)
     assert process.returncode == Status.INTERRUPTED, said
-    assert said.splitlines() == ["What is done is kept in out: the same command with --resume goes on.", "Stopped."]
+    assert said.splitlines() == ["What is done is kept in out: the same command with --resume continues.", "Stopped."]
     assert "episodes" not in out, "the choices are printed, and no result"
     assert not (tmp_path / "out" / "manifest.json").exists()
     done = chatmill(*arguments, "--resume", "--json", cwd=tmp_path)

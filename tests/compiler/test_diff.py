@@ -436,7 +436,7 @@ def test_code_of_the_pages_runs(
     assert len(blocks) == 1
     exec(compile(blocks[0], page, "exec"), {"__name__": "docs"})
     out = capsys.readouterr().out
-    assert ("talk-0 weights ('train', 0) ('train', 0)" if page == "diff" else "stands in export.json alone") in out
+    assert ("talk-0 weights ('train', 0) ('train', 0)" if page == "diff" else "is in export.json alone") in out
 
 
 def test_what_cannot_be_compared_is_said(base: Path, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_hf_rows_are_the_packed_rows(rows: Path, tmp_path: Path) -> None:
         labels = [labels_of(episode.ids.tolist(), episode.weights) for episode in episodes]
         assert row["labels"] == [label for one in labels for label in (-100, *one[1:])]
     assert any("kinds are left out" in sentence for sentence in result.not_held)
-    assert any(f"{CAPACITY:,} tokens, stands in export.json" in sentence for sentence in result.not_held)
+    assert any(f"{CAPACITY:,} tokens, is in export.json" in sentence for sentence in result.not_held)
     assert result.manifest["source"]["layout"] == {"train": "rows"}
 
 

@@ -199,7 +199,7 @@ def test_a_packed_dataset_gives_the_same_bytes(built: Path, tmp_path: Path) -> N
     for split in ("train", "val"):
         write_pack_plan(tmp_path / "rows" / split, EpisodeDataset(built, split).lengths, 8000)
     result = export_dataset(tmp_path / "rows", "megatron", tmp_path / "one", eod_id=EOD)
-    assert "Megatron packs anew" in result.not_held[0]
+    assert "Megatron packs again" in result.not_held[0]
     export_dataset(built, "megatron", tmp_path / "two", eod_id=EOD)
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("shard_*"))
     assert len(files) == 12

@@ -181,7 +181,7 @@ def test_the_command_killed_at_its_end_and_resumed(sets: Sets, fast: Path) -> No
     assert not (fast / "out" / "manifest.json").exists()
     refused = chatmill(*sets.command(fast / "out"))
     assert refused.returncode == 2
-    assert "holds an unfinished build of this recipe: go on with --resume" in unboxed(refused.stderr)
+    assert "holds an unfinished build of this recipe: continue with --resume" in unboxed(refused.stderr)
     again = chatmill(*sets.command(fast / "out", "-w", "2", "--resume"))
     assert again.returncode == 0, again.stderr
     sets.check(fast / "out")

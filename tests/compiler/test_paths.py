@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chatmill.compiler.paths import resolve_paths
+from chatmill.compiler.paths import not_read_sentences, resolve_paths
 from chatmill.errors import ConfigError
 
 
@@ -83,3 +83,21 @@ def test_long_lists_are_cut_and_empty_folders_said(home: Path) -> None:
         resolve_paths(["empty/q*.parquet"])
     with pytest.raises(ConfigError, match="no input files"):
         resolve_paths([])
+
+
+def test_what_a_folder_holds_and_is_not_read_is_named(home: Path) -> None:
+    assert not_read_sentences(["data/*.jsonl", "data/a.jsonl", "s3://data"]) == []
+    assert not_read_sentences(["data"]) == ["Not read in data: 2 folders (deep/, folder.jsonl/)."]
+    for name in ("notes.txt", "a.jsonl.bak"):
+        (home / "data" / name).write_text("")
+    assert not_read_sentences(["data"]) == [
+        "Not read in data: 2 files whose endings are not known (a.jsonl.bak, notes.txt) and 2 folders "
+        "(deep/, folder.jsonl/)."
+    ]
+    for number in range(9):
+        (home / "data" / "deep" / f"{number}.md").write_text("")
+    (home / "data" / "deep" / "er.jsonl").write_text("")
+    [sentence] = not_read_sentences(["data/deep"])
+    assert "9 files whose endings are not known (0.md, 1.md, 2.md, 3.md, 4.md and 4 more)" in sentence
+    (home / "data" / "deep" / "state.json").write_text("{}")  # a folder of `datasets` says itself what is in it
+    assert not_read_sentences(["data/deep"]) == []

@@ -127,6 +127,7 @@ def test_what_is_not_there_is_one_clear_error(store: Any) -> None:
     [
         ("s3://mill/a.jsonl", "s3fs", "needs the package 's3fs': pip install 'chatmill[s3]'"),
         ("gs://mill/a.jsonl", "gcsfs", "needs the package 'gcsfs': pip install 'chatmill[gs]'"),
+        ("hf://datasets/a/b/a.jsonl", "huggingface_hub", "package 'huggingface_hub': pip install 'chatmill[hf]'"),
         ("https://example.com/a.jsonl", "aiohttp", "needs the package 'aiohttp': pip install 'chatmill[http]'"),
         ("s3://mill/a.jsonl", "fsspec", "needs the package 'fsspec': pip install 'chatmill[s3]'"),
     ],

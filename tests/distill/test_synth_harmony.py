@@ -273,7 +273,7 @@ def test_a_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "out" / "manifest.json").exists()
     kept = {path.name: path.stat().st_ino for path in (tmp_path / "out/.build/shards").iterdir()}
     assert len(kept) >= 3
-    with pytest.raises(ConfigError, match=r"is there already and is not overwritten; go on with --resume"):
+    with pytest.raises(ConfigError, match=r"is there already and is not overwritten; continue with --resume"):
         write_synth_harmony(source, tmp_path / "out", **options)
     with pytest.raises(ConfigError, match="holds an unfinished run of another input, other options"):
         write_synth_harmony(source, tmp_path / "out", resume=True, **{**options, "rows_per_shard": 61})

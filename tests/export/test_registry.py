@@ -102,7 +102,7 @@ def test_a_target_from_a_package(dataset: Path, tmp_path: Path, packages: Path) 
 def test_a_package_cannot_change_a_name_of_chatmill(packages: Path) -> None:
     write_package(packages, TOY.replace('"lines"', '"hf"'), "hf")
     assert find_target("hf").origin == "chatmill"
-    with pytest.raises(ConfigError, match="toy-exports: its export target is named 'hf', which is one of Chatmill"):
+    with pytest.raises(ConfigError, match="toy-exports: its export target 'hf' has the name of one of Chatmill"):
         packaged_targets()
 
 

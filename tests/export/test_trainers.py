@@ -272,7 +272,7 @@ def test_levanter_packs_documents_that_end_in_eos_and_no_others(tmp_path: Path, 
     export_dataset(ended, "levanter", tmp_path / "out", max_length=6)
     found = read_levanter(tmp_path / "out", "train", eos=2)
     assert sorted(found) == [((5, 6, 2), (1, 2)), ((7, 2), (1,))]
-    with pytest.raises(DataError, match="the end token 2 stands 1 times inside of documents"):
+    with pytest.raises(DataError, match="the end token 2 occurs 1 times inside documents"):
         export_dataset(inside, "levanter", tmp_path / "two", max_length=6)
     with pytest.raises(DataError, match="1 documents do not end in the end token 2"):
         export_dataset(opened, "levanter", tmp_path / "two", max_length=6)
@@ -283,7 +283,7 @@ def test_olmo_core_refuses_an_end_token_inside_of_a_document(tmp_path: Path, kno
     with pytest.raises(ConfigError, match="names none: give one with --eod-id"):
         export_dataset(folder, "olmo-core", tmp_path / "out")
     know(eos_id=2, pad_id=0, vocab_size=300)
-    with pytest.raises(DataError, match=r"end token 2 stands 1 times inside of documents, and OLMo-core cuts them"):
+    with pytest.raises(DataError, match=r"end token 2 occurs 1 times inside documents, and OLMo-core cuts them"):
         export_dataset(folder, "olmo-core", tmp_path / "out")
     result = export_dataset(folder, "olmo-core", tmp_path / "out", eod_id=9)  # another token ends them
     assert "eos_token_id=9" in result.config

@@ -293,7 +293,7 @@ def test_wrong_options_and_features_are_refused() -> None:
         ({"pading": "longest"}, "unknown collator option 'pading'. Did you mean 'padding'"),
         ({"padding": "shortest"}, "unknown padding 'shortest'"),
         ({"return_tensors": "tf"}, "unknown return_tensors 'tf'"),
-        ({"padding_side": "left"}, "padding stands on the right"),
+        ({"padding_side": "left"}, "padding is on the right"),
         ({"return_document_mask": "bool"}, "unknown document mask 'bool'.* dense, flex"),
         ({"return_document_mask": "flex", "return_tensors": "np"}, "torch only"),
         ({"return_flattened": True, "padding": "max_length", "max_length": 8}, "without padding"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from chatmill.compiler.run import run_build
 from chatmill.core.conversations import unused_fields, unused_sentence
 from chatmill.core.native.library import library
 from chatmill.core.native.scan import MAX_UNUSED, MORE_FIELDS
+from chatmill.dataset.compile import compile
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.prove.verify import verify
 from chatmill.read.columns import line_groups, read_lines
@@ -39,6 +41,13 @@ def read(records: list[dict[str, Any]], shape: str = "openai") -> Any:
     return read_lines(data, lines, path="f", source="s", shape=find_shape(shape))
 
 
+def by_name(found: Any) -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for (_, name), count in found.unused.items():
+        sums[name] += count
+    return dict(sums)
+
+
 RECORDS = [
     record(meta=5, nothing=None, empty=[], none={}, text=""),
     record(label=3, meta={"a": 1}, naïve=1),
@@ -51,7 +60,8 @@ COUNTS = {"meta": 3, "label": 1, "na\u00efve": 1, 'a "b"': 1, "messages[].time":
 def test_unused_fields_are_counted_by_name() -> None:
     found, errors = read(RECORDS)
     assert not errors
-    assert dict(found.unused) == COUNTS
+    assert by_name(found) == COUNTS
+    assert found.unused["web", 'a "b"'] == found.unused["s", "label"] == 1
     assert found.take(read(RECORDS)[0].offsets[:1]).unused == {}
 
 
@@ -59,7 +69,7 @@ def test_more_different_fields_than_the_scanner_has_room_for() -> None:
     found, _ = read([record(**{f"field{i}": 1 for i in range(j, j + 40)}) for j in (0, 40)])
     if library() is not None:
         assert len(found.unused) == MAX_UNUSED + 1
-        assert found.unused[MORE_FIELDS] == 80 - MAX_UNUSED
+        assert found.unused["s", MORE_FIELDS] == 80 - MAX_UNUSED
     assert sum(found.unused.values()) == 80
 
 
@@ -70,7 +80,7 @@ def test_columns_of_parquet_count_the_same() -> None:
         pa.RecordBatch.from_pylist(rows), first=1, path="f", source="s", shape=find_shape("openai")
     )
     assert not errors
-    assert dict(found.unused) == {"meta": 2, "tags": 1, "note": 1, "messages[].time": 1}
+    assert by_name(found) == {"meta": 2, "tags": 1, "note": 1, "messages[].time": 1}
 
 
 def test_what_has_a_meaning_is_read() -> None:
@@ -153,6 +163,31 @@ def test_pairs_train_the_chosen_answer_on_request(tmp_path: Path) -> None:
         list(ConversationFile(alone, preferences="chosen"))
 
 
+@pytest.mark.parametrize(
+    ("pair", "wanted"),
+    [
+        ({"prompt": "q", "messages": [PAIR[0]], "chosen": "a"}, ["q", "a"]),
+        ({"prompt": "q", "chosen": PAIR, "messages": PAIR}, ["q", "a"]),
+        ({"prompt": "q", "chosen": [PAIR[1], {**PAIR[0], "content": "q2"}, PAIR[1]]}, ["q", "a", "q2", "a"]),
+        ({"system": "s", "question": "q", "chosen": "a"}, ["s", "q", "a"]),
+        ({"system": "s", "chosen": PAIR}, ["s", "q", "a"]),
+        ({"prompt": "other", "messages": [PAIR[0]], "chosen": "a"}, "prompt_twice"),
+        ({"prompt": "other", "chosen": PAIR}, "prompt_twice"),
+        ({"instruction": "other", "prompt": "q", "chosen": "a"}, "prompt_twice"),
+        ({"system": "s", "chosen": [{"role": "system", "content": "t"}, *PAIR]}, "system_twice"),
+    ],
+)
+def test_what_a_chosen_answer_answers_is_said_once(pair: dict[str, Any], wanted: list[str] | str) -> None:
+    found, errors = read([{"rejected": "b", **pair}], "chosen")
+    if isinstance(wanted, str):
+        assert [error.code for error in errors] == [wanted]
+        assert "keep one" in str(errors[0])
+    else:
+        assert not errors
+        assert [message.content for message in found[0].messages] == wanted
+        assert not found.unused
+
+
 def test_builds_count_unused_fields_and_leave_out_on_request(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "chats.jsonl", [record(meta=1), record(label=False), record(label=True, meta=2)])
     pairs = write_jsonl(tmp_path / "pairs.jsonl", PAIRS)
@@ -187,8 +222,50 @@ def test_commands_name_unused_fields(tmp_path: Path) -> None:
     assert unused_sentence({}) == ""
 
 
+def test_commands_name_what_is_not_read_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "chats").mkdir()
+    write_jsonl(tmp_path / "chats" / "a.jsonl", [record()])
+    (tmp_path / "chats" / "b.jsonl.bak").write_text("")
+    sentence = "1 file whose ending is not known (b.jsonl.bak)."
+    chats = str(tmp_path / "chats")
+    for words in (
+        ["build", chats, "-t", "bytes", "-o", str(tmp_path / "a"), "--add-control-tokens", "-w", "0", "--json"],
+        ["preview", chats, "-t", "bytes", "--json"],
+        ["init", chats, "-t", "bytes", "-o", "-"],
+    ):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        assert sentence in done.stderr, words
+        assert sentence not in done.stdout
+    with pytest.warns(UserWarning, match="b.jsonl.bak"):
+        compile(chats, model="bytes", template="chatml", add_control_tokens=True)
+
+
 def test_a_parquet_file_is_built_with_its_unused_columns_counted(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([record(meta=1), record(meta=None)]), tmp_path / "chats.parquet")
     recipe: Any = {"sources": [{"path": str(tmp_path / "chats.parquet")}], "tokenizer": "bytes", "template": "chatml"}
     built = run_build({**recipe, "add_control_tokens": True}, tmp_path / "a", workers=0).manifest
     assert built["ledger"]["notes"]["chats"]["unused_field meta"] == 1
+
+
+@pytest.mark.parametrize("file", ["chats.jsonl", "chats.json", "chats.parquet"])
+def test_unused_fields_are_counted_under_the_source_of_their_record(tmp_path: Path, file: str) -> None:
+    records = [record(source="web", meta=1), record(source="books", meta=None), record(source=None, meta=2)]
+    records += [record(source="web", meta=3), record(source="books", meta=4)]
+    # the scanner declines another spelling of a role
+    records.append({"source": "web", "meta": 5, "messages": [{**PAIR[0], "role": "Human"}, PAIR[1]]})
+    match Path(file).suffix:
+        case ".jsonl":
+            write_jsonl(tmp_path / file, records)
+        case ".json":
+            (tmp_path / file).write_text(json.dumps(records))
+        case _:
+            pq.write_table(pa.Table.from_pylist(records), tmp_path / file)
+    recipe: Any = {"sources": [{"path": str(tmp_path / file)}], "tokenizer": "bytes", "template": "chatml"}
+    built = run_build({**recipe, "add_control_tokens": True}, tmp_path / "a", workers=0).manifest
+    notes = built["ledger"]["notes"]
+    assert {source: held.get("unused_field meta") for source, held in notes.items()} == {
+        "web": 3,
+        "books": 1,
+        "chats": 1,
+    }

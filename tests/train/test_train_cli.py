@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import signal
 import subprocess
 import time
@@ -261,3 +262,12 @@ def test_a_pack_plan_gives_rows_and_their_size(built: Path, tmp_path: Path) -> N
     batch = loader.get_batch()
     assert batch.x.shape == (2, 299)
     assert int((batch.document_starts >= 0).sum()) > 2
+
+
+def test_the_command_leaves_no_log_handler_behind(tmp_path: Path) -> None:
+    """Standard error of the command is closed afterwards: a handler that is left would fail with every later line."""
+    logger = logging.getLogger("chatmill")
+    before = logger.level, list(logger.handlers)
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "none.yaml")])
+    assert done.exit_code
+    assert (logger.level, list(logger.handlers)) == before

@@ -127,7 +127,7 @@ class Audit:
         if source is not None:
             compared = self.compared = compare(data, layout, source, literals, self._vocabulary)
         if literals.unusable and compared is None:
-            self._unknown.append(f"What is prompt and what is answer: {literals.unusable}. --source tells")
+            self._unknown.append(f"What is prompt and what is answer: {literals.unusable}. --source shows it")
         elif literals.unusable and compared is not None and compared.equal < compared.documents:
             rest = compared.documents - compared.equal
             self._unknown.append(f"Masks of {rest:,} documents that differ from their records: {literals.unusable}")
@@ -140,7 +140,7 @@ class Audit:
         findings.sort(key=lambda one: (-one.share, one.code))
         for one in findings:
             if one.code == "last_untrained":
-                told = "--source tells" if compared is None else "their documents differ from the records"
+                told = "--source shows it" if compared is None else "their documents differ from the records"
                 self._unknown.append(f"Whether {one.count:,} answers were left out of training on purpose: {told}")
         return AuditReport(
             name=self._name,

@@ -159,7 +159,7 @@ class Structure:
         if self._layout.doubtful:
             self.unknown.append(
                 f"Whether texts spell some of {self._layout.doubtful:,} special tokens: the template writes such ones "
-                "between messages, too. --source tells"
+                "between messages, too. --source shows it"
             )
         yield self._places("special_from_text", places[~harmless & opened[document]])
 
@@ -204,5 +204,5 @@ class Structure:
         if len(rows):
             self.unknown.append(
                 f"{len(rows):,} rows have a system message behind an answer. They hold several documents without "
-                "boundaries, or system messages in the middle: --source tells"
+                "boundaries, or system messages in the middle: --source shows it"
             )

@@ -20,6 +20,7 @@ COMMANDS = {
     "preview": Entry(panel=Panel.LOOK, module="preview", help="Show conversations as tokens, and what is trained."),
     "template": Entry(panel=Panel.LOOK, module="template", help="Say what a chat template does, and what is proved."),
     "templates": Entry(panel=Panel.LOOK, module="templates", help="List the bundled templates."),
+    "list": Entry(panel=Panel.LOOK, module="list", help="List templates, policies, shapes and export targets."),
     "inspect": Entry(panel=Panel.LOOK, module="inspect", help="Show items of a dataset as runs of tokens."),
     "stats": Entry(panel=Panel.LOOK, module="stats", help="Count and plot: lengths, trained shares, fill, ledger."),
     "report": Entry(panel=Panel.LOOK, module="report", help="Write one HTML page about a dataset."),

@@ -1,7 +1,7 @@
 """Compile files of conversations into a dataset on disk, on all cores, resumable, with a receipt.
 
-Give one recipe (see `chatmill init`), or files and the options that stand for
-its keys. Exit status 3 when a gate of the recipe is not kept.
+Give one recipe (see `chatmill init`), or files and options in place of
+its keys. Exit status 3 when a gate of the recipe fails.
 
 Example: chatmill build recipe.yaml --out data/built
 
@@ -118,19 +118,19 @@ def command(
             shard=_share(shard),
             shard_bytes=shard_bytes,
             on_progress=on_progress,
-            on_start=None if as_json else lambda: show_choices(recipe, keys, inputs),
+            on_start=lambda: _show_start(recipe, keys, inputs, as_json=as_json),
         )
     show_result(result, as_json=as_json)
 
 
 @contextmanager
 def _resume_hint(out: str) -> Iterator[None]:
-    """After Ctrl-C, say how to go on."""
+    """After Ctrl-C, say how to continue."""
     try:
         yield
     except KeyboardInterrupt:
         if (Path(out) / ".build").is_dir() or "://" in out:
-            typer.echo(f"What is done is kept in {out}: the same command with --resume goes on.", err=True)
+            typer.echo(f"What is done is kept in {out}: the same command with --resume continues.", err=True)
         raise
 
 
@@ -186,6 +186,14 @@ def recipe_of_options(
         place = recipe.setdefault(outer[0], {}) if outer else recipe
         place[name] = value
     return {**recipe, "gates": gates} if gates else recipe
+
+
+def _show_start(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[str], *, as_json: bool) -> None:
+    from chatmill.compiler.recipe import recipe_of
+
+    options.report_not_read([name for source in recipe_of(given).sources for name in source.patterns])
+    if not as_json:
+        show_choices(given, keys, inputs)
 
 
 def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: list[str]) -> None:

@@ -78,9 +78,7 @@ def command(
     kinds: Annotated[bool, typer.Option("--kinds/--no-kinds", help="Write the kind of every token.")] = True,
     eod_id: Annotated[
         int | None,
-        typer.Option(
-            "--eod-id", metavar="N", min=0, help=f"{_takers('eod_id')}: put this token behind every document."
-        ),
+        typer.Option("--eod-id", metavar="N", min=0, help=f"{_takers('eod_id')}: put this token after every document."),
     ] = None,
     record_ids: Annotated[
         bool, typer.Option("--record-ids", help="megatron: store the record id of every document: shard_NN_ids.")
@@ -89,7 +87,7 @@ def command(
         bool, typer.Option("--hub", help=f"{_takers('hub')}: a folder for the Hugging Face Hub, with a dataset card.")
     ] = False,
     show: Annotated[
-        bool, typer.Option("--list", callback=_list, is_eager=True, help="Print all names for --to and end.")
+        bool, typer.Option("--list", callback=_list, is_eager=True, help="Print all names for --to and exit.")
     ] = False,
     model: Annotated[
         str | None,

@@ -48,6 +48,7 @@ def command(
         preferences=preferences,
         sample=sample,
     )
+    options.report_not_read(files)
     if out == "-":
         typer.echo(recipe_text(look), nl=False)
         return

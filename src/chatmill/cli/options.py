@@ -15,21 +15,21 @@ def _tokenizers() -> list[str]:
 
 
 def _templates() -> list[str]:
-    from chatmill.render.registry import bundled_names
+    from chatmill.render.registry import template_names
 
-    return list(bundled_names())
+    return list(template_names())
 
 
 def _policies() -> list[str]:
-    from chatmill.label.presets import PRESETS
+    from chatmill.label.presets import PRESETS, packaged_policies
 
-    return list(PRESETS)
+    return [*PRESETS, *packaged_policies()]
 
 
 def _shapes() -> list[str]:
-    from chatmill.read.shapes import SHAPES
+    from chatmill.read.shapes import SHAPES, packaged_shapes
 
-    return list(SHAPES)
+    return [*SHAPES, *packaged_shapes()]
 
 
 def _overflows() -> list[str]:
@@ -45,7 +45,7 @@ def _strategies() -> list[str]:
 
 
 def _splits() -> list[str]:
-    """Folders with files in them, below the dataset that stands on the command line already.
+    """Folders with files in them, below the dataset that is already on the command line.
 
     The line is read from what the shell sends (bash, then the others): typer parses no half-written one.
     """
@@ -91,7 +91,7 @@ SHAPE: Any = typer.Option(
     "--shape",
     metavar="NAME",
     autocompletion=_shapes,
-    help="Shape of the records: a name, or the path of a shape file; default: told from them.",
+    help="Shape of the records: a name, or the path of a shape file; default: detected.",
 )
 MAP: Any = typer.Option(
     "--map", metavar="NAME=FIELD", help="A field of the records: user=question, assistant=answer, messages=dialog, ..."
@@ -106,7 +106,7 @@ OVERFLOW: Any = typer.Option(
 PACK: Any = typer.Option("--pack", metavar="NAME", autocompletion=_strategies, help="How rows are packed.")
 SPLIT: Any = typer.Option("--split", metavar="NAME", autocompletion=_splits, help="Only this split, such as train.")
 WORKERS: Any = typer.Option("--workers", "-w", metavar="N", min=0, help="Processes; default: all cores.")
-RESUME: Any = typer.Option("--resume", help="Go on where an earlier run was stopped.")
+RESUME: Any = typer.Option("--resume", help="Continue where an earlier run stopped.")
 QUIET: Any = typer.Option("--quiet", "-q", help="No progress bar (there is none without a terminal).")
 JSON: Any = typer.Option("--json", help="Print JSON instead, for scripts.")
 COUNT: Any = typer.Option("--count", "-n", metavar="N", min=0, help="How many to show.")
@@ -124,6 +124,15 @@ def shape_or_map(shape: str | None, pairs: list[str] | None) -> str | None:
     if shape is not None:
         raise ConfigError(f"--map says what the fields are called, and so does --shape {shape}: give one of them")
     return mapped_shape(parse_map(pairs))
+
+
+def report_not_read(patterns: list[str]) -> None:
+    """What is not read in folders that are given as input: one line each on standard error."""
+    from chatmill.compiler.paths import not_read_sentences
+    from chatmill.look.safe_text import visible
+
+    for sentence in not_read_sentences(patterns):
+        typer.secho(visible(sentence), fg="yellow", err=True)
 
 
 def template_options(given: list[str] | None) -> dict[str, Any] | None:

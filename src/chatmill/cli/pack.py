@@ -32,7 +32,7 @@ def command(
         str | None, typer.Option(metavar="NAME", help="greedy, best_fit or first_fit (greedy).")
     ] = None,
     overflow: Annotated[
-        bool | None, typer.Option("--overflow/--no-overflow", help="Long documents go on in another row (yes).")
+        bool | None, typer.Option("--overflow/--no-overflow", help="Long documents continue in another row (yes).")
     ] = None,
     stride: Annotated[int | None, typer.Option(min=0, metavar="N", help="Tokens a later piece repeats (0).")] = None,
     min_len: Annotated[int | None, typer.Option(min=0, metavar="N", help="Leave out shorter documents (1).")] = None,

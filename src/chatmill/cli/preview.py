@@ -51,9 +51,7 @@ def command(
     count: Annotated[
         int, typer.Option("--count", "-n", metavar="N", min=1, help="How many conversations to show.")
     ] = 3,
-    skip: Annotated[
-        int, typer.Option("--skip", metavar="N", min=0, help="How many conversations to pass over first.")
-    ] = 0,
+    skip: Annotated[int, typer.Option("--skip", metavar="N", min=0, help="How many conversations to skip first.")] = 0,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
     preferences: Annotated[str | None, options.PREFERENCES] = None,
@@ -82,6 +80,7 @@ def command(
     kind = find_template(template or own_template(tokenizer) or "chatml")
     chosen = find_policy(policy or kind.default_policy)
     conversations = list(itertools.islice(source, skip, skip + count))
+    options.report_not_read([file])
     if not conversations:  # said at once, before a tokenizer is loaded
         _finish(errors, 0)
     loaded = load_tokenizer(tokenizer, pattern=pattern, strict_text=strict_text)

@@ -1,6 +1,6 @@
 """Write one HTML page about a dataset: where every token went, plots, packing, samples and provenance.
 
-The page stands by itself: no scripts, nothing is loaded from anywhere, and content of conversations cannot
+The page is self-contained: no scripts, nothing is loaded from anywhere, and content of conversations cannot
 become part of it. DATASET is what chatmill inspect takes.
 
 Example: chatmill report data/built -o report.html

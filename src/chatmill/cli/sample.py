@@ -38,7 +38,7 @@ def command(
     ] = None,
     conversation: Annotated[
         Path | None,
-        typer.Option("--messages", metavar="FILE", help='A conversation to go on from: JSON, {"messages": [...]}.'),
+        typer.Option("--messages", metavar="FILE", help='A conversation to continue: JSON, {"messages": [...]}.'),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before it.")] = None,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
@@ -75,7 +75,7 @@ def command(
 
 
 def _earlier(conversation: Path | None, system: str | None) -> list[dict[str, Any]]:
-    """The messages that stand before the first prompt."""
+    """The messages before the first prompt."""
     messages: list[dict[str, Any]] = []
     if conversation is not None:
         try:

@@ -49,7 +49,7 @@ WAYS_OUT = {
 
 
 def ended(run: Callable[[], object]) -> int:
-    """Run a command and give its exit status; everything a user did wrong is told without a traceback."""
+    """Run a command and give its exit status; a user's mistakes are reported without a traceback."""
     try:
         status = run()
         sys.stdout.flush()

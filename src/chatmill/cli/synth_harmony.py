@@ -120,7 +120,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _system(path: Path | None, changed: dict[str, Any], none: bool, default: Any) -> dict[str, Any] | None:
     if none:
         if path is not None or changed:
-            raise ConfigError("--no-system stands beside options for the system message; leave one of them out")
+            raise ConfigError("--no-system and options for the system message exclude each other; remove one of them")
         return None
     fields = dict(default)
     if path is not None:

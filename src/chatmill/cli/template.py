@@ -1,4 +1,4 @@
-"""Look at a chat template: what it wants, what it does to conversations, what is trained and what is proved.
+"""Look at a chat template: what it needs, what it does to conversations, what is trained and what is proved.
 
 Example: chatmill template ./Qwen3-0.6B
 

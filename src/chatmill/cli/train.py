@@ -2,7 +2,7 @@
 
 The recipe names model, data and options; every key of its sections data and train is also an environment
 variable: CHATMILL_ and the key in capitals (an empty one unsets the key). POST_TRAINING and WARMUP_PCT need no
-prefix. A run that finds checkpoints in its folder goes on from the newest. SIGTERM saves a
+prefix. A run that finds checkpoints in its folder resumes from the newest. SIGTERM saves a
 checkpoint and ends with status 143 (Ctrl-C: 130).
 
 Example: chatmill train train.yaml
@@ -18,6 +18,8 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,26 +47,35 @@ def command(
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Log and checkpoints, in place of the recipe's.")
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Refuse to go on from checkpoints that are already there.")
+        bool, typer.Option("--fresh", help="Refuse to resume from checkpoints that are already there.")
     ] = False,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read the recipe, open data and model, and fit."""
-    from chatmill.cli.train_data import make_model, open_data
     from chatmill.cli.train_recipe import read_recipe
-    from chatmill.train.trainer import fit
 
     first = os.environ.get("RANK", "0") == "0"
-    _show_log(first and not quiet)
-    settings = read_recipe(recipe, os.environ, dataset=data, out=out)
-    log = logging.getLogger("chatmill.train")
+    with _log_lines(first and not quiet):
+        settings = read_recipe(recipe, os.environ, dataset=data, out=out)
+        if first:
+            _report_overrides(settings)
+        result = _run(settings, fresh=fresh, quiet=quiet)
     if first:
-        _tell_overrides(settings)
+        _report(result, as_json=as_json)
+    if result.signal is not None:
+        raise typer.Exit(SIGNAL_STATUS + result.signal)
+
+
+def _run(settings: TrainRecipe, *, fresh: bool, quiet: bool) -> FitResult:
+    from chatmill.cli.train_data import make_model, open_data
+    from chatmill.train.trainer import fit
+
     loader, val_loader, vocabulary = open_data(settings)
     model = make_model(settings, vocabulary)
-    log.info("model: %s parameters", f"{sum(p.numel() for p in model.parameters()):,}")
-    result = fit(
+    parameters = sum(p.numel() for p in model.parameters())
+    logging.getLogger("chatmill.train").info("model: %s parameters", f"{parameters:,}")
+    return fit(
         model,
         loader,
         val_loader=val_loader,
@@ -76,13 +87,9 @@ def command(
         settings=settings.settings(),
         progress=not quiet,
     )
-    if first:
-        _report(result, as_json=as_json)
-    if result.signal is not None:
-        raise typer.Exit(SIGNAL_STATUS + result.signal)
 
 
-def _tell_overrides(settings: TrainRecipe) -> None:
+def _report_overrides(settings: TrainRecipe) -> None:
     """What the environment changed, also where nothing else is printed."""
     from chatmill.cli.train_recipe import PREFIX
 
@@ -98,15 +105,22 @@ def _tell_overrides(settings: TrainRecipe) -> None:
         typer.echo(f"{name} is in the environment and is not read; {PREFIX}{name} would be", err=True)
 
 
-def _show_log(shown: bool) -> None:
-    """Lines of the run go to standard error."""
+@contextmanager
+def _log_lines(shown: bool) -> Iterator[None]:
+    """Log lines of the run go to standard error, and the logger is left as it was."""
     logger = logging.getLogger("chatmill")
+    level = logger.level
     handler: logging.Handler = logging.NullHandler()
     if shown:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.setLevel(logging.INFO)
     logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _report(result: FitResult, *, as_json: bool) -> None:

@@ -172,7 +172,7 @@ def _has_masks(directory: Path) -> bool:
 
 @contextmanager
 def _mask_way_out(strict: bool) -> Iterator[None]:
-    """Say how to go on where masks cannot be had."""
+    """Say what to do where there are no masks."""
     try:
         yield
     except (ConfigError, FormatError) as error:

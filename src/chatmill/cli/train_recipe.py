@@ -44,7 +44,7 @@ class DataSection:
     packing_strategy: str | None = None
     """Default: that of the dataset's pack plan, else best_fit."""
     planning: str = "auto"
-    """`auto`: by the dataset's pack plan where it has one that fits; `epoch`: packed anew for each epoch."""
+    """`auto`: by the dataset's pack plan where it has one that fits; `epoch`: packed again for each epoch."""
     policy: str | None = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""
     overflow: str | None = None
@@ -116,7 +116,7 @@ DATA_KEYS = tuple(f.name for f in fields(DataSection))
 def read_recipe(path: Path, environment: Mapping[str, str], **given: Any) -> TrainRecipe:
     """A recipe from a YAML or XML file; every key of `data` and `train` is also an environment variable (`PREFIX`).
 
-    An XML file is the config of the loaders (spec 4): its section `<training>` holds their options and may hold those
+    An XML file is the config of the loaders: its section `<training>` holds their options and may hold those
     of `train`; beside it may be the other sections of a recipe.
     """
     is_xml = path.suffix.lower() == ".xml"

@@ -1,4 +1,4 @@
-"""An XML config of the loaders (spec 4) as a training recipe: the same options, read by the same reader."""
+"""An XML config of the loaders as a training recipe: the same options, read by the same reader."""
 
 from __future__ import annotations
 

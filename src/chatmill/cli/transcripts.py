@@ -47,7 +47,7 @@ def command(
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out and count records that are no conversations.")
+        bool, typer.Option("--skip-bad", help="Leave out and count records that are not conversations.")
     ] = False,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
@@ -60,7 +60,7 @@ def command(
     if out.exists() and any(out.samefile(path) for path in inputs if Path(path).exists()):
         raise ConfigError(f"--out {out} is also an input; write to another file")
     if out.exists() and not out.is_file():
-        raise ConfigError(f"--out {out} is there and is no plain file; write to another one")
+        raise ConfigError(f"--out {out} exists and is not a regular file; write to another one")
     if not out.parent.is_dir():
         raise ConfigError(f"the folder of --out does not exist: {out.parent}")
     report = _Report()
@@ -100,7 +100,7 @@ class _Report:
         return self.counts["conversations"]
 
     def bad_record(self, error: RecordError) -> None:
-        """Count a record that is no conversation."""
+        """Count a record that is not a conversation."""
         self.counts["bad_records"] += 1
         self._example(error)
 

@@ -148,8 +148,8 @@ def _batches(piece: Piece, output: _Output) -> Iterator[Conversations]:
     """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger."""
     for batch, errors in _read(piece):
         output.read.update(batch.sources)
-        for name, count in batch.unused.items():
-            output.ledger.notes[piece.range.source, UNUSED + name] += count
+        for (source, name), count in batch.unused.items():
+            output.ledger.notes[source, UNUSED + name] += count
         for error in errors:
             output.read[piece.range.source] += 1
             output.reject(error, piece.range.source)

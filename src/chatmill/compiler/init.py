@@ -32,7 +32,7 @@ from chatmill.read.places import Place
 from chatmill.render.jinja.chat_template import MissingDateError
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import bind, bundled_names, find_template, own_template
+from chatmill.render.registry import bind, bundled_names, find_template, own_template, template_names
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
@@ -385,7 +385,7 @@ def _words(look: Look) -> list[str]:
         lines += _comment(f"In the sample it leaves out {look.notes['stripped_characters']:,} characters.")
     if look.refused:
         lines += _comment(f"In the sample it refuses {look.refused.total():,} conversations: {_counts(look.refused)}.")
-    lines += _comment(f"Others: a model folder, a .jinja or .py file, or {', '.join(bundled_names())}.")
+    lines += _comment(f"Others: a model folder, a .jinja or .py file, or {', '.join(template_names())}.")
     lines.append(f"template: {_scalar(recipe.template)}")
     lines += _template_options(look)
     own = template.default_policy

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chatmill.errors import ConfigError
 from chatmill.read.files import SUFFIXES
-from chatmill.read.folders import folder_files
+from chatmill.read.folders import folder_files, not_read
 from chatmill.read.places import Place, is_elsewhere, matches, place
 
 _SHOWN = 5
@@ -42,6 +42,29 @@ def local_paths(patterns: Sequence[str]) -> list[Path]:
         if not isinstance(path, Path):
             raise ConfigError(f"{path} is not a file on this machine, and this command reads no others: copy it first")
     return [path for path in found if isinstance(path, Path)]
+
+
+def not_read_sentences(patterns: Sequence[str]) -> list[str]:
+    """A sentence for each folder among the patterns in which there is something that is not read."""
+    folders = {os.path.expanduser(one): one for one in patterns if not is_elsewhere(one)}
+    found = ((given, *not_read(folder)) for folder, given in folders.items() if os.path.isdir(folder))
+    return [_not_read_sentence(given, files, below) for given, files, below in found if files or below]
+
+
+def _not_read_sentence(folder: str, files: list[str], below: list[str]) -> str:
+    parts = []
+    if files:
+        noun = "file whose ending is" if len(files) == 1 else "files whose endings are"
+        parts.append(f"{len(files):,} {noun} not known ({_listed(files)})")
+    if below:
+        noun = "folder" if len(below) == 1 else "folders"
+        parts.append(f"{len(below):,} {noun} ({_listed([f'{name}/' for name in below])})")
+    return f"Not read in {folder}: {' and '.join(parts)}."
+
+
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{rest}"
 
 
 def _matches(pattern: str, given: str) -> list[str]:
@@ -85,8 +108,7 @@ def _what_is_there(pattern: str) -> str:
     shown = readable or folders or names
     if not shown:
         return f"The folder {str(folder)!r} is empty"
-    rest = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return f"In {str(folder)!r} there is: {', '.join(shown[:_SHOWN])}{rest}"
+    return f"In {str(folder)!r} there is: {_listed(shown)}"
 
 
 def _close(folder: Path, name: str, begin: str) -> str:

@@ -19,7 +19,7 @@ from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.read.field_maps import mapped_shape
 from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
-from chatmill.render.registry import bundled_names, own_template
+from chatmill.render.registry import own_template, template_names
 
 RECIPE_VERSION = 1
 NO_TEMPLATE = "no_template"
@@ -168,7 +168,7 @@ class Recipe(_Strict):
         raise PydanticCustomError(
             NO_TEMPLATE,
             "'template' is missing{holds_none}; name a model folder, a .jinja or .py file, or one of {names}",
-            {"holds_none": holds_none, "names": ", ".join(bundled_names())},
+            {"holds_none": holds_none, "names": ", ".join(template_names())},
         )
 
     @model_validator(mode="before")

@@ -77,7 +77,7 @@ def _called(staging: Path, url: str) -> Iterator[None]:
         if str(staging) not in str(error):
             raise
         said = str(error).replace(str(staging), url)
-        raise ConfigError(f"{said} It was built in {staging}: remove that folder to begin anew.") from None
+        raise ConfigError(f"{said} It was built in {staging}: remove that folder to start again.") from None
 
 
 class RemoteFolder:

@@ -302,7 +302,7 @@ def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any]
             )
         if not resume:
             raise ConfigError(
-                f"{directory} holds an unfinished build of this recipe: go on with --resume (resume=True)"
+                f"{directory} holds an unfinished build of this recipe: continue with --resume (resume=True)"
             )
     return None
 

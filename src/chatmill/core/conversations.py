@@ -66,9 +66,9 @@ class Conversations(Sequence[Conversation]):
     """The place of each record, for error messages."""
     metadata: Objects
     """Record fields that mean nothing to this library, a mapping each; the scanner does not keep them."""
-    unused: Mapping[str, int] = field(default_factory=dict)
-    """Those fields, and those of messages (`messages[].name`), with the records that have something in them; only of
-    batches as they were read."""
+    unused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(source, field) -> records that have something in that field, for those fields and those of messages
+    (`messages[].name`); only of batches as they were read."""
 
     @classmethod
     def of(cls, conversations: Sequence[Conversation]) -> Conversations:
@@ -171,11 +171,36 @@ def unused_fields(conversations: Iterable[Conversation]) -> Counter[str]:
     """Fields of records and of their messages that mean nothing, with the records that have something in them."""
     found: Counter[str] = Counter()
     for conversation in conversations:
-        names = {name for name, value in conversation.metadata.items() if _holds(value)}
-        for message in conversation.messages:
-            if message.extra:
-                names |= {f"messages[].{name}" for name, value in message.extra.items() if _holds(value)}
-        found.update(names)
+        found.update(_unused_in(conversation))
+    return found
+
+
+def unused_by_source(conversations: Iterable[Conversation]) -> Counter[tuple[str, str]]:
+    """The same as (source, field) -> records."""
+    found: Counter[tuple[str, str]] = Counter()
+    for conversation in conversations:
+        found.update((conversation.source, name) for name in _unused_in(conversation))
+    return found
+
+
+def _unused_in(conversation: Conversation) -> set[str]:
+    names = {name for name, value in conversation.metadata.items() if _holds(value)}
+    for message in conversation.messages:
+        if message.extra:
+            names |= {f"messages[].{name}" for name, value in message.extra.items() if _holds(value)}
+    return names
+
+
+def unused_in_columns(fields: Iterable[tuple[str, NDArray[Any]]], sources: Sequence[str]) -> Counter[tuple[str, str]]:
+    """(source, field) -> records, from how often each field counts in each record."""
+    codes = {source: code for code, source in enumerate(dict.fromkeys(sources))}
+    which = np.zeros(len(sources), dtype=np.int64)
+    if len(codes) > 1:
+        which[:] = [codes[source] for source in sources]
+    found: Counter[tuple[str, str]] = Counter()
+    for name, counts in fields:
+        sums = np.bincount(which, weights=counts, minlength=len(codes))
+        found.update({(source, name): int(sums[code]) for source, code in codes.items() if sums[code]})
     return found
 
 

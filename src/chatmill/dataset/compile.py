@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.gates import GateError
-from chatmill.compiler.paths import resolve_paths
+from chatmill.compiler.paths import not_read_sentences, resolve_paths
 from chatmill.compiler.progress import shown_progress
 from chatmill.compiler.recipe import Recipe, recipe_of
 from chatmill.compiler.run import driver_pipeline, run_build
@@ -81,7 +82,9 @@ def compile(
     else:
         entry: dict[str, Any] = {"path": paths_of(source), "shape": shape}
         if entry["path"] is not None:
-            resolve_paths(entry["path"])  # a name that is not there is told before a tokenizer is loaded
+            resolve_paths(entry["path"])  # a name that is not there is reported before a tokenizer is loaded
+            for sentence in not_read_sentences(entry["path"]):
+                warnings.warn(sentence, UserWarning, stacklevel=2)
         named = named_model(model, template)
         if entry["path"] is None:
             records = write_objects(source, scratch.folder / "input", name or RECORDS)

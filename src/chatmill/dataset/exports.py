@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,12 @@ if TYPE_CHECKING:
     from chatmill.export.export import ExportResult
 
 
-class Exports:
+class Exports(ABC):
     """A dataset that can be written in the format of a trainer."""
 
+    @abstractmethod
     def export(self, to: str, out: str | os.PathLike[str], **options: Any) -> ExportResult:
         """Write it as `to`, a name of `chatmill export --to`."""
-        raise NotImplementedError
 
     if not TYPE_CHECKING:  # else every attribute would seem to be there
 

@@ -249,7 +249,7 @@ def _compare(content: dict[str, Any], shards: Sequence[Shard], manifest: Path) -
                     raise DataError(f"{found[name].path} has {value:,} {keys[0]}, but {manifest} says {entry[key]}")
     for name, shard in found.items():
         if listed and name not in listed:
-            raise DataError(f"{shard.path} is not in the list of {manifest}: move it away, or write the manifest anew")
+            raise DataError(f"{shard.path} is not in the list of {manifest}: move it away, or write the manifest again")
     total, rows = content.get("total_rows"), sum(shard.rows for shard in shards)
     if type(total) is int and total != rows:
         raise DataError(f"{manifest} says {total:,} total_rows, but its shards have {rows:,}")

@@ -129,7 +129,9 @@ def _refuse_existing(final: Path, *, resume: bool) -> None:
     names = [path.name for path in final.iterdir() if not TEMPORARY.fullmatch(path.name)]
     unfinished = MANIFEST not in names and ((work_folder(final) / STATE).exists() or names in ([], [WORK]))
     if not (unfinished and resume):
-        way_out = "go on with --resume (resume=True), or choose another --out" if unfinished else "choose another --out"
+        way_out = (
+            "continue with --resume (resume=True), or choose another --out" if unfinished else "choose another --out"
+        )
         raise ConfigError(f"{final}: is there already and is not overwritten; {way_out}")
 
 

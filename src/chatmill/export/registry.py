@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chatmill.core.packages import NAME, additions
 from chatmill.errors import ChatmillError, ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ GROUP = "chatmill.exports"
 """The entry-point group in which a package names its targets."""
 VARIABLE = "target"
 """What a Python file calls its target."""
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 OPTIONS = {
     "max_length": "pack rows",
     "eod_id": "end documents with a token",
@@ -176,21 +175,10 @@ def packaged_targets() -> list[Target]:
 
     One that has the name of a target of Chatmill is refused: no package can change what a name here means.
     """
-    from importlib.metadata import entry_points
-
-    found = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        package = entry.dist.name if entry.dist is not None else entry.value
-        where = f"the package {package}"
-        try:
-            value = entry.load()
-        except Exception as error:
-            raise ConfigError(
-                f"{where}: its export target {entry.name!r} ({entry.value}) cannot be loaded: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        found.append(replace(_checked(value, where), origin=where))
-    return found
+    return [
+        replace(_checked(addition.load(), addition.origin), origin=addition.origin)
+        for addition in additions(GROUP, "export target", TARGETS).values()
+    ]
 
 
 def _from_file(path: Path) -> Target:
@@ -221,7 +209,7 @@ def _checked(value: Any, where: str) -> Target:
         raise ConfigError(
             f"{where}: its export target is {type(value).__name__}, not a chatmill.export.registry.Target"
         )
-    if not _NAME.fullmatch(value.name):
+    if not NAME.fullmatch(value.name):
         raise ConfigError(
             f"{where}: {value.name!r} is no name for an export target: use small letters, digits, - and _"
         )

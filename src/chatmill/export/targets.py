@@ -85,7 +85,7 @@ class Export:
         """One document a row, for a trainer (`name`) that packs them itself."""
         documents = self.source.splits[split]
         if documents.plan is not None:
-            self.say(f"which episodes share a row is not kept: {name} packs anew")
+            self.say(f"which episodes share a row is not kept: {name} packs again")
         return one_each(documents)
 
     def batches(self, split: str, rows: RowPlan, *, width: int = 0) -> Iterator[RowBatch]:
@@ -177,7 +177,7 @@ def to_hf(export: Export) -> None:
         batches = (columns.record_batch(split, rows, batch, schema) for batch in export.batches(split, rows))
         save_dataset(export, split, rows, schema, batches, export.folder if export.alone else export.folder / split)
         if rows.capacity is not None:
-            export.say(f"rows have no padding; their size, {rows.capacity:,} tokens, stands in export.json alone")
+            export.say(f"rows have no padding; their size, {rows.capacity:,} tokens, is in export.json alone")
     columns.say_what_labels_lose()
     if not export.alone:
         (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": list(export.source.splits)}))

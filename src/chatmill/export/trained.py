@@ -124,7 +124,7 @@ def ends_in_eos(split: str, batch: RowBatch, eos_id: int) -> str:
     ends = some.offsets[1:] - 1
     inside = int(np.count_nonzero(is_eos)) - int(np.count_nonzero(is_eos[ends]))
     if inside:
-        return f"{split}: the end token {eos_id} stands {inside:,} times inside of documents"
+        return f"{split}: the end token {eos_id} occurs {inside:,} times inside documents"
     if not is_eos[ends].all():
         return f"{split}: {int(np.count_nonzero(~is_eos[ends])):,} documents do not end in the end token {eos_id}"
     return ""

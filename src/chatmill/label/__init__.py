@@ -1,0 +1,1 @@
+"""What is trained: policies turn the kinds of tokens into weights."""

@@ -432,7 +432,7 @@ def _shape(tokenizer: Any, pad_kwargs: dict[str, Any], *, needs_max_length: bool
     if options["return_tensors"] not in ("pt", "np"):
         raise UnknownNameError("return_tensors", options["return_tensors"], ["pt", "np"])
     if options["padding_side"] != "right":
-        raise ConfigError(f"padding_side is {options['padding_side']!r}; padding stands on the right")
+        raise ConfigError(f"padding_side is {options['padding_side']!r}; padding is on the right")
     max_length = options["max_length"]
     if max_length is None and (needs_max_length or padding == Padding.MAX_LENGTH):
         max_length = _model_max_length(tokenizer)

@@ -71,7 +71,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         - `packing_strategy`: how `pack=True` plans its rows (`chatmill.pack.plan.Strategy`); default: that of the plan
           beside the episodes, else best_fit.
         - `planning`: `auto` takes the rows of that plan where they fill block_size, and changes their order alone from
-          epoch to epoch; `epoch` packs anew for each epoch.
+          epoch to epoch; `epoch` packs again for each epoch.
         - `policy`: choose what is trained from the stored kinds, by name or as a `Policy`, not from the masks.
         - `overflow`: episodes longer than a row are cut ("cut", the default), left out ("drop") or refused ("error").
           What is lost is counted and logged as a warning.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chatmill.look.template_probes import BRACKETS, SPECIAL_LOOK
 from chatmill.render.jinja.stops import FAMILIES
-from chatmill.render.registry import HEADER, JinjaSource, bundled_names, find_template
+from chatmill.render.registry import HEADER, JinjaSource, bundled_names, find_template, packaged_templates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +34,17 @@ class BundledTemplate:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Labels and values for people."""
-        yield "origin", f"{self.origin} ({self.licence})"
+        yield "origin", f"{self.origin} ({self.licence})" if self.licence else self.origin
         yield "tokens", " ".join(self.control_tokens) or "none"
         yield "stops", " ".join(self.stop_tokens)
         yield "policy", self.default_policy
 
 
 def bundled_templates() -> list[BundledTemplate]:
-    """All of them, in the order of `bundled_names`."""
-    return [_described(name) for name in bundled_names()]
+    """All of them, and those of installed packages behind them."""
+    packaged = packaged_templates()
+    own = [_described(name) for name in bundled_names()]
+    return [*own, *(replace(_described(name), origin=addition.origin) for name, addition in packaged.items())]
 
 
 def _described(name: str) -> BundledTemplate:
@@ -66,7 +68,7 @@ def _described(name: str) -> BundledTemplate:
         name=name,
         kind="python",
         origin="written for Chatmill",
-        licence="Apache-2.0",
+        licence="Apache-2.0" if name in bundled_names() else "",
         control_tokens=tuple(source.control_tokens),
         stop_tokens=tuple(source.stop_tokens),
         default_policy=source.default_policy,

@@ -172,7 +172,7 @@ class DeepCheck:
         split = self._splits.get(name)
         if split is None:
             if name not in self._manifest["splits"]:
-                self._about(conversation, name, f"episode {number:,} must stand here, and there is no such split")
+                self._about(conversation, name, f"episode {number:,} must be here, and there is no such split")
             return number
         if number >= len(split):
             if number == len(split):
@@ -314,9 +314,9 @@ def _differences(
     wrong = np.flatnonzero(stored.ids[:short] != expected.ids[:short])
     if len(wrong):
         place = int(wrong[0])
-        found.append(("ids", place, f"the id {stored.ids[place]} stands where {expected.ids[place]} must"))
+        found.append(("ids", place, f"the id is {stored.ids[place]} and must be {expected.ids[place]}"))
     if len(stored.ids) != len(expected.ids):
-        sentence = f"{len(stored.ids):,} tokens stand where {len(expected.ids):,} must"
+        sentence = f"there are {len(stored.ids):,} tokens and must be {len(expected.ids):,}"
         found.append(("length", min(short, int(wrong[0]) if len(wrong) else short), sentence))
         return found
     weights = expected.weights.astype(np.float32)
@@ -326,7 +326,7 @@ def _differences(
                 found.append((column, 0, "is not stored, and must be"))
         elif len(wrong := np.flatnonzero(values != wanted)):
             place = int(wrong[0])
-            found.append((column, place, f"{column} is {values[place]} where {wanted[place]} must stand"))
+            found.append((column, place, f"{column} is {values[place]} and must be {wanted[place]}"))
     per_episode = {
         "source": (stored.source, conversation.source),
         "turns": (stored.turns, expected.turns),
@@ -335,7 +335,7 @@ def _differences(
     }
     for column, (value, must) in per_episode.items():
         if value is not None and value != must:
-            found.append((column, 0, f"the column {column} has {value!r} where {must!r} must stand"))
+            found.append((column, 0, f"the column {column} has {value!r} and must have {must!r}"))
     return found
 
 

@@ -21,7 +21,7 @@ from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe, recorded_recipe
 from chatmill.errors import ChatmillError, ConfigError, FormatError
-from chatmill.label.presets import PRESETS
+from chatmill.label.presets import PRESETS, packaged_policies
 from chatmill.prove.columns import ColumnCounts
 from chatmill.prove.deep import DeepCheck
 from chatmill.prove.files import check_files
@@ -30,7 +30,7 @@ from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
 from chatmill.prove.stored import open_split
-from chatmill.render.registry import JinjaSource, bundled_names, find_template
+from chatmill.render.registry import JinjaSource, find_template, template_names
 from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
@@ -146,8 +146,8 @@ def _check_rules(
     """Tokenizer, template and policy are what they were; None where they are missing or a file has changed."""
     files = {
         "tokenizer": _file_of(recipe.tokenizer, ("o200k", "bytes")),
-        "template": _file_of(os.fspath(trust.template or recipe.template), bundled_names()),
-        "policy": _file_of(recipe.policy or "", ("", *PRESETS)),
+        "template": _file_of(os.fspath(trust.template or recipe.template), template_names()),
+        "policy": _file_of(recipe.policy or "", ("", *PRESETS, *packaged_policies())),
     }
     for what, file in files.items():
         if file is not None and not file.exists():

@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import MEDIA_FIELDS, Conversation, Role
-from chatmill.core.conversations import Conversations, Places, unused_fields
+from chatmill.core.conversations import Conversations, Places, unused_by_source, unused_in_columns
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, sparse_objects
 from chatmill.core.native.scan import (
     MAX_NAMES,
+    MORE_FIELDS,
     MessageField,
     RecordField,
     Scanned,
@@ -122,10 +123,18 @@ def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source
     )
     raws = ((n, decode_line(line, f"{before}{first + n}")) for n, line in lines if line and not line.isspace())
     slow, errors = read_declined(raws, shape, source)
-    # what the scanner has read, and is not taken all the same, is counted already
-    unused = unused_fields(found for number, found in slow.items() if not scanned.read[number])
-    unused.update(scanned.unused)
-    return replace(merged(scanned_batch(scanned, before, first, source), sure, slow), unused=unused), errors
+    batch = scanned_batch(scanned, before, first, source)
+    unused = unused_in_columns(_unused(scanned, sure), batch.sources) + unused_by_source(slow.values())
+    return replace(merged(batch, sure, slow), unused=unused), errors
+
+
+def _unused(scanned: Scanned, sure: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Fields that mean nothing, and in which of the sure records they hold something."""
+    bits = np.where(sure, scanned.unused, np.uint64(0))
+    for place, name in enumerate(scanned.unused_names):
+        yield name, (bits >> np.uint64(place)) & np.uint64(1)
+    if scanned.unused_more.any():
+        yield MORE_FIELDS, scanned.unused_more * sure
 
 
 def two_systems(roles: NDArray[np.uint8], offsets: Ints) -> NDArray[np.bool_]:
@@ -157,7 +166,7 @@ def read_one_by_one(raws: Sequence[Raw], shape: Shape, source: str) -> Read:
     found = [_conversation(raw, shape, source) for raw in raws]
     errors = [item for item in found if isinstance(item, RecordError)]
     conversations = [item for item in found if isinstance(item, Conversation)]
-    return replace(Conversations.of(conversations), unused=unused_fields(conversations)), errors
+    return replace(Conversations.of(conversations), unused=unused_by_source(conversations)), errors
 
 
 def _conversation(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:

@@ -154,7 +154,7 @@ def decode_line(line: bytes, where: str) -> Raw:
 
 
 def _without_repeated_key(line: bytes, where: str, value: Any) -> Raw:
-    """The decoded record, or the error that a key of the outermost object which holds messages stands twice."""
+    """The decoded record, or the error that the outermost object has a key with messages twice."""
     names = value if isinstance(value, dict) else ("messages", "conversations")  # saves a search for most lines
     if ("messages" in names and line.count(b'"messages"') > 1) or (
         "conversations" in names and line.count(b'"conversations"') > 1
@@ -164,7 +164,7 @@ def _without_repeated_key(line: bytes, where: str, value: Any) -> Raw:
         except RecursionError:
             return Raw(where, None, RecordError(TOO_DEEP, code="invalid_json", where=where))
         if repeated:
-            message = f"the key {repeated!r} stands twice in the record; only one of them could be kept"
+            message = f"the record has the key {repeated!r} twice; only one of them could be kept"
             return Raw(where, None, RecordError(message, code="duplicate_key", path=repeated, where=where))
     return Raw(where, value)
 
@@ -195,7 +195,7 @@ def _refuse_constant(name: str) -> Any:
 
 
 def _repeated_key(line: bytes) -> str | None:
-    """The first key that stands twice in the outermost object."""
+    """The first key that the outermost object has twice."""
     repeated: list[str] = []
 
     def hook(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -39,6 +39,17 @@ def folder_files(given: str | os.PathLike[str]) -> list[str]:
     )
 
 
+def not_read(given: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+    """What `folder_files` passes over in a folder of files: files with other endings, and folders."""
+    folder = Path(given)
+    if any((folder / name).is_file() for name in (SPLITS, STATE)):
+        return [], []
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    folders = [name for name in names if (folder / name).is_dir()]
+    others = [name for name in names if name not in folders and not is_readable(name)]
+    return [name for name in others if name not in (STATE, INFO, SPLITS)], folders
+
+
 def is_readable(name: str) -> bool:
     """Whether a file of this name may hold records; what `datasets` writes beside them does not."""
     return name.lower().endswith((*SUFFIXES, ".ndjson")) and name not in (STATE, INFO, SPLITS)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from chatmill.core.conversation import Message, Role, checked_text, json_type, parse_messages
 from chatmill.errors import RecordError
 
 CHOSEN, REJECTED = "chosen", "rejected"
-LISTS, TEXTS = ("messages", "conversations"), ("system", "instruction", "input")
-PAIR_FIELDS = (CHOSEN, REJECTED, "prompt", *LISTS, *TEXTS)
+LISTS, ASKED, JOINED = ("messages", "conversations"), ("prompt", "question"), ("instruction", "input")
+PAIR_FIELDS = (CHOSEN, REJECTED, "system", *LISTS, *ASKED, *JOINED)
 """Fields that such a record may have its messages in."""
 
 
@@ -25,7 +25,7 @@ def refuse_pairs() -> NoReturn:
 
 
 def chosen_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
-    """The prompt and the chosen answer; a list of messages that has a user message is the whole conversation."""
+    """The prompt and the chosen answer; a list of messages that begins with a user's is the whole conversation."""
     if CHOSEN not in record:
         raise RecordError("the record has no 'chosen'", code="missing_field", path=CHOSEN)
     answer = record[CHOSEN]
@@ -33,29 +33,57 @@ def chosen_messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
         messages: tuple[Message, ...] = (Message(Role.ASSISTANT, checked_text(answer, CHOSEN)),)
     else:
         messages = _listed([answer] if isinstance(answer, Mapping) else answer, CHOSEN)
-    if any(message.role is Role.USER for message in messages):
-        return messages
-    before = _before(record)
-    if not before:
-        raise RecordError(
-            "nothing says what 'chosen' answers: give 'prompt', 'messages', or the whole conversation in 'chosen'",
-            code="missing_field",
-            path="prompt",
-        )
-    return (*before, *messages)
-
-
-def _before(record: Mapping[str, Any]) -> tuple[Message, ...]:
+    prompts = dict(_prompts(record))
+    first = next((message for message in messages if message.role not in (Role.SYSTEM, Role.DEVELOPER)), messages[0])
+    if first.role is not Role.USER:
+        if not prompts:
+            raise RecordError(
+                "nothing says what 'chosen' answers: give 'prompt', 'messages', or the whole conversation in 'chosen'",
+                code="missing_field",
+                path="prompt",
+            )
+        key = next(iter(prompts))
+        messages = (*prompts.pop(key), *messages)
+    for key, prompt in prompts.items():
+        _refuse_another(key, prompt, messages)
     system = _text(record, "system")
-    first = (Message(Role.SYSTEM, system),) if system else ()
-    key = next((key for key in LISTS if record.get(key)), None)
-    if key is not None:
-        return (*first, *_listed(record[key], key))
-    prompt = record.get("prompt")
-    if isinstance(prompt, list):
-        return (*first, *_listed(prompt, "prompt"))
-    asked = _text(record, "prompt") or "\n".join(filter(None, (_text(record, name) for name in TEXTS[1:])))
-    return (*first, Message(Role.USER, asked)) if asked else ()
+    return behind_system((Message(Role.SYSTEM, system),) if system else (), messages)
+
+
+def _prompts(record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Message, ...]]]:
+    """What the record says that `chosen` answers, by the field that says it."""
+    for key in (*LISTS, *ASKED):
+        given = record.get(key)
+        if given and (key in LISTS or isinstance(given, list)):
+            yield key, _listed(given, key)
+        elif text := _text(record, key):
+            yield key, (Message(Role.USER, text),)
+    if text := "\n".join(filter(None, (_text(record, name) for name in JOINED))):
+        yield JOINED[0], (Message(Role.USER, text),)
+
+
+def _refuse_another(key: str, prompt: tuple[Message, ...], messages: tuple[Message, ...]) -> None:
+    """A second prompt is fine where it only repeats what is in the conversation."""
+    there = {(message.role, message.content.strip()) for message in messages}
+    if any((message.role, message.content.strip()) not in there for message in prompt):
+        raise RecordError(
+            f"{key!r} has messages that are not in the conversation which the other fields give; keep one of the two",
+            code="prompt_twice",
+            path=key,
+        )
+
+
+def behind_system(turns: tuple[Message, ...], listed: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Turns, then the list; a system message that both have is there once, and two different ones are refused."""
+    if not turns or turns[-1].role is not Role.SYSTEM or listed[0].role is not Role.SYSTEM:
+        return (*turns, *listed)
+    if turns[-1].content != listed[0].content:
+        raise RecordError(
+            "the record has a system text, and its list of messages begins with another one; keep one",
+            code="system_twice",
+            path="system",
+        )
+    return (*turns[:-1], *listed)
 
 
 def _listed(items: Any, path: str) -> tuple[Message, ...]:

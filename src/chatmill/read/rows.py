@@ -7,8 +7,7 @@ sure, both give the same conversation, but for the metadata.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import MAX_WEIGHT, MEDIA_FIELDS, REASONING_FIELDS, Role
-from chatmill.core.conversations import Conversations, Places, unused_fields
+from chatmill.core.conversations import Conversations, Places, unused_by_source, unused_in_columns
 from chatmill.core.messages import CODES, MessageColumns, sparse_objects
 from chatmill.core.native.scan import scan_texts
 from chatmill.core.texts import Chosen, OptionalTexts, TextJoiner, Texts, joined
@@ -57,7 +56,7 @@ def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shap
     rows = np.flatnonzero(~sure)
     raws = batch_records([batch.take(pa.array(rows))], path, (first + rows).tolist()) if len(rows) else ()
     slow, errors = read_declined(zip(rows.tolist(), raws, strict=True), shape, source)
-    unused = rows_of.unused(sure) + unused_fields(slow.values())
+    unused = unused_in_columns(rows_of.unused(sure), found.sources) + unused_by_source(slow.values())
     return replace(merged(found, sure, slow), unused=unused), errors
 
 
@@ -99,15 +98,12 @@ class _Rows:
         if label is not None and pa.types.is_boolean(label.type):
             self._sure &= _flags(pc.fill_null(label, True))
 
-    def unused(self, sure: Flags) -> Counter[str]:
-        """Columns that mean nothing, with the rows among the sure ones that have something in them."""
-        found: Counter[str] = Counter()
+    def unused(self, sure: Flags) -> Iterator[tuple[str, Flags]]:
+        """Columns that mean nothing, and which of the sure rows have something in them."""
         known = fields_read(self._shape)
         for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
             if name not in known and not (name == LABEL and pa.types.is_boolean(column.type)):
-                held = int(np.count_nonzero(_held(column) & sure))
-                found.update({name: held} if held else {})
-        return found
+                yield name, _held(column) & sure
 
     def _column(self, name: str) -> pa.Array | None:
         """A column with something in it; None where there is none."""

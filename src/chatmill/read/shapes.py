@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +24,20 @@ from chatmill.core.conversation import (
     refuse_media,
 )
 from chatmill.core.conversations import options_json
-from chatmill.errors import RecordError, UnknownNameError
+from chatmill.core.packages import Addition, additions
+from chatmill.errors import ConfigError, RecordError, UnknownNameError
 from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
 from chatmill.read.files import TOO_DEEP, decode_line
 from chatmill.read.looks import Record, first_message, is_harmony, is_openai, listed
 from chatmill.read.part_shapes import ANTHROPIC, LLAMAFACTORY_V1, PartForm
-from chatmill.read.preferences import PAIR_FIELDS, chosen_messages, refuse_pairs
-from chatmill.read.shape_files import SUFFIXES, decoded_definition, definition_text, read_definition
+from chatmill.read.preferences import PAIR_FIELDS, behind_system, chosen_messages, refuse_pairs
+from chatmill.read.shape_files import (
+    SUFFIXES,
+    checked_definition,
+    decoded_definition,
+    definition_text,
+    read_definition,
+)
 
 NO_OPTIONS: Mapping[str, Any] = {}
 LABEL, LABEL_FALSE = "label", "label_false"
@@ -121,7 +129,7 @@ class Shape:
         if self.calls_role and isinstance(items, list):
             items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
         found = self._part_messages(items, key) if self.parts and isinstance(items, list) else self._listed(items, key)
-        return _behind_system(tuple(_turns(record, self)), found) if self.turns else found
+        return behind_system(tuple(_turns(record, self)), found) if self.turns else found
 
     def _listed(self, items: object, key: str) -> tuple[Message, ...]:
         return parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
@@ -206,19 +214,6 @@ def _refuse_unfit(record: Record, shape: Shape) -> None:
 def _system(record: Record, key: str) -> tuple[Message, ...]:
     text = _text(record, key, default="") if key else ""
     return (Message(Role.SYSTEM, text),) if text else ()
-
-
-def _behind_system(turns: tuple[Message, ...], listed: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Turns, then the list; a system message that both have is there once, and two different ones are refused."""
-    if not turns or turns[-1].role is not Role.SYSTEM or listed[0].role is not Role.SYSTEM:
-        return (*turns, *listed)
-    if turns[-1].content != listed[0].content:
-        raise RecordError(
-            "the record has a system text, and its list of messages begins with another one; keep one",
-            code="system_twice",
-            path="system",
-        )
-    return (*turns[:-1], *listed)
 
 
 def _functions(record: Record, shape: Shape, tools: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -461,6 +456,8 @@ PAIRS: Mapping[str, Shape] = {
 """Records with two answers: as they are found, and as they are read where the chosen ones are asked for."""
 
 
+GROUP = "chatmill.shapes"
+"""The entry-point group in which a package names its shapes."""
 HINT = (
     "A shape of your own is the path of a .yaml or .json file; a field map is --map user=FIELD --map assistant=FIELD."
 )
@@ -476,7 +473,27 @@ def find_shape(name: str | FieldMap) -> Shape:
         return _defined(definition_text(decoded_definition(name)))
     if name.lower().endswith(SUFFIXES):
         return _defined(definition_text(read_definition(Path(name))))
-    raise UnknownNameError("shape", name, list(SHAPES), HINT)
+    packaged = packaged_shapes()
+    if name in packaged:
+        return _defined(definition_text(_packaged_definition(packaged[name])))
+    raise UnknownNameError("shape", name, [*SHAPES, *packaged], HINT)
+
+
+def packaged_shapes() -> dict[str, Addition]:
+    """The shapes of installed packages: each entry point is what a shape file says, or the path of one."""
+    return additions(GROUP, "shape", {*SHAPES, *PAIRS})
+
+
+def _packaged_definition(addition: Addition) -> dict[str, Any]:
+    value = addition.load()
+    if isinstance(value, str | os.PathLike):
+        value = read_definition(Path(value))
+    if not isinstance(value, Mapping):
+        raise addition.refused(f"is {type(value).__name__}, not a mapping or the path of a shape file")
+    try:
+        return checked_definition({**value, "name": addition.name})
+    except ConfigError as error:
+        raise addition.refused(f"is wrong: {error}") from None
 
 
 def preferred(name: str, preferences: str | None) -> str:

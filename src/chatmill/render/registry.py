@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from chatmill.core.packages import Addition, additions
 from chatmill.errors import ChatmillError, ConfigError, TokenizerError, UnknownNameError
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.chat_template import TOKEN_NAMES, TemplateText
@@ -25,6 +26,8 @@ from chatmill.render.template import Template, refuse_missing
 from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
 from chatmill.tokenizer.protocol import Tokenizer
 
+GROUP = "chatmill.templates"
+"""The entry-point group in which a package names its templates."""
 USER_MODULE = "chatmill_user_template_"
 """What the modules of users' template files are called, before the name of the file."""
 BUNDLED = Path(__file__).parent / "templates"
@@ -32,6 +35,8 @@ BUNDLED = Path(__file__).parent / "templates"
 PYTHON_TEMPLATES = ("token_native", "markers", "harmony")
 HEADER = re.compile(r"\A\{#-(.*?)-#\}", re.DOTALL)
 """The comment that a bundled Jinja template begins with: `key: value` lines about its origin."""
+OWN_HEADER = "chatmill"
+"""The line (`chatmill: template`) by which the comment of a user's own file is known as such a header."""
 CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 JINJA_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
 
@@ -98,6 +103,19 @@ def bundled_names() -> tuple[str, ...]:
     return (*PYTHON_TEMPLATES, *sorted(path.stem for path in BUNDLED.glob("*.jinja")))
 
 
+def packaged_templates() -> dict[str, Addition]:
+    """The templates of installed packages.
+
+    Each entry point is a `Template` class, or the path of a .jinja or .py file or of a model folder.
+    """
+    return additions(GROUP, "template", bundled_names())
+
+
+def template_names() -> tuple[str, ...]:
+    """Names of all templates: bundled ones, then those of installed packages."""
+    return (*bundled_names(), *packaged_templates())
+
+
 def is_python_file(name: str) -> bool:
     """Whether using the template of this name runs a file; `render.trust` asks before data may do that."""
     return name.endswith(".py")
@@ -129,14 +147,31 @@ def find_template(name: str | os.PathLike[str] | TemplateSource) -> TemplateSour
         return template_of_folder(Path(folder), wanted)
     if (cached := cached_model(folder)) is not None:
         return replace(template_of_folder(cached, wanted), name=text.rpartition("/")[2])
+    packaged = packaged_templates()
+    if text in packaged:
+        return _from_package(packaged[text])
     if is_hub_name(folder):
         raise ConfigError(f"no template {text!r}: there is no such folder, and {not_cached(folder)}")
     raise UnknownNameError(
         "template",
         text,
-        list(bundled_names()),
+        [*bundled_names(), *packaged],
         "A template of your own is the folder of a model, or the path of a .jinja or .py file.",
     )
+
+
+def _from_package(addition: Addition) -> TemplateSource:
+    value = addition.load()
+    if isinstance(value, JinjaSource) or (isinstance(value, type) and issubclass(value, Template)):
+        return value
+    if not isinstance(value, str | os.PathLike):
+        raise addition.refused(f"is {type(value).__name__}, not a Template class or the path of a file or folder")
+    path = Path(value)
+    if path.suffix == ".jinja":
+        return replace(_from_jinja(path, name=addition.name), path=str(path))
+    if path.is_dir() or is_python_file(path.name):
+        return find_template(path)
+    raise addition.refused(f"is {path}, which is neither a .jinja or .py file nor a model folder")
 
 
 def bind(
@@ -251,8 +286,11 @@ def _from_jinja(path: Path, name: str = "") -> JinjaSource:
         raise ConfigError(f"no template file {path}")
     text = _text_of(path)
     header = HEADER.match(text)
-    about = dict(re.findall(r"^\s*([a-z]+):\s*(.+?)\s*$", header.group(1), re.MULTILINE)) if header and name else {}
+    about = dict(re.findall(r"^\s*([a-z]+):\s*(.+?)\s*$", header.group(1), re.MULTILINE)) if header else {}
+    if not name and OWN_HEADER not in about:  # a comment that somebody wrote for people
+        about = {}
     beside = path.parent
+    said = {f"{key}_token": about[key] for key in ("bos", "eos") if key in about}
     return JinjaSource(
         name=name or path.name,
         text=text,
@@ -262,9 +300,7 @@ def _from_jinja(path: Path, name: str = "") -> JinjaSource:
         control_tokens=tuple(about.get("tokens", "").split()),
         stop_tokens=tuple(about.get("stops", "").split()),
         default_policy=about.get("policy", "assistant"),
-        named_tokens={f"{key}_token": about[key] for key in ("bos", "eos") if key in about}
-        if name
-        else _named_tokens(_json(beside / CONFIG)),
+        named_tokens=said if name else {**_named_tokens(_json(beside / CONFIG)), **said},
         stop_ids=() if name else _stop_ids(_json(beside / GENERATION_CONFIG)),
     )
 

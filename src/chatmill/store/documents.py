@@ -77,7 +77,9 @@ def find_splits(directory: str | Path, splits: Sequence[str] | None = None) -> D
     if manifest is None and is_episode_split(folder):
         raise FormatError(f"{folder}: this is one split of a dataset; give the folder above it")
     if manifest is None and (folder / WORK).is_dir():
-        raise FormatError(f"{folder}: an unfinished build ({MANIFEST} is missing): go on with chatmill build --resume")
+        raise FormatError(
+            f"{folder}: an unfinished build ({MANIFEST} is missing): continue with chatmill build --resume"
+        )
     there = _split_names(folder) if manifest is None else sorted(manifest["splits"], key=_split_order)
     if not there:
         raise FormatError(_why_nothing(folder))

@@ -1,0 +1,1 @@
+"""Text to ids: vocabularies of every kind behind one protocol, with fast engines checked against a reference."""

@@ -1,4 +1,4 @@
-"""Training, which needs torch: a missing one is said here, for every module of this room."""
+"""Training, which needs torch: a missing one is reported here, for every module of this package."""
 
 from chatmill.errors import need
 

@@ -59,7 +59,7 @@ def generate(
 ) -> Generated:
     """Decode from a GPT (with a cache of keys and values) or a transformers model (run anew for each token)."""
     if not len(prompt):
-        raise ConfigError("the prompt has no tokens: there is nothing to go on from")
+        raise ConfigError("the prompt has no tokens: there is nothing to continue")
     options = sampling or Sampling()
     generator = torch.Generator().manual_seed(options.seed)
     was_training = model.training

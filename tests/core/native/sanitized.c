@@ -104,7 +104,9 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
     c.weights = room(c.weight_capacity, sizeof(weight));
     c.text = room(c.text_capacity, 1);
     c.json = room(c.json_capacity, 1);
-    c.unused = room(MAX_UNUSED, sizeof(unused_field));
+    c.unused_names = room(MAX_UNUSED, sizeof(unused_field));
+    c.unused = room(c.line_capacity, sizeof(uint64_t));
+    c.unused_more = room(c.line_capacity, 1);
     const int64_t offsets[2] = {0, size};
     const int64_t found = as_texts ? chatmill_scan_texts(data, size, offsets, 1, names, &c)
                                    : chatmill_scan(data, 0, size, names, &c);
@@ -117,7 +119,8 @@ static void scan(const uint8_t *data, int64_t size, const shape_names *names, in
     }
     for (int i = 0; i < 10; i++) free(columns_of[i]->starts), free(columns_of[i]->lengths);
     free(c.line_starts), free(c.line_stops), free(c.read), free(c.message_offsets), free(c.roles), free(c.call_offsets);
-    free(c.rare), free(c.weights), free(c.text), free(c.json), free(c.unused);
+    free(c.rare), free(c.weights), free(c.text), free(c.json);
+    free(c.unused_names), free(c.unused), free(c.unused_more);
 }
 
 /* Tokens, texts and bytes that are those of a line, right or wrong as they come. */

@@ -35,7 +35,7 @@ EXPORT int64_t chatmill_source_checksum(void) { return SOURCE_CHECKSUM; }
 static void commit(scanner *s, int64_t line, const record_parts *parts)
 {
     columns *out = s->out;
-    count_unused(out, parts);
+    note_unused(out, line, parts);
     const range from = {out->sources.starts[line], out->sources.lengths[line]};
     if (from.length > 0 && from.start >= out->text_bytes) s->known_sources[s->source_count++ % KNOWN_SOURCES] = from;
     out->messages = s->at.messages;
@@ -53,12 +53,13 @@ static void decline(scanner *s, int64_t line)
     s->at = (counts){out->messages, out->calls, out->rares, out->weight_count, out->text_bytes, out->json_bytes};
     texts *const of_line[] = {&out->ids, &out->sources, &out->tools, &out->listed, &out->options};
     for (int i = 0; i < 5; i++) set_text(of_line[i], line, none);
+    out->unused[line] = out->unused_more[line] = 0;
 }
 
 /* A scanner with nothing read yet; the counts of what is written are 0. */
 static scanner begun(place data, shape *names, columns *out)
 {
-    out->unused_count = out->unused_more = 0;
+    out->unused_count = 0;
     out->lines = out->messages = out->calls = out->rares = out->weight_count = out->text_bytes = out->json_bytes = 0;
     out->message_offsets[0] = out->call_offsets[0] = 0;
     return (scanner){.out = out, .names = names, .data = data, .last_role = &names->of_role.start};

@@ -84,7 +84,7 @@ def spread(values: NDArray[ScalarT], lengths: Ints) -> NDArray[ScalarT]:
         values.ctypes.data, counts.ctypes.data, len(counts), item, out.ctypes.data, out.nbytes
     )
     if written != out.nbytes:
-        raise ValueError("a value cannot stand there less than no times: a length is negative")
+        raise ValueError("a length is negative: lengths must be >= 0")
     return out
 
 

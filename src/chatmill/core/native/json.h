@@ -29,10 +29,10 @@ typedef struct {
     double value;
 } weight;
 
-/* A field that means nothing here: its name, and in how many records it holds something. */
+/* The name of a field that means nothing here. */
 typedef struct {
     place name;
-    int64_t length, records;
+    int64_t length;
 } unused_field;
 
 /* A column of texts. */
@@ -63,9 +63,11 @@ typedef struct {
     weight *weights;
     uint8_t *text; /* texts without their escapes */
     uint8_t *json; /* JSON that is written anew */
-    unused_field *unused; /* room for MAX_UNUSED of them */
+    unused_field *unused_names; /* room for MAX_UNUSED of them */
+    uint64_t *unused;           /* of each line: bit i is set where the field of name i holds something */
+    uint8_t *unused_more;       /* of each line: fields that hold something and whose names had no room */
     int64_t lines, messages, calls, rares, weight_count, text_bytes, json_bytes; /* how many there are in the end */
-    int64_t unused_count, unused_more; /* fields of records that mean nothing: different ones, and those without room */
+    int64_t unused_count; /* names */
 } columns;
 
 typedef struct {

@@ -38,25 +38,30 @@ static int is_nothing(const scanner *s, place p)
     return p < s->stop && *p == end;
 }
 
-/* Counts the fields of a record that mean nothing; records mostly have them in one order. */
-static void count_unused(columns *out, const record_parts *r)
+/* Notes the fields of a record that mean nothing; records mostly have them in one order. */
+static void note_unused(columns *out, int64_t line, const record_parts *r)
 {
+    uint64_t bits = 0;
+    uint8_t more = 0;
     for (int i = 0; i < r->other_count; i++) {
         const other_key *key = &r->others[i];
         if (!key->holds) continue;
         int64_t n = i < out->unused_count ? i : 0, tried = 0;
         for (; tried < out->unused_count; tried++, n = n + 1 < out->unused_count ? n + 1 : 0) {
-            const unused_field *known = &out->unused[n];
+            const unused_field *known = &out->unused_names[n];
             if (known->length == key->length && !memcmp(known->name, key->at, (size_t)key->length)) break;
         }
         if (tried < out->unused_count) {
-            out->unused[n].records++;
+            bits |= UINT64_C(1) << n;
         } else if (out->unused_count < MAX_UNUSED) {
-            out->unused[out->unused_count++] = (unused_field){key->at, key->length, 1};
+            bits |= UINT64_C(1) << out->unused_count;
+            out->unused_names[out->unused_count++] = (unused_field){key->at, key->length};
         } else {
-            out->unused_more++;
+            more++;
         }
     }
+    out->unused[line] = bits;
+    out->unused_more[line] = more;
 }
 
 /* Whether people liked the answer: one they did not is declined. Any other value means nothing. */

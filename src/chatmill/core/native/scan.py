@@ -32,7 +32,7 @@ MAX_NAMES, MAX_TURNS = 32, 8
 
 
 MAX_UNUSED = 64
-"""Different fields that mean nothing which are counted by name."""
+"""Different fields that mean nothing whose names are kept: a bit each."""
 MORE_FIELDS = "(other fields)"
 
 
@@ -142,8 +142,12 @@ class Scanned:
     """Tool definitions on lines of their own (see `core.tools.listed_tools`); none where Python must decode `tools`."""
     options: OptionalTexts
     """Template options, one JSON object."""
-    unused: dict[str, int]
-    """Fields of records that mean nothing here, with the records that have something in them."""
+    unused_names: tuple[str, ...]
+    """Fields of records that mean nothing here."""
+    unused: NDArray[np.uint64]
+    """Of each record: bit `i` is set where it has something in the field `unused_names[i]`."""
+    unused_more: Bytes
+    """Of each record: such fields whose names had no room."""
 
 
 def _pairs(*names: str) -> tuple[str, ...]:
@@ -153,13 +157,13 @@ def _pairs(*names: str) -> tuple[str, ...]:
 
 _CAPACITIES = ("line", "message", "call", "rare", "weight", "text", "json")
 _LINES = ("line_starts", "line_stops", "read", "message_offsets")
+_UNUSED = ("unused_names", "unused", "unused_more")
 _LINE_TEXTS = _pairs("ids", "sources", "tools", "listed", "options")
 _MESSAGE_TEXTS = _pairs("contents", "reasoning")
 _MESSAGES = ("roles", *_MESSAGE_TEXTS, "call_offsets")
 _CALLS = _pairs("call_names", "call_arguments", "call_ids")
-_ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "rare", "weights", "text", "json", "unused")
-_COUNTS = ("lines", "messages", "calls", "rares", "weight_count", "text_bytes", "json_bytes", "unused_count",
-           "unused_more")  # fmt: skip
+_ARRAYS = (*_LINES, *_LINE_TEXTS, *_MESSAGES, *_CALLS, "rare", "weights", "text", "json", *_UNUSED)
+_COUNTS = ("lines", "messages", "calls", "rares", "weight_count", "text_bytes", "json_bytes", "unused_count")
 _WEIGHT = np.dtype([("message", np.int64), ("value", np.float64)])
 
 
@@ -190,7 +194,8 @@ class _Room:
         self.arrays |= {"call_offsets": np.empty(messages + 1, np.int64)}
         self.arrays |= {"rare": np.empty((rare, 4), np.int64), "weights": np.empty(messages, _WEIGHT)}
         self.arrays |= {"text": np.empty(text, np.uint8), "json": np.empty(2 * size, np.uint8)}
-        self.arrays |= {"unused": np.empty((MAX_UNUSED, 3), np.int64)}
+        self.arrays |= {"unused_names": np.empty((MAX_UNUSED, 2), np.int64)}
+        self.arrays |= {"unused": np.empty(lines, np.uint64), "unused_more": np.empty(lines, np.uint8)}
         addresses = (self.arrays[name].ctypes.data for name in _ARRAYS)
         self.struct = _Columns(lines, messages, calls, rare, messages, text, 2 * size, *addresses)
 
@@ -215,7 +220,9 @@ class _Room:
             tools=texts("tools", lines, data),
             listed=texts("listed", lines, json),
             options=texts("options", lines, json),
-            unused=self._unused(),
+            unused_names=self._unused_names(),
+            unused=arrays["unused"][:lines],
+            unused_more=arrays["unused_more"][:lines],
             messages=MessageColumns(
                 roles=arrays["roles"][:messages],
                 contents=contents.texts,
@@ -237,11 +244,10 @@ class _Room:
             ),
         )
 
-    def _unused(self) -> dict[str, int]:
+    def _unused_names(self) -> tuple[str, ...]:
         """Names are read where they are: in the data, or among the names of the shape."""
-        rows = self.arrays["unused"][: self.struct.unused_count].tolist()
-        found = {ctypes.string_at(address, length).decode(): count for address, length, count in rows}
-        return found | ({MORE_FIELDS: int(self.struct.unused_more)} if self.struct.unused_more else {})
+        rows = self.arrays["unused_names"][: self.struct.unused_count].tolist()
+        return tuple(ctypes.string_at(address, length).decode() for address, length in rows)
 
 
 def _rare_texts(rare: Ints, field: int, count: int, text: Bytes) -> OptionalTexts:

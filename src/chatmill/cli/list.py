@@ -1,0 +1,76 @@
+"""List what can be named: templates, policies, shapes and export targets, those of installed packages too.
+
+Example: chatmill list
+
+Example: chatmill list policies --json
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated, NamedTuple
+
+import typer
+
+from chatmill.cli import options
+
+
+class Kind(StrEnum):
+    """What is listed."""
+
+    TEMPLATES = "templates"
+    POLICIES = "policies"
+    SHAPES = "shapes"
+    EXPORTS = "exports"
+
+
+class Named(NamedTuple):
+    """A line of the list."""
+
+    kind: str
+    name: str
+    origin: str
+    """`chatmill`, or the package that adds it."""
+
+
+def command(
+    kinds: Annotated[
+        list[Kind] | None, typer.Argument(metavar="[KIND]...", help="templates, policies, shapes, exports; else all.")
+    ] = None,
+    as_json: Annotated[bool, options.JSON] = False,
+) -> None:
+    """Print a table of names with their origin."""
+    found = [one for kind in kinds or Kind for one in named(kind)]
+    if as_json:
+        typer.echo(json.dumps([one._asdict() for one in found]))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    from chatmill.console import plain_console
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("kind", "name", "from"):
+        table.add_column(column)
+    for one in found:
+        table.add_row(*map(Text, one))
+    plain_console(soft_wrap=True).print(table)
+
+
+def named(kind: Kind) -> list[Named]:
+    """All names of one kind: those of Chatmill, then those of packages. No code of a package is run."""
+    from chatmill.core.packages import additions
+    from chatmill.export.registry import GROUP, TARGETS
+    from chatmill.label.presets import PRESETS, packaged_policies
+    from chatmill.read.shapes import SHAPES, packaged_shapes
+    from chatmill.render.registry import bundled_names, packaged_templates
+
+    own, packaged = {
+        Kind.TEMPLATES: (bundled_names(), packaged_templates),
+        Kind.POLICIES: (PRESETS, packaged_policies),
+        Kind.SHAPES: (SHAPES, packaged_shapes),
+        Kind.EXPORTS: (TARGETS, lambda: additions(GROUP, "export target", TARGETS)),
+    }[kind]
+    found = [Named(kind, name, "chatmill") for name in own]
+    return [*found, *(Named(kind, name, addition.origin) for name, addition in packaged().items())]

@@ -1,0 +1,63 @@
+"""The page on the architecture is true: its files are there, its floors hold, and what it adds works."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import chatmill
+from chatmill.export.registry import GROUP as EXPORTS
+from chatmill.label.presets import GROUP as POLICIES
+from chatmill.read.shapes import GROUP as SHAPES
+from chatmill.render.registry import GROUP as TEMPLATES
+from tests.pages import DOCS, fences, run_bash
+from tests.test_architecture import MAY_IMPORT, ROOT
+
+PAGE = DOCS / "architecture.md"
+SOURCE = Path(chatmill.__file__).parent
+
+
+def test_everything_that_is_added_works(tmp_path: Path) -> None:
+    said, checked = "", 0
+    for fence in fences(PAGE):
+        if fence.language == "bash":
+            done = run_bash(fence.body, tmp_path)
+            assert done.returncode == 0, f"{fence.body}\n{done.stdout}\n{done.stderr}"
+            said = "\n".join(line.rstrip() for line in done.stdout.splitlines())
+        elif fence.language == "text":
+            for line in fence.body.splitlines():
+                assert line.rstrip() in said, f"the page shows {line!r}; printed was:\n{said}"
+                checked += 1
+    assert checked >= 7
+
+
+def test_the_groups_of_entry_points_are_those_of_the_code() -> None:
+    [written] = [fence.body for fence in fences(PAGE) if fence.language == "toml"]
+    groups = tomllib.loads(written)["project"]["entry-points"]
+    assert set(groups) == {TEMPLATES, SHAPES, POLICIES, EXPORTS}
+
+
+def test_the_files_on_the_page_are_there() -> None:
+    """In the drawing and in tables files are named as they are below `src/chatmill`."""
+    named = re.findall(r"(?<![\w/])((?:[a-z_]+/)+[a-z_]+\.py)", PAGE.read_text())
+    assert len(named) > 30
+    for name in named:
+        assert (SOURCE / name).is_file() or (DOCS.parent / name).is_file(), name
+
+
+def test_every_room_is_on_a_floor() -> None:
+    table = PAGE.read_text().partition("## Floors")[2].partition("\n## ")[0]
+    rows = [set(re.findall(r"`([a-z]+)`", line.split("|")[2])) for line in table.splitlines() if line.startswith("| ")]
+    floors = [row for row in rows if row]
+    rooms = {room for room in MAY_IMPORT if (ROOT / room).is_dir() or room in ("megatron", "torchtitan")}
+    assert set().union(*floors) == rooms
+    height = {room: -number for number, floor in enumerate(floors) for room in floor}
+    for room in rooms:
+        below = {other for other in MAY_IMPORT[room] if other in rooms}
+        assert all(height[other] <= height[room] for other in below), room
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    for file in SOURCE.rglob("__init__.py"):
+        assert file.read_text().startswith('"""'), file.relative_to(SOURCE)

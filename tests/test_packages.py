@@ -1,0 +1,168 @@
+"""A package adds a template, a policy, a shape and an export target by entry points; the commands list and use them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from chatmill.cli import app, options
+from chatmill.compiler.run import run_build
+from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.label.presets import find_policy
+from chatmill.prove.verify import verify
+from chatmill.read.shapes import find_shape
+from chatmill.render.registry import JinjaSource, find_template
+
+TEMPLATE = """{#-
+licence: MIT
+tokens: <|im_start|> <|im_end|>
+stops: <|im_end|>
+-#}
+{%- for message in messages %}<|im_start|>{{ message.role }}: {{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"""
+CODE = """
+from pathlib import Path
+
+from chatmill.core.kinds import Part, RoleCode
+from chatmill.export.registry import Target
+from chatmill.label.policy import Policy
+
+HERE = Path(__file__).parent
+template = HERE / "toy.jinja"
+policy = Policy(name="anything", weights={(RoleCode.ASSISTANT, Part.CONTENT): 1.0})
+shape = {"turns": [{"key": "ask", "role": "user"}, {"key": "say", "role": "assistant"}]}
+
+
+def write(export):
+    (export.folder / "hello.txt").write_text("hello")
+
+
+target = Target(name="toy-lines", about="people", write=write)
+wrong = 7
+"""
+ENTRIES = """[chatmill.templates]
+toy-template = toy_chat:template
+[chatmill.policies]
+toy-policy = toy_chat:policy
+[chatmill.shapes]
+toy-shape = toy_chat:shape
+[chatmill.exports]
+toy-lines = toy_chat:target
+"""
+
+
+def install(folder: Path, entries: str = ENTRIES, name: str = "toy-chat") -> None:
+    """What pip leaves of a package with entry points."""
+    about = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(entries)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "toy_chat.py").write_text(CODE)
+    (folder / "toy.jinja").write_text(TEMPLATE)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield folder
+    sys.modules.pop("toy_chat", None)
+
+
+def test_the_additions_of_a_package_are_used_by_name(site: Path, tmp_path: Path) -> None:
+    install(site)
+    (tmp_path / "a.jsonl").write_text(json.dumps({"ask": "2+2?", "say": "4"}) + "\n")
+    recipe: dict[str, Any] = {
+        "sources": [{"path": str(tmp_path / "a.jsonl"), "shape": "toy-shape"}],
+        "tokenizer": "bytes",
+        "template": "toy-template",
+        "policy": "toy-policy",
+        "add_control_tokens": True,
+    }
+    built = run_build(recipe, tmp_path / "built", workers=0).manifest
+    assert built["ledger"]["tokens"]["a"]["assistant"]["trained"] == 1, "the policy trains no terminator"
+    report = verify(tmp_path / "built", deep=True)
+    assert report.passed
+    assert not [line for line in report.unchecked if "toy" in line]
+    done = CliRunner().invoke(
+        app, ["export", str(tmp_path / "built"), "--to", "toy-lines", "-o", str(tmp_path / "out")]
+    )
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "hello.txt").read_text() == "hello"
+
+
+def test_the_commands_list_them_and_run_nothing_for_it(site: Path) -> None:
+    install(site)
+    done = CliRunner().invoke(app, ["list", "--json"])
+    assert done.exit_code == 0, done.output
+    found = {(one["kind"], one["name"]): one["origin"] for one in json.loads(done.stdout)}
+    added = {key for key, origin in found.items() if origin == "the package toy-chat"}
+    assert {kind for kind, _ in added} == {"templates", "policies", "shapes", "exports"}
+    assert found["templates", "chatml"] == found["exports", "hf"] == found["shapes", "openai"] == "chatmill"
+    assert "toy_chat" not in sys.modules
+    assert "toy-policy" in CliRunner().invoke(app, ["list", "policies"]).output
+    assert "toy-template" in options._templates()
+    assert "toy-policy" in options._policies()
+    assert "toy-shape" in options._shapes()
+    listed = CliRunner().invoke(app, ["templates"]).output
+    assert "toy-template" in listed
+    assert "the package toy-chat (MIT)" in listed
+
+
+def test_a_comment_is_a_header_where_it_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text(TEMPLATE)
+    assert not find_template(file).control_tokens, "a comment that somebody wrote for people"
+    file.write_text(TEMPLATE.replace("licence: MIT", "chatmill: template\nlicence: MIT\neos: <|im_end|>"))
+    found = find_template(file)
+    assert isinstance(found, JinjaSource)
+    assert found.control_tokens == ("<|im_start|>", "<|im_end|>")
+    assert found.stop_tokens == ("<|im_end|>",)
+    assert (found.licence, found.named_tokens) == ("MIT", {"eos_token": "<|im_end|>"})
+
+
+@pytest.mark.parametrize("find", [find_template, find_policy, find_shape])
+def test_a_name_that_is_not_known_lists_them_too(site: Path, find: Any) -> None:
+    install(site)
+    with pytest.raises(UnknownNameError, match="toy-"):
+        find("toy-nothing")
+
+
+@pytest.mark.parametrize(
+    ("entries", "find", "message"),
+    [
+        ("[chatmill.policies]\nassistant = toy_chat:policy\n", "x", "the name of one of Chatmill: rename it"),
+        ("[chatmill.policies]\nA.json = toy_chat:policy\n", "x", "not made of small letters"),
+        ("[chatmill.policies]\nmine = toy_chat:wrong\n", "mine", "its policy 'mine' is int, not a chatmill.Policy"),
+        ("[chatmill.policies]\nmine = toy_chat:nothing\n", "mine", "cannot be loaded: AttributeError"),
+    ],
+)
+def test_what_a_package_does_wrong_is_one_error_that_names_it(
+    site: Path, entries: str, find: str, message: str
+) -> None:
+    install(site, entries)
+    with pytest.raises(ConfigError, match=f"the package toy-chat: .*{message}"):
+        find_policy(find)
+
+
+def test_wrong_templates_and_shapes_name_their_package(site: Path) -> None:
+    install(site, "[chatmill.templates]\nmine = toy_chat:wrong\n[chatmill.shapes]\nmine = toy_chat:wrong\n")
+    with pytest.raises(ConfigError, match="the package toy-chat: its template 'mine' is int"):
+        find_template("mine")
+    with pytest.raises(ConfigError, match="the package toy-chat: its shape 'mine' is int"):
+        find_shape("mine")
+
+
+def test_two_packages_cannot_share_a_name(site: Path) -> None:
+    install(site)
+    install(site, "[chatmill.policies]\ntoy-policy = toy_chat:wrong\n", name="other")
+    with pytest.raises(ConfigError, match="remove one of the packages"):
+        find_policy("toy-policy")
