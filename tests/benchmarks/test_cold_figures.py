@@ -50,6 +50,7 @@ def test_a_first_pass_has_a_new_tokenizer_every_round_and_is_the_figure_of_the_c
     monkeypatch.setattr(render, "conversations_without_control_text", lambda limit: real_conversations(1)[:2])
     monkeypatch.setattr(render, "load_tokenizer", lambda path: qwen3)
     monkeypatch.setattr(render, "hf_tokenizer", SimpleNamespace(__wrapped__=theirs))
+    monkeypatch.setattr(render, "trl_training_template", str)
     monkeypatch.setattr(render, "bind", fresh)
     monkeypatch.setattr(render, "render", rendered)
     report = render.measure(quick=True)
