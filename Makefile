@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.chatmill-installed
 DEMO_STAMP := $(VENV)/.chatmill-demo-installed
 STARTED := $(shell date +%s)
+# Many tests start processes of their own, which would compile every module again where this is set.
+export PYTHONDONTWRITEBYTECODE :=
 # The benchmarks have an environment of their own, with the tools that Chatmill is compared with.
 BENCH_VENV := .venv-bench
 BENCH_BIN := $(BENCH_VENV)/bin

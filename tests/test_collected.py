@@ -27,20 +27,20 @@ def test_no_property_has_a_deadline() -> None:
     assert settings().deadline is None
 
 
-def test_property_tests_run_a_third_of_their_examples_unless_all_are_asked_for(
+def test_property_tests_run_a_quarter_of_their_examples_unless_all_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     def examples(ask: str) -> list[int]:
         monkeypatch.setenv(EXAMPLES, ask)
         counts = []
-        for many in (90, 45, 12):
+        for many in (120, 45, 12):
             property_ = settings(max_examples=many)(given(st.integers())(lambda number: None))
             test = pytest.Function.from_parent(request.node.parent, name="test_some", callobj=property_)
             pytest_collection_modifyitems([test])
             counts.append(property_._hypothesis_internal_use_settings.max_examples)  # type: ignore[attr-defined]
         return counts
 
-    assert examples("all") == [90, 45, 12]
+    assert examples("all") == [120, 45, 12]
     assert examples("") == [30, FEW, 12]
 
 

@@ -17,7 +17,7 @@ from chatmill.look.template_probes import byte_vocabulary
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.render.render import render
-from tests.data.tokenizer_files import unpacked
+from tests.data.tokenizer_files import loaded
 
 TEMPLATES = Path(__file__).parents[1] / "data" / "templates"
 Row = dict[str, list[int]]
@@ -43,7 +43,7 @@ CLEAN = {
 def bound_template(name: str) -> BoundTemplate:
     """A template with a vocabulary of bytes; with Qwen3's for names that end in `, real`."""
     if name.endswith(", real"):
-        return bind(CLEAN[name.removesuffix(", real")], load_tokenizer(unpacked("qwen3")), given_options(None, DAY))
+        return bind(CLEAN[name.removesuffix(", real")], loaded("qwen3"), given_options(None, DAY))
     found = find_template(CLEAN.get(name, name))
     if found.control_tokens:
         tokenizer: Any = load_tokenizer("bytes", control_tokens=found.control_tokens)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
+
+import pytest
+import typer
+
+from chatmill.cli import app
+from chatmill.cli.statuses import ended, show_warning
 
 
 def chatmill(
@@ -21,3 +30,21 @@ def chatmill(
         env={**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", **(env or {})},
         check=False,
     )
+
+
+def here(*arguments: str | Path, cwd: Path | None = None, columns: int = 80) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has loaded everything: for tests of what a command says."""
+    out, said = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    command = typer.main.get_command(app)
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("default")
+        patch.setattr(warnings, "showwarning", show_warning)
+        patch.setenv("COLUMNS", str(columns))
+        patch.setenv("NO_COLOR", "1")
+        patch.chdir(cwd or Path.cwd())
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+            status = ended(
+                lambda: command.main([str(one) for one in arguments], prog_name="chatmill", standalone_mode=False)
+            )
+    texts = (file.buffer.getvalue().decode() for file in (out, said))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(list(map(str, arguments)), status, *texts)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chatmill.look.preview import visible
-from tests.cli.run import chatmill
+from tests.cli.run import chatmill, here
 
 PAIR = {
     "id": "one",
@@ -45,12 +45,12 @@ def test_what_a_person_sees(write: Any) -> None:
 
 
 def test_ids(write: Any) -> None:
-    done = chatmill("preview", write(PAIR), "-t", "bytes", "--ids")
+    done = here("preview", write(PAIR), "-t", "bytes", "--ids")
     assert "65 32 116 111 107 101 110 46 260" in done.stdout
 
 
 def test_json(write: Any) -> None:
-    done = chatmill("preview", write(PAIR, {**PAIR, "id": "two"}), "-t", "bytes", "--json", "-n", "5")
+    done = here("preview", write(PAIR, {**PAIR, "id": "two"}), "-t", "bytes", "--json", "-n", "5")
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [record["id"] for record in records] == ["one", "two"]
     runs = records[0]["runs"]
@@ -62,7 +62,7 @@ def test_json(write: Any) -> None:
 
 def test_policy_template_skip_and_count(write: Any) -> None:
     path = write(*({**PAIR, "id": f"r{i}"} for i in range(5)))
-    done = chatmill("preview", path, "-t", "bytes", "-T", "token_native", "-p", "all", "--skip", "1", "-n", "2")
+    done = here("preview", path, "-t", "bytes", "-T", "token_native", "-p", "all", "--skip", "1", "-n", "2")
     assert "r1 " in done.stdout
     assert "r2 " in done.stdout
     assert "r0 " not in done.stdout
@@ -72,7 +72,7 @@ def test_policy_template_skip_and_count(write: Any) -> None:
 
 
 def test_bad_records_are_told_and_the_others_shown(write: Any) -> None:
-    done = chatmill("preview", write("{broken", {"messages": [{"role": "pope", "content": "x"}]}, PAIR), "-t", "bytes")
+    done = here("preview", write("{broken", {"messages": [{"role": "pope", "content": "x"}]}, PAIR), "-t", "bytes")
     assert done.returncode == 0
     assert "A token." in done.stdout
     assert "left out [invalid_json]" in done.stderr
@@ -91,7 +91,7 @@ def test_bad_records_are_told_and_the_others_shown(write: Any) -> None:
 )
 def test_mistakes_end_in_one_panel(arguments: list[str], message: str, write: Any, tmp_path: Path) -> None:
     write(PAIR)
-    done = chatmill("preview", *arguments, cwd=tmp_path)
+    done = here("preview", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.replace("\u2502", " ").split())
     assert "Traceback" not in done.stderr
@@ -99,7 +99,7 @@ def test_mistakes_end_in_one_panel(arguments: list[str], message: str, write: An
 
 
 def test_a_file_without_a_usable_record_fails(write: Any) -> None:
-    done = chatmill("preview", write({"messages": []}), "-t", "bytes")
+    done = here("preview", write({"messages": []}), "-t", "bytes")
     assert done.returncode == 2
     assert "no conversation to show" in done.stderr
 
@@ -107,7 +107,7 @@ def test_a_file_without_a_usable_record_fails(write: Any) -> None:
 def test_nothing_in_a_conversation_reaches_the_terminal_raw(write: Any) -> None:
     hostile = "\x1b[31mred\x00\x07\u202eevil\ufeff\u0085"
     record = {"messages": [{"role": "user", "content": hostile}, {"role": "assistant", "content": "[bold]x[/bold]"}]}
-    done = chatmill("preview", write(record), "-t", "bytes")
+    done = here("preview", write(record), "-t", "bytes")
     assert done.returncode == 0
     assert not set(done.stdout) & set("\x1b\x00\x07\u202e\ufeff\u0085")
     assert "\u241b[31mred" in done.stdout
@@ -117,7 +117,7 @@ def test_nothing_in_a_conversation_reaches_the_terminal_raw(write: Any) -> None:
 def test_long_texts_are_cut_unless_asked(write: Any) -> None:
     record = {"messages": [{"role": "user", "content": "x " * 2000}, {"role": "assistant", "content": "a"}]}
     path = write(record)
-    cut, whole = (chatmill("preview", path, "-t", "bytes", *more).stdout for more in ((), ("--full",)))
+    cut, whole = (here("preview", path, "-t", "bytes", *more).stdout for more in ((), ("--full",)))
     assert "2,500 more characters" in " ".join(cut.split())
     assert "more characters" not in " ".join(whole.split())
     assert whole.count("x") == cut.count("x") + 1250

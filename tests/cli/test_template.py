@@ -14,7 +14,7 @@ from chatmill.errors import TokenizerError
 from chatmill.look.template_look import TemplateLook, look_at_template
 from chatmill.look.template_probes import PROBES
 from chatmill.render.registry import bundled_names, given_options
-from tests.cli.run import chatmill
+from tests.cli.run import chatmill, here
 
 TOKENIZERS = Path(__file__).parents[1] / "data" / "tokenizers"
 CHATML = """{%- for message in messages -%}
@@ -56,7 +56,7 @@ def qwen3() -> TemplateLook:
 
 
 def test_what_a_person_sees(write: Any) -> None:
-    done = chatmill("template", write(CHATML))
+    done = here("template", write(CHATML))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -209,13 +209,13 @@ def test_a_template_that_asks_for_the_date(write: Any) -> None:
     assert "01.01.2026" in "".join(run.text for run in look.probes[0].rows[0])
     given = look_at_template(own, given=given_options(today="2025-03-04"))
     assert "04.03.2025" in "".join(run.text for run in given.probes[0].rows[0])
-    done = chatmill("template", own)
+    done = here("template", own)
     assert "asked for; the probes below have 2026-01-01, because none was given" in " ".join(done.stdout.split())
 
 
 def test_options_reach_the_template(write: Any) -> None:
     own = write("{% if shout %}<|loud|>{% endif %}" + CHATML)
-    done = chatmill("template", own, "--template-option", "shout=true", "--json")
+    done = here("template", own, "--template-option", "shout=true", "--json")
     found = json.loads(done.stdout)
     assert found["options"] == ["shout"]
     assert found["probes"][0]["options"] == {"shout": True}
@@ -239,7 +239,7 @@ def test_mistakes_are_one_message(arguments: list[str], message: str, tmp_path: 
     (tmp_path / "broken.jinja").write_text("{{ bos_token }}\n{% for message in messages %}{% endif %}")
     (tmp_path / "empty").mkdir()
     _several(tmp_path / "several")
-    done = chatmill("template", *arguments, cwd=tmp_path)
+    done = here("template", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.replace("\u2502", " ").split())
     assert "Traceback" not in done.stderr
@@ -274,13 +274,13 @@ def test_the_share_of_a_file_that_is_proved(write: Any, tmp_path: Path) -> None:
     records = [[question, answer], [question, answer] * 2, [answer, question], [question, answer, question, call]]
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": r}) + "\n" for r in records) + "{broken\n")
-    found = json.loads(chatmill("template", own, "--data", path, "--json").stdout)["data"]
+    found = json.loads(here("template", own, "--data", path, "--json").stdout)["data"]
     assert found["records"] == 5
     assert found["proved"] == 2
     assert found["refused"] == {"invalid_json": 1, "not_shown": 1, "template_refused": 1}
     assert (found["turns"], found["turns_proved"]) == (6, 4)
     assert found["turns_unproved"] == {"template_refused": 1, "not_shown": 1}
-    done = chatmill("template", own, "--data", path)
+    done = here("template", own, "--data", path)
     assert re.search(r"^records +2 of 5 \(40\.0%\)$", done.stdout, re.M)
     assert re.search(r"^turns +4 of 6 \(66\.7%\)$", done.stdout, re.M)
 
@@ -290,11 +290,11 @@ def test_a_python_template() -> None:
     assert look.kind == "python"
     assert [stop.token for stop in look.stops] == ["<|END|>"]
     assert "A-one.<|END|>" in "".join(run.text for run in look.probes[0].rows[0] if run.trained)
-    assert chatmill("template", "markers").returncode == 0
+    assert here("template", "markers").returncode == 0
 
 
 def test_every_bundled_template_is_listed() -> None:
-    done = chatmill("templates", "--json")
+    done = here("templates", "--json")
     assert done.returncode == 0, done.stderr
     found = {entry["name"]: entry for entry in json.loads(done.stdout)}
     assert list(found) == list(bundled_names())
@@ -307,7 +307,7 @@ def test_every_bundled_template_is_listed() -> None:
 
 
 def test_the_list_for_people() -> None:
-    done = chatmill("templates")
+    done = here("templates")
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert {name for name in bundled_names() if name in lines} == set(bundled_names())

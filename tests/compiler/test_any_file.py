@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,10 @@ from chatmill.read.folders import folder_files
 
 KINDS = ("pairs.csv", "pairs.tsv", "rows.feather", "stream.arrow", "saved", "list.json.gz", "pretty-objects.jsonl")
 CHATML = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+BUILD_STDIN = [
+    *(sys.executable, "-c", "from chatmill.cli import main; main()", "build", "-", "-t", "bytes"),
+    *("--add-control-tokens", "-o", "built", "--workers", "0"),
+]
 TALK = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
 
 
@@ -36,15 +42,6 @@ def test_a_map_is_part_of_the_dataset(tmp_path: Path) -> None:
     assert verify(tmp_path / "built", deep=True).passed
 
 
-def test_standard_input(tmp_path: Path) -> None:
-    line = json.dumps(TALK) + "\n"
-    code = "from chatmill.cli import main; main()"
-    command = [sys.executable, "-c", code, "build", "-", "-t", "bytes", "--add-control-tokens", "-o", "built"]
-    subprocess.run([*command, "--workers", "0"], input=line.encode(), cwd=tmp_path, check=True, capture_output=True)
-    manifest = json.loads((tmp_path / "built" / "manifest.json").read_bytes())
-    assert [(file["path"], file["source"], file["lines"]) for file in manifest["inputs"]] == [("-", "stdin", 1)]
-
-
 @pytest.mark.parametrize(
     ("data", "ending"),
     [
@@ -57,15 +54,36 @@ def test_standard_input(tmp_path: Path) -> None:
     ],
 )
 def test_what_standard_input_holds_is_told_from_its_first_bytes(
-    data: bytes, ending: str, monkeypatch: pytest.MonkeyPatch
+    data: bytes, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-    places.stdin_copy.cache_clear()
+    places._copied_stdin.cache_clear()
     try:
         copy = places.stdin_copy()
         assert (copy.name, copy.read_bytes()) == (f"stdin{ending}", data)
     finally:
-        places.stdin_copy.cache_clear()
+        places._copied_stdin.cache_clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_of_standard_input_leaves_no_copy_of_it_nor_that_of_a_killed_build(tmp_path: Path) -> None:
+    """The first one is killed while it waits for the end of its input."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(BUILD_STDIN, stdin=subprocess.PIPE, cwd=tmp_path, env=environment) as killed:
+        while not (left := list(temporary.glob("*/stdin"))):
+            assert killed.poll() is None
+            time.sleep(0.02)
+        killed.kill()
+    (folder,) = (path.parent for path in left)
+    os.utime(folder, (1, 1))  # younger ones are kept
+    line = (json.dumps(TALK) + "\n").encode()
+    subprocess.run(BUILD_STDIN, input=line, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert list(temporary.iterdir()) == []
+    manifest = json.loads((tmp_path / "built" / "manifest.json").read_bytes())
+    assert [(file["path"], file["source"], file["lines"]) for file in manifest["inputs"]] == [("-", "stdin", 1)]
 
 
 @pytest.mark.parametrize("name", ["../chats.arrow", "/etc/passwd", "..", 7])

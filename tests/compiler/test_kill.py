@@ -267,9 +267,13 @@ def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, ray_address: s
     class Faulty:
         """Workers of a cluster that is there already do not see our environment."""
 
+        def __init__(self) -> None:
+            self.engine = RayExecutor(ray_address)
+            self.kept = self.engine.kept
+
         def run(self, job: Any, specs: Any, on_done: Any, on_event: Any = None) -> None:
             given = [InEnvironment(faults, job, spec) for spec in specs]
-            RayExecutor(ray_address).run(run_in_environment, given, on_done, on_event)
+            self.engine.run(run_in_environment, given, on_done, on_event)
 
     retries = []
     run_build(sets.recipe, fast / "out", executor=Faulty(), on_progress=lambda state: retries.append(state.retries))

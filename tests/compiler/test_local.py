@@ -67,9 +67,13 @@ def pipes() -> set[tuple[str, str]]:
     return {(number, what) for number, what in found if what.startswith(("pipe:", "socket:", "anon_inode:[pidfd]"))}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_of_others() -> None:
+    gc.collect()  # what other modules left must not be closed while these tests count
+
+
 @pytest.fixture(autouse=True)
 def _no_process_left() -> Any:
-    gc.collect()  # what other tests left must not be closed while this one counts
     before, descriptors = child_pids(), pipes()
     yield
     assert child_pids() <= before

@@ -182,8 +182,13 @@ def test_a_ray_of_our_own_is_started_and_ended(capfd: pytest.CaptureFixture[str]
     def look(index: int, receipt: dict[str, int]) -> None:
         parents.append(int(Path(f"/proc/{receipt['pid']}/stat").read_text().rpartition(")")[2].split()[1]))
 
-    RayExecutor(workers=1).run(jobs.square, [1, 2, 3], look)
-    assert len(parents) == 3
+    engine = RayExecutor(workers=1)
+    with engine.kept():
+        assert not ray.is_initialized(), "it is started for the first run, where there is one"
+        engine.run(jobs.square, [1, 2, 3], look)
+        engine.run(jobs.square, [4], look)
+    assert len(parents) == 4
+    assert len(set(parents)) == 1, "one raylet for all runs"
     assert not ray.is_initialized()
     assert not any(Path(f"/proc/{pid}").exists() for pid in parents), "its raylet is still there"
     assert capfd.readouterr() == ("", "")

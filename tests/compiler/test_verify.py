@@ -23,7 +23,7 @@ from chatmill.prove.verify import verify
 from chatmill.render.registry import PYTHON_TEMPLATES
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.byte_level import ByteTokenizer
-from tests.cli.run import chatmill
+from tests.cli.run import here
 from tests.compiler.verify_sets import (
     build_into,
     edited,
@@ -481,7 +481,7 @@ def test_the_command_line(fast: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "10 records derived from their source by the slow path (UTF-8)" in done.output
     assert "0 differences" in done.output
-    refused = chatmill("verify", fast)
+    refused = here("verify", fast)
     assert refused.returncode == 2
     assert "no dataset that a build has finished" in refused.stderr
     shutil.move(source, fast / "elsewhere")

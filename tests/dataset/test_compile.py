@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import chatmill
-from chatmill.dataset.scratch import PREFIX, Scratch, _sweep
+from chatmill.core.scratch import PREFIX, Scratch, _sweep
 from chatmill.errors import ConfigError, DataError, RecordError
 from tests.compiler.builds import chats, digest, write_jsonl
 from tests.conftest import CONVERSATION_FILES

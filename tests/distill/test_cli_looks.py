@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from chatmill.cli import app
 from chatmill.distill.run import build_synth_kd
-from tests.cli.run import chatmill
+from tests.cli.run import here
 from tests.conftest import DATA
 
 
@@ -21,17 +21,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_verify_checks_it_and_derives_it_again(root: Path) -> None:
-    sound = chatmill("verify", str(root))
+    sound = here("verify", str(root))
     assert sound.returncode == 0, sound.stderr
     assert "nothing wrong" in sound.stdout
-    deep = chatmill("verify", str(root), "--deep")
+    deep = here("verify", str(root), "--deep")
     assert deep.returncode == 0, deep.stderr
     assert "0 differences" in deep.stdout
     victim = next(root.glob("train/*_lossmask.bin"))
     data = bytearray(victim.read_bytes())
     data[0] ^= 1
     victim.write_bytes(data)
-    assert chatmill("verify", str(root)).returncode == 1
+    assert here("verify", str(root)).returncode == 1
     data[0] ^= 1
     victim.write_bytes(data)
 

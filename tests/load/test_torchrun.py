@@ -49,11 +49,11 @@ def test_two_processes_share_an_epoch(tmp_path: Path) -> None:
     write_set(tmp_path / "set", train)
     script, out = tmp_path / "run.py", tmp_path / "out.json"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
-    arguments = [json.dumps(CONFIG), str(tmp_path / "set"), str(out)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    arguments = ["--log-dir", str(tmp_path / "logs"), str(script), json.dumps(CONFIG), str(tmp_path / "set"), str(out)]
     environment = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE"}} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command + arguments, capture_output=True, text=True, env=environment, timeout=240, check=False
+        command + arguments, capture_output=True, text=True, env=environment, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(out.read_text())

@@ -45,6 +45,7 @@ def ranks(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str
     """What two ranks found, each for itself."""
     out = tmp_path_factory.mktemp("ranks") / "found"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--log-dir", str(out.parent / "logs")]
     done = subprocess.run(
         [*command, str(HERE / "train_ranks.py"), str(root), str(out)],
         capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=600,

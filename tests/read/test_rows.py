@@ -20,15 +20,19 @@ from chatmill.errors import RecordError
 from chatmill.read import rows as reading
 from chatmill.read.files import batch_records
 from chatmill.read.rows import read_rows
-from chatmill.read.shapes import Shape, conversation_of, find_shape
+from chatmill.read.shapes import SHAPES, Shape, conversation_of, find_shape
+from tests.both_ways import in_each_way
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.read.converted import FROM_OPENAI, batch_of
+
+BOTH = pytest.mark.parametrize("way", ["both"], indirect=True)
+"""For tests that draw at random, and take each way themselves."""
 
 
 @pytest.fixture(scope="module", params=["compiled", "python"], autouse=True)
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CHATMILL_NATIVE", "1" if request.param == "compiled" else "0")
+        patch.setenv("CHATMILL_NATIVE", "0" if request.param == "python" else "1")
         yield request.param
 
 
@@ -67,18 +71,19 @@ def for_arrow(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.parametrize("count", [25, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", sorted(FROM_OPENAI))
-def test_every_bundled_source(shape: str, way: str) -> None:
+def test_every_bundled_source(shape: str, way: str, count: int) -> None:
     shares = []
     for path in CONVERSATION_FILES:
-        records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[:100]]
+        records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()[:count]]
         rows = [for_arrow(row) for record in records if (row := FROM_OPENAI[shape](record)) is not None]
         if shape == "prompt_completion":
             rows = [row for row in rows if isinstance(row["prompt"], str)]
         if rows:
             batch = batch_of(rows)
             shares.append(same_as_slow(batch, shape))
-            same_as_slow(batch.slice(3, 40), shape)
+            same_as_slow(batch.slice(3, 10), shape)
     assert way == "python" or np.mean(shares) > (0.7 if shape == "sharegpt" else 0.95), shares
 
 
@@ -114,23 +119,47 @@ TOOLS = st.sampled_from([None, "", "[]", '[{"name": "f"}]', '[{"n": 0.5}]', "[1]
 COMMON = {"id": MAYBE, "source": MAYBE, "tools": TOOLS, "note": MAYBE}
 NESTED = st.sampled_from([None, "", "{}", '{"messages": [{"role": "user", "content": "é"}]}', '{"messages": [1]}'])
 PAIRS = st.sampled_from([None, [], [["q", "a"]]])
+PART = {"type": st.sampled_from(["text", "tool_use", "thinking", "reasoning", None])}
+PARTS = st.lists(
+    st.fixed_dictionaries(PART, optional=dict.fromkeys(("text", "value", "thinking", "id", "name"), MAYBE)), max_size=2
+)
+
+
+def rows_of(columns: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    return st.lists(st.fixed_dictionaries({}, optional=columns | COMMON), min_size=1, max_size=4)
+
+
+def rows_of_parts(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A column is of one type: all contents are parts, or all are texts."""
+    roles = st.sampled_from(["user", "assistant", "x", None])
+    items = [
+        st.none() | st.fixed_dictionaries({"role": roles, "content": st.none() | content}, optional=more)
+        for content in (PARTS, TEXT)
+    ]
+    return st.one_of(rows_of({"messages": st.none() | st.lists(item, max_size=3), "system": MAYBE}) for item in items)
+
+
 ROWS = {
-    "openai": {"messages": OPENAI},
-    "sharegpt": {"conversations": SHAREGPT, "system": MAYBE},
-    "alpaca": dict.fromkeys(("instruction", "input", "output", "system"), MAYBE) | {"history": PAIRS},
-    "prompt_completion": {"prompt": MAYBE, "completion": MAYBE},
-    "harmony": {"messages_json": NESTED, "messages": OPENAI},
+    "openai": rows_of({"messages": OPENAI}),
+    "sharegpt": rows_of({"conversations": SHAREGPT, "system": MAYBE}),
+    "anthropic": rows_of_parts(),
+    "llamafactory_v1": rows_of_parts(loss_weight=st.sampled_from([None, 0.0, 0.5])),
+    "alpaca": rows_of(dict.fromkeys(("instruction", "input", "output", "system"), MAYBE) | {"history": PAIRS}),
+    "prompt_completion": rows_of({"prompt": MAYBE, "completion": MAYBE}),
+    "instruction_response": rows_of(dict.fromkeys(("instruction", "input", "context", "response", "system"), MAYBE)),
+    "question_answer": rows_of(dict.fromkeys(("question", "answer", "system"), MAYBE)),
+    "harmony": rows_of({"messages_json": NESTED, "messages": OPENAI}),
 }
 
 
-@pytest.mark.parametrize("shape", sorted(ROWS))
-@settings(max_examples=120, deadline=None)
+@BOTH
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+@settings(max_examples=90)
 @given(data=st.data())
 def test_random_rows(shape: str, data: st.DataObject) -> None:
-    rows = data.draw(st.lists(st.fixed_dictionaries({}, optional=ROWS[shape] | COMMON), min_size=1, max_size=4))
-    batch = batch_of(rows)
-    same_as_slow(batch, shape)
-    same_as_slow(batch.slice(1), shape)
+    batch = batch_of(data.draw(ROWS[shape]))
+    for part in (batch, batch.slice(1)):
+        in_each_way(lambda part=part: same_as_slow(part, shape))
 
 
 Q, A = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}

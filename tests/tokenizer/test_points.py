@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from chatmill.core.native.points import points_by_numpy, token_points
 from chatmill.core.texts import Texts
-from chatmill.tokenizer.load import load_tokenizer
-from tests.data.tokenizer_files import unpacked
+from tests.data.tokenizer_files import loaded
 
 PARTS = st.lists(
     st.sampled_from(
@@ -27,7 +26,7 @@ PARTS = st.lists(
 
 @pytest.fixture(scope="module", params=["qwen3", "gpt2"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
-    return load_tokenizer(unpacked(request.param))
+    return loaded(request.param)
 
 
 @given(st.lists(PARTS, min_size=1, max_size=6))

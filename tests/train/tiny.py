@@ -74,9 +74,9 @@ def tiny_gpt(vocab_size: int = 97, **sizes: Any) -> GPT:
 
 
 def torchrun(script: Path, *arguments: str, processes: int = 2) -> list[str]:
-    """The command line that starts `processes` copies of a script."""
+    """The command line that starts `processes` copies of a script; its logs are beside the script."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return [*launcher, str(script), *arguments]
+    return [*launcher, "--log-dir", str(script.with_name("logs")), str(script), *arguments]
 
 
 def single_thread_environment() -> dict[str, str]:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -17,7 +17,7 @@ from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, 
 from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_receipts
-from chatmill.compiler.engines.executor import Executor
+from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import Finish, check_gates, take_back
 from chatmill.compiler.ledger import Ledger
@@ -118,7 +118,7 @@ def run_build(
         checked = recipe_of({**checked.as_json(), "shard_bytes": shard_bytes})
     directory = Path(out)
     own = _own_engine(workers, checked, directory)
-    with nullcontext(executor) if executor is not None else own as engine:
+    with kept(executor) if executor is not None else own as engine:
         pipeline = driver_pipeline(checked)  # a name that is not known is told before anything is made
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)

@@ -17,8 +17,8 @@ from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.publish import canonical_json, write_atomic
 from chatmill.compiler.shards import JOINED, Made, gather_splits, made_shard
+from chatmill.core.scratch import Borrowed, Scratch
 from chatmill.dataset.objects import RecordFile
-from chatmill.dataset.scratch import Borrowed, Scratch
 from chatmill.errors import ChatmillError
 from chatmill.load.order import epoch_order
 from chatmill.store.durable import Durability

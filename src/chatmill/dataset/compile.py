@@ -14,9 +14,9 @@ from chatmill.compiler.paths import not_read_sentences, resolve_paths
 from chatmill.compiler.progress import shown_progress
 from chatmill.compiler.recipe import Recipe, recipe_of
 from chatmill.compiler.run import driver_pipeline, run_build
+from chatmill.core.scratch import Scratch
 from chatmill.dataset.models import named_model
 from chatmill.dataset.objects import RECORDS, RecordFile, paths_of, write_objects
-from chatmill.dataset.scratch import Scratch
 from chatmill.dataset.show import decoder_of
 from chatmill.dataset.stored import Dataset
 from chatmill.dataset.streamed import StreamedDataset

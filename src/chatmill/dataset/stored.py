@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, overload
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.publish import publish_folder, storing, temporary_folder
 from chatmill.compiler.recipe import Recipe, recorded_recipe
+from chatmill.core.scratch import Borrowed, Scratch
 from chatmill.dataset.exports import Exports
 from chatmill.dataset.objects import RecordFile
-from chatmill.dataset.scratch import Borrowed, Scratch
 from chatmill.dataset.show import ShownEpisode, Summary
 from chatmill.errors import ConfigError, MissingExtraError, UnknownNameError
 from chatmill.look.decoder import Decoder, decoder_for

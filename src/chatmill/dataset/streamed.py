@@ -24,10 +24,10 @@ from chatmill.compiler.run import driver_pipeline, run_build
 from chatmill.compiler.shards import JOINED
 from chatmill.compiler.sources import plan_sources
 from chatmill.core import html
+from chatmill.core.scratch import Scratch
 from chatmill.dataset.chunk_groups import ChunkGroups, ChunkWork, Receipt, open_split
 from chatmill.dataset.exports import Exports
 from chatmill.dataset.objects import RecordFile
-from chatmill.dataset.scratch import Scratch
 from chatmill.dataset.show import ShownEpisode, decoder_of
 from chatmill.dataset.stored import TRAIN, Dataset, check_torch
 from chatmill.errors import ConfigError, MissingExtraError

@@ -27,6 +27,7 @@ from chatmill.store.kd import LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.receipts import MANIFEST
 from chatmill.systems.synth_kd import (
     BUNDLED,
+    OfficialRows,
     Rendered,
     Split,
     is_valid,
@@ -97,8 +98,8 @@ class _Check:
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any], vocabulary: Path, book: Notebook) -> None:
         self._folder, self._manifest, self._book = folder, manifest, book
-        self._fast = BulkRows(vocabulary)
-        self._official, self._encoding = self._fast.official, official_encoding(vocabulary)
+        self._vocabulary = vocabulary
+        self._official, self._encoding = OfficialRows(vocabulary), official_encoding(vocabulary)
         self._threshold = valid_threshold(manifest["config"]["valid_fraction"])
         self._ledger = Ledger()
         self._refused = _refused(folder / QUARANTINE)
@@ -107,12 +108,13 @@ class _Check:
         """Compare everything."""
         total = sum(shard.taken for shard in source.shards)
         chosen = None if sample is None or sample >= total else {i * total // sample for i in range(sample)}
+        fast_path = None if chosen is None else BulkRows(self._vocabulary)
         done = 0
         for number, shard in enumerate(source.shards):
             splits = self._open(number, shard)
             for rows in shard_batches(shard, 0, shard.taken):
                 self._book.progress("rows", done, total)
-                fast = None if chosen is None else self._fast.render(rows.usable)
+                fast = None if fast_path is None else fast_path.render(rows.usable)
                 for place, made in enumerate(self._rendered(rows, fast, done, chosen)):
                     self._row(shard, rows, place, made, splits)
                 done += len(rows.ids)

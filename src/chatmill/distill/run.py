@@ -16,7 +16,7 @@ from typing import Any
 
 from chatmill.compiler.chunk_output import RECEIPT, STATE
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks
-from chatmill.compiler.engines.executor import Executor
+from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.faults import fault_point
@@ -122,7 +122,7 @@ def build_synth_kd(
     running = executor or executor_of(engine, workers)
     with storing(root, "create the folder"):
         root.mkdir(parents=True, exist_ok=True)
-    with folder_lock(root, shared=False):
+    with folder_lock(root, shared=False), kept(running):
         build = _Build(root, options, source, running, on_progress)
         outcome, manifest, audited = build.run(state)
     with storing(root, "write the blend arguments beside"):

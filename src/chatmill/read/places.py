@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import io
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
+from chatmill.core.scratch import Scratch
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 
 STDIN = "-"
@@ -255,17 +255,21 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@cache
 def stdin_copy() -> Path:
     """All of standard input in a temporary file, since records are read more than once; its name has an ending."""
-    folder = Path(tempfile.mkdtemp(prefix="chatmill-stdin-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    copy = folder / "stdin"
+    scratch, name = _copied_stdin()
+    return scratch.folder / name
+
+
+@cache
+def _copied_stdin() -> tuple[Scratch, str]:
+    scratch = Scratch()
+    copy = scratch.folder / "stdin"
     with copy.open("wb") as out:
         shutil.copyfileobj(sys.stdin.buffer, out, BLOCK)
     with copy.open("rb") as file:
         head = file.read(1 << 16)
-    return copy.rename(folder / f"stdin{_ending(head)}")
+    return scratch, copy.rename(scratch.folder / f"stdin{_ending(head)}").name
 
 
 def _ending(head: bytes) -> str:

@@ -83,6 +83,14 @@ class Executor(Protocol):
         ...
 
 
+@contextlib.contextmanager
+def kept(executor: Executor) -> Iterator[Executor]:
+    """While this is open, an engine keeps between its runs what takes long to get: the connection to a cluster, say."""
+    keep: Callable[[], contextlib.AbstractContextManager[None]] | None = getattr(executor, "kept", None)
+    with contextlib.nullcontext() if keep is None else keep():
+        yield executor
+
+
 class JobKilledWorkers(ChatmillError, RuntimeError):  # noqa: N818 - it names what happened
     """One job ended its worker process `MAX_KILLS` times."""
 

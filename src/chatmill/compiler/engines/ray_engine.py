@@ -76,6 +76,17 @@ class RayExecutor:
         self.address, self.workers, self.in_flight = address, workers, in_flight
         self.task_options = dict(task_options or {})
         self.late_seconds = late_seconds
+        self._kept: contextlib.ExitStack | None = None
+        self._kept_own: bool | None = None
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Connect once for all runs inside, when the first of them begins; a build takes several."""
+        try:
+            with contextlib.ExitStack() as self._kept:
+                yield
+        finally:
+            self._kept = self._kept_own = None
 
     def run(
         self,
@@ -89,10 +100,17 @@ class RayExecutor:
         ray = _import_ray()
         if not specs:
             return
-        with self._connected(ray) as own_cluster:
+        with self._connection(ray) as own_cluster:
             tasks = _Tasks(ray, job, specs, on_done, on_event or (lambda event: None), self)
             tasks.check_room(own_cluster)
             tasks.run()
+
+    def _connection(self, ray: Any) -> contextlib.AbstractContextManager[bool]:
+        if self._kept is None:
+            return self._connected(ray)
+        if self._kept_own is None:
+            self._kept_own = self._kept.enter_context(self._connected(ray))
+        return contextlib.nullcontext(self._kept_own)
 
     @contextlib.contextmanager
     def _connected(self, ray: Any) -> Iterator[bool]:
