@@ -9,8 +9,8 @@ from chatmill.auditor.findings import RULES
 from tests.audit.faults import FAULTS
 from tests.audit.sets import CLEAN, Fault, bound_template, clean_rows, conversations, joined
 
-ELSEWHERE = {"last_only", "earlier_untrained", "unwanted_trained", "documents_leak"}
-"""Codes that are tested in `test_choices` and `test_isolation`."""
+ELSEWHERE = {"last_only", "earlier_untrained", "unwanted_trained", "documents_leak", "labels_unshifted"}
+"""Codes that are tested in `test_choices`, `test_isolation` and `test_open`."""
 
 
 @pytest.mark.parametrize("with_source", [False, True], ids=["without source", "with source"])
