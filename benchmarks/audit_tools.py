@@ -193,7 +193,7 @@ def make_job(folder: Path, name: str, today: str) -> Job:
     text = path.read_text(encoding="utf-8")
     peer = byte_tokenizer(text) if name not in REAL else real_tokenizer(VOCABULARIES / REAL[name])
     peer.chat_template = text
-    found = find_template(path)
+    found = find_template(name)
     assert isinstance(found, JinjaSource)
     peer.bos_token = found.named_tokens.get("bos_token", peer.bos_token)  # LLaMA-Factory writes the tokenizer's
     bound = bind(found, load_tokenizer(peer), given_options(None, today, unproved="untrained"))

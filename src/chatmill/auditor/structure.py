@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,15 +53,16 @@ class Structure:
 
     def _parts(self, opened: Bools) -> Bools:
         """Documents that may be the cut beginning or the end of a conversation, in a set that holds others."""
-        ids, literals = self._data.ids, self._literals
-        longest = max(one.solid for one in literals.openings) + MOST_BEGIN
-        short = self._ends - self._begins <= longest
-        others = np.isin(ids, list(literals.written - literals.stops))
-        stops = np.isin(ids, list(literals.stops))
-        counts = [
-            np.bincount(self._data.document_of(np.flatnonzero(one)), minlength=len(short)) for one in (others, stops)
-        ]
-        return (short | ((counts[0] == 0) & (counts[1] > 0))) & opened.any()
+        literals = self._literals
+        short = self._ends - self._begins <= max(one.solid for one in literals.openings) + MOST_BEGIN
+        opening = {one.ids[0] for one in literals.openings} - literals.stops
+        tail = ~self._holds(opening) & self._holds(literals.written)
+        return (short | tail) & opened.any()
+
+    def _holds(self, wanted: Collection[int]) -> Bools:
+        """Documents that hold one of some ids."""
+        places = np.flatnonzero(np.isin(self._data.ids, list(wanted)))
+        return np.bincount(self._data.document_of(places), minlength=len(self._begins)) > 0
 
     def _documents(self, code: str, chosen: Bools, detail: str = "") -> Found:
         return Found(code, self._begins[chosen], self._ends[chosen], int(chosen.sum()), self._count, detail)
