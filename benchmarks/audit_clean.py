@@ -140,7 +140,7 @@ def main() -> None:
     """Audit all sets, and list what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--folder", type=Path, default=CONVERSATIONS)
-    parser.add_argument("--most", type=int, default=1_000_000)
+    parser.add_argument("--most", type=int, default=60, help="records of each file, at most (default: 60)")
     parser.add_argument("--only", default="", help="makers whose names hold this")
     arguments = parser.parse_args()
     documents: Counter[str] = Counter()

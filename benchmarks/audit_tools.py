@@ -21,7 +21,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +41,7 @@ from chatmill.auditor.run import audit
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import bind, given_options
+from chatmill.render.registry import JinjaSource, bind, find_template, given_options
 from chatmill.tokenizer.load import load_tokenizer
 
 PAGE = ROOT / "docs" / "audit-findings.md"
@@ -69,8 +69,6 @@ class Result:
     name: str
     without: AuditReport
     with_source: AuditReport
-    refused: int = 0
-    examples: dict[str, str] = field(default_factory=dict)
 
 
 def trl_set(peer: Any, rows: Sequence[dict[str, Any]], folder: str) -> Any:
@@ -112,7 +110,7 @@ def audited(path: Path, chats: Sequence[Conversation], today: str) -> Result:
         made = trl_set(peer, rows, folder)
         without = audit(made, bound)
         with_source = audit(made, bound, source=used)
-    return Result(path.stem, without, with_source, len(chats) - len(used))
+    return Result(path.stem, without, with_source)
 
 
 def plain_chats() -> list[Conversation]:
@@ -165,9 +163,6 @@ OTHERS = {
     "qwen3_2507": "qwen3_nothink",
 }
 """Bundled templates that the tools are tried with, and what LLaMA-Factory calls them."""
-UNLIKE = {"llamafactory": ("llama3", "phi4")}
-"""Templates left out of a tool's table after they were audited: what was found is suspected to be of our making (the
-bos of the byte vocabulary, another version of the template), which was not checked. The page names them."""
 REAL = {"qwen3": "qwen3", "qwen3_2507": "qwen3", "qwen2_5": "qwen3"}
 """Templates with a real vocabulary of tests/data; the others have bytes and their special tokens."""
 ABOUT = {
@@ -198,7 +193,10 @@ def make_job(folder: Path, name: str, today: str) -> Job:
     text = path.read_text(encoding="utf-8")
     peer = byte_tokenizer(text) if name not in REAL else real_tokenizer(VOCABULARIES / REAL[name])
     peer.chat_template = text
-    bound = bind(path, load_tokenizer(peer), given_options(None, today, unproved="untrained"))
+    found = find_template(name)
+    assert isinstance(found, JinjaSource)
+    peer.bos_token = found.named_tokens.get("bos_token", peer.bos_token)  # LLaMA-Factory writes the tokenizer's
+    bound = bind(found, load_tokenizer(peer), given_options(None, today, unproved="untrained"))
     assert isinstance(bound, ModelTemplate)
     stops = [one for one in bound.chat.stops.names if one in text]
     peer.eos_token = stops[0]
@@ -238,8 +236,6 @@ def tool_lines(tool: str, python: str) -> list[str]:
     with tempfile.TemporaryDirectory() as where:
         jobs = {}
         for name in OTHERS:
-            if name in UNLIKE.get(tool, ()):
-                continue
             (Path(where) / name).mkdir()
             jobs[name] = make_job(Path(where) / name, name, today)
         folders = [str(job.folder) for job in jobs.values()]
@@ -251,7 +247,7 @@ def tool_lines(tool: str, python: str) -> list[str]:
         for name, job in jobs.items():
             made = job.folder / "made" if (job.folder / "made").is_dir() else job.folder / "made.jsonl"
             without, with_source = audit(made, job.bound), audit(made, job.bound, source=job.chats)
-            results.append(Result(name, without, with_source, 0))
+            results.append(Result(name, without, with_source))
         versions = json.loads((jobs["chatml"].folder / "versions.json").read_text())
     listed = ", ".join(f"{name} {number}" for name, number in versions.items())
     return [

@@ -13,7 +13,8 @@ import pytest
 
 from chatmill import Conversation, Message, Role, audit
 from chatmill.read.conversations import read_conversations
-from tests.audit.sets import bound_template, clean_rows, joined
+from chatmill.render.registry import bind, find_template, given_options
+from tests.audit.sets import bound_template, clean_rows, conversations, joined
 
 DATA = Path(__file__).parents[1] / "data" / "conversations"
 FILES = (
@@ -56,7 +57,6 @@ def test_transformers_own_masks_are_right_where_the_tags_are() -> None:
     pytest.importorskip("transformers")
     from benchmarks.mask_differences import byte_tokenizer
     from chatmill import load_tokenizer
-    from chatmill.render.registry import bind, given_options
 
     tagged = (
         "{{- bos_token }}{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}"
@@ -102,3 +102,66 @@ def test_answers_in_a_row_have_no_stop_where_the_next_message_is_the_stop() -> N
     chats = [Conversation(turns)]
     assert audit(clean_rows(bound, chats), bound).findings == ()
     assert audit(clean_rows(bound, chats), bound, source=chats).findings == ()
+
+
+PARTS = {"truncated", "stop_missing", "mask_empty"}
+"""What is true of conversations that are cut."""
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "glm4_5", "mistral_nemo", "qwen3", "qwen2_5"])
+def test_rows_that_are_cut_anywhere_are_cut_and_nothing_else(name: str) -> None:
+    bound = bound_template(name)
+    rows = [row for number, row in enumerate(clean_rows(bound)) if number in (0, 1, 4)]
+    sizes = [(row, n) for row in rows for n in range(1, len(row["input_ids"]), 1 if len(row["input_ids"]) < 150 else 3)]
+    heads = [{key: values[:n] for key, values in row.items()} for row, n in sizes]
+    tails = [{key: values[n:] for key, values in row.items()} for row, n in sizes]
+    assert {one.code for one in audit(heads, bound).findings} <= PARTS
+    assert {one.code for one in audit(heads, bound, source=conversations()).findings} <= PARTS
+    assert {one.code for one in audit(tails, bound).findings} <= {*PARTS, "bos_missing"}
+
+
+@pytest.mark.parametrize("limit", [40, 63, 64, 65])
+def test_rows_that_are_cut_at_one_length_have_no_answers_without_a_stop(limit: int) -> None:
+    """Wherever the limit falls: in a question, in a header, or in the white space behind it."""
+    bound = bound_template("llama3")
+    rows = [{key: values[:limit] for key, values in row.items()} for row in clean_rows(bound)]
+    assert {one.code for one in audit(rows, bound).findings} <= {"truncated", "mask_empty"}
+
+
+def test_turns_of_a_developer_are_not_spelled() -> None:
+    bound = bound_template("llama3")
+    turns = (Message(Role.DEVELOPER, "Be kind."), Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "Yes, now."))
+    assert audit(clean_rows(bound, [Conversation(turns)]), bound).findings == ()
+
+
+def test_a_last_question_is_no_answer_without_a_stop() -> None:
+    """Mistral's template writes nothing between a question and its answer but the end of the question."""
+    bound = bound_template("mistral_nemo")
+    turns = (Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "Yes."), Message(Role.USER, "Or later?"))
+    assert audit(clean_rows(bound, [Conversation(turns)]), bound).findings == ()
+
+
+def test_a_last_answer_that_is_not_trained_needs_no_stop_where_the_next_message_is_the_stop() -> None:
+    bound = bound_template("glm4_5")
+    turns = (Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "Yes."), Message(Role.USER, "Sure?"))
+    chats = [Conversation((*turns, Message(Role.ASSISTANT, word, weight=0.0))) for word in ("Yes", "Not")]
+    assert audit(clean_rows(bound, chats), bound).findings == ()
+
+
+def test_answers_that_are_context_may_merge_with_their_prompt() -> None:
+    bound = bound_template("qwen3, real")
+    turns = [Message(Role.USER, "Now?"), Message(Role.ASSISTANT, "\nYes."), Message(Role.USER, "Sure?")]
+    chats = [Conversation((*turns, Message(Role.ASSISTANT, "Quite sure.")))]
+    rows = clean_rows(bound, chats)
+    assert len(rows) == 2
+    assert audit(rows, bound).findings == ()
+
+
+def test_turns_are_known_where_answers_without_proof_are_left_untrained() -> None:
+    """A probe whose answer has no proof says nothing about where answers begin."""
+    strict = bound_template("qwen2_5")
+    lenient = bind(find_template("qwen2_5"), strict.tokenizer, given_options(None, "2026-01-01", unproved="untrained"))
+    report = audit(clean_rows(strict), lenient)
+    assert report.findings == ()
+    assert report.unknown == ()
+    assert report.answers

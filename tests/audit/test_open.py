@@ -72,8 +72,14 @@ def test_every_form_gives_the_same_audit(rows: list[Row], form: str, tmp_path: P
 
 
 def test_masks_are_read_by_name(rows: list[Row]) -> None:
-    named = [{"input_ids": row["input_ids"], "mine": [1], "loss_mask": trained_of(row).astype(int)} for row in rows]
+    named = [
+        {"input_ids": row["input_ids"], "mine": [1] * len(row["labels"]), "loss_mask": trained_of(row).astype(int)}
+        for row in rows
+    ]
     assert audit(named, bound_template("chatml")).mask_name == "loss_mask"
+    report = audit(named, bound_template("chatml"), mask="mine")
+    assert report.mask_name == "mine"
+    assert [one.code for one in report.findings] == ["mask_full"]
     with pytest.raises(ConfigError, match="no column 'other'"):
         audit(named, bound_template("chatml"), mask="other")
 
@@ -84,6 +90,11 @@ def test_shifted_labels_are_right_where_the_trainer_does_not_shift(rows: list[Ro
     assert audit(shifted, bound_template("chatml"), shifted=True).passed
 
 
+def test_labels_that_nobody_shifts_are_a_fault(rows: list[Row]) -> None:
+    report = audit(rows, bound_template("chatml"), shifted=True)
+    assert [one.code for one in report.findings] == ["labels_unshifted"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "error", "says"),
     [
@@ -92,6 +103,14 @@ def test_shifted_labels_are_right_where_the_trainer_does_not_shift(rows: list[Ro
         ("set.jsonl", '{"input_ids": [1, 2]', FormatError, "line 1: not JSON"),
         ("set.jsonl", '{"input_ids": [1, 2], "labels": [1]}', DataError, "row 0: labels and input_ids"),
         ("set.jsonl", '{"input_ids": [1, -2], "labels": [1, 2]}', DataError, "-2, which is no token id"),
+        (
+            "set.jsonl",
+            '{"input_ids": [1]}\n{"input_ids": [1], "labels": [1]}',
+            DataError,
+            "line 2 has input_ids, labels",
+        ),
+        ("set.jsonl", '{"input_ids": ["a"]}\n{"input_ids": [2]}', FormatError, "set.jsonl"),
+        ("set.jsonl.gz", "no gzip", FormatError, "set.jsonl.gz"),
         ("set.parquet", "no parquet", FormatError, "set.parquet"),
     ],
 )

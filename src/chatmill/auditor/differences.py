@@ -32,37 +32,55 @@ class RecordIndex:
 
     def __init__(self, source: SourceRows) -> None:
         """Takes the row of each record that shows all of it."""
+        self._source = source
         records, rows = source.whole()
         self._rows: dict[int, int] = dict(zip(records.tolist(), rows.tolist(), strict=True))
-        hashes, owners = [], []
+        hashes, owners = [np.empty(0, dtype=np.uint64)], [np.empty(0, dtype=np.int64)]
         for record, number in self._rows.items():
             grams = np.unique(_grams(source.row(number).ids))
             hashes.append(grams)
             owners.append(np.full(len(grams), record, dtype=np.int64))
-        joined = np.concatenate(hashes) if hashes else np.empty(0, dtype=np.uint64)
-        owner = np.concatenate(owners) if owners else np.empty(0, dtype=np.int64)
+        joined, owner = np.concatenate(hashes), np.concatenate(owners)
         order = np.argsort(joined, kind="stable")
         joined, owner = joined[order], owner[order]
         counts = np.searchsorted(joined, joined, "right") - np.searchsorted(joined, joined)
-        self._hashes, self._owners = joined[counts <= COMMON], owner[counts <= COMMON]
-        self._sizes = np.bincount(self._owners, minlength=source.count + 1)
+        rare = counts <= COMMON
+        self._hashes, self._owners, self._alone = joined[rare], owner[rare], counts[rare] == 1
+        self._sizes = np.bincount(self._owners[self._alone], minlength=source.count + 1)
+        self._beginnings: dict[bytes, list[int]] = {}
 
-    def row_of(self, record: int) -> int:
-        """The row that shows all of a record."""
-        return self._rows[record]
+    def row_of(self, record: int, ids: Ints) -> int:
+        """The row of a record that a document agrees with the longest, where turns have rows of their own."""
+        last = self._rows[record]
+        first = int(np.searchsorted(self._source.records, record))
+        return max(range(last, first - 1, -1), key=lambda number: _common(self._source.row(number).ids, ids))
 
     def records_in(self, ids: Ints) -> list[int]:
-        """The record of a document; several where most of each is in it."""
+        """The record of a document; several where most of what only they have is in it."""
         grams = np.unique(_grams(ids))
         first, last = np.searchsorted(self._hashes, grams), np.searchsorted(self._hashes, grams, "right")
-        votes = Counter(self._owners[ranges(first, last - first)].tolist())
+        at = ranges(first, last - first)
+        votes = Counter(self._owners[at].tolist())
         if not votes:
-            return []
-        whole = [record for record, count in votes.items() if count >= 0.7 * self._sizes[record] and count > 3]
+            return self._beginning_with(ids)
+        own = Counter(self._owners[at[self._alone[at]]].tolist())
+        whole = [record for record, count in own.items() if count >= 0.7 * self._sizes[record] and count > 3]
         if len(whole) > 1 and sum(self._sizes[record] for record in whole) < 1.3 * len(grams):
             return sorted(whole)
         best = max(votes.items(), key=lambda item: (item[1], -item[0]))
         return [best[0]]
+
+    def _beginning_with(self, ids: Ints) -> list[int]:
+        """A record that begins with all of a document, which is too short to know it otherwise."""
+        key = ids.tobytes()
+        if key not in self._beginnings:
+            source = self._source
+            starts = source.offsets[:-1]
+            rows = np.flatnonzero(np.diff(source.offsets) >= len(ids))
+            for step, one in enumerate(ids.tolist()):
+                rows = rows[source.ids[starts[rows] + step] == one]
+            self._beginnings[key] = source.records[rows[:1]].tolist()
+        return self._beginnings[key]
 
 
 def _grams(ids: Ints) -> NDArray[np.uint64]:

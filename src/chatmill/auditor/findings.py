@@ -56,6 +56,11 @@ RULES: Mapping[str, Rule] = {
         "labels[t] is the id at another place than t, and transformers, TRL and axolotl shift labels themselves.",
         "Give labels in the places of their ids; for a trainer that does not shift, audit with --shifted.",
     ),
+    "labels_unshifted": Rule(
+        "labels not shifted", Unit.ROWS,
+        "labels[t] is the id at t, and the trainer does not shift labels: the model learns to repeat its input.",
+        "Give labels[t] the id at t + 1; for a trainer that shifts labels itself, audit without --shifted.",
+    ),
     "labels_differ": Rule(
         "labels are other ids", Unit.TOKENS,
         "A label is neither -100 nor the id at its place.",

@@ -42,7 +42,7 @@ def check_documents(data: TokenizedSet, wanted: Any, folder: Any) -> Isolation:
     """Run the check; `wanted` is `weights` or `random` for the model of `folder`, a loaded model, or None."""
     if isinstance(wanted, str) and wanted not in WAYS:
         raise ConfigError(f"isolation is checked with {' or '.join(WAYS)}, or a loaded model, not {wanted!r}")
-    documents, rows = packed_rows(data)
+    rows = packed_rows(data)
     if not len(rows):
         return Isolation(words="" if wanted is None else "no row holds two documents")
     if wanted is None:
@@ -58,20 +58,17 @@ def check_documents(data: TokenizedSet, wanted: Any, folder: Any) -> Isolation:
         name = "random weights" if random else "the model's weights"
     else:
         model, name = wanted, "the given model"
-    return _checked(data, documents, rows, model, name)
+    return _checked(data, rows, model, name)
 
 
-def packed_rows(data: TokenizedSet) -> tuple[NDArray[np.bool_], Ints]:
-    """Which documents are not empty, and the rows that hold two of them and more."""
-    live = np.append(0, np.cumsum(~data.padding))
-    filled = live[data.documents[1:]] > live[data.documents[:-1]]
-    row = data.row_of(data.documents[:-1][filled])
-    count = np.bincount(row, minlength=len(data))
-    return filled, np.flatnonzero(count > 1)
+def packed_rows(data: TokenizedSet) -> Ints:
+    """The rows that hold two documents and more."""
+    row = data.row_of(data.documents[:-1][data.filled])
+    return np.flatnonzero(np.bincount(row, minlength=len(data)) > 1)
 
 
-def _checked(data: TokenizedSet, filled: NDArray[np.bool_], rows: Ints, model: Any, name: str) -> Isolation:
-    ways = _calls(data, filled, rows)
+def _checked(data: TokenizedSet, rows: Ints, model: Any, name: str) -> Isolation:
+    ways = _calls(data, rows)
     called, batch = next(iter(ways.items()))
     try:
         report = _run(model, batch)
@@ -110,9 +107,9 @@ def _run(model: Any, batch: dict[str, Any]) -> IsolationReport:
     return check_isolation(model, batch, document_starts=starts, **({"use_cache": False} if is_module else {}))
 
 
-def _calls(data: TokenizedSet, filled: NDArray[np.bool_], rows: Ints) -> dict[str, dict[str, Any]]:
-    """What the model may be given, most likely first: heads of documents of some rows, padded to one width."""
-    taken = [_heads(data, filled, int(row)) for row in rows[:ROWS]]
+def _calls(data: TokenizedSet, rows: Ints) -> dict[str, dict[str, Any]]:
+    """What the model may be given, most likely first: heads of documents of some rows, cut to one width."""
+    taken = [_heads(data, int(row)) for row in rows[:ROWS]]
     positions = [np.concatenate([np.arange(len(head)) for head in heads]) for heads in taken]
     places = [np.concatenate(heads) for heads in taken]
     starts = [np.cumsum([0, *(len(head) for head in heads[:-1])]) for heads in taken]
@@ -122,23 +119,33 @@ def _calls(data: TokenizedSet, filled: NDArray[np.bool_], rows: Ints) -> dict[st
     mask = {"attention_mask": [np.ones(len(place), dtype=np.int64) for place in places]}
     if data.is_batches:  # the model gets what is there
         own = {name: value for name, value in {"position_ids": positions, **mask}.items() if name in data.inputs}
-        return {" and ".join(own) or "input_ids alone": _batch(base | own)}
+        batch = _batch(base | own)
+        if data.pair_mask:
+            batch["attention_mask"] = _pairs(batch)
+        return {" and ".join(own) or "input_ids alone": batch}
     ways = {name: _batch(columns) for name, columns in alone.items()}
     if "attention_mask" in data.inputs and data.boundaries != "attention_mask":
         ways[MASKED] = _batch(alone["position_ids"] | mask)
     return ways
 
 
-def _heads(data: TokenizedSet, filled: NDArray[np.bool_], row: int) -> list[Ints]:
+def _pairs(batch: dict[str, Any]) -> Any:
+    """The mask that lets tokens see those of their own document up to themselves, to be added to scores."""
+    import torch
+
+    width = batch["input_ids"].shape[1]
+    places = np.arange(width)
+    documents = np.stack([np.searchsorted(starts, places, side="right") for starts in batch["document_starts"]])
+    sees = (documents[:, :, None] == documents[:, None, :]) & (places[:, None] >= places)
+    return torch.from_numpy(np.where(sees, 0.0, np.finfo(np.float32).min).astype(np.float32))[:, None]
+
+
+def _heads(data: TokenizedSet, row: int) -> list[Ints]:
     """Places of the first tokens of the first documents of a row."""
-    bounds = zip(data.documents[:-1][filled].tolist(), data.documents[1:][filled].tolist(), strict=True)
-    low, high = int(data.offsets[row]), int(data.offsets[row + 1])
-    heads: list[Ints] = []
-    for first, last in bounds:
-        if low <= first < high and len(heads) < DOCUMENTS:
-            live = first + np.flatnonzero(~data.padding[first:last])
-            heads.append(live[:HEAD])
-    return heads
+    first, last = np.searchsorted(data.documents, data.offsets[row : row + 2]).tolist()
+    numbers = first + np.flatnonzero(data.filled[first:last])[:DOCUMENTS]
+    spans = zip(data.documents[numbers].tolist(), data.documents[numbers + 1].tolist(), strict=True)
+    return [begin + np.flatnonzero(~data.padding[begin:end])[:HEAD] for begin, end in spans]
 
 
 def _batch(columns: dict[str, list[Any]]) -> dict[str, Any]:

@@ -55,6 +55,8 @@ class Wanted(IntEnum):
 class Answers:
     """All answers of a set, in order."""
 
+    documents: Ints
+    """The document of each: an empty one at its end begins where the next document does."""
     prompts: Ints
     """Where the prompt's own ids begin."""
     starts: Ints
@@ -116,19 +118,21 @@ def find_literals(bound: BoundTemplate) -> Literals:
                 why = f"ids alone do not tell turns apart under this template (at {token!r} in a probe)"
                 return dataclasses.replace(literals, openings=(), unusable=why)
     odd = {
-        one for rows in literals.probes for row in rows for one in row.ids[_layout_of(row, literals).strange].tolist()
+        one for rows in literals.probes for row in rows for one in row.ids[layout_of(row, literals).strange].tolist()
     }
     return dataclasses.replace(literals, odd=frozenset(odd))
 
 
-def _layout_of(row: ProbeRow, literals: Literals) -> Layout:
+def layout_of(row: ProbeRow, literals: Literals) -> Layout:
+    """What every token of a probe is, by the literals."""
     offsets = np.array([0, len(row.ids)], dtype=np.int64)
-    return find_layout(row.ids, offsets, literals, np.zeros(len(row.ids), dtype=np.bool_))
+    padding = np.zeros(len(row.ids), dtype=np.bool_)
+    return find_layout(row.ids, offsets, (offsets[:-1], offsets[1:]), literals, padding)
 
 
 def _first_wrong(row: ProbeRow, literals: Literals) -> int | None:
     """The first token of a probe of which the literals say something wrong."""
-    found = _rough(_layout_of(row, literals).places)
+    found = _rough(layout_of(row, literals).places)
     wanted = places_of(row)
     wanted[wanted == Place.CHANGED] = Place.ANSWER
     wrong = np.flatnonzero((found != _rough(wanted)) & (found != Place.UNKNOWN))
@@ -190,9 +194,14 @@ class _Events:
     merged: NDArray[np.bool_]
 
 
-def find_layout(ids: Ints, documents: Ints, literals: Literals, padding: NDArray[np.bool_]) -> Layout:
-    """What every token is; places before the first opening of a document are unknown, or its beginning."""
-    events = _find_events(ids, documents, literals)
+def find_layout(
+    ids: Ints, documents: Ints, bounds: tuple[Ints, Ints], literals: Literals, padding: NDArray[np.bool_]
+) -> Layout:
+    """What every token is; places before the first opening of a document are unknown, or its beginning.
+
+    `bounds` are the first and last + 1 tokens of documents without their padding.
+    """
+    events = _find_events(ids, documents, bounds[1], literals)
     stops = np.flatnonzero(np.isin(ids, list(literals.stops)) & ~padding)
     places = np.zeros(len(ids), dtype=np.uint8)
     if not len(events.starts):
@@ -205,7 +214,7 @@ def find_layout(ids: Ints, documents: Ints, literals: Literals, padding: NDArray
     known = (opened >= 0) & (np.arange(len(ids)) < limits[np.maximum(opened, 0)])
     assistant = events.roles == RoleCode.ASSISTANT
     places[known] = np.where(assistant[opened[known]], Place.ANSWER, Place.CONTEXT)
-    answers, spelled = _answers(events, assistant, limits, last, stops, ids, literals)
+    answers, spelled = _answers(events, assistant, document, limits, last, stops, ids, literals)
     _fill(places, ranges_of(answers.prompts, answers.starts), Place.PROMPT)
     numbers = np.flatnonzero(assistant)
     with_stop = answers.stops >= 0
@@ -214,14 +223,17 @@ def find_layout(ids: Ints, documents: Ints, literals: Literals, padding: NDArray
     _fill(places, ranges_of(behind, ends), Place.CONTEXT)
     _fill(places, ranges_of(behind, np.minimum(ends, special[np.searchsorted(special, behind)])), Place.BEHIND)
     places[answers.stops[with_stop]] = Place.STOP
+    if literals.ends_by_next:  # a stop that ends an answer whose beginning is cut looks like an opening
+        first = events.starts[np.append(True, document[1:] != document[:-1])]
+        places[first[np.isin(ids[first], list(literals.stops))]] = Place.UNKNOWN
     if literals.asked_only:
         answers = _drop_unasked(answers, places, events, assistant, document, limits)
     borrowed = np.flatnonzero(events.borrowed > 0)
     before = ranges_of(events.starts[borrowed], (events.starts + events.borrowed)[borrowed])
     places[before[places[before] == Place.UNKNOWN]] = Place.CONTEXT
     if literals.bos is not None:
-        begin = documents[:-1][ids[np.minimum(documents[:-1], len(ids) - 1)] == literals.bos]
-        places[begin] = Place.BEGIN
+        begins = bounds[0][bounds[1] > bounds[0]]
+        places[begins[ids[begins] == literals.bos]] = Place.BEGIN
     places[padding] = Place.UNKNOWN
     strange = np.union1d(spelled, _strange(ids, documents, events, literals, padding))
     strange = np.union1d(strange, _closed_twice(events, limits, stops, literals))
@@ -249,6 +261,7 @@ def _closed_twice(events: _Events, limits: Ints, stops: Ints, literals: Literals
 def _answers(
     events: _Events,
     assistant: NDArray[np.bool_],
+    document: Ints,
     limits: Ints,
     last: NDArray[np.bool_],
     stops: Ints,
@@ -271,6 +284,7 @@ def _answers(
     inner = stops[ranges_of(at[spelled], at[spelled] + count[spelled] - 1)]
     found = np.where(spelled, final, found)
     answers = Answers(
+        documents=document[assistant],
         prompts=(events.starts + events.borrowed)[assistant],
         starts=starts,
         ends=np.where(has, found, bound),
@@ -300,9 +314,8 @@ def _drop_unasked(
 
 def _no_answers() -> Answers:
     none, no = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
-    return Answers(
-        prompts=none, starts=none, ends=none, stops=none, merged=no, changed=no, wanted=np.empty(0, dtype=np.int8)
-    )
+    numbers = dict.fromkeys(("documents", "prompts", "starts", "ends", "stops"), none)
+    return Answers(**numbers, merged=no, changed=no, wanted=np.empty(0, dtype=np.int8))
 
 
 def ranges_of(starts: Ints, ends: Ints) -> Ints:
@@ -314,8 +327,11 @@ def _fill(places: Codes, where: Ints, place: Place) -> None:
     places[where] = place
 
 
-def _find_events(ids: Ints, documents: Ints, literals: Literals) -> _Events:
-    """Openings by their solid ids; the longest wins where several begin at one place."""
+def _find_events(ids: Ints, documents: Ints, ends_of: Ints, literals: Literals) -> _Events:
+    """Openings by their solid ids; the longest wins where several begin at one place.
+
+    An opening does not go on in the next document; one that the end of its document cuts is whole.
+    """
     taken = np.zeros(len(ids) + 1, dtype=np.bool_)
     found: list[tuple[Ints, Ints, Opening, NDArray[np.bool_]]] = []
     by_solid: dict[tuple[int, ...], list[Opening]] = {}
@@ -323,12 +339,16 @@ def _find_events(ids: Ints, documents: Ints, literals: Literals) -> _Events:
         by_solid.setdefault(one.ids[: one.solid], []).append(one)
     for solid, openings in by_solid.items():
         places = find_pattern(ids, solid)
-        places = places[~taken[places]]
+        limit = ends_of[np.searchsorted(documents, places, side="right") - 1]
+        fits = ~taken[places] & (places + len(solid) <= limit)
+        places, limit = places[fits], limit[fits]
         taken[places] = True
-        ends, merged = places + len(solid), np.ones(len(places), dtype=np.bool_)
+        ends = places + len(solid)
+        merged = np.ones(len(places), dtype=np.bool_)
         for one in sorted(openings, key=lambda one: len(one.ids)):
-            whole = _goes_on(ids, places, one.ids)
-            ends[whole], merged[whole] = places[whole] + len(one.ids), False
+            whole = _goes_on(ids, places, one.ids, limit)
+            ends[whole] = np.minimum(places + len(one.ids), limit)[whole]
+            merged[whole] = False
         found.append((places, ends, openings[0], merged))
     order = np.argsort(np.concatenate([places for places, _, _, _ in found])) if found else np.empty(0, dtype=np.int64)
     sizes = [len(places) for places, _, _, _ in found]
@@ -348,13 +368,15 @@ def _joined(parts: list[Ints] | list[NDArray[np.bool_]]) -> Ints:
 def find_pattern(ids: Ints, pattern: tuple[int, ...]) -> Ints:
     """Where a sequence of ids begins."""
     places = np.flatnonzero(ids[: len(ids) - len(pattern) + 1] == pattern[0]) if len(ids) >= len(pattern) else ids[:0]
-    return places[_goes_on(ids, places, pattern)]
+    return places[_goes_on(ids, places, pattern, np.full(len(places), len(ids)))]
 
 
-def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...]) -> NDArray[np.bool_]:
-    fits = places + len(pattern) <= len(ids)
+def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> NDArray[np.bool_]:
+    """Where a sequence of ids goes on from, up to a limit of each place."""
+    fits = np.ones(len(places), dtype=np.bool_)
     for step, wanted in enumerate(pattern):
-        fits &= ids[np.minimum(places + step, len(ids) - 1)] == wanted
+        at = places + step
+        fits &= (ids[np.minimum(at, len(ids) - 1)] == wanted) | (at >= limit)
     return fits
 
 

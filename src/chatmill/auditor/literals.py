@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import Conversation, Role, ToolCall
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import Tokens
 from chatmill.look.template_probes import ASKS, PROBES, SAYS, SYSTEM, WEATHER
@@ -21,6 +21,7 @@ CHATS = (
     *(probe.conversation for probe in PROBES),
     Conversation((SYSTEM, ASKS, SAYS), tools=(WEATHER,)),
     Conversation((ASKS, SAYS), tools=(WEATHER,)),
+    Conversation((Message(Role.DEVELOPER, "D-zero."), ASKS, SAYS)),
 )
 """Conversations that a template is asked to write."""
 UNUSUAL = {
@@ -99,9 +100,12 @@ def probe_rows(bound: BoundTemplate, name: str = "") -> Iterator[list[ProbeRow]]
     """The rows of each probe; none for a probe that the template refuses. `name` renames the functions it calls."""
     chats = [_renamed(chat, name) if name else chat for chat in CHATS]
     rendered = render(chats, bound, collect_failures=True)
-    rows = list(rows_of(rendered.tokens))
-    for number in range(len(chats)):
-        yield [row for row, kept in zip(rows, rendered.kept.tolist(), strict=True) if kept == number]
+    rows: list[list[ProbeRow]] = [[] for _ in chats]
+    proved = (rendered.untrained == 0).tolist()
+    for row, number, is_proved in zip(rows_of(rendered.tokens), rendered.kept.tolist(), proved, strict=True):
+        if is_proved:  # of other answers it is not known where they begin
+            rows[number].append(row)
+    yield from rows
 
 
 def rows_of(tokens: Tokens) -> Iterator[ProbeRow]:

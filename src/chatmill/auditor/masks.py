@@ -18,6 +18,8 @@ FARTHEST = 16
 """How far a mask may be beside its answer and still count as shifted."""
 
 
+MOST = 0.5
+"""Share of documents in which everything is trained that says so of documents whose turns are not known."""
 ENDING = 12
 """Tokens by which two answers count as one."""
 
@@ -42,26 +44,29 @@ def check_masks(
     live = ~data.padding
     sizes = _sums(live, documents)
     targets = _sums(trained & live, documents)
-    asked = _sums((layout.places == Place.CONTEXT) | (layout.places == Place.PROMPT), documents) > 0
-    asked |= _sums(layout.places != Place.UNKNOWN, documents) == 0
-    at_start = trained[np.minimum(documents[:-1], len(trained) - 1)]
-    full = (targets >= sizes - ~at_start) & (sizes > 1) & asked  # the first token of a row is never a target
+    asking = (layout.places == Place.CONTEXT) | (layout.places == Place.PROMPT)
+    first = np.minimum(data.bounds[0], len(trained) - 1)  # never a target, whatever the mask says
+    asked = _sums(asking, documents) - asking[first] > 0
+    full = (targets >= sizes - ~trained[first]) & (sizes > 1)
+    if full.mean() <= MOST:  # where turns are not known, some documents may be ends of long answers
+        full &= asked
+    else:
+        full &= asked | (_sums(layout.places != Place.UNKNOWN, documents) == 0)
     nothing = (targets == 0) & (sizes > 0)
     empty = nothing & ~_unwanted_documents(data, layout.answers)
     total = int((sizes > 0).sum())
     yield _documents("mask_full", data, full, total)
     yield _documents("mask_empty", data, empty, total)
     yield from _padding(data, trained)
-    judged = ~np.repeat(full | nothing, np.diff(documents))
+    judged = ~(full | nothing)
     yield from _answers(data, layout, trained & live, judged, think_ends)
 
 
 def _unwanted_documents(data: TokenizedSet, answers: Answers) -> Bools:
     """Documents whose records want no answer trained."""
-    document = np.searchsorted(data.documents, answers.starts, side="right") - 1
     count = len(data.documents) - 1
-    unwanted = np.bincount(document[answers.wanted == Wanted.NO], minlength=count)
-    result: Bools = (unwanted > 0) & (unwanted == np.bincount(document, minlength=count))
+    unwanted = np.bincount(answers.documents[answers.wanted == Wanted.NO], minlength=count)
+    result: Bools = (unwanted > 0) & (unwanted == np.bincount(answers.documents, minlength=count))
     return result
 
 
@@ -79,8 +84,7 @@ def _answers(
     data: TokenizedSet, layout: Layout, trained: Bools, judged: Bools, think_ends: frozenset[int]
 ) -> Iterator[Found]:
     answers, places = layout.answers, layout.places
-    mine = judged[np.minimum(answers.starts, len(judged) - 1)] if len(answers) else np.empty(0, dtype=np.bool_)
-    answers = answers.keep(mine)
+    answers = answers.keep(judged[answers.documents])
     count = len(answers)
     before = np.append(0, np.cumsum(trained))
     inside = before[answers.ends] - before[answers.starts]
@@ -149,8 +153,7 @@ def _shifts(trained: Bools, answers: Answers, documents: Ints) -> Ints:
     starts, ends = starts[~own], ends[~own]
     if not len(starts):
         return shifts
-    document = np.searchsorted(documents, answers.starts, side="right")
-    inside = np.searchsorted(documents, starts, side="right")
+    inside = np.searchsorted(documents, starts, side="right") - 1
     # the stretch that begins nearest to the answer
     at = np.searchsorted(starts, answers.starts)
     for candidate in (at - 1, at):
@@ -158,10 +161,10 @@ def _shifts(trained: Bools, answers: Answers, documents: Ints) -> Ints:
         which = np.clip(candidate, 0, len(starts) - 1)
         by = starts[which] - answers.starts
         same = usable & (ends[which] - starts[which] == size) & (by != 0) & (np.abs(by) <= FARTHEST)
-        same &= inside[which] == document
+        same &= inside[which] == answers.documents
         shifts = np.where((shifts == 0) & same, by, shifts)
     # at the end of a document there is no room for a mask that is late
-    last = documents[np.searchsorted(documents, answers.starts, side="right")]
+    last = documents[answers.documents + 1]
     which = np.clip(at, 0, len(starts) - 1)
     by = starts[which] - answers.starts
     cut = (shifts == 0) & (by > 0) & (by <= FARTHEST) & (ends[which] == last) & (behind + by > last) & (size > by)
@@ -181,7 +184,7 @@ def _untrained(data: TokenizedSet, answers: Answers, untrained: Bools, trained: 
     answers are trained. They are a note. With a row for each turn, answers that end alike count as one. Whether another
     answer was left out on purpose only its record says.
     """
-    document = np.searchsorted(data.documents, answers.starts, side="right") - 1
+    document = answers.documents
     last = np.append(document[1:] != document[:-1], True) if count else np.empty(0, dtype=np.bool_)
     endings = _endings(data.ids, answers)
     untrained = untrained & ~answers.changed & ~np.isin(endings, np.unique(endings[trained]))
@@ -228,7 +231,8 @@ def _behind(data: TokenizedSet, layout: Layout, answers: Answers, trained: Bools
 def _context(
     data: TokenizedSet, places: NDArray[np.uint8], trained: Bools, judged: Bools, answers: Answers, shifted: Bools
 ) -> Iterator[Found]:
-    bad = trained & judged & (places == Place.CONTEXT)
+    trained = trained & np.repeat(judged, np.diff(data.documents))
+    bad = trained & (places == Place.CONTEXT)
     late = answers.keep(shifted)
     for by in range(1, FARTHEST + 1):  # what a shifted mask covers is part of that finding
         for edge in (np.where(late.stops >= 0, late.stops, late.ends - 1) + by, late.prompts - by):
@@ -236,7 +240,7 @@ def _context(
             bad[inside] = False
     starts, ends = stretches(bad)
     yield Found("context_trained", starts, ends, int(bad.sum()), int((places == Place.CONTEXT).sum()))
-    begin = trained & judged & (places == Place.BEGIN)
+    begin = trained & (places == Place.BEGIN)
     starts, ends = stretches(begin)
     yield Found("bos_trained", starts, ends, len(starts), len(data.documents) - 1)
 

@@ -49,12 +49,11 @@ def compare(
     data: TokenizedSet, layout: Layout, source: SourceRows, literals: Literals, vocabulary: VocabularyBytes
 ) -> Comparison:
     """Match documents with records; `layout` becomes exact where the ids agree."""
-    begins, ends = live_bounds(data)
+    begins, ends = data.bounds
     pairs = _pair(data, begins, ends, source, literals)
     seen = np.zeros(source.count + 1, dtype=np.bool_)
     seen[source.records[pairs.shown]] = True
-    filled = ends > begins
-    rest = filled.copy()
+    rest = data.filled.copy()
     rest[pairs.documents] = False
     compared = np.full(len(begins), -1, dtype=np.int64)
     compared[pairs.documents] = pairs.rows
@@ -65,12 +64,12 @@ def compare(
         assert index is not None
         records = index.records_in(data.ids[first:last])
         seen[records] = True
-        rows = [index.row_of(record) for record in records]
+        rows = [index.row_of(record, data.ids[first:last]) for record in records]
         compared[number] = rows[0] if len(rows) == 1 else -1
         for code, start, end in differences(data.ids[first:last], rows, source, literals, vocabulary):
             places.setdefault(code, []).append((first + start, first + end))
     _take_over(layout, data, pairs, source, begins, ends)
-    documents = int(filled.sum())
+    documents = int(data.filled.sum())
     found = [_found(code, listed, data, documents) for code, listed in places.items()]
     written = np.unique(source.records)
     return Comparison(
@@ -78,19 +77,9 @@ def compare(
     )
 
 
-def live_bounds(data: TokenizedSet) -> tuple[Ints, Ints]:
-    """First and last + 1 token of each document that is no padding; equal where all of it is."""
-    live = np.append(np.flatnonzero(~data.padding), len(data.ids))
-    at = np.searchsorted(live, data.documents)
-    filled = at[1:] > at[:-1]
-    begins = np.where(filled, live[at[:-1]], data.documents[:-1])
-    ends = np.where(filled, live[np.maximum(at[1:] - 1, 0)] + 1, data.documents[:-1])
-    return begins, ends
-
-
 def _found(code: str, listed: Sequence[tuple[int, int]], data: TokenizedSet, documents: int) -> Found:
     pairs = np.array(listed, dtype=np.int64).reshape(-1, 2)
-    count = len(np.unique(np.searchsorted(data.documents, pairs[:, 0], side="right")))
+    count = len(np.unique(data.document_of(pairs[:, 0])))
     return Found(code, pairs[:, 0], pairs[:, 1], count, documents)
 
 
@@ -143,20 +132,28 @@ def _take_over(layout: Layout, data: TokenizedSet, pairs: _Pairs, source: Source
     layout.places[ranges_of(firsts + sizes, firsts + room)] = Place.BEHIND
     blocks = offsets_of(np.diff(source.message_offsets)[pairs.rows])[:-1]  # a row may be shown by several documents
     owners = np.where(messages >= 0, blocks[per_token] + messages, -1)
-    new = _exact_answers(places, into, per_token, owners, own_weight)
+    new = _exact_answers(places, into, per_token, pairs.documents, owners, own_weight)
     is_taken = np.zeros(len(begins), dtype=np.bool_)
     is_taken[pairs.documents] = True
     old = layout.answers
-    kept = old.keep(~is_taken[np.searchsorted(data.documents, old.starts, side="right") - 1])
+    kept = old.keep(~is_taken[old.documents])
     layout.answers = kept.merged_with(new)
-    document = np.searchsorted(data.documents, layout.strange, side="right") - 1
-    layout.strange = layout.strange[~is_taken[document]]
+    layout.strange = layout.strange[~is_taken[data.document_of(layout.strange)]]
 
 
 def _exact_answers(
-    places: NDArray[np.uint8], into: Ints, document: Ints, owners: Ints, weights: NDArray[np.float32]
+    places: NDArray[np.uint8],
+    into: Ints,
+    document: Ints,
+    numbers: Ints,
+    owners: Ints,
+    weights: NDArray[np.float32],
 ) -> Answers:
-    """The answers of all matched documents. `owners` are their messages, no two alike, and -1 for tokens of none."""
+    """The answers of all matched documents.
+
+    `document` counts those from 0, and `numbers` are theirs in the set. `owners` are messages, no two alike, and -1
+    for tokens of none.
+    """
     answered = np.zeros(int(owners.max(initial=0)) + 2, dtype=np.bool_)
     answered[owners[places == Place.ANSWER]] = True
     speaking = (places == Place.ANSWER) | (places == Place.STOP)
@@ -175,6 +172,7 @@ def _exact_answers(
     changed = offsets_of(places == Place.CHANGED)
     last = np.where(stop >= 0, stop, end)
     return Answers(
+        documents=numbers[document[begin]],
         prompts=into[prompt],
         starts=into[begin],
         ends=into[begin] + (last - begin),

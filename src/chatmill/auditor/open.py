@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from chatmill.auditor.tokenized import IDS, KNOWN, Column, TokenizedSet, from_columns
+from chatmill.auditor.tokenized import IDS, KNOWN, OFFSETS, Column, TokenizedSet, from_columns
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
@@ -31,50 +34,58 @@ def open_tokenized(
     shifted: bool = False,
 ) -> TokenizedSet:
     """Open a path, a dataset, or batches; see `from_columns` for the options."""
+    known = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
     for_labels: Sequence[str] = ()
-    is_batches = False
+    kind = _Rows()
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if (not path.exists() and bin_path(path).is_file()) or path.suffix in (".bin", ".idx"):
             columns, for_labels = _megatron(path)
         else:
-            columns = _of_table(_table(path, split))
+            columns = _of_table(_table(path, split, known), known)
     elif isinstance(source, pa.Table):
-        columns = _of_table(source)
+        columns = _of_table(source, known)
     elif hasattr(source, "with_format") and hasattr(source, "column_names"):
-        columns = _of_table(_of_dataset(source, split))
+        columns = _of_table(_of_dataset(source, known), known)
     elif isinstance(source, Mapping) and all(hasattr(one, "column_names") for one in source.values()):
-        columns = _of_table(_of_dataset(source[_split_of(list(source), split, "the dataset")], None))
+        one = source[_split_of(list(source), split, "the dataset")]
+        columns = _of_table(_of_dataset(one, known), known)
     else:
-        columns, is_batches = _of_rows(source)
+        columns = _of_rows(source, known, kind)
     return from_columns(
-        columns, mask=mask, pad_id=pad_id, shifted=shifted, for_labels=for_labels, is_batches=is_batches
+        columns,
+        mask=mask,
+        pad_id=pad_id,
+        shifted=shifted,
+        for_labels=for_labels,
+        is_batches=kind.are_batches,
+        pair_mask=kind.pair_mask,
     )
 
 
 # ---- tables
 
 
-def _table(path: Path, split: str | None) -> pa.Table:
+def _table(path: Path, split: str | None, known: Collection[str]) -> pa.Table:
     if path.is_dir():
-        return _folder(path, split)
+        return _folder(path, split, known)
     if not path.is_file():
         raise ConfigError(f"{path}: no such file or folder, and no {bin_path(path).name} of Megatron")
-    return _file(path)
+    return _file(path, known)
 
 
-def _file(path: Path) -> pa.Table:
+def _file(path: Path, known: Collection[str]) -> pa.Table:
     """The known columns of one file."""
     name = path.name.removesuffix(".gz")
     try:
         if name.endswith(".parquet"):
-            names = [one for one in pq.read_schema(path).names if one in KNOWN]
+            names = [one for one in pq.read_schema(path).names if one in known]
             return pq.read_table(path, columns=names)
         if name.endswith(".arrow"):
-            return _arrow(path)
+            return _arrow(path, known)
         if name.endswith((".jsonl", ".json")):
-            return _json_table(path)
-    except pa.ArrowInvalid as error:
+            return _json_table(path, known)
+    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, OverflowError, zlib.error) as error:
         raise FormatError(f"{path}: {error}") from None
     raise ConfigError(
         f"{path}: not a kind of file that is known here. Known: .parquet, .arrow, .jsonl, .jsonl.gz, .bin/.idx, and "
@@ -82,7 +93,7 @@ def _file(path: Path) -> pa.Table:
     )
 
 
-def _arrow(path: Path) -> pa.Table:
+def _arrow(path: Path, known: Collection[str]) -> pa.Table:
     """An Arrow file as `datasets` writes it: a stream, or a file with a footer."""
     with pa.memory_map(str(path)) as file:
         try:
@@ -90,12 +101,12 @@ def _arrow(path: Path) -> pa.Table:
         except pa.ArrowInvalid:
             file.seek(0)
             table = pa.ipc.open_file(file).read_all()
-    return table.select([one for one in table.column_names if one in KNOWN])
+    return table.select([one for one in table.column_names if one in known])
 
 
-def _json_table(path: Path) -> pa.Table:
-    """Lines of JSON objects; only lists of numbers are kept."""
-    rows: list[Any] = []
+def _json_table(path: Path, known: Collection[str]) -> pa.Table:
+    """Lines of JSON objects with the same columns."""
+    rows: list[dict[str, Any]] = []
     opener = gzip.open if path.suffix == ".gz" else open
     with opener(path, "rt", encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -107,17 +118,23 @@ def _json_table(path: Path) -> pa.Table:
                 raise FormatError(f"{path}, line {number}: not JSON: {error}") from None
             if not isinstance(row, dict):
                 raise FormatError(f"{path}, line {number}: a row is an object with input_ids, not {type(row).__name__}")
-            rows.append({name: row[name] for name in KNOWN if row.get(name) is not None})
+            rows.append({name: row[name] for name in sorted(known) if row.get(name) is not None})
+            _check_columns(f"{path}, line {number}", rows[-1], rows[0])
     return pa.Table.from_pylist(rows) if rows else pa.table({})
 
 
-def _folder(path: Path, split: str | None) -> pa.Table:
+def _check_columns(where: str, row: Collection[str], first: Collection[str]) -> None:
+    if set(row) != set(first):
+        raise DataError(f"{where} has {', '.join(sorted(row))}, and the first one {', '.join(sorted(first))}")
+
+
+def _folder(path: Path, split: str | None, known: Collection[str]) -> pa.Table:
     """A folder of `datasets`, or one with Parquet, Arrow or JSONL files."""
     if (path / "dataset_dict.json").is_file():
-        names = json.loads((path / "dataset_dict.json").read_text(encoding="utf-8")).get("splits", [])
-        return _folder(path / _split_of(names, split, str(path)), None)
+        names = _json_object(path / "dataset_dict.json").get("splits", [])
+        return _folder(path / _split_of(names, split, str(path)), None, known)
     if (path / "state.json").is_file():
-        listed = json.loads((path / "state.json").read_text(encoding="utf-8")).get("_data_files", [])
+        listed = _json_object(path / "state.json").get("_data_files", [])
         files = [path / one["filename"] for one in listed]
         missing = [one for one in files if not one.is_file()]
         if missing:
@@ -128,10 +145,21 @@ def _folder(path: Path, split: str | None) -> pa.Table:
         ]
         inner = sorted(one.name for one in path.iterdir() if (one / "state.json").is_file())
         if not files and inner:
-            return _folder(path / _split_of(inner, split, str(path)), None)
+            return _folder(path / _split_of(inner, split, str(path)), None, known)
     if not files:
         raise ConfigError(f"{path} holds no tokenised set: neither state.json nor .parquet, .arrow or .jsonl files")
-    return pa.concat_tables([_file(one) for one in files], promote_options="permissive")
+    return pa.concat_tables([_file(one, known) for one in files], promote_options="permissive")
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """What `datasets` writes beside its data."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise FormatError(f"{path}: a JSON object is expected, not {type(found).__name__}")
+    return found
 
 
 def _split_of(names: Sequence[str], split: str | None, where: str) -> str:
@@ -147,19 +175,16 @@ def _split_of(names: Sequence[str], split: str | None, where: str) -> str:
     raise ConfigError(f"{where} has several splits, and none is 'train': name one with --split: {', '.join(names)}")
 
 
-def _of_dataset(dataset: Any, split: str | None) -> pa.Table:
+def _of_dataset(dataset: Any, known: Collection[str]) -> pa.Table:
     """The known columns of a `datasets.Dataset`, in its own order."""
-    names = [one for one in dataset.column_names if one in KNOWN]
+    names = [one for one in dataset.column_names if one in known]
     if not names:
         raise DataError(f"no column of token ids: there are {', '.join(dataset.column_names)}")
     return dataset.select_columns(names).with_format("arrow")[:]
 
 
-def _of_table(table: pa.Table) -> dict[str, Column]:
-    columns = {}
-    for name in table.column_names:
-        if name in KNOWN:
-            columns[name] = _lists(name, table.column(name))
+def _of_table(table: pa.Table, known: Collection[str]) -> dict[str, Column]:
+    columns = {name: _lists(name, table.column(name)) for name in table.column_names if name in known}
     if not columns and table.column_names:
         raise DataError(f"no column of token ids: there are {', '.join(table.column_names)}")
     return columns
@@ -192,8 +217,16 @@ def _is_number(kind: pa.DataType) -> bool:
 # ---- rows and batches in memory
 
 
-def _of_rows(source: Any) -> tuple[dict[str, Column], bool]:
-    """Rows or batches: mappings with lists, arrays or tensors of one or two dimensions; whether they are batches."""
+@dataclass(slots=True)
+class _Rows:
+    """What was seen of rows in memory."""
+
+    are_batches: bool = False
+    pair_mask: bool = False
+
+
+def _of_rows(source: Any, known: Collection[str], seen: _Rows) -> dict[str, Column]:
+    """Rows or batches: mappings with lists, arrays or tensors of one or two dimensions."""
     if isinstance(source, Mapping):
         source = [source]
     if not isinstance(source, Iterable):
@@ -201,50 +234,83 @@ def _of_rows(source: Any) -> tuple[dict[str, Column], bool]:
             f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, or a list of rows"
         )
     found: dict[str, list[Any]] = {}
-    is_batches = False
     for number, row in enumerate(source):
         if not isinstance(row, Mapping):
             raise DataError(f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids")
-        here = {str(name): value for name, value in row.items() if name in KNOWN and value is not None}
-        widths = [value.shape for name, value in here.items() if name in IDS and len(getattr(value, "shape", ())) == 2]
-        if widths:
-            is_batches, here = True, _of_batch(here, int(widths[0][1]))
-        if number and set(here) != set(found):
-            raise DataError(f"item {number} has {', '.join(sorted(here))}, and those before {', '.join(sorted(found))}")
+        here = {str(name): value for name, value in row.items() if name in known and value is not None}
+        ids = next((value for name, value in here.items() if name in IDS and _dimensions(value) == 2), None)
+        if ids is not None:
+            here = _of_batch(here, *ids.shape, seen)
+        if number:
+            _check_columns(f"item {number}", here, found)
         for name, value in here.items():
             found.setdefault(name, []).extend(_arrays(name, value))
-    columns = {
+    return {
         name: (
             np.concatenate(rows) if rows else np.empty(0, dtype=np.int64),
             offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
         )
         for name, rows in found.items()
     }
-    return columns, is_batches
 
 
-def _of_batch(columns: dict[str, Any], width: int) -> dict[str, Any]:
-    """Columns of a batch, one entry a row: masks over pairs of tokens say nothing about rows, and are left out."""
-    kept = {name: value for name, value in columns.items() if len(getattr(value, "shape", ())) <= 2}
-    if "cu_seqlens" in kept and len(getattr(kept["cu_seqlens"], "shape", ())) == 1:  # over all rows of the batch
-        starts = _arrays("cu_seqlens", kept["cu_seqlens"])[0]
-        rows = len(next(value for name, value in kept.items() if name in IDS))
-        kept["cu_seqlens"] = [starts[starts // width == row] - row * width for row in range(rows)]
+def _dimensions(value: Any) -> int:
+    return len(getattr(value, "shape", ()))
+
+
+def _of_batch(columns: dict[str, Any], rows: int, width: int, seen: _Rows) -> dict[str, Any]:
+    """Columns of a batch, one entry a row. A mask over pairs of tokens becomes one that numbers documents."""
+    seen.are_batches = True
+    mask = columns.get("attention_mask")
+    if mask is not None and _dimensions(mask) > 2:
+        seen.pair_mask = True
+        pairs = _array(mask)
+        if pairs.shape[-2:] != (width, width) or pairs.shape[0] not in (1, rows):
+            raise DataError(f"attention_mask has the shape {pairs.shape} in a batch of {rows} rows of {width} tokens")
+        heads = pairs.reshape(pairs.shape[0], -1, width, width)
+        columns["attention_mask"] = _numbered(np.broadcast_to(heads[:, 0], (rows, width, width)))
+    kept = {name: value for name, value in columns.items() if _dimensions(value) <= 2}
+    for name in OFFSETS:
+        if _dimensions(kept.get(name)) == 1:  # over all rows of the batch
+            starts = _array(kept[name])
+            kept[name] = [starts[starts // width == row] - row * width for row in range(rows)]
     return kept
+
+
+def _numbered(mask: NDArray[Any]) -> NDArray[np.int64]:
+    """The document of each token, from 1, by what it sees; 0 for padding, which nobody sees.
+
+    Masks are true or 1 where a token is seen, or are added to scores and 0 there. Rows of padding may see everything:
+    attention fails on rows that see nothing.
+    """
+    sees = mask == 0 if mask.dtype.kind == "f" and not (mask > 0).any() else mask != 0
+    places = np.arange(mask.shape[-1])
+    everything = sees.all(axis=2)
+    everything &= ~everything.all(axis=1, keepdims=True)
+    everything[:, -1] = False  # the last token may
+    padding = ~sees[:, places, places] | everything
+    starts = (sees.argmax(axis=2) == places) & ~padding
+    numbers = np.maximum(np.cumsum(starts, axis=1), 1)
+    return np.where(padding, 0, numbers)
 
 
 def _arrays(name: str, value: Any) -> list[Any]:
     """The rows of one value: one of a list or vector, several of a batch."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray) and value.ndim == 2:
-        return list(value)
     if isinstance(value, list | tuple) and len(value) and isinstance(value[0], list | tuple | np.ndarray):
         return [np.asarray(one) for one in value]
-    array = np.asarray(value)
+    array = _array(value)
+    if array.ndim == 2:
+        return list(array)
     if array.ndim != 1 or array.dtype.kind not in "iubf":
         raise DataError(f"{name} holds {array.dtype} of {array.ndim} dimensions, not rows of numbers")
     return [array]
+
+
+def _array(value: Any) -> NDArray[Any]:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if value.is_floating_point() else value  # numpy has no bfloat16
+    return np.asarray(value)
 
 
 # ---- Megatron

@@ -12,7 +12,7 @@ import numpy as np
 
 from chatmill.auditor.findings import RULES, Example, Finding
 from chatmill.auditor.isolation import Isolation, check_documents
-from chatmill.auditor.layout import Layout, find_layout, find_literals
+from chatmill.auditor.layout import Layout, find_layout, find_literals, layout_of
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import Found, check_masks
 from chatmill.auditor.matching import Comparison, compare
@@ -21,7 +21,7 @@ from chatmill.auditor.report import AuditReport
 from chatmill.auditor.save import check_folder, save_both
 from chatmill.auditor.source import SourceRows, render_source
 from chatmill.auditor.structure import Structure
-from chatmill.auditor.tokenized import TokenizedSet
+from chatmill.auditor.tokenized import LABELS, TokenizedSet
 from chatmill.auditor.vocabulary import VocabularyBytes, text_stretches
 from chatmill.core.conversation import Conversation
 from chatmill.errors import RecordError
@@ -122,7 +122,7 @@ class Audit:
         """All checks."""
         isolation = isolation or Isolation()
         data, literals = self._data, self._literals
-        layout = find_layout(data.ids, data.documents, literals, data.padding)
+        layout = find_layout(data.ids, data.documents, data.bounds, literals, data.padding)
         compared = None
         if source is not None:
             compared = self.compared = compare(data, layout, source, literals, self._vocabulary)
@@ -147,7 +147,7 @@ class Audit:
             template=self._bound.name,
             tokenizer=self._bound.tokenizer.name,
             rows=len(data),
-            documents=len(data.documents) - 1,
+            documents=int(data.filled.sum()),
             tokens=int((~data.padding).sum()),
             trained=None if data.trained is None else int((data.trained & ~data.padding).sum()),
             answers=len(layout.answers),
@@ -181,9 +181,10 @@ class Audit:
             names = self._bound.tokenizer.control_ids
             think = frozenset(names[one] for one in THINK_ENDS if one in names)
             yield from check_masks(data, layout, data.trained, think)
-        if data.shift:
-            detail = f"labels[t] is input_ids[t {data.shift:+d}]"
-            yield Found("labels_shifted", data.offsets[:-1], data.offsets[1:], len(data), len(data), detail)
+        if data.shift != data.wanted_shift and data.mask_name in LABELS:
+            code = "labels_shifted" if data.shift else "labels_unshifted"
+            detail = f"labels[t] is input_ids[t {data.shift:+d}]" if data.shift else ""
+            yield Found(code, data.offsets[:-1], data.offsets[1:], len(data), len(data), detail)
         wrong = data.wrong_labels
         yield Found("labels_differ", wrong, wrong + 1, len(wrong), int((~data.padding).sum()))
         eos = self._bound.tokenizer.eos_id
@@ -204,12 +205,9 @@ class Audit:
             self._unknown.append("Whether ids are those of their text: this tokenizer writes text otherwise in rows")
             return
         unlike, starts, ends = self._unlike(data.ids, data.documents, data.padding, layout)
-        document = np.searchsorted(data.documents, starts, side="right") - 1
-        last_token = np.searchsorted(np.flatnonzero(~data.padding), data.documents[1:]) - 1
-        live = np.flatnonzero(~data.padding)
-        stop = live[np.maximum(last_token, 0)] + 1 if len(live) else data.documents[1:]
-        unlike &= ends < stop[document]  # a text that is cut may have other ids
-        unlike &= starts > data.documents[document]
+        document = data.document_of(starts)
+        begins, stops = data.bounds
+        unlike &= (starts > begins[document]) & (ends < stops[document])  # a text that is cut may have other ids
         places = starts[unlike]
         numbers, first = np.unique(document[unlike], return_index=True)
         yield Found("other_ids", places[first], ends[unlike][first], len(numbers), len(data.documents) - 1)
@@ -235,8 +233,7 @@ class Audit:
         for row in (row for rows in self._literals.probes for row in rows):
             documents = np.array([0, len(row.ids)], dtype=np.int64)
             padding = np.zeros(len(row.ids), dtype=np.bool_)
-            layout = find_layout(row.ids, documents, self._literals, padding)
-            if self._unlike(row.ids, documents, padding, layout)[0].any():
+            if self._unlike(row.ids, documents, padding, layout_of(row, self._literals))[0].any():
                 return False
         return True
 

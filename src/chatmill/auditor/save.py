@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.layout import ranges_of
-from chatmill.auditor.matching import Comparison, live_bounds
+from chatmill.auditor.matching import Comparison
 from chatmill.auditor.source import SourceRows
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.tokens import offsets_of
@@ -30,8 +30,8 @@ def check_folder(folder: Path) -> None:
 
 def save_both(folder: Path, data: TokenizedSet, source: SourceRows | None, compared: Comparison | None) -> None:
     """Write `set` and, with a source, `ours`. Documents have the ids of the records they were matched with."""
-    begins, ends = live_bounds(data)
-    filled = np.flatnonzero(ends > begins)
+    begins, ends = data.bounds
+    filled = np.flatnonzero(data.filled)
     sizes = (ends - begins)[filled]
     places = ranges_of(begins[filled], ends[filled])
     rows = np.full(len(begins), -1) if compared is None else compared.rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,12 @@ from chatmill.auditor.masks import Found
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.auditor.vocabulary import VocabularyBytes
 from chatmill.core.kinds import RoleCode
+from chatmill.core.tokens import offsets_of
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+MOST_BEGIN = 2
+"""Tokens that templates write before the first message, at most."""
 
 
 class Structure:
@@ -26,19 +29,10 @@ class Structure:
     ) -> None:
         self._data, self._layout, self._literals, self._eos = data, layout, literals, eos
         self._vocabulary = vocabulary
-        self._begins = data.documents[:-1]
-        live = np.append(0, np.cumsum(~data.padding))
-        self._sizes = live[data.documents[1:]] - live[data.documents[:-1]]
-        self._ends = self._last_live() + 1
-        self._count = int((self._sizes > 0).sum())
+        self._begins, self._ends = data.bounds
+        self._count = int(data.filled.sum())
         self.unknown: list[str] = []
-        """What could not be told."""
-
-    def _last_live(self) -> Ints:
-        """The last token of each document that is no padding."""
-        places = np.flatnonzero(~self._data.padding)
-        at = np.searchsorted(places, self._data.documents[1:]) - 1
-        return np.where(self._sizes > 0, places[np.maximum(at, 0)] if len(places) else -1, self._begins - 1)
+        """What could not be known."""
 
     def check(self) -> Iterator[Found]:
         """All findings about structure."""
@@ -49,28 +43,33 @@ class Structure:
         yield from self._duplicates()
         if self._literals.unusable:
             return
-        closed = np.zeros(len(self._begins), dtype=np.bool_)
-        opened = self._per_document(self._layout.openings) > 0
-        closed |= ~opened & (self._sizes > 0)
-        yield self._documents("other_template", closed)
+        opened = np.bincount(data.document_of(self._layout.openings), minlength=len(self._begins)) > 0
+        yield self._documents("other_template", ~opened & data.filled & ~self._parts(opened))
         yield from self._merged()
         yield from self._beginnings(opened)
         yield from self._endings()
         yield from self._special(opened)
         yield from self._packed()
 
+    def _parts(self, opened: Bools) -> Bools:
+        """Documents that may be the cut beginning or the end of a conversation, in a set that holds others."""
+        literals = self._literals
+        short = self._ends - self._begins <= max(one.solid for one in literals.openings) + MOST_BEGIN
+        opening = {one.ids[0] for one in literals.openings} - literals.stops
+        tail = ~self._holds(opening) & self._holds(literals.written)
+        return (short | tail) & opened.any()
+
+    def _holds(self, wanted: Collection[int]) -> Bools:
+        """Documents that hold one of some ids."""
+        places = np.flatnonzero(np.isin(self._data.ids, list(wanted)))
+        return np.bincount(self._data.document_of(places), minlength=len(self._begins)) > 0
+
     def _documents(self, code: str, chosen: Bools, detail: str = "") -> Found:
         return Found(code, self._begins[chosen], self._ends[chosen], int(chosen.sum()), self._count, detail)
 
-    def _per_document(self, places: Ints) -> Ints:
-        return np.bincount(self._document_of(places), minlength=len(self._begins))
-
-    def _document_of(self, places: Ints) -> Ints:
-        return np.searchsorted(self._data.documents, places, side="right") - 1
-
     def _places(self, code: str, places: Ints) -> Found:
         """Documents that hold some places, each shown by its first one."""
-        documents, first = np.unique(self._document_of(places), return_index=True)
+        documents, first = np.unique(self._data.document_of(places), return_index=True)
         return Found(code, places[first], places[first] + 1, len(documents), self._count)
 
     def _outside(self) -> Iterator[Found]:
@@ -93,18 +92,16 @@ class Structure:
         """Answers whose opening goes on in another way than the template writes it."""
         answers = self._layout.answers
         places = answers.starts[answers.merged]
-        inside = places < len(self._data.ids)
-        places = places[inside]
         white = self._vocabulary.begins_white(self._data.ids[places])
-        yield Found("merged_at_border", places[white], places[white] + 1, int(white.sum()), len(answers))
-        yield self._places("template_differs", places[~white & ~self._data.padding[places]])
+        told = places[white & self._trained()[answers.merged]]  # as context a model is given such tokens
+        yield Found("merged_at_border", told, told + 1, len(told), len(answers))
+        yield self._places("template_differs", places[~white])
 
     def _beginnings(self, opened: Bools) -> Iterator[Found]:
         ids, literals = self._data.ids, self._literals
-        filled = opened & (self._sizes > 1)
-        at = np.minimum(self._begins + self._skipped(), len(ids) - 1)
-        first, second = ids[at], ids[np.minimum(at + 1, len(ids) - 1)]
-        inner = ~np.isin(self._begins, self._data.offsets)
+        filled = opened & (self._ends - self._begins > 1)
+        first, second = (ids[np.minimum(self._begins + step, len(ids) - 1)] for step in (0, 1))
+        inner = ~np.isin(self._data.documents[:-1], self._data.offsets)
         inside = np.zeros(len(filled), dtype=np.bool_)
         if literals.first_ids:
             inside = filled & inner & ~np.isin(first, list(literals.first_ids))
@@ -113,20 +110,15 @@ class Structure:
             yield self._documents("bos_missing", filled & (first != literals.bos) & ~inside)
             yield self._documents("bos_twice", filled & (first == literals.bos) & (second == literals.bos))
 
-    def _skipped(self) -> Ints:
-        """Padding before each document."""
-        places = np.append(np.flatnonzero(~self._data.padding), len(self._data.ids))
-        return np.where(self._sizes > 0, places[np.searchsorted(places, self._begins)] - self._begins, 0)
-
     def _endings(self) -> Iterator[Found]:
         """Answers without a stop: cut at the end of a row that is as long as rows get, or without one at all."""
         answers, data = self._layout.answers, self._data
         open_end = (answers.stops < 0) & ~self._ended_by_template()
-        document = self._document_of(answers.starts)
+        document = answers.documents
         final = open_end & (answers.ends >= self._ends[document])
         row_sizes = np.add.reduceat(~data.padding, data.offsets[:-1]) if len(data.ids) else np.empty(0)
         longest = int(row_sizes.max())
-        row = data.row_of(np.minimum(answers.starts, len(data.ids) - 1))
+        row = data.row_of(data.documents[document])
         at_limit = final & (row_sizes[row] == longest) & (self._ends[document] >= data.offsets[row] + longest)
         others = open_end & ~at_limit
         if others.sum() >= at_limit.sum():  # nothing was cut where answers end without a stop anyway
@@ -144,12 +136,22 @@ class Structure:
         if self._literals.ends_by_next:
             speaking = self._layout.openings[self._layout.opening_roles == RoleCode.ASSISTANT]
             alone |= np.isin(answers.ends, speaking)
-        return alone
+            alone |= ~self._trained()  # the stop is written behind answers that are trained
+        # what closes a question opens the answer, and there is none
+        return alone | (answers.prompts == answers.ends)
+
+    def _trained(self) -> Bools:
+        """Answers of which something is trained; all of them where nobody says what is."""
+        answers, data = self._layout.answers, self._data
+        if data.trained is None:
+            return np.ones(len(answers), dtype=np.bool_)
+        targets = offsets_of(data.trained)
+        return targets[answers.ends] > targets[answers.starts]
 
     def _special(self, opened: Bools) -> Iterator[Found]:
         """Special tokens that came from text; an eos or pad at the end of a document is no such thing."""
         places = self._layout.strange
-        document = self._document_of(places)
+        document = self._data.document_of(places)
         ids = self._data.ids
         ends = {one for one in (self._eos, self._literals.bos) if one is not None}
         near_end = places >= self._ends[document] - 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +20,18 @@ Column = tuple[NDArray[np.generic], Ints]
 IDS = ("input_ids", "tokens", "token_ids")
 LABELS = ("labels", "label_ids")
 MASKS = ("assistant_masks", "assistant_mask", "completion_mask", "loss_mask", "loss_weights")
-BOUNDARIES = ("seq_lengths", "cu_seqlens", "seq_start_id", "position_ids")
-KNOWN = (*IDS, *LABELS, *MASKS, *BOUNDARIES, "attention_mask")
+OFFSETS = ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q")
+"""Offsets of documents, as attention of variable length takes them."""
+LISTED = ("seq_lengths", *OFFSETS, "seq_start_id")
+KNOWN = (*IDS, *LABELS, *MASKS, *LISTED, "position_ids", "attention_mask")
 """Columns that mean something here; all others are left alone."""
+ABSENT = -1
+"""Fills up lists of offsets that are shorter than others of their batch."""
 SURE = 0.98
 """Share of labels that must agree with shifted ids before they count as shifted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenizedSet:
     """Rows of token ids. Masks are token-aligned: `trained[t]` says whether `ids[t]` is a target."""
 
@@ -38,7 +43,9 @@ class TokenizedSet:
     mask_name: str
     """The columns that `trained` is from."""
     shift: int
-    """Labels at t are the ids at t + shift; 0 for what transformers reads."""
+    """Labels at t are the ids at t + shift."""
+    wanted_shift: int
+    """What the trainer takes: 0 where it shifts labels itself, as transformers does, and else 1."""
     wrong_labels: Ints
     """Places whose label is neither ignored nor the id."""
     padding: Bools
@@ -53,9 +60,31 @@ class TokenizedSet:
     """The columns there are."""
     is_batches: bool = False
     """The rows are those of batches, so the model is called with these columns."""
+    pair_mask: bool = False
+    """The attention mask of the batches is over pairs of tokens."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @cached_property
+    def bounds(self) -> tuple[Ints, Ints]:
+        """First and last + 1 token of each document that is no padding; equal where all of it is."""
+        live = np.append(np.flatnonzero(~self.padding), len(self.ids))
+        at = np.searchsorted(live, self.documents)
+        filled = at[1:] > at[:-1]
+        begins = np.where(filled, live[at[:-1]], self.documents[:-1])
+        ends = np.where(filled, live[np.maximum(at[1:] - 1, 0)] + 1, self.documents[:-1])
+        return begins, ends
+
+    @cached_property
+    def filled(self) -> Bools:
+        """Which documents are more than padding."""
+        begins, ends = self.bounds
+        return ends > begins
+
+    def document_of(self, places: Ints) -> Ints:
+        """The documents of tokens."""
+        return np.searchsorted(self.documents, places, side="right") - 1
 
     def row_of(self, places: Ints) -> Ints:
         """The rows of tokens."""
@@ -70,12 +99,14 @@ def from_columns(
     shifted: bool = False,
     for_labels: Sequence[str] = (),
     is_batches: bool = False,
+    pair_mask: bool = False,
 ) -> TokenizedSet:
     """Make a set of its columns.
 
     `mask` names the column that says what is trained, where it is not the usual one. `pad_id` is padding at the ends
     of rows without an attention mask. With `shifted`, labels that are shifted already are as they should be.
-    Masks `for_labels` speak at t of the token at t + 1, as Megatron's do.
+    Masks `for_labels` speak at t of the token at t + 1, as Megatron's do. The attention mask of batches with a
+    `pair_mask` has the numbers of documents, and 0 for padding.
     """
     name = next((one for one in IDS if one in columns), None)
     if name is None:
@@ -90,7 +121,9 @@ def from_columns(
         at = int(np.flatnonzero(ids < 0)[0])
         row = int(np.searchsorted(offsets, at, side="right")) - 1
         raise DataError(f"row {row}: {name} holds {int(ids[at])}, which is no token id")
-    for other in (*LABELS, *MASKS, "attention_mask", "position_ids"):
+    if mask is not None and mask not in columns:
+        raise ConfigError(f"no column {mask!r} in the set: there are {', '.join(sorted(columns))}")
+    for other in dict.fromkeys((*LABELS, *MASKS, "attention_mask", "position_ids", *filter(None, [mask]))):
         if other in columns and not np.array_equal(columns[other][1], offsets):
             sizes, theirs = np.diff(offsets), np.diff(columns[other][1])
             row = int(np.flatnonzero(sizes != theirs)[0]) if len(sizes) == len(theirs) else 0
@@ -100,12 +133,15 @@ def from_columns(
     trained, mask_name, shift, wrong_labels = _trained(ids, offsets, columns, mask, padding)
     if trained is not None and mask_name in for_labels:
         trained = next_to(trained, offsets)
+    if boundaries:
+        padding |= _filling(ids, offsets, documents, trained)
     return TokenizedSet(
         ids=ids,
         offsets=offsets,
         trained=trained,
         mask_name=mask_name,
-        shift=0 if shifted else shift,
+        shift=shift,
+        wanted_shift=int(shifted),
         wrong_labels=wrong_labels,
         padding=padding,
         documents=documents,
@@ -113,6 +149,7 @@ def from_columns(
         wrong_boundaries=wrong,
         inputs=frozenset(columns),
         is_batches=is_batches,
+        pair_mask=pair_mask,
     )
 
 
@@ -128,11 +165,7 @@ def _trained(
 ) -> tuple[Bools | None, str, int, Ints]:
     """What is trained, by which columns, how far labels are shifted, and labels that are no ids of the row."""
     none = np.empty(0, dtype=np.int64)
-    if mask is not None and mask not in columns:
-        raise ConfigError(f"no column {mask!r} in the set: there are {', '.join(sorted(columns))}")
-    label = next((one for one in LABELS if one in columns), None) if mask is None else None
-    if mask is not None and mask in LABELS:
-        label = mask
+    label = next((one for one in LABELS if one in columns and mask in (None, one)), None)
     if label is None:
         names = [mask] if mask is not None else [one for one in MASKS if one in columns]
         if not names:
@@ -181,23 +214,41 @@ def _padding(ids: Ints, offsets: Ints, columns: Mapping[str, Column], pad_id: in
     return np.cumsum(steps[:-1]) > 0
 
 
+def _filling(ids: Ints, offsets: Ints, documents: Ints, trained: Bools | None) -> Bools:
+    """Tokens of last documents of packed rows that are one id over and over and no targets: they fill the row up.
+
+    Collators do so with a token that may also be the eos, and give each token of it position 0.
+    """
+    first, last = documents[:-1], documents[1:]
+    changes = np.append(0, np.cumsum(ids[1:] != ids[:-1]))
+    fills = (changes[last - 1] == changes[first]) & ~np.isin(first, offsets)
+    if trained is not None:
+        targets = np.append(0, np.cumsum(trained))
+        fills &= targets[last] == targets[first]
+    row = np.searchsorted(offsets, first, side="right") - 1
+    final = np.full(len(offsets) - 1, -1, dtype=np.int64)
+    np.maximum.at(final, row[~fills], np.flatnonzero(~fills))
+    fills &= np.arange(len(fills)) > final[row]
+    return np.repeat(fills, last - first)
+
+
 def _documents(offsets: Ints, columns: Mapping[str, Column], padding: Bools) -> tuple[Ints, str, Ints]:
     """Offsets of documents, the column they are from, and rows whose boundaries cannot be right."""
     none = np.empty(0, dtype=np.int64)
-    name = next((one for one in BOUNDARIES if one in columns), "")
-    if name:
-        values, bounds = columns[name][0].astype(np.int64), columns[name][1]
-        if len(bounds) != len(offsets):
-            raise DataError(f"{name} has {len(bounds) - 1:,} rows, and the set {len(offsets) - 1:,}")
-        if name == "position_ids":
-            starts = np.flatnonzero(values == 0) if len(values) else none
-            starts = starts[~padding[starts]]  # collators fill positions of padding with anything
-            return np.union1d(starts, offsets), name, none
-        return _listed_documents(offsets, name, values, bounds)
+    for name in LISTED:
+        if name in columns:
+            values, bounds = columns[name][0].astype(np.int64), columns[name][1]
+            if len(bounds) != len(offsets):
+                raise DataError(f"{name} has {len(bounds) - 1:,} rows, and the set {len(offsets) - 1:,}")
+            return _listed_documents(offsets, name, values, bounds)
     if "attention_mask" in columns:
         numbers = columns["attention_mask"][0].astype(np.int64)
         if int(numbers.max()) > 1:  # axolotl numbers the documents of a row
             return np.union1d(np.flatnonzero(np.diff(numbers)) + 1, offsets), "attention_mask", none
+    if "position_ids" in columns:
+        starts = np.flatnonzero(columns["position_ids"][0] == 0)
+        starts = starts[~padding[starts]]  # collators fill positions of padding with anything
+        return np.union1d(starts, offsets), "position_ids", none
     return offsets, "", none
 
 
@@ -209,8 +260,10 @@ def _listed_documents(offsets: Ints, name: str, values: Ints, bounds: Ints) -> t
         before = np.cumsum(values)
         totals = np.diff(np.append(0, before)[bounds])
         wrong = np.flatnonzero(totals > sizes)  # less is padding behind the last document
-        starts = before - values - np.append(0, before)[bounds[:-1]][rows] + offsets[rows]
+        starts = before - np.append(0, before)[bounds[:-1]][rows] + offsets[rows]  # where the next one starts
     else:
+        there = values != ABSENT
+        values, rows = values[there], rows[there]
         starts = values + offsets[rows]
         wrong = np.unique(rows[(values < 0) | (values > sizes[rows])])
     usable = ~np.isin(rows, wrong)
