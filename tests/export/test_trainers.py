@@ -224,7 +224,7 @@ def test_packed_rows_are_those_of_the_plan(rows: Path, tmp_path: Path, to: str) 
 def test_a_trainer_that_packs_itself_gets_documents(rows: Path, tmp_path: Path, to: str) -> None:
     result = export_dataset(rows, to, tmp_path / "out", **OPTIONS.get(to, {}))
     assert result.splits["train"]["rows"] == result.splits["train"]["documents"]
-    assert any("packs anew" in sentence for sentence in result.not_held)
+    assert any("packs again" in sentence for sentence in result.not_held)
     with pytest.raises(ConfigError, match="itself: leave out max_length"):
         export_dataset(rows, to, tmp_path / "two", max_length=CAPACITY)
 
