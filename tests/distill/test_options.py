@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from chatmill.cli import app
 from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.run import build_synth_kd
 from chatmill.distill.shards import read_input
@@ -147,10 +149,11 @@ def test_rows_in_all_and_files_of_other_names(copied: Path) -> None:
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-0.1"])
 def test_a_share_that_is_no_number_from_0_to_1(value: str, tmp_path: Path) -> None:
-    from chatmill.systems.synth_kd import valid_threshold
-
-    with pytest.raises(ConfigError, match="it must be from 0 to 1"):
-        valid_threshold(float(value))
+    arguments = ["synth-kd", str(DATA / "synth_harmony"), "--out", str(tmp_path / "kd"), f"--valid-fraction={value}"]
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, ConfigError | SystemExit)
+    assert "it must be from 0 to 1" in f"{done.exception} {done.stderr}"
+    assert not (tmp_path / "kd").exists()
 
 
 def test_training_on_such_a_root_is_one_clear_error(tmp_path: Path) -> None:

@@ -106,6 +106,10 @@ UNKNOWN_FORMS = {
     ],
     "no text": [text("user", "a"), {"role": "assistant", "channel": "final", "content": []}],
     "unknown field": [{**text("user", "a"), "mood": 1}, *chat()[1:]],
+    "unknown field of a part": [
+        {"role": "user", "content": [{"type": "text", "text": "a", "annotations": []}]},
+        *chat()[1:],
+    ],
 }
 
 
@@ -175,6 +179,8 @@ FAILING = {
         encoded([text("user", "lone \ud800"), *chat()]),
         encoded([{"role": "user", "content": [{"type": "image"}]}, *chat()]),
         encoded([{"role": "user", "content": ["x"]}, *chat()]),
+        encoded([{"role": "user", "content": [{"type": "input_text", "text": "x"}]}, *chat()]),
+        encoded([{"role": "user", "content": [{"text": "x"}]}, *chat()]),
         encoded([{**SYSTEM, "role": "user"}, *chat()]),
     ],
     "not_utf8": [encoded(chat("x")).replace(b"x", b"\xff")],

@@ -15,7 +15,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from chatmill.cli import app
 from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.run import build_synth_kd
 from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
@@ -258,6 +260,9 @@ def test_a_root_with_paths_and_bytes_of_each_shard_opens(tmp_path: Path, form: s
     content = {"schema_version": "synth_kd_v1", "splits": splits, "tokenizer": {"eod_id": 199999}}
     (root / "manifest.json").write_text(json.dumps(content))
     assert [len(split) for split in open_kd(root).splits.values()] == [5, 4]
+    for command in (["stats", str(root)], ["inspect", str(root), "-n", "1"]):
+        shown = CliRunner().invoke(app, command)
+        assert shown.exit_code == 0, (shown.exception, shown.stderr)
     assert len(dataset(synth_kd_blend(root).prefixes[0], with_sidecar("x").__base__)) > 3
     with pytest.raises(FormatError, match="another program wrote it"):
         verify_synth_kd(root)

@@ -30,12 +30,17 @@ ANALYSIS, FINAL = kind(RoleCode.ASSISTANT, Part.REASONING), kind(RoleCode.ASSIST
 
 def kinds_of_spans(spans: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The kind of each span."""
-    # Much faster than a table, which numpy reads by indices of 8 bytes.
-    kinds: NDArray[np.uint8] = (spans == 1) * np.uint8(ANALYSIS) + (spans == 2) * np.uint8(FINAL)
-    return kinds
+    return _either(spans == 1, ANALYSIS, spans == 2, FINAL)
 
 
 def spans_of_kinds(kinds: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The span of each kind that `kinds_of_spans` gives."""
-    spans: NDArray[np.uint8] = (kinds == ANALYSIS) * np.uint8(1) + (kinds == FINAL) * np.uint8(2)
-    return spans
+    return _either(kinds == ANALYSIS, 1, kinds == FINAL, 2)
+
+
+def _either(first: NDArray[np.bool_], one: int, second: NDArray[np.bool_], other: int) -> NDArray[np.uint8]:
+    """One number where the first is true, the other where the second is, else 0."""
+    # Much faster than a table, which numpy reads by indices of 8 bytes; and bytes are multiplied faster than booleans.
+    found: NDArray[np.uint8] = first.view(np.uint8) * np.uint8(one)
+    found |= second.view(np.uint8) * np.uint8(other)
+    return found
