@@ -240,7 +240,7 @@ def _of_rows(source: Any, known: Collection[str], seen: _Rows) -> dict[str, Colu
         here = {str(name): value for name, value in row.items() if name in known and value is not None}
         ids = next((value for name, value in here.items() if name in IDS and _dimensions(value) == 2), None)
         if ids is not None:
-            here = _of_batch(here, *ids.shape, seen)
+            here = _of_batch(here, int(ids.shape[0]), int(ids.shape[1]), seen)
         if number:
             _check_columns(f"item {number}", here, found)
         for name, value in here.items():

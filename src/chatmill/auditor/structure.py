@@ -138,14 +138,15 @@ class Structure:
             alone |= np.isin(answers.ends, speaking)
             alone |= ~self._trained()  # the stop is written behind answers that are trained
         # what closes a question opens the answer, and there is none
-        return alone | (answers.prompts == answers.ends)
+        alone |= answers.prompts == answers.ends
+        return alone
 
     def _trained(self) -> Bools:
         """Answers of which something is trained; all of them where nobody says what is."""
         answers, data = self._layout.answers, self._data
         if data.trained is None:
             return np.ones(len(answers), dtype=np.bool_)
-        targets = offsets_of(data.trained)
+        targets = offsets_of(data.trained.astype(np.int64))
         return targets[answers.ends] > targets[answers.starts]
 
     def _special(self, opened: Bools) -> Iterator[Found]:
