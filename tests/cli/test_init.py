@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,17 @@ from chatmill.render.registry import find_template
 from tests.compiler.builds import chats, write_jsonl
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import unpacked
+from tests.look.sets import tokenizer_once
 
 APP = typer.Typer()
 APP.command(help=module.__doc__)(module.command)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vocabularies_are_loaded_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("chatmill.compiler.init.load_tokenizer", tokenizer_once)
+        yield
 
 
 def run(*arguments: Any) -> Any:

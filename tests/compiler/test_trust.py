@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import py_compile
 import shutil
 from collections.abc import Callable
+from importlib.util import cache_from_source
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from chatmill.compiler.run import Outcome, merge_build, run_build
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.viewer.opened import open_viewed
 from chatmill.prove.verify import verify
+from chatmill.render.registry import find_template
 from chatmill.render.templates.token_native import TokenNative
 from chatmill.render.trust import (
     NO_TRUST,
@@ -216,6 +220,17 @@ def test_a_checkpoint_names_a_template_and_does_not_run_it(received: Received) -
     assert bound_template(notes, None, str(received.template)).name == "mine"
     assert bound_template({**notes, "template": "chatml"}, None, None).name == "chatml"
     assert bound_template(notes, None, "qwen3").name == "qwen3"
+
+
+def test_a_compiled_file_beside_a_template_is_not_what_runs(tmp_path: Path) -> None:
+    """Python would run it in place of the text, which is what was hashed, and trust in which was asked for."""
+    path, other = tmp_path / "mine.py", tmp_path / "other.py"
+    for file, mark in ((path, "good"), (other, "bad")):
+        file.write_text(CODE.format(mark=str(tmp_path / mark)))
+    compiled = cache_from_source(str(path))
+    py_compile.compile(str(other), cfile=compiled, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH, doraise=True)
+    find_template(str(path))
+    assert ((tmp_path / "good").exists(), (tmp_path / "bad").exists()) == (True, False)
 
 
 def test_the_gate(tmp_path: Path) -> None:

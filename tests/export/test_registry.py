@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import py_compile
+from importlib.util import cache_from_source
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from typing import Any
 
 import pytest
@@ -70,6 +73,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_target_from_a_file(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "my_target.py").write_text(TOY)
+    (tmp_path / "other.py").write_text("raise SystemExit('a compiled file was run in place of the text')")
+    compiled = cache_from_source(str(tmp_path / "my_target.py"))
+    py_compile.compile(str(tmp_path / "other.py"), cfile=compiled, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
     result = export_dataset(dataset, str(tmp_path / "my_target.py"))
     assert result.directory == tmp_path / "a-lines"
     assert (result.directory / "train.txt").read_text() == "5 6 7\n8 9\n"

@@ -184,7 +184,8 @@ def packaged_targets() -> list[Target]:
 def _from_file(path: Path) -> Target:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; --to takes a name ({', '.join(TARGETS)}) or a Python file")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    text = path.read_bytes()
+    digest = hashlib.sha256(text).hexdigest()
     name = f"chatmill_export_{digest[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -192,7 +193,7 @@ def _from_file(path: Path) -> Target:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickles of the file look it up
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))  # never a compiled file beside it
     except Exception as error:
         del sys.modules[name]
         raise ConfigError(f"{path}: cannot be imported: {type(error).__name__}: {error}{_place(error)}") from error

@@ -368,7 +368,8 @@ def _from_python(path: Path) -> type[Template]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: it would run a compiled file beside this one, and the text is what was hashed and trusted.
+        exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), vars(module))
     except ChatmillError:
         raise
     except SyntaxError as error:
