@@ -36,8 +36,8 @@ BENCHMARKS = (
 ELSEWHERE = ("linear_cross_entropy", "packed_training", "packed_training_picture", "viewer")
 """Benchmarks (and the picture of one) that need a GPU or a browser and are run by themselves."""
 TOOLS = (
-    "audit_clean", "audit_makers", "audit_tools", "input_files", "input_table", "mask_differences", "publish", "run",
-    "template_table", "template_verification",
+    "audit_clean", "audit_makers", "audit_speed", "audit_tools", "input_files", "input_table", "mask_differences",
+    "publish", "run", "template_table", "template_verification",
 )  # fmt: skip
 """Modules that are run but are no benchmarks."""
 PACKAGES = (

@@ -20,6 +20,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests share the cores: threads that wait for each other only cost time
 os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # else torch leaves a file in /tmp for each process, on some machines
 
+
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
 from tests.data.tokenizer_files import loaded
@@ -29,6 +30,12 @@ settings.load_profile("any_machine")
 EXAMPLES = "CHATMILL_TEST_EXAMPLES"
 """Set to `all`, property tests run all the examples they ask for, as in `make test-slow`; else a quarter of many."""
 FEW = 20
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests of the CPU are those of the CPU on a machine with GPUs, too."""
+    if "not gpu" in (config.option.markexpr or ""):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -373,6 +374,7 @@ def test_the_temporary_folder_goes_with_the_last_object(monkeypatch: pytest.Monk
     assert folder.is_dir()
     loader.close()
     del loader
+    gc.collect()
     assert not folder.exists()
 
 

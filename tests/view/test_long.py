@@ -148,9 +148,9 @@ def test_the_page_shows_the_progress_of_a_comparison(page: Page, pair: Running) 
 
 
 def test_a_comparison_counts_all_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from chatmill.store import documents
+    from chatmill.store import split
 
-    monkeypatch.setattr(documents, "BATCH_TOKENS", 4)
+    monkeypatch.setattr(split, "BATCH_TOKENS", 4)
     for name, count in (("a", 5), ("b", 6)):
         with EpisodeWriter(tmp_path / name, "train") as writer:
             for number in range(count):

@@ -17,6 +17,7 @@ from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.lines import limited_lines
+from chatmill.read.nesting import is_too_deep
 from chatmill.read.places import Elsewhere, Place, place
 from chatmill.read.sniff import BOM, check_text, head_of, is_laid_out, is_lines
 
@@ -146,6 +147,8 @@ def decode_lines(lines: Iterable[bytes], path: str | Place, first: int = 1) -> I
 
 def decode_line(line: bytes, where: str) -> Raw:
     """One line of JSONL; what the fast decoder refuses is read again slowly, for the reason."""
+    if is_too_deep(line):
+        return Raw(where, None, RecordError(TOO_DEEP, code="invalid_json", where=where))
     try:
         value = msgspec.json.decode(line)
     except (ValueError, RecursionError) as error:

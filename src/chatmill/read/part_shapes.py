@@ -6,12 +6,12 @@ others matters and would be lost is refused.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from chatmill.core.conversation import TEXT_PARTS, json_type
 from chatmill.errors import RecordError
+from chatmill.read.nesting import json_inside
 
 Item = Mapping[str, Any]
 CALL_PARTS = ("tool_call", "tool_calls")
@@ -140,7 +140,7 @@ def _calls(part: Item, path: str) -> list[Any]:
     value = part.get("value")
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = json_inside(value)
         except ValueError as error:
             raise RecordError(f"the call is not JSON: {error}", code="bad_tool_call", path=f"{path}.value") from None
     return value if isinstance(value, list) else [value]

@@ -29,6 +29,7 @@ from chatmill.errors import ConfigError, RecordError, UnknownNameError
 from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
 from chatmill.read.files import TOO_DEEP, decode_line
 from chatmill.read.looks import Record, first_message, is_harmony, is_openai, listed
+from chatmill.read.nesting import json_inside
 from chatmill.read.part_shapes import ANTHROPIC, LLAMAFACTORY_V1, PartForm
 from chatmill.read.preferences import PAIR_FIELDS, behind_system, chosen_messages, refuse_pairs
 from chatmill.read.shape_files import (
@@ -234,7 +235,7 @@ def _tools(record: Record, key: str) -> tuple[Any, ...]:
         return ()
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
+            tools = json_inside(tools)
         except json.JSONDecodeError as error:
             raise RecordError(f"{key!r} is a string and not JSON: {error}", code="bad_tools", path=key) from None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
@@ -309,7 +310,7 @@ def _with_calls(item: object, path: str, shape: Shape) -> object:
     if not isinstance(item, dict) or str(item.get(shape.role)).strip().lower() != shape.calls_role:
         return item
     try:
-        calls = json.loads(item[shape.content])
+        calls = json_inside(item[shape.content])
     except (KeyError, TypeError, json.JSONDecodeError):
         raise RecordError(
             f"a {shape.calls_role} turn must hold the call as JSON",
@@ -510,7 +511,7 @@ def shape_key(name: str | FieldMap) -> str:
 @lru_cache(maxsize=64)
 def _defined(definition: str) -> Shape:
     """The shape of a checked definition; equal ones give one shape."""
-    found = json.loads(definition)
+    found = json_inside(definition)
     system = [Turn(key=found["system"], role=Role.SYSTEM, optional=True)] if found["system"] else []
     turns = [
         Turn(key=turn["key"], role=Role(turn["role"]), optional=turn["optional"], joined=turn.get("joined", False))
