@@ -30,6 +30,7 @@ def recipe_for(paths: Sequence[Path], template: str = "qwen3_training") -> Recip
             "sources": [{"path": [str(path) for path in paths]}],
             "tokenizer": str(unpacked("qwen3")),
             "template": template,
+            "expand": "none",  # a row a record, as the peers have it
             "gates": {"records_without_trained_tokens": None},
         }
     )
