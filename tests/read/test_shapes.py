@@ -458,3 +458,7 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     for block in blocks:
         exec(block, namespace)
     assert [talk.messages for talk in namespace["conversations"]] == [(Q, A)]
+
+
+def test_calls_that_are_no_text_are_refused() -> None:
+    assert refused({"conversations": [{"from": "function_call", "value": []}]}, "sharegpt").code == "bad_tool_call"

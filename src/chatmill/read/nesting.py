@@ -24,8 +24,8 @@ def is_too_deep(data: bytes) -> bool:
     return False
 
 
-def json_inside(text: str) -> Any:
-    """The value of JSON that a record has as text; a `RecursionError` where it is nested too deeply."""
-    if is_too_deep(text.encode("utf-8", "surrogatepass")):
+def json_inside(text: Any) -> Any:
+    """The value of JSON that a record has as text; errors are those of `json.loads`, which takes nothing but text."""
+    if isinstance(text, str) and is_too_deep(text.encode("utf-8", "surrogatepass")):
         raise RecursionError
     return json.loads(text)
