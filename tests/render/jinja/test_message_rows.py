@@ -163,6 +163,22 @@ def test_what_the_template_refuses_is_refused_also_where_every_place_is_known() 
     )
 
 
+REFUSES_LONG_CHATS = """{% if messages|length > 8 %}{{ raise_exception('too long') }}{% endif %}\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def test_refusals_that_no_place_decides_do_not_end_a_build() -> None:
+    template = bind_bytes("short", REFUSES_LONG_CHATS)
+    for long in (5, 6, 7, 8, 9):
+        for turns in (1, 2, 3, 4):  # every place of a long chat is known, again and again
+            template.write(chat(turns), by_messages=True)
+        with pytest.raises(RecordError, match="too long"):
+            template.write(chat(long), by_messages=True)
+
+
 def test_an_answer_far_behind_changes_earlier_ones() -> None:
     """gpt-oss shows the reasoning of calls until an answer without calls follows, however far behind."""
     shared, whole = (

@@ -314,12 +314,15 @@ class ChatTemplate:
         if found is None:
             return None
         renderer = self._renderer(options)
-        if not renderer.is_like_plain(view, len(shape), False, found.text):
+        plain = renderer.plain_if_any(view, len(shape), False)
+        if plain is None:  # refused: the long way says why
+            return None
+        if plain != found.text:
             if not lessons.widen():
                 raise renderer.unlike(view)
             return None
-        answer = found.compared_answer()
-        if answer is not None and not renderer.is_like_plain(view, answer[0], True, answer[1]):
+        compared = found.compared_answer()
+        if compared is not None and renderer.plain_if_any(view, compared[0], True) != compared[1]:
             raise renderer.unlike(view)
         if found.compare_all:
             turns, outcome = self._by_turns(conversation, options)

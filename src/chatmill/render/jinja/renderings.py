@@ -404,12 +404,12 @@ class Renderer:
         messages, tools = view.values(count, None)
         return self._plain.render(self._plain_template, self._values(messages, tools, prompt))
 
-    def is_like_plain(self, view: RecordView, count: int, prompt: bool, text: str) -> bool:
-        """Whether plain Jinja writes a text; not where it refuses the messages."""
+    def plain_if_any(self, view: RecordView, count: int, prompt: bool) -> str | None:
+        """The same; None where the template refuses the messages."""
         try:
-            return self.plain(view, count, prompt) == text
+            return self.plain(view, count, prompt)
         except jinja2.TemplateError:
-            return False
+            return None
 
     def unlike(self, view: RecordView) -> TraceError:
         """The error of a record that was put together, and that the template writes differently."""

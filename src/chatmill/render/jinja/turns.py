@@ -308,7 +308,9 @@ class Turns:
 
     def _compare(self, rendering: Rendering | Refusal, count: int, prompt: bool) -> None:
         renderer = self._renderer
-        if isinstance(rendering, Rendering) and not renderer.is_like_plain(self.view, count, prompt, rendering.text):
+        if isinstance(rendering, Refusal):
+            return
+        if renderer.plain_if_any(self.view, count, prompt) != rendering.text:
             renderer.segments.refine()
             raise renderer.unlike(self.view)
 
