@@ -64,13 +64,17 @@ class PlacedLesson(NamedTuple):
 class Lesson:
     """What is written for a message at one place, with paths relative to it."""
 
-    __slots__ = ("_placed", "appended", "questions", "spans")
+    __slots__ = ("_placed", "appended", "is_unstable", "questions", "spans")
 
     def __init__(
-        self, spans: tuple[tuple[bool, Span], ...], questions: tuple[tuple[Question, Any], ...], appended: int
+        self,
+        spans: tuple[tuple[bool, Span], ...],
+        questions: tuple[tuple[Question, Any], ...],
+        appended: int,
+        is_unstable: bool,
     ) -> None:
         """Message 0 is the one that the lesson is about; a span may also belong to no message (True)."""
-        self.spans, self.questions, self.appended = spans, questions, appended
+        self.spans, self.questions, self.appended, self.is_unstable = spans, questions, appended, is_unstable
         self._placed: dict[int, PlacedLesson] = {}
 
     def at(self, index: int) -> PlacedLesson:
@@ -127,9 +131,11 @@ class Composed(NamedTuple):
 
     def compared_answer(self) -> tuple[int, str] | None:
         """A message whose prompt is to be compared, and the text before its answer; None for most rows."""
-        if self.seed % CHECKED_PROMPTS or not self.trained:
+        changed = set(self.unstable)  # the prompt of these is not what the row has before them
+        stable = [message for message in self.trained if message not in changed]
+        if self.seed % CHECKED_PROMPTS or not stable:
             return None
-        message = self.trained[self.seed // CHECKED_PROMPTS % len(self.trained)]
+        message = stable[self.seed // CHECKED_PROMPTS % len(stable)]
         texts = [text for group in self.groups[:message] for text in group.texts]
         group = self.groups[message]
         own = group.lesson.at(message).spans
@@ -142,15 +148,20 @@ class Composed(NamedTuple):
         return self.groups[-1].lesson.appended
 
     @property
+    def unstable(self) -> tuple[int, ...]:
+        """Messages that are trained although later ones change their text."""
+        return tuple(group.message for group in self.groups if group.lesson.is_unstable)
+
+    @property
     def row(self) -> Row:
         """The row, written out."""
         spans = tuple(span for group in self.groups for span in group.spans())
-        return Row(spans, self.trained, self.appended)
+        return Row(spans, self.trained, self.appended, self.unstable)
 
     @property
     def counts(self) -> Counts:
         """For the ledger."""
-        return Counts(len(self.trained), 0, 0, self.appended)
+        return Counts(len(self.trained), len(self.unstable), 0, self.appended)
 
     @property
     def text(self) -> str:
@@ -219,7 +230,7 @@ class MessageRows:
         self, view: RecordView, shape: Sequence[Any], rows: Sequence[Row], counts: Counts, notes: Mapping[Question, Any]
     ) -> None:
         """Take a whole conversation in, if its row holds all of its answers."""
-        if not self.is_sound or len(rows) != 1 or counts.unstable or counts.untrained:
+        if not self.is_sound or len(rows) != 1 or counts.unstable != len(rows[0].unstable) or counts.untrained:
             return
         if rows[0].trained != _trained(view) or len(self._lessons) > MAX_PLACES:
             return
@@ -229,7 +240,7 @@ class MessageRows:
             return
         last = len(shape) - 1
         lessons = [
-            self._lesson(group, index, about, rows[0].appended if index == last else 0)
+            self._lesson(group, index, about, rows[0].appended if index == last else 0, index in rows[0].unstable)
             for index, group in enumerate(groups)
         ]
         if None in lessons:
@@ -242,7 +253,12 @@ class MessageRows:
                 return
 
     def _lesson(
-        self, spans: list[Span], index: int, about: Mapping[int, list[tuple[Question, Any]]], appended: int
+        self,
+        spans: list[Span],
+        index: int,
+        about: Mapping[int, list[tuple[Question, Any]]],
+        appended: int,
+        is_unstable: bool,
     ) -> Lesson | None:
         reach = 1 if self._detail is Detail.ANSWERS else 0
         subjects = set(range(max(0, index - reach), index + reach + 1))
@@ -258,7 +274,7 @@ class MessageRows:
             message = NO_MESSAGE if span.message == NO_MESSAGE else span.message - index
             moved_spans.append((span.message == NO_MESSAGE, Span(text, expression, span.kind, message, span.breaks)))
         questions = tuple((moved_question(question, -index), answer) for question, answer in near)
-        return Lesson(tuple(moved_spans), questions, appended)
+        return Lesson(tuple(moved_spans), questions, appended, is_unstable)
 
     def _keep(self, place: Any, lesson: Lesson) -> bool:
         """Take a lesson in; False where it contradicts another one."""
@@ -309,11 +325,13 @@ class MessageRows:
 
 def _agree(one: Lesson, other: Lesson) -> bool:
     """Whether two lessons teach the same for records that give the answers of both."""
-    if (one.spans, one.appended) == (other.spans, other.appended):
+    if one.is_unstable != other.is_unstable or one.appended != other.appended:
+        return False
+    if one.spans == other.spans:
         return True
     empty = {question[1] for question, answer in (*one.questions, *other.questions) if _is_empty(question, answer)}
     ours, theirs = ([pair for pair in lesson.spans if pair[1].expression not in empty] for lesson in (one, other))
-    return (ours, one.appended) == (theirs, other.appended)
+    return ours == theirs
 
 
 def _is_empty(question: Question, answer: Any) -> bool:

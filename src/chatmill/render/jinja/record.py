@@ -52,16 +52,24 @@ class InputForm(NamedTuple):
 class RecordView:
     """A conversation for one template: what its tracing and its columns both start from."""
 
-    __slots__ = ("_decoded", "conversation", "form")
+    __slots__ = ("_decoded", "_plain", "conversation", "form")
 
     def __init__(self, conversation: Conversation, form: InputForm) -> None:
         """Nothing is decoded until it is asked for."""
         self.conversation, self.form = conversation, form
         self._decoded: dict[tuple[int, int], Any] = {}
+        self._plain: list[MessageDict] = []
+        """Messages without tracing; no template can change what it is given."""
 
     def values(self, count: int, notes: Notes | None) -> tuple[list[MessageDict], Any]:
         """The first messages and the tools; traced where there are notes to be taken."""
-        messages = [self._message(k, m, notes) for k, m in enumerate(self.conversation.messages[:count])]
+        if notes is None:
+            known = len(self._plain)
+            new = self.conversation.messages[known:count]
+            self._plain += [self._message(k, m, None) for k, m in enumerate(new, known)]
+            messages = self._plain[:count]
+        else:
+            messages = [self._message(k, m, notes) for k, m in enumerate(self.conversation.messages[:count])]
         tools: Any = list(self.conversation.tools) or None
         if tools is not None and notes is not None:
             tools = wrapped(tools, ("tools",), notes)

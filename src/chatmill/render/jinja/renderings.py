@@ -17,7 +17,7 @@ from chatmill.errors import ChatmillError, RecordError
 from chatmill.render.jinja.expressions import Expression, Question, ask, evaluate, root
 from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.sandbox import LimitError, PlainSandbox, TracingSandbox
-from chatmill.render.jinja.segments import TOOLS, PlacedSegment, SegmentBook, SegmentPiece, Surveyor
+from chatmill.render.jinja.segments import TOOLS, PlacedSegment, SegmentBook, SegmentPiece, Surveyor, Use
 from chatmill.render.jinja.traced import Notes, Traced, joined, plain_text
 
 MAX_KEPT = 500_000
@@ -123,11 +123,11 @@ def _owner(expression: Expression) -> int | None:
 class ComposedRendering(Rendering):
     """A rendering put together from segments: the one before all messages, then one for each message."""
 
-    __slots__ = ("__dict__", "_composition", "segments")
+    __slots__ = ("__dict__", "_composition", "doubts", "segments")
 
-    def __init__(self, segments: list[PlacedSegment], composition: Composition) -> None:
-        """Text and pieces are made when they are asked for."""
-        self.segments, self._composition = segments, composition
+    def __init__(self, segments: list[PlacedSegment], composition: Composition, doubts: list[Use]) -> None:
+        """Text and pieces are made when they are asked for; `doubts` are uses that were not confirmed so far."""
+        self.segments, self._composition, self.doubts = segments, composition, doubts
         self._near: dict[int, Rendering] = {}
 
     @cached_property
@@ -201,7 +201,7 @@ class Composition:
         """Looks segments up when they are first needed."""
         self._book, self._view = book, view
         self._surveyor = Surveyor(shape, bool(view.conversation.tools))
-        self._found: list[dict[int, PlacedSegment]] = [{} for _ in shape]
+        self._found: list[dict[int, tuple[PlacedSegment, Use | None]]] = [{} for _ in shape]
         self._answers: dict[Question, Any] = {}
         self._written: dict[PlacedSegment, list[OwnedPiece]] = {}
         """The pieces of segments with the texts of this record."""
@@ -209,26 +209,24 @@ class Composition:
 
     def compose(self, count: int, prompt: bool) -> ComposedRendering | None:
         """The rendering of the first messages; None where a segment of it was never seen."""
-        opening = self._opening(count, prompt)
+        survey, book = self._surveyor, self._book
+        opening = book.opening(survey, count, prompt, self._view, self._answers) if count else None
         if opening is None:
             return None
         segments = [opening]
-        survey = self._surveyor
+        doubts = [book.doubt(-1, survey, count, prompt, opening)]
         for index in range(count):
             bits = (survey.next_user[index] < count) | (survey.next_assistant[index] < count) << 1
             bits |= (survey.next_final[index] < count) << 2 | (index + 1 < count) << 3 | prompt << 4
-            known = self._found[index]
-            segment = known.get(bits)
-            if segment is None:  # what was never seen may have been learned since
-                segment = self._book.at(index, self._surveyor, count, prompt, self._view, self._answers)
+            known = self._found[index].get(bits)
+            if known is None:  # what was never seen may have been learned since
+                segment = book.at(index, survey, count, prompt, self._view, self._answers)
                 if segment is None:
                     return None
-                known[bits] = segment
-            segments.append(segment)
-        return ComposedRendering(segments, self)
-
-    def _opening(self, count: int, prompt: bool) -> PlacedSegment | None:
-        return self._book.opening(self._surveyor, count, prompt, self._view, self._answers) if count else None
+                known = self._found[index][bits] = (segment, book.doubt(index, survey, count, prompt, segment))
+            segments.append(known[0])
+            doubts.append(known[1])
+        return ComposedRendering(segments, self, [doubt for doubt in doubts if doubt is not None])
 
     def rendering(self, segments: Sequence[PlacedSegment]) -> Rendering:
         """Some segments as text and pieces."""

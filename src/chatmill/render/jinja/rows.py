@@ -55,6 +55,8 @@ class Row(NamedTuple):
     """Messages whose answers are trained here."""
     appended: int = 0
     """Stops that the template alone would not have written."""
+    unstable: tuple[int, ...] = ()
+    """Messages that are trained here although later ones change their text."""
 
 
 class Placed(NamedTuple):
@@ -195,7 +197,7 @@ class _RowWriter:
     def in_place(self, proved: Sequence[Answer]) -> Row:
         """F with every answer trained where it is, as far as F has it."""
         whole = self._turns.whole
-        placed = []
+        placed, unstable = [], []
         for answer in proved:
             if self._turns.is_stable(answer):
                 found = self._stop_at(whole.text, answer.stop_begin)
@@ -205,11 +207,14 @@ class _RowWriter:
                 found_place = self._context_place(whole, answer.message)
                 if found_place is not None:
                     placed.append(found_place._replace(is_trained=True))
+                    unstable.append(answer.message)
         last = proved[-1] if proved else None
         if last is not None and last.appended and last.message == len(self._turns.messages) - 1:
             end = placed[-1].stop_begin + len(last.stop)
-            return self._row(_with_stop(whole, last.stop), [*placed[:-1], placed[-1]._replace(end=end)], 1)
-        return self._row(whole, placed)
+            row = self._row(_with_stop(whole, last.stop), [*placed[:-1], placed[-1]._replace(end=end)], 1)
+        else:
+            row = self._row(whole, placed)
+        return row._replace(unstable=tuple(unstable))
 
     def _context_place(self, rendering: Rendering, index: int) -> Placed | None:
         """Where an assistant message is in a row that does not train it as its prompt would have it."""

@@ -44,18 +44,20 @@ class Segment:
         if found is None:
             pieces = tuple((text, expression and moved(expression, index)) for text, expression in self.pieces)
             questions = tuple((moved_question(question, index), answer) for question, answer in self.questions)
-            found = self._placed[index] = PlacedSegment(pieces, questions)
+            found = self._placed[index] = PlacedSegment(pieces, questions, self)
         return found
 
 
 class PlacedSegment:
     """A segment of a message at a known index; two of them are equal only if they are one."""
 
-    __slots__ = ("pieces", "questions")
+    __slots__ = ("pieces", "questions", "segment")
 
-    def __init__(self, pieces: tuple[SegmentPiece, ...], questions: tuple[tuple[Question, Any], ...]) -> None:
+    def __init__(
+        self, pieces: tuple[SegmentPiece, ...], questions: tuple[tuple[Question, Any], ...], segment: Segment
+    ) -> None:
         """Paths are those of the conversation."""
-        self.pieces, self.questions = pieces, questions
+        self.pieces, self.questions, self.segment = pieces, questions, segment
 
 
 class Surroundings(NamedTuple):
@@ -144,6 +146,10 @@ def _before(flags: Sequence[bool]) -> list[bool]:
     return found
 
 
+Use = tuple[bool, Surroundings, Segment]
+"""A segment, whether it is the one before all messages, and where it was used: its surroundings in detail."""
+
+
 class SegmentBook:
     """All segments of one template under one set of options."""
 
@@ -153,6 +159,7 @@ class SegmentBook:
         self._equal: dict[Any, Segment] = {}
         """Segments by what they hold: equal ones are one, in whatever surroundings."""
         self._kept = 0
+        self._confirmed: set[Use] = set()
         self.in_detail = False
         """Whether neighbours are known by their whole shapes."""
         self.is_sound = True
@@ -167,7 +174,7 @@ class SegmentBook:
         """What a message becomes depends on more than was thought: look at its neighbours in detail, then give up."""
         self.is_sound = self.is_sound and not self.in_detail
         self.in_detail = True
-        self._segments = {}
+        self._segments, self._confirmed = {}, set()
 
     def learn(
         self,
@@ -183,7 +190,7 @@ class SegmentBook:
         if not self.is_sound or parts is None:
             return
         if self._kept > MAX_KEPT:
-            self._segments, self._equal, self._kept = {}, {}, 0
+            self._segments, self._equal, self._confirmed, self._kept = {}, {}, set(), 0
         if not self._take_in(surveyor, count, prompt, parts, asked):
             self.refine()
             self.learn(surveyor, count, prompt, parts, asked)
@@ -254,6 +261,20 @@ class SegmentBook:
             if _holds(placed.questions, view, answers):
                 return placed
         return None
+
+    def doubt(self, index: int, surveyor: Surveyor, count: int, prompt: bool, placed: PlacedSegment) -> Use | None:
+        """The use of a segment, -1 being the one before all messages; None where plain Jinja has confirmed such a use."""
+        use = (index < 0, surveyor.surroundings(max(index, 0), count, prompt, True), placed.segment)
+        return None if use in self._confirmed else use
+
+    def confirm(self, uses: Iterable[Use]) -> None:
+        """Plain Jinja has written the same."""
+        self._confirmed.update(uses)
+        self._kept += 1
+
+    def are_confirmed(self, uses: Iterable[Use]) -> bool:
+        """Whether plain Jinja has written all of these."""
+        return self._confirmed.issuperset(uses)
 
     def opening(
         self, surveyor: Surveyor, count: int, prompt: bool, view: RecordView, answers: dict[Question, Any]

@@ -291,7 +291,7 @@ class Turns:
         return near.text[last:]
 
     def check(self) -> None:
-        """Compare with plain Jinja: F, every prompt and answer that was put together, and one that was not.
+        """Compare with plain Jinja: F, one prompt and one answer, and all that use a segment in new surroundings.
 
         A difference says that segments depend on more than was known of their surroundings. Nothing was made of them
         yet: the conversation can be gone through again.
@@ -300,11 +300,16 @@ class Turns:
         chosen = speaking[crc32(repr(self.shape).encode()) % len(speaking)] if speaking else -1
         self._compare(self.whole, len(self.messages), False)
         for index, rendering in self._prompts.items():
-            if index == chosen or isinstance(rendering, ComposedRendering):
+            if index == chosen or self._is_new(rendering):
                 self._compare(rendering, index, True)
         for index, rendering in self._ends.items():
-            if (index == chosen or isinstance(rendering, ComposedRendering)) and rendering is not self.whole:
+            if (index == chosen or self._is_new(rendering)) and rendering is not self.whole:
                 self._compare(rendering, index + 1, False)
+
+    def _is_new(self, rendering: Rendering | Refusal) -> bool:
+        """Whether a rendering is put together in a way that was never compared."""
+        composed = isinstance(rendering, ComposedRendering)
+        return composed and not self._renderer.segments.are_confirmed(rendering.doubts)
 
     def _compare(self, rendering: Rendering | Refusal, count: int, prompt: bool) -> None:
         renderer = self._renderer
@@ -313,6 +318,8 @@ class Turns:
         if renderer.plain_if_any(self.view, count, prompt) != rendering.text:
             renderer.segments.refine()
             raise renderer.unlike(self.view)
+        if isinstance(rendering, ComposedRendering):
+            renderer.segments.confirm(rendering.doubts)
 
 
 def literal_from(rendering: Rendering, at: int) -> str:
