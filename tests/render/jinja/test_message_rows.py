@@ -72,6 +72,7 @@ def items(written: WrittenRecord) -> list[list[Ids | TextPart]]:
     [
         ("qwen3_training", Expand.TURNS, 5),
         ("qwen2_5", Expand.NONE, 5),
+        ("qwen3", Expand.NONE, 5),  # changes earlier turns, and trains them as they are
         ("glm4_5", Expand.TURNS, 5),
         ("qwen2_5", Expand.LAST, 0),  # trains other answers than the places of messages tell
         ("qwen3", Expand.TURNS, 0),  # changes earlier turns, which then have rows of their own
@@ -126,6 +127,20 @@ PROMPTS_BY_NUMBER = """{% for m in messages %}<|im_start|>{{ m.role }}
 def test_masks_that_places_do_not_decide_are_found_out() -> None:
     with pytest.raises(TraceError, match="traces: whole"):
         render([chat(turns) for turns in range(2, 20)], bind_bytes("number", PROMPTS_BY_NUMBER))
+
+
+def test_prompts_are_compared_at_every_number_of_messages() -> None:
+    text = PROMPTS_BY_NUMBER.replace("> 8", "> 10")
+    template, whole = bind_bytes("number", text), bind_bytes("number", text, TemplateOptions(traces=Traces.WHOLE))
+    for turns in (5, 6, 7, 4):
+        assert items(template.write(chat(turns))) == items(whole.write(chat(turns)))
+
+
+def test_what_was_confirmed_and_is_not_so_ends_the_build() -> None:
+    template = bind_bytes("number", WRITES_THE_NUMBER.replace("> 9", "> 100").replace("> 8", "> 200"))
+    template.write(chat(50))
+    with pytest.raises(TraceError, match="traces: whole"):
+        template.write(chat(51))
 
 
 WRITES_THE_CALLS_BEFORE = """{% for m in messages %}<|im_start|>{{ m.role }}

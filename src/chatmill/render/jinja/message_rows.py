@@ -64,7 +64,7 @@ class PlacedLesson(NamedTuple):
 class Lesson:
     """What is written for a message at one place, with paths relative to it."""
 
-    __slots__ = ("_placed", "appended", "is_unstable", "questions", "spans")
+    __slots__ = ("_placed", "answers", "appended", "is_unstable", "questions", "spans")
 
     def __init__(
         self,
@@ -74,7 +74,8 @@ class Lesson:
         is_unstable: bool,
     ) -> None:
         """Message 0 is the one that the lesson is about; a span may also belong to no message (True)."""
-        self.spans, self.questions, self.appended, self.is_unstable = spans, questions, appended, is_unstable
+        self.spans, self.appended, self.is_unstable = spans, appended, is_unstable
+        self.questions, self.answers = questions, dict(questions)
         self._placed: dict[int, PlacedLesson] = {}
 
     def at(self, index: int) -> PlacedLesson:
@@ -280,10 +281,10 @@ class MessageRows:
         """Take a lesson in; False where it contradicts another one."""
         known = self._lessons.setdefault(place, [])
         for one in known:
-            if may_both_hold(one.questions, lesson.questions):
+            if may_both_hold(one.answers, lesson.questions):
                 if not _agree(one, lesson):
                     return False
-                if dict(one.questions).items() <= dict(lesson.questions).items():  # it says the same of more records
+                if one.answers.items() <= lesson.answers.items():  # it says the same of more records
                     return True
         if len(known) < MAX_VARIANTS:
             known.append(lesson)

@@ -18,7 +18,7 @@ from chatmill.render.jinja.expressions import Expression, root
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.jinja.renderings import Piece, Refusal, Rendering
 from chatmill.render.jinja.segments import TOOLS
-from chatmill.render.jinja.turns import REASONING_MARK, Answer, Turns, begins_with, not_shown, until_character
+from chatmill.render.jinja.turns import REASONING_MARK, Answer, Turns, not_shown, until_character
 
 THINKING_ENDS = re.compile(r"(?s).*(?:</think>|</seed:think>|\[/THINK\]|<\|END_THINKING\|>|<\|/think\|>)\s*")
 """Up to and including the last mark that ends reasoning."""
@@ -178,21 +178,12 @@ class _RowWriter:
             last = left.pop()
             ended = self._turns.until(last.message)
             assert isinstance(ended, Rendering)
-            inside = [one for one in left if self._extends(ended, one)]
+            inside = [one for one in left if self._turns.has(ended, one)]
             left = [one for one in left if one not in inside]
             rows.append(self.alone([*inside, last]))
         rows.reverse()
         shared = [answer for answer, is_stable in zip(proved, stable, strict=True) if is_stable]
         return [*rows, self.whole(shared)] if shared else rows
-
-    def _extends(self, ended: Rendering, answer: Answer) -> bool:
-        """Whether a rendering begins with an answer behind its prompt."""
-        own = self._turns.until(answer.message)
-        assert isinstance(own, Rendering)
-        if not begins_with(ended, until_character(own, answer.stop_begin), self._turns.notes):
-            return False
-        found = self._stop_at(ended.text, answer.stop_begin)
-        return found is not None and self._turns.stops.are_same(answer.stop, found)
 
     def in_place(self, proved: Sequence[Answer]) -> Row:
         """F with every answer trained where it is, as far as F has it."""
@@ -282,6 +273,8 @@ class _Labels:
     ) -> None:
         self._rendering, self._placed, self._following = rendering, placed, following
         self._starts = [piece.start for piece in rendering.pieces]
+        self._answers = {one.message: one for one in placed}
+        self._ends = {one.end: one.message for one in reversed(placed) if one.end}
         self._turns, self._specials, self._roles = writer._turns, writer._specials, writer._roles
 
     def spans(self) -> Iterator[Span]:
@@ -335,7 +328,7 @@ class _Labels:
 
     def _owner_before(self, start: int) -> int | None:
         """Whose text ends at a place: the answer that ends there, or the message of the last field before."""
-        ending = next((one.message for one in self._placed if one.end == start and start), None)
+        ending = self._ends.get(start)
         if ending is not None:
             return ending
         pieces = self._rendering.pieces
@@ -369,7 +362,8 @@ class _Labels:
                 yield span
         else:
             closing = min(stop, start + self._closing_size(before, start, stop))
-            ended = any(one.message == before and one.stop_begin < one.end == start for one in self._placed)
+            answer = self._answers.get(before)
+            ended = answer is not None and answer.stop_begin < answer.end == start
             token_end = None if ended else self._first_special(start, closing)  # an answer has one stop
             role = self._roles[before]
             if token_end:
@@ -388,7 +382,8 @@ class _Labels:
 
     def _closing_size(self, owner: int, start: int, stop: int) -> int:
         """How much of a gap behind a message its own ending has too."""
-        answered = any(one.message == owner and one.end == start for one in self._placed)
+        answer = self._answers.get(owner)
+        answered = answer is not None and answer.end == start
         return _common(self._rendering.text[start:stop], self._turns.closing(owner, behind_stop=answered))
 
     def _opening(self, start: int, stop: int, after: int | None) -> Iterator[Span]:

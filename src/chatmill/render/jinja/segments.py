@@ -21,6 +21,8 @@ MAX_VARIANTS = 64
 """Different answers that are kept for the same surroundings."""
 MAX_KEPT = 500_000
 """Pieces and questions of the segments that are kept; beyond, all are learned again."""
+EXACT_COUNTS = 32
+"""A rendering of fewer messages than this is compared once for each number of messages and each ending."""
 TOOLS = -1
 """The owner of tool definitions, which belong to no message."""
 
@@ -31,11 +33,11 @@ SegmentPiece = tuple[str, Expression | None]
 class Segment:
     """What was written for one message, with paths that are relative to it."""
 
-    __slots__ = ("_placed", "pieces", "questions")
+    __slots__ = ("_placed", "answers", "pieces", "questions")
 
     def __init__(self, pieces: tuple[SegmentPiece, ...], questions: tuple[tuple[Question, Any], ...]) -> None:
         """Paths are relative: message 0 is the one that the segment is for."""
-        self.pieces, self.questions = pieces, questions
+        self.pieces, self.questions, self.answers = pieces, questions, dict(questions)
         self._placed: dict[int, PlacedSegment] = {}
 
     def at(self, index: int) -> PlacedSegment:
@@ -146,8 +148,9 @@ def _before(flags: Sequence[bool]) -> list[bool]:
     return found
 
 
-Use = tuple[bool, Surroundings, Segment]
-"""A segment, whether it is the one before all messages, and where it was used: its surroundings in detail."""
+Use = tuple[int, bool, Surroundings, Segment]
+"""Where a segment was used: how many messages there were (roughly; for the first and last segments), whether before all
+of them, and the surroundings in detail."""
 
 
 class SegmentBook:
@@ -243,7 +246,7 @@ class SegmentBook:
             self._kept += 1 + len(content[0]) + len(questions)
         known = self._segments.setdefault(key, [])
         for one in known:
-            if may_both_hold(one.questions, questions):
+            if may_both_hold(one.answers, questions):
                 return one.pieces == new.pieces
         if len(known) < MAX_VARIANTS:
             known.append(new)
@@ -263,8 +266,9 @@ class SegmentBook:
         return None
 
     def doubt(self, index: int, surveyor: Surveyor, count: int, prompt: bool, placed: PlacedSegment) -> Use | None:
-        """The use of a segment, -1 being the one before all messages; None where plain Jinja has confirmed such a use."""
-        use = (index < 0, surveyor.surroundings(max(index, 0), count, prompt, True), placed.segment)
+        """The use of a segment (index -1: before all messages), unless plain Jinja has confirmed such a use."""
+        messages = 0 if 0 <= index < count - 1 else count if count < EXACT_COUNTS else count // 8 + EXACT_COUNTS
+        use = (messages, index < 0, surveyor.surroundings(max(index, 0), count, prompt, True), placed.segment)
         return None if use in self._confirmed else use
 
     def confirm(self, uses: Iterable[Use]) -> None:
@@ -293,9 +297,8 @@ def _holds(questions: Iterable[tuple[Question, Any]], view: RecordView, answers:
     return True
 
 
-def may_both_hold(one: Iterable[tuple[Question, Any]], other: Iterable[tuple[Question, Any]]) -> bool:
+def may_both_hold(answers: Mapping[Question, Any], other: Iterable[tuple[Question, Any]]) -> bool:
     """Whether a record could give both sets of answers."""
-    answers = dict(one)
     return all(answers.get(question, answer) == answer for question, answer in other)
 
 

@@ -7,8 +7,10 @@ one. The answer of i is what A(i) has behind P(i), up to and including its stop.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -18,6 +20,7 @@ from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.renderings import ComposedRendering, Piece, Refusal, Renderer, Rendering
 from chatmill.render.jinja.traced import Notes
 
+_start = attrgetter("start")
 PROBE_TEXT = "Next."
 HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "removeprefix", "removesuffix"})
 """Operations on a text that show all of it but white space, or show it in another spelling."""
@@ -236,23 +239,33 @@ class Turns:
         return self._stable[answer]
 
     def _is_stable(self, answer: Answer) -> bool:
-        full = ended = self.until(answer.message)
-        assert isinstance(full, Rendering)
+        return answer.message == len(self.messages) - 1 or self.has(self.whole, answer)
+
+    def has(self, longer: Rendering, answer: Answer) -> bool:
+        """Whether a rendering of more messages has an answer behind its own prompt, character by character."""
+        ended = self.until(answer.message)
         assert isinstance(ended, Rendering)
-        if answer.message == len(self.messages) - 1:
+        if not answer.appended and longer.surely_begins_with(ended):
             return True
-        if not answer.appended and self.whole.surely_begins_with(ended):
-            return True
-        whole, ended = self.whole.from_difference(ended)
-        stop_begin = answer.stop_begin - (full.size - ended.size)
+        found = self._has(*longer.from_difference(ended, all_of_it=False), answer, ended.size)
+        if found is None:
+            found = self._has(*longer.from_difference(ended), answer, ended.size)
+        return bool(found)
+
+    def _has(self, longer: Rendering, ended: Rendering, answer: Answer, size: int) -> bool | None:
+        """The same for what is behind a common beginning; None where the longer one may go on."""
+        stop_begin = answer.stop_begin - (size - ended.size)
         if stop_begin < 0:  # both have the whole answer in common
             return True
         kept = ended if answer.appended else until_character(ended, stop_begin)
-        if not begins_with(whole, kept, self.notes):
-            return False
+        begins = _begins_with(longer, kept, self.notes)
+        if not begins:
+            return begins
         stop = self.stops.pattern()
-        found = stop.match(whole.text, len(kept.text)) if stop else None
-        return found is not None and self.stops.are_same(answer.stop, found.group())
+        found = stop.match(longer.text, len(kept.text)) if stop else None
+        if found is None:
+            return None if longer.size - kept.size <= max(map(len, self.stops.names), default=0) else False
+        return self.stops.are_same(answer.stop, found.group())
 
     def closing(self, message: int, *, behind_stop: bool = False) -> str:
         """Template text that A(message) has behind the message's own text, or behind the first stop token there."""
@@ -308,16 +321,18 @@ class Turns:
 
     def _is_new(self, rendering: Rendering | Refusal) -> bool:
         """Whether a rendering is put together in a way that was never compared."""
-        composed = isinstance(rendering, ComposedRendering)
-        return composed and not self._renderer.segments.are_confirmed(rendering.doubts)
+        if not isinstance(rendering, ComposedRendering):
+            return False
+        return not self._renderer.segments.are_confirmed(rendering.doubts)
 
     def _compare(self, rendering: Rendering | Refusal, count: int, prompt: bool) -> None:
         renderer = self._renderer
         if isinstance(rendering, Refusal):
             return
         if renderer.plain_if_any(self.view, count, prompt) != rendering.text:
-            renderer.segments.refine()
-            raise renderer.unlike(self.view)
+            if self._is_new(rendering) or not isinstance(rendering, ComposedRendering):
+                renderer.segments.refine()
+            raise renderer.unlike(self.view)  # for good where such a use was confirmed: records before may be wrong
         if isinstance(rendering, ComposedRendering):
             renderer.segments.confirm(rendering.doubts)
 
@@ -330,7 +345,13 @@ def literal_from(rendering: Rendering, at: int) -> str:
 
 def until_character(rendering: Rendering, stop: int) -> Rendering:
     """The beginning of a rendering, cut in template text."""
-    pieces = tuple(p._replace(stop=min(p.stop, stop)) for p in rendering.pieces if p.start < stop or p.stop <= stop)
+    count = bisect_left(rendering.pieces, stop, key=_start)
+    pieces = rendering.pieces[:count]
+    while count < len(rendering.pieces) and rendering.pieces[count].stop <= stop:  # empty ones
+        pieces = (*pieces, rendering.pieces[count])
+        count += 1
+    if pieces and pieces[-1].stop > stop:
+        pieces = (*pieces[:-1], pieces[-1]._replace(stop=stop))
     return Rendering(rendering.text[:stop], pieces, rendering.questions)
 
 
