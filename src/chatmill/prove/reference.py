@@ -30,8 +30,8 @@ from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import Piece, newest_turns, windows
 from chatmill.render.jinja.expressions import Path, root
+from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.rows import Counts, Row
-from chatmill.render.jinja.traced import Notes
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.row_items import Ids, TextPart, items_of

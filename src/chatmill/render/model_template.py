@@ -7,8 +7,8 @@ from chatmill.errors import TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
 from chatmill.render.fragments import Fragments
 from chatmill.render.jinja.chat_template import ChatTemplate, TemplateText
+from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.jinja.traced import Notes
 from chatmill.render.row_items import TokenRules, items_of
 from chatmill.render.template import refuse_channels
 from chatmill.tokenizer.protocol import Tokenizer

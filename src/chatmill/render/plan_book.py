@@ -24,9 +24,9 @@ from chatmill.errors import RecordError
 from chatmill.render.bound import BoundTemplate, WrittenRecord
 from chatmill.render.fill import applied, fill
 from chatmill.render.jinja.expressions import Expression, Path, Question, ask, evaluate, root
+from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.record import Arguments, RecordView, shape_by_value
 from chatmill.render.jinja.renderings import TraceError, Variants
-from chatmill.render.jinja.traced import Notes
 from chatmill.render.plan_table import HiddenField, Origin, PlanTable, RecordPlan, place_of
 from chatmill.render.record_plans import RecordPlans
 from chatmill.render.row_items import TextPart

@@ -13,9 +13,9 @@ from chatmill.core.kinds import Part, RoleCode, kind
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
 from chatmill.render.emitter import Emitter, Frame
+from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.record import traced_conversation
 from chatmill.render.jinja.rows import Counts
-from chatmill.render.jinja.traced import Notes
 from chatmill.tokenizer.protocol import Tokenizer
 
 ROLE_CODES: dict[Role, RoleCode] = {role: RoleCode[role.name] for role in Role}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from chatmill.render.jinja.expressions import root
+from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.sandbox import PlainSandbox, TracingSandbox
-from chatmill.render.jinja.traced import Notes, Traced, field, plain_text
+from chatmill.render.jinja.traced import Traced, field, plain_text
 
 VALUE = 'a"<b>'
 SOURCES = [

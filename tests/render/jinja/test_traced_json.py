@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from chatmill.render.jinja.traced import Notes, Traced, field, plain_text, wrapped, written_as_json
+from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.traced import Traced, field, plain_text
+from chatmill.render.jinja.traced_json import written_as_json
+from chatmill.render.jinja.traced_values import wrapped
 
 RAW: dict[str, Any] = {
     "name": 'f\n"é',

@@ -15,10 +15,11 @@ import jinja2
 
 from chatmill.errors import ChatmillError, RecordError
 from chatmill.render.jinja.expressions import Expression, Question, ask, evaluate, root
+from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.sandbox import LimitError, PlainSandbox, TracingSandbox
 from chatmill.render.jinja.segments import TOOLS, PlacedSegment, SegmentBook, SegmentPiece, Surveyor, Use
-from chatmill.render.jinja.traced import Notes, Traced, joined, plain_text
+from chatmill.render.jinja.traced import Traced, joined, plain_text
 
 MAX_KEPT = 500_000
 """Pieces and questions of the renderings that are kept per template."""

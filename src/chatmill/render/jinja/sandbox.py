@@ -24,19 +24,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chatmill.errors import ChatmillError, ConfigError
 from chatmill.render.jinja.markup import SafeText, escaped, made_of_safe, method_of, safe, unmarked
-from chatmill.render.jinja.traced import (
-    Traced,
-    TracedDict,
-    TracedFloat,
-    TracedInt,
-    TracedList,
-    joined,
-    length_of,
-    lost,
-    note_exact,
-    plain_text,
-    written_as_json,
-)
+from chatmill.render.jinja.traced import Traced, joined, lost, note_exact, plain_text
+from chatmill.render.jinja.traced_json import written_as_json
+from chatmill.render.jinja.traced_values import TracedDict, TracedFloat, TracedInt, TracedList, length_of
 
 MAX_STEPS = 2_000_000
 """Turns of loops and calls in one rendering. The longest real conversations need a few thousand."""

@@ -16,9 +16,9 @@ from zlib import crc32
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.jinja.expressions import Expression, Path, Question, root
+from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.renderings import ComposedRendering, Piece, Refusal, Renderer, Rendering
-from chatmill.render.jinja.traced import Notes
 
 _start = attrgetter("start")
 PROBE_TEXT = "Next."

@@ -1,0 +1,266 @@
+"""Values of a record that are no text: objects, lists and numbers that note what a template asks about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from chatmill.render.jinja.expressions import COMPARISONS, Path, kind_of_value
+from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.traced import RecordValue, Traced, field, made_of, note_exact, plain_text
+
+
+class TracedLength(int):
+    """The length of a traced text; a comparison with a number is a question, anything else notes the length."""
+
+    _of: Traced
+
+    def _compare(self, symbol: str, other: Any) -> bool:
+        inner = self._of._single()
+        answer = COMPARISONS[symbol](int.__int__(self), other)
+        if inner is None or type(other) is not int:
+            self._of._exact_length()
+            return answer
+        return bool(self._of._notes.note(("length", inner, symbol, other), answer))
+
+    def __eq__(self, other: object) -> bool:
+        return self._compare("==", other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self._compare("==", other)
+
+    def __lt__(self, other: int) -> bool:
+        return self._compare("<", other)
+
+    def __le__(self, other: int) -> bool:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: int) -> bool:
+        return self._compare(">", other)
+
+    def __ge__(self, other: int) -> bool:
+        return self._compare(">=", other)
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def __hash__(self) -> int:
+        self._of._exact_length()
+        return int.__hash__(self)
+
+    def _note_value(self) -> None:
+        self._of._exact_length()
+
+
+def _noting(base: type, names: Iterable[str]) -> dict[str, Any]:
+    """Methods of a number that note its exact value first."""
+
+    def method(name: str) -> Callable[..., Any]:
+        plain = getattr(base, name)
+
+        def noted(self: Any, *arguments: Any) -> Any:
+            self._note_value()
+            return plain(self, *arguments)
+
+        return noted
+
+    return {name: method(name) for name in names}
+
+
+_COMPARED = [f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool")]
+_ARITHMETIC = [
+    f"__{name}__"
+    for name in (
+        *("int", "float", "abs", "neg", "pos", "round", "trunc"),
+        *("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod"),
+        *("pow", "rpow", "divmod", "rdivmod", "format"),
+    )
+]
+
+
+for _name, _method in _noting(int, [*_ARITHMETIC, "__index__", "__str__", "__repr__"]).items():
+    if _name != "__int__":
+        setattr(TracedLength, _name, _method)
+
+
+class TracedNumber(RecordValue):
+    """What traced numbers share: a number of the record, which is part of the text it is written into."""
+
+    def _note_value(self) -> None:
+        self._notes.note(("value", self._path), (kind_of_value(self._raw), self._raw))
+
+    def __str__(self) -> str:
+        return made_of(str(self._raw), ("text", self._path), self._notes)
+
+    def __repr__(self) -> str:
+        self._note_value()
+        return repr(self._raw)
+
+
+TracedInt: Any = type(
+    "TracedInt",
+    (TracedNumber, int),
+    {"__doc__": "A whole number of a record.", **_noting(int, [*_COMPARED, *_ARITHMETIC, "__index__"])},
+)
+TracedFloat: Any = type(
+    "TracedFloat",
+    (TracedNumber, float),
+    {"__doc__": "A number of a record.", **_noting(float, [*_COMPARED, *_ARITHMETIC])},
+)
+
+
+class TracedDict(RecordValue, dict[Any, Any]):
+    """A JSON object of a record; what a template looks at is noted, and what it takes out is traced."""
+
+    __slots__ = ("_notes", "_path", "_raw")
+
+    def __init__(self, raw: dict[str, Any], path: Path, notes: Notes) -> None:
+        """`raw` is the plain object."""
+        super().__init__(raw)
+        self._raw, self._path, self._notes = raw, path, notes
+
+    def _child(self, key: Any) -> Any:
+        return wrapped(self._raw[key], (*self._path, key), self._notes)
+
+    def _has(self, key: Any) -> bool:
+        note_exact(key)
+        key = plain_text(key) if isinstance(key, str) else key
+        return bool(self._notes.note(("has", self._path, key), key in self._raw))
+
+    def _keys(self) -> list[Any]:
+        keys = tuple(self._raw)
+        self._notes.note(("keys", self._path), keys)
+        return [made_of(key, ("const", key, self._path), self._notes) if isinstance(key, str) else key for key in keys]
+
+    def __getitem__(self, key: Any) -> Any:
+        if not self._has(key):
+            raise KeyError(key)
+        return self._child(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As `dict.get`."""
+        return self._child(key) if self._has(key) else default
+
+    def __contains__(self, key: object) -> bool:
+        return self._has(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._keys())
+
+    def __len__(self) -> int:
+        return int(self._notes.note(("size", self._path), len(self._raw)))
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def keys(self) -> Any:
+        """The keys, as a list."""
+        return self._keys()
+
+    def values(self) -> Any:
+        """The values, as a list."""
+        self._keys()
+        return [self._child(key) for key in self._raw]
+
+    def items(self) -> Any:
+        """Keys and values, as a list."""
+        return list(zip(self._keys(), self.values(), strict=True))
+
+    def copy(self) -> dict[Any, Any]:
+        """A plain dict of traced values."""
+        return dict(self.items())
+
+    def __eq__(self, other: object) -> bool:
+        note_exact(self)
+        return bool(self._raw == other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        note_exact(self)
+        return repr(self._raw)
+
+
+class TracedList(RecordValue, list[Any]):
+    """A JSON list of a record."""
+
+    __slots__ = ("_notes", "_path", "_raw")
+
+    def __init__(self, raw: list[Any], path: Path, notes: Notes) -> None:
+        """`raw` is the plain list."""
+        super().__init__(raw)
+        self._raw, self._path, self._notes = raw, path, notes
+
+    def _child(self, index: int) -> Any:
+        return wrapped(self._raw[index], (*self._path, index), self._notes)
+
+    def __len__(self) -> int:
+        return int(self._notes.note(("size", self._path), len(self._raw)))
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self._child(index) for index in range(len(self))])
+
+    def __reversed__(self) -> Iterator[Any]:
+        return iter([self._child(index) for index in reversed(range(len(self)))])
+
+    def __getitem__(self, key: Any) -> Any:
+        size = len(self)
+        if isinstance(key, slice):
+            return [self._child(index) for index in range(*key.indices(size))]
+        index = key.__index__()
+        if not -size <= index < size:
+            raise IndexError("list index out of range")
+        return self._child(index % size)
+
+    def __contains__(self, value: object) -> bool:
+        return any(one is value or one == value for one in self)
+
+    def __add__(self, other: Any) -> Any:
+        return [*self, *other]
+
+    def __radd__(self, other: Any) -> Any:
+        return [*other, *self]
+
+    def __eq__(self, other: object) -> bool:
+        note_exact(self)
+        return bool(self._raw == other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None
+
+    def __repr__(self) -> str:
+        note_exact(self)
+        return repr(self._raw)
+
+
+def wrapped(value: Any, path: Path, notes: Notes) -> Any:
+    """A JSON value of a record as a traced one; its type is noted."""
+    notes.note(("type", path), kind_of_value(value))
+    if isinstance(value, str):
+        return field(value, path, notes)
+    if isinstance(value, dict):
+        return TracedDict(value, path, notes)
+    if isinstance(value, list):
+        return TracedList(value, path, notes)
+    if value is None or isinstance(value, bool):
+        return value
+    made = (TracedInt if isinstance(value, int) else TracedFloat)(value)
+    made._raw, made._path, made._notes = value, path, notes
+    return made
+
+
+def length_of(value: Any) -> int:
+    """The length of any value; that of a traced text answers comparisons without giving itself away."""
+    if not isinstance(value, Traced):
+        return len(value)
+    made = TracedLength(str.__len__(value))
+    made._of = value
+    return made
