@@ -10,9 +10,11 @@ import jinja2
 
 from chatmill.core.conversation import Conversation
 from chatmill.render.jinja.chat_template import ChatTemplate
+from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.renderings import Renderer, Rendering
-from chatmill.render.jinja.sandbox import PlainSandbox, TracingSandbox
+from chatmill.render.jinja.renderings import Renderer
+from chatmill.render.jinja.sandbox import PlainSandbox
+from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 from chatmill.render.jinja.turns import Answer, Turns
 
 OPENS, CLOSES = "\ue000", "\ue001"

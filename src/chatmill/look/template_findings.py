@@ -12,7 +12,7 @@ from chatmill.look.safe_text import visible
 from chatmill.look.template_look import Finding, ProbeLook, answers_of, chosen_options, generation_prompt
 from chatmill.look.template_probes import CALL, PADDED, PROBES, REASONING, SPECIAL_LOOK
 from chatmill.render.jinja.chat_template import ChatTemplate
-from chatmill.render.jinja.renderings import Rendering
+from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.registry import JinjaSource, TemplateSource
 from chatmill.tokenizer.protocol import Tokenizer
 

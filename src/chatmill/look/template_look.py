@@ -22,7 +22,7 @@ from chatmill.look.template_probes import EXAMPLE_DAY, PAIR, PROBES, Probe, byte
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.options import TemplateOptions, Unproved
-from chatmill.render.jinja.renderings import Rendering
+from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.stops import FAMILIES
 from chatmill.render.jinja.turns import Answer, Turns
 from chatmill.render.model_template import ModelTemplate

@@ -7,7 +7,8 @@ import datetime
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.jinja.chat_template import ChatTemplate, TemplateText
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.jinja.sandbox import PlainSandbox, TracingSandbox, _code_of
+from chatmill.render.jinja.sandbox import PlainSandbox, _code_of
+from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 
 TEXT = "{{ strftime_now('%Y') }} {{ who }}{% for m in messages %}<{{ m.content }}|compiled once>{% endfor %}"
 

@@ -13,11 +13,12 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
 from chatmill.render.bound import WrittenRecord
 from chatmill.render.jinja.expressions import Question
+from chatmill.render.jinja.labels import Span
 from chatmill.render.jinja.message_rows import MessageRows
 from chatmill.render.jinja.options import Expand, TemplateOptions, Traces
 from chatmill.render.jinja.record import InputForm, RecordView
 from chatmill.render.jinja.renderings import TraceError
-from chatmill.render.jinja.rows import Counts, Row, Span
+from chatmill.render.jinja.rows import Counts, Row
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render

@@ -6,8 +6,9 @@ import pytest
 
 from chatmill.render.jinja.expressions import root
 from chatmill.render.jinja.notes import Notes
-from chatmill.render.jinja.sandbox import PlainSandbox, TracingSandbox
+from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.traced import Traced, field, plain_text
+from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 
 VALUE = 'a"<b>'
 SOURCES = [

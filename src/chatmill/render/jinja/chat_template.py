@@ -14,15 +14,18 @@ import jinja2
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ConfigError, RecordError
+from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.message_rows import Composed, MessageRows
 from chatmill.render.jinja.names import names_read
 from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
+from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.record import Arguments, Content, InputForm, RecordView
-from chatmill.render.jinja.renderings import Refusal, Renderer, Rendering, TraceError
+from chatmill.render.jinja.renderings import Refusal, Renderer, TraceError
 from chatmill.render.jinja.rows import Counts, Row, prompt_row, rows_of
-from chatmill.render.jinja.sandbox import LimitError, MissingDateError, PlainSandbox, TracingSandbox
+from chatmill.render.jinja.sandbox import MissingDateError, PlainSandbox
 from chatmill.render.jinja.stops import FAMILIES
+from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 from chatmill.render.jinja.turns import StopTokens, Turns
 
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})

@@ -17,8 +17,9 @@ from zlib import crc32
 
 from chatmill.core.conversation import Role
 from chatmill.render.jinja.expressions import Expression, Question, ask, evaluate, root
+from chatmill.render.jinja.labels import Span
 from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.rows import Counts, Row, Span
+from chatmill.render.jinja.rows import Counts, Row
 from chatmill.render.jinja.segments import (
     TOOLS,
     UNREACHABLE,

@@ -23,28 +23,14 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from chatmill.errors import ChatmillError, ConfigError
-from chatmill.render.jinja.markup import SafeText, escaped, made_of_safe, method_of, safe, unmarked
-from chatmill.render.jinja.traced import Traced, joined, lost, note_exact, plain_text
-from chatmill.render.jinja.traced_json import written_as_json
-from chatmill.render.jinja.traced_values import TracedDict, TracedFloat, TracedInt, TracedList, length_of
+from chatmill.render.jinja.limits import MAX_CHARACTERS, LimitError, refuse_growth, refuse_product, refuse_wide
+from chatmill.render.jinja.traced import plain_text
 
 MAX_STEPS = 2_000_000
 """Turns of loops and calls in one rendering. The longest real conversations need a few thousand."""
 CALL_STEPS = 10
 """Steps that a call counts for; it takes about as long as that many turns of a loop."""
-MAX_CHARACTERS = 64 << 20
-"""Characters of any text that a template makes."""
-MAX_WIDTH = 100_000
-"""The largest number a template may hand to an operation that pads or repeats."""
-TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize", "string", "format", "safe"})
-PASSING_FILTERS = frozenset(
-    {"default", "d", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr", "items", "attr"}
-    | {"batch", "slice", "dictsort", "sort", "unique", "groupby", "reverse", "min", "max", "random", "sum", "join"}
-)
-"""Filters that hand values on, or compare them by their own operators; texts keep their origin in them."""
 HEAVY_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-MAX_BITS = 4096
-"""The largest number that a template may multiply to."""
 WIDTH_IN_FORMAT = re.compile(r"\{[^{}]*:[^{}]*\{")
 """A format whose width is an argument."""
 NUMBER_IN_FORMAT = re.compile(r"\d{6,}|\*")
@@ -64,10 +50,6 @@ OF_MAPPINGS = frozenset(dir(MessageDict))
 
 PLAIN_METHODS = frozenset({"strip", "lstrip", "rstrip", "startswith", "endswith", "split", "lower", "upper", "replace"})
 """Methods of texts that are safe."""
-
-
-class LimitError(jinja2.TemplateError):
-    """A template runs for too long, or writes too much."""
 
 
 class MissingDateError(ConfigError):
@@ -267,10 +249,10 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         owner = getattr(callable_, "__self__", None)
         if isinstance(owner, str):
             if callable_.__name__ in HEAVY_METHODS:
-                _refuse_wide(arguments)
+                refuse_wide(arguments)
             elif callable_.__name__ in ("format", "format_map") and NUMBER_IN_FORMAT.search(owner):
                 raise LimitError("a format string with a width of that size")
-            _refuse_growth(callable_.__name__, [owner, *arguments, *named.values()])
+            refuse_growth(callable_.__name__, [owner, *arguments, *named.values()])
             if type(owner) is str and callable_.__name__ in PLAIN_METHODS:
                 own = {name: value for name, value in named.items() if name not in ("_block_vars", "_loop_vars")}
                 made = callable_(*arguments, **own)
@@ -282,14 +264,14 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         if operator == "+" and type(left) is str and type(right) is str:
             return self.checked(left + right)
         if operator == "*":
-            _refuse_product(left, right)
+            refuse_product(left, right)
         elif operator == "**":
             if abs(right) > 64 or abs(left) > 1e6:
                 raise LimitError("a power of that size")
         elif operator == "%" and isinstance(left, str) and NUMBER_IN_FORMAT.search(left):
             raise LimitError("a format string with a width of that size")
         if operator == "%" and isinstance(left, str):
-            _refuse_growth("format", [left, right])
+            refuse_growth("format", [left, right])
         result = super().call_binop(context, operator, left, right)
         return self.checked(result) if isinstance(result, str) else result
 
@@ -304,8 +286,8 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
             if NUMBER_IN_FORMAT.search(form):
                 raise LimitError("a format string with a width of that size")
             if WIDTH_IN_FORMAT.search(form):
-                _refuse_wide([*arguments, *named.values()])
-            _refuse_growth("format", [form, *arguments, *named.values()])
+                refuse_wide([*arguments, *named.values()])
+            refuse_growth("format", [form, *arguments, *named.values()])
             return self.checked(wrapped(*arguments, **named))
 
         return limited
@@ -334,7 +316,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
     def _tojson(
         value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
     ) -> str:
-        _refuse_wide([indent] if isinstance(indent, int) else ())
+        refuse_wide([indent] if isinstance(indent, int) else ())
         given = {"indent": indent, "separators": separators and tuple(separators), "sort_keys": sort_keys}
         return json.dumps(value, ensure_ascii=ensure_ascii, **given)
 
@@ -343,8 +325,8 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         """A filter that refuses huge numbers."""
 
         def limited(*arguments: Any, **named: Any) -> Any:
-            _refuse_wide([one for one in (*arguments[1:], *named.values()) if type(one) is int])
-            _refuse_growth(getattr(filter_, "__name__", ""), [*arguments, *named.values()])
+            refuse_wide([one for one in (*arguments[1:], *named.values()) if type(one) is int])
+            refuse_growth(getattr(filter_, "__name__", ""), [*arguments, *named.values()])
             return filter_(*arguments, **named)
 
         if hasattr(filter_, "jinja_pass_arg"):
@@ -352,191 +334,10 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         return limited
 
 
-class TracingSandbox(PlainSandbox):
-    """Renders templates on traced values: the text is the same, and knows where it came from."""
-
-    def __init__(self, today: date | None = None) -> None:
-        """`today` as for `PlainSandbox`."""
-        super().__init__(today)
-        self.filters |= {name: _tracing(filter_, name) for name, filter_ in self.filters.items()}
-        self.filters |= {
-            "tojson": self._tojson,
-            "join": _join_filter,
-            "length": length_of,
-            "count": length_of,
-            "string": lambda value: value if isinstance(value, SafeText) else str(value),
-            "safe": safe,
-            "e": escaped,
-            "escape": escaped,
-            "items": lambda value: list(value.items()) if hasattr(value, "items") else [],
-        }
-        self.finalize = _final
-
-    def concat(self, texts: Iterable[str]) -> str:
-        """Texts one behind the other, with their origins."""
-        return self.checked(joined(texts))
-
-    def is_in(self, value: Any, container: Any) -> bool:
-        """The operator `in`, also for a traced text in a plain one."""
-        if isinstance(value, Traced) and type(container) is str:
-            note_exact(value)
-        if isinstance(value, Traced) and isinstance(container, dict):
-            note_exact(value)
-        return value in container
-
-    def call(self, context: Context, callable_: Any, *arguments: Any, **named: Any) -> Any:  # noqa: D102
-        owner = getattr(callable_, "__self__", None)
-        if type(owner) is str and any(map(_may_be_traced, arguments)):
-            if callable_.__name__ == "join":
-                return self.checked(joined(arguments[0], owner))
-            return self._checked_value(lost_result(super().call(context, callable_, *arguments, **named), arguments))
-        if isinstance(owner, SafeText):
-            plain = method_of(owner, callable_.__name__)
-            return made_of_safe(super().call(context, plain, *arguments, **named), [owner, *arguments, named])
-        if isinstance(owner, Traced) and callable_.__name__ in ("format", "format_map"):
-            plain = getattr(plain_text(owner), callable_.__name__)
-            return lost_result(super().call(context, plain, *arguments, **named), [owner, *arguments, named])
-        return super().call(context, callable_, *arguments, **named)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
-        if isinstance(left, SafeText) or isinstance(right, SafeText):
-            if operator == "+" and isinstance(left, str) and isinstance(right, str):
-                return self.checked(SafeText.added(left, right))
-            return made_of_safe(super().call_binop(context, operator, unmarked(left), unmarked(right)), [left, right])
-        return super().call_binop(context, operator, left, right)
-
-    def _checked_value(self, value: Any) -> Any:
-        return self.checked(value) if isinstance(value, str) else value
-
-    def _strftime_now(self, form: str) -> str:
-        return super()._strftime_now(plain_text(form))
-
-    @staticmethod
-    def _tojson(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:
-        _refuse_wide([indent] if isinstance(indent, int) else ())
-        options: dict[str, Any] = {"ensure_ascii": ensure_ascii}
-        if indent is not None:
-            options["indent"] = indent
-        if separators is not None:
-            options["separators"] = tuple(separators)
-        if sort_keys:
-            options["sort_keys"] = True
-        return written_as_json(value, options)
-
-
 @lru_cache(maxsize=128)
 def _code_of(kind: type[PlainSandbox], source: str) -> CodeType:
     """A template's code, which takes long to write and depends on nothing but its text and the kind of the sandbox."""
     return kind().compile(source)
-
-
-def lost_result(result: Any, sources: Iterable[Any]) -> Any:
-    """What an operation that cannot be followed made of traced values."""
-    sources = list(sources)
-    if isinstance(result, str):
-        return lost(result, *sources)
-    note_exact(sources)
-    return result
-
-
-def _may_be_traced(value: Any) -> bool:
-    return isinstance(value, Traced | list | tuple | dict) or hasattr(value, "__next__")
-
-
-def _tracing(filter_: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A filter that keeps origins by itself, or one whose result has lost them."""
-    if name in PASSING_FILTERS:
-        return filter_
-
-    def traced(*arguments: Any, **named: Any) -> Any:
-        if any(isinstance(one, SafeText) for one in arguments):
-            result = filter_(*map(unmarked, arguments), **{key: unmarked(one) for key, one in named.items()})
-            return made_of_safe(result, [one for one in (*arguments, *named.values()) if isinstance(one, str)])
-        if name in TEXT_FILTERS:
-            return filter_(*arguments, **named)
-        values = [one for one in arguments if not isinstance(one, jinja2.Environment | Context | nodes.EvalContext)]
-        if not note_exact([values, named]):
-            return filter_(*arguments, **named)
-        return lost_result(filter_(*arguments, **named), [values, named])
-
-    if hasattr(filter_, "jinja_pass_arg"):
-        traced.jinja_pass_arg = filter_.jinja_pass_arg  # type: ignore[attr-defined]
-    return traced
-
-
-def _join_filter(values: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-    if attribute is not None:
-        values = [one[attribute] if isinstance(one, dict) else getattr(one, str(attribute)) for one in values]
-    return joined(map(str, values), d)
-
-
-def _final(value: Any) -> Any:
-    """What a template prints: texts as they are, containers and safe texts with their origins lost."""
-    if isinstance(value, SafeText):
-        return str(value)
-    if isinstance(value, str | TracedInt | TracedFloat):
-        return value
-    if isinstance(value, dict | list | tuple | TracedDict | TracedList):
-        return lost(str(value), value)
-    return value
-
-
-def _has_text(*values: Any) -> bool:
-    return any(isinstance(one, str | list | tuple) for one in values)
-
-
-def _refuse_wide(numbers: Iterable[Any]) -> None:
-    for number in numbers:
-        if isinstance(number, int) and abs(number) > MAX_WIDTH:
-            raise LimitError(f"an operation with the number {number}, above {MAX_WIDTH:,}")
-
-
-def _refuse_product(left: Any, right: Any) -> None:
-    """Refuse a product beyond the limits of numbers and texts."""
-    if isinstance(left, int) and isinstance(right, int):
-        if left.bit_length() + right.bit_length() > MAX_BITS:
-            raise LimitError("a number of that size")
-    elif _has_text(left, right):
-        numbers = [one for one in (left, right) if isinstance(one, int)]
-        _refuse_wide(numbers)
-        if any(one * _characters([left, right]) > MAX_CHARACTERS for one in numbers):
-            raise LimitError(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
-
-
-def _refuse_growth(name: str, values: list[Any]) -> None:
-    """Refuse an operation that would make a text beyond the limit of texts that are within it."""
-    name = name.removeprefix("do_").removeprefix("_")
-    if name in ("join", "tojson", "list", "string"):
-        size = _characters(values)
-    elif name in ("format", "format_map") and isinstance(values[0], str):
-        fields = str.count(values[0], "%") + str.count(values[0], "{")
-        size = fields * _characters(values[1:])
-    elif name == "replace":
-        texts = [one for one in values if isinstance(one, str)][:3]
-        if len(texts) < 3:
-            return
-        size = (str.count(plain_text(texts[0]), plain_text(texts[1]))) * str.__len__(texts[2])
-    else:
-        return
-    if size > MAX_CHARACTERS:
-        raise LimitError(f"it makes a text of more than {MAX_CHARACTERS:,} characters")
-
-
-def _characters(value: Any) -> int:
-    """Characters of all texts in a value, counted as often as they are in it; no further than the limit."""
-    total, left = 0, [value]
-    while left and total <= MAX_CHARACTERS:
-        one = left.pop()
-        if isinstance(one, str):
-            total += str.__len__(one)
-        elif isinstance(one, dict):
-            left += [*dict.keys(one), *dict.values(one)]
-        elif isinstance(one, list | tuple):
-            total += list.__len__(one) if isinstance(one, list) else len(one)
-            left += list.__iter__(one) if isinstance(one, list) else one
-    return total
 
 
 def _line_in(template: jinja2.Template, error: BaseException) -> int | None:

@@ -7,26 +7,22 @@ one. The answer of i is what A(i) has behind P(i), up to and including its stop.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from operator import attrgetter
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.render.jinja.expressions import Expression, Path, Question, root
+from chatmill.render.jinja.beginnings import begins_at_once, begins_with, difference, literal_from, until_character
+from chatmill.render.jinja.composition import ComposedRendering
+from chatmill.render.jinja.expressions import Question, root
 from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.renderings import ComposedRendering, Piece, Refusal, Renderer, Rendering
+from chatmill.render.jinja.renderings import Refusal, Renderer
+from chatmill.render.jinja.shown import not_shown
 
-_start = attrgetter("start")
 PROBE_TEXT = "Next."
-HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "removeprefix", "removesuffix"})
-"""Operations on a text that show all of it but white space, or show it in another spelling."""
-
-REASONING_MARK = re.compile("think|channel", re.IGNORECASE)
-"""What the marks around reasoning inside a content have in common: `</think>`, `[/THINK]`, `<channel|>`."""
 
 
 class Answer(NamedTuple):
@@ -137,7 +133,7 @@ class Turns:
         if isinstance(ended, Refusal):
             return Answer(index, "template_refused", ended.message, is_general=ended.is_general)
         if not begins_with(ended, prompt, self.notes):
-            return Answer(index, "prompt_not_in_history", _difference(prompt, ended))
+            return Answer(index, "prompt_not_in_history", difference(prompt, ended))
         near, base = ended.near(index)
         hidden = self._hidden(ended, near, index)
         if hidden:
@@ -258,7 +254,7 @@ class Turns:
         if stop_begin < 0:  # both have the whole answer in common
             return True
         kept = ended if answer.appended else until_character(ended, stop_begin)
-        begins = _begins_with(longer, kept, self.notes)
+        begins = begins_at_once(longer, kept, self.notes)
         if not begins:
             return begins
         stop = self.stops.pattern()
@@ -337,181 +333,6 @@ class Turns:
             renderer.segments.confirm(rendering.doubts)
 
 
-def literal_from(rendering: Rendering, at: int) -> str:
-    """Template text from a place on, up to the next text of the record."""
-    piece = next((p for p in rendering.pieces if p.expression is None and p.start <= at < p.stop), None)
-    return "" if piece is None else rendering.text[at : piece.stop]
-
-
-def until_character(rendering: Rendering, stop: int) -> Rendering:
-    """The beginning of a rendering, cut in template text."""
-    count = bisect_left(rendering.pieces, stop, key=_start)
-    pieces = rendering.pieces[:count]
-    while count < len(rendering.pieces) and rendering.pieces[count].stop <= stop:  # empty ones
-        pieces = (*pieces, rendering.pieces[count])
-        count += 1
-    if pieces and pieces[-1].stop > stop:
-        pieces = (*pieces[:-1], pieces[-1]._replace(stop=stop))
-    return Rendering(rendering.text[:stop], pieces, rendering.questions)
-
-
-def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
-    """Whether one rendering begins with another; what the answer depends on beside the shape is noted."""
-    if longer.surely_begins_with(shorter):
-        return True
-    part, rest = longer.from_difference(shorter, all_of_it=False)
-    found = _begins_with(part, rest, notes)
-    if found is None:
-        found = _begins_with(*longer.from_difference(shorter), notes)
-    return bool(found)
-
-
-def _begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool | None:
-    """The same for two texts; None where the longer one ends first."""
-    ours, theirs = _Walk(longer), _Walk(shorter)
-    while theirs.piece is not None:
-        if ours.piece is not None and ours.is_same_field(theirs):
-            ours.step()
-            theirs.step()
-        elif theirs.passes_nothing(notes) or ours.passes_nothing(notes):
-            pass
-        elif ours.piece is None:
-            return None
-        elif ours.differs_at_once(theirs, notes) or theirs.differs_at_once(ours, notes):
-            return False
-        else:
-            if ours.piece.expression is not None or theirs.piece.expression is not None:
-                ours.note_exact(notes)
-                theirs.note_exact(notes)
-            size = min(ours.left, theirs.left)
-            if longer.text[ours.at : ours.at + size] != shorter.text[theirs.at : theirs.at + size]:
-                return False
-            ours.move(size)
-            theirs.move(size)
-    return True
-
-
-class _Walk:
-    """A place in a rendering, moved piece by piece."""
-
-    def __init__(self, rendering: Rendering) -> None:
-        self._text = rendering.text
-        self._pieces: Iterator[Piece] = iter(rendering.pieces)
-        self.piece: Piece | None = None
-        self.at = 0
-        self.step()
-
-    @property
-    def left(self) -> int:
-        """Characters of the piece that are still ahead."""
-        return 0 if self.piece is None else self.piece.stop - self.at
-
-    def is_same_field(self, other: _Walk) -> bool:
-        """Whether both are at the beginning of the same text of the record."""
-        mine, theirs = self.piece, other.piece
-        if mine is None or theirs is None or mine.expression is None or mine.expression != theirs.expression:
-            return False
-        return self.at == mine.start and other.at == theirs.start
-
-    def passes_nothing(self, notes: Notes) -> bool:
-        """Step over a text of the record that is empty; later records must agree that it is."""
-        if self.piece is None or self.left:
-            return False
-        notes.note(("filled", self.piece.expression), False)
-        self.step()
-        return True
-
-    def differs_at_once(self, other: _Walk, notes: Notes) -> bool:
-        """Whether a text of the record begins with another character than the template writes in its place."""
-        mine, theirs = self.piece, other.piece
-        if mine is None or theirs is None or mine.expression is None or theirs.expression is not None:
-            return False
-        if self.at != mine.start or self._text[self.at] == other._text[other.at]:
-            return False
-        notes.note(("filled", mine.expression), True)
-        notes.note(("method", mine.expression, "startswith", (other._text[other.at],)), False)
-        return True
-
-    def note_exact(self, notes: Notes) -> None:
-        """The value of this piece matters, not only where it is from."""
-        piece = self.piece
-        if piece is not None and piece.expression is not None and piece.expression[0] not in ("lost", "const"):
-            notes.note(("exact", piece.expression), self._text[piece.start : piece.stop])
-
-    def step(self) -> None:
-        """To the next piece."""
-        self.piece = next(self._pieces, None)
-        if self.piece is not None:
-            self.at = self.piece.start
-
-    def move(self, size: int) -> None:
-        """Forward by characters of this piece."""
-        self.at += size
-        if self.piece is not None and self.at >= self.piece.stop:
-            self.step()
-
-
-def not_shown(
-    rendering: Rendering, conversation: Conversation, which: Iterable[int], notes: Notes, *, tools: bool = True
-) -> tuple[str, str] | None:
-    """What a rendering leaves out of some messages and the tools, as a reason and a detail."""
-    shown: dict[Path, list[Expression]] = {}
-    for piece in rendering.pieces:
-        if piece.expression is None:
-            continue
-        path = root(piece.expression)
-        if path is None:
-            return "origin_lost", f"text {rendering.text[piece.start : piece.stop][:40]!r} cannot be followed back"
-        shown.setdefault(path, []).append(piece.expression)
-    if tools and conversation.tools and not any(path[0] == "tools" for path in shown):
-        return "not_shown", "tools"
-    for k in which:
-        message = conversation.messages[k]
-        if _hidden_text(message.content, (k, "content"), shown, notes.answers, notes):
-            return "not_shown", f"messages[{k}].content"
-        for j, call in enumerate(message.tool_calls):
-            if _hidden_text(call.name, (k, "call", j, "name"), shown, notes.answers, notes):
-                return "not_shown", f"messages[{k}].tool_calls[{j}].name"
-            arguments = (k, "call", j, "arguments")
-            if not any(path[:4] == arguments for path in shown) and call.arguments.strip() not in ("", "{}"):
-                return "not_shown", f"messages[{k}].tool_calls[{j}].arguments"
-    return None
-
-
-def _hidden_text(
-    text: str, path: Path, shown: Mapping[Path, list[Expression]], answers: Mapping[Question, Any], notes: Notes
-) -> bool:
-    """Whether a text is not shown whole; white space, and reasoning inside a content, may be missing."""
-    expressions = shown.get(path, [])
-    if any(_is_harmless(expression, answers) for expression in expressions):
-        return False
-    stripped: Expression = ("apply", "strip", (None,), ("field", path))
-    if not text.strip():
-        notes.note(("filled", stripped), False)
-        return False
-    notes.note(("filled", stripped), True)
-    return not any(_drops_reasoning(expression) for expression in expressions)
-
-
-def _is_harmless(expression: Expression, answers: Mapping[Question, Any]) -> bool:
-    """Whether an expression shows all of its text; so does the only part of a text that is split."""
-    while expression[0] == "apply":
-        _, name, arguments, inner = expression
-        if name not in HARMLESS and not (name == "part" and answers.get(("parts", inner, *arguments[:3])) == 1):
-            return False
-        expression = inner
-    return True
-
-
-def _drops_reasoning(expression: Expression) -> bool:
-    """Whether a text is what is left of a content behind the mark that ends its reasoning."""
-    while expression[0] == "apply":
-        if expression[1] == "part" and REASONING_MARK.search(str(expression[2][1])):
-            return True
-        expression = expression[3]
-    return False
-
-
 def _is_about(question: Question, index: int) -> bool:
     """Whether a question is about one of the messages from this index on."""
     for part in question[1:]:
@@ -522,13 +343,3 @@ def _is_about(question: Question, index: int) -> bool:
         if isinstance(path, tuple) and path and isinstance(path[0], int) and path[0] >= index:
             return True
     return False
-
-
-def _difference(prompt: Rendering, history: Rendering) -> str:
-    """Where the prompt and the history part ways, in the template's own text."""
-    prompt, history = history.from_difference(prompt)[::-1]
-    pairs = enumerate(zip(prompt.text, history.text, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(prompt.size, history.size))
-    sides = [literal_from(one, at)[:24] for one in (prompt, history)]
-    said = [repr(side) if side else "a text of the record, or nothing" for side in sides]
-    return f"the prompt goes on with {said[0]}, the history with {said[1]}"

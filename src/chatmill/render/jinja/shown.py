@@ -1,0 +1,78 @@
+"""What a rendering leaves out of a conversation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from chatmill.core.conversation import Conversation
+from chatmill.render.jinja.expressions import Expression, Path, Question, root
+from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.pieces import Rendering
+
+HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "removeprefix", "removesuffix"})
+"""Operations on a text that show all of it but white space, or show it in another spelling."""
+REASONING_MARK = re.compile("think|channel", re.IGNORECASE)
+"""What the marks around reasoning inside a content have in common: `</think>`, `[/THINK]`, `<channel|>`."""
+
+
+def not_shown(
+    rendering: Rendering, conversation: Conversation, which: Iterable[int], notes: Notes, *, tools: bool = True
+) -> tuple[str, str] | None:
+    """What a rendering leaves out of some messages and the tools, as a reason and a detail."""
+    shown: dict[Path, list[Expression]] = {}
+    for piece in rendering.pieces:
+        if piece.expression is None:
+            continue
+        path = root(piece.expression)
+        if path is None:
+            return "origin_lost", f"text {rendering.text[piece.start : piece.stop][:40]!r} cannot be followed back"
+        shown.setdefault(path, []).append(piece.expression)
+    if tools and conversation.tools and not any(path[0] == "tools" for path in shown):
+        return "not_shown", "tools"
+    for k in which:
+        message = conversation.messages[k]
+        if _hidden_text(message.content, (k, "content"), shown, notes.answers, notes):
+            return "not_shown", f"messages[{k}].content"
+        for j, call in enumerate(message.tool_calls):
+            if _hidden_text(call.name, (k, "call", j, "name"), shown, notes.answers, notes):
+                return "not_shown", f"messages[{k}].tool_calls[{j}].name"
+            arguments = (k, "call", j, "arguments")
+            if not any(path[:4] == arguments for path in shown) and call.arguments.strip() not in ("", "{}"):
+                return "not_shown", f"messages[{k}].tool_calls[{j}].arguments"
+    return None
+
+
+def _hidden_text(
+    text: str, path: Path, shown: Mapping[Path, list[Expression]], answers: Mapping[Question, Any], notes: Notes
+) -> bool:
+    """Whether a text is not shown whole; white space, and reasoning inside a content, may be missing."""
+    expressions = shown.get(path, [])
+    if any(_is_harmless(expression, answers) for expression in expressions):
+        return False
+    stripped: Expression = ("apply", "strip", (None,), ("field", path))
+    if not text.strip():
+        notes.note(("filled", stripped), False)
+        return False
+    notes.note(("filled", stripped), True)
+    return not any(_drops_reasoning(expression) for expression in expressions)
+
+
+def _is_harmless(expression: Expression, answers: Mapping[Question, Any]) -> bool:
+    """Whether an expression shows all of its text; so does the only part of a text that is split."""
+    while expression[0] == "apply":
+        _, name, arguments, inner = expression
+        if name not in HARMLESS and not (name == "part" and answers.get(("parts", inner, *arguments[:3])) == 1):
+            return False
+        expression = inner
+    return True
+
+
+def _drops_reasoning(expression: Expression) -> bool:
+    """Whether a text is what is left of a content behind the mark that ends its reasoning."""
+    while expression[0] == "apply":
+        if expression[1] == "part" and REASONING_MARK.search(str(expression[2][1])):
+            return True
+        expression = expression[3]
+    return False
