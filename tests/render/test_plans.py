@@ -100,8 +100,8 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
     conversations = [with_tools(number, text) for number in range(12) for text in ("a", "b")]
     bound = bind_bytes("gptoss", jinja("gptoss"), options)
     together = render(conversations, bound)
-    assert bound.book._tools_by_value
-    assert not bound.book._tool_questions
+    assert bound.book._keys._tools_by_value
+    assert not bound.book._keys._tool_questions
     assert bound.book.traced == 5, "tools that give the same answers are written from one plan"
     for index, conversation in enumerate(conversations):
         alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens

@@ -1,0 +1,291 @@
+"""The key of a record: a few bytes that say what a template sees of it without asking, and what it answers.
+
+What a template may ask about texts is known after a few records (`'</think>' in content`). Those questions are answered
+for all messages of a batch at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversation import Conversation
+from chatmill.core.conversations import Conversations
+from chatmill.core.messages import MessageColumns
+from chatmill.core.native.distinct import distinct
+from chatmill.core.native.find import positions_of
+from chatmill.core.texts import OptionalTexts, Texts
+from chatmill.render.fill import applied
+from chatmill.render.jinja.expressions import Question, ask, root
+from chatmill.render.jinja.record import Arguments, InputForm, RecordView
+from chatmill.render.plan_table import Origin, place_of
+
+MAX_COLUMNS = 48
+MAX_TOOL_QUESTIONS = 64
+"""A template that asks more about tools is taken to depend on all of their text."""
+KEPT_TOOLS = 4096
+
+ColumnQuestion = tuple[str, Origin, int, Any, Any]
+"""What is asked, of which column and which call of a message, after which operations, with which argument."""
+Key = bytes | tuple[bytes, str | int, str]
+"""A few bytes per message; with tools or options, these too."""
+
+
+class Keys(NamedTuple):
+    """The keys of some conversations."""
+
+    which: NDArray[np.int64]
+    """For each of them the number of its key."""
+    different: list[Key]
+
+
+class RecordKeys:
+    """Makes keys, and knows what they are made of."""
+
+    def __init__(self, form: InputForm, *, by_value: bool) -> None:
+        """With `by_value` the template sees names, calls and tools as plain values."""
+        self._form, self._by_value, self._tools_by_value = form, by_value, by_value
+        self._arguments_are_text = form.arguments is Arguments.STRING
+        self._columns: list[ColumnQuestion] = []
+        self._tool_questions: dict[Question, None] = {}
+        self._tool_answers: dict[str, int] = {}
+        self._tool_views: dict[str, RecordView] = {}
+        self._signatures: dict[Any, int] = {}
+        self.form = 0
+        """Changes whenever keys are made of something else."""
+
+    def learn(self, questions: tuple[Question, ...]) -> bool:
+        """Whether all questions of a plan are answered by its key; those that could be will be from now on."""
+        complete = True
+        for question in questions:
+            if _is_about_tools(question):
+                if not self._tools_by_value and question not in self._tool_questions:
+                    self._ask_of_tools(question)
+                continue
+            column = self._column_of(question)
+            if column is None or (column not in self._columns and len(self._columns) >= MAX_COLUMNS):
+                complete = False
+            elif column not in self._columns:
+                self._columns.append(column)
+                self.form += 1
+        return complete
+
+    def _ask_of_tools(self, question: Question) -> None:
+        """Answer one more question about tools in every key."""
+        self._tool_questions[question] = None
+        self._tool_answers = {}
+        self.form += 1
+        if len(self._tool_questions) > MAX_TOOL_QUESTIONS:
+            self._tools_by_value, self._tool_questions = True, {}
+
+    def _column_of(self, question: Question) -> ColumnQuestion | None:
+        """A question that can be answered for all messages at once."""
+        what = question[0]
+        if what not in ("filled", "contains", "equals", "method"):
+            return None
+        place = place_of(question[1], self._arguments_are_text)
+        if place is None or place.origin is Origin.TOOL:
+            return None
+        if any(name not in ("strip", "lstrip", "rstrip") for name, _ in place.operations):
+            return None
+        argument = question[2:]
+        if what == "method" and (argument[0] not in ("startswith", "endswith") or len(argument[1]) != 1):
+            return None
+        if what == "method" and not isinstance(argument[1][0], str):
+            return None
+        return (what, place.origin, place.call, place.operations, argument)
+
+    def of(self, batch: Conversations) -> Keys:
+        """The keys of some conversations."""
+        codes = self._codes(batch)
+        flat, starts = codes.reshape(-1), codes.shape[1] * batch.offsets
+        which, firsts = distinct(flat, starts[:-1], np.diff(starts))
+
+        def own(index: int) -> bytes:
+            return flat[starts[index] : starts[index + 1]].tobytes()
+
+        keys: list[Key] = [own(index) for index in firsts.tolist()]
+        for index in np.flatnonzero((batch.tools.lengths > 0) | (batch.options.lengths > 0)).tolist():
+            text = batch.tools[index]
+            shown = self._tools_key(text, batch, index) if text else ""
+            which[index] = len(keys)
+            keys.append((own(index), shown, batch.options[index]))
+        return Keys(which, keys)
+
+    def _tools_key(self, text: str, batch: Conversations, index: int) -> int | str:
+        if self._tools_by_value:
+            return blake2b(text.encode(), digest_size=16).hexdigest()
+        found = self._tool_answers.get(text)
+        if found is None:
+            if len(self._tool_answers) >= KEPT_TOOLS:
+                self._tool_answers, self._tool_views = {}, {}
+            view = self._tool_views.get(text)
+            if view is None:
+                view = self._tool_views[text] = RecordView(Conversation((), tools=batch[index].tools), self._form)
+            answers = tuple(repr(ask(question, view.field)) for question in self._tool_questions)
+            found = self._tool_answers[text] = self._signatures.setdefault(answers, len(self._signatures) + 1)
+        return found
+
+    def _codes(self, batch: Conversations) -> NDArray[np.uint8]:
+        """A few bytes per message: what the template sees without asking, and its answers."""
+        messages = batch.messages
+        calls = messages.call_counts
+        flags = messages.roles.astype(np.uint8)
+        silent = (calls > 0) & (messages.contents.lengths == 0)
+        for bit, column in enumerate(
+            (
+                messages.has_reasoning,
+                messages.names.present,
+                messages.tool_call_ids.present,
+                silent,
+                messages.weights == 0,
+            ),
+            start=3,
+        ):
+            flags |= column.astype(np.uint8) << np.uint8(bit)
+        with_id = (
+            np.add.reduceat(np.append(messages.call_ids.present, False), messages.call_offsets[:-1])
+            if len(calls)
+            else calls
+        )
+        with_id = np.where(calls > 0, with_id, 0)
+        mixed = (with_id > 0) & (with_id < calls)
+        columns = [flags, np.minimum(calls, 255).astype(np.uint8), ((with_id > 0) + 2 * mixed).astype(np.uint8)]
+        columns += self._values(batch) if self._by_value else self._rarities(batch, mixed)
+        answers = [self._answers(batch, column) for column in self._columns]
+        if answers:
+            columns += list(np.packbits(np.stack(answers), axis=0))
+        return np.stack(columns, axis=1)
+
+    def _rarities(self, batch: Conversations, mixed: NDArray[np.bool_]) -> list[NDArray[np.uint8]]:
+        """Four bytes for messages that the other bytes do not tell apart, and for those with fields of Harmony."""
+        messages = batch.messages
+
+        def value(place: int) -> Any:
+            first, last = messages.call_offsets[place : place + 2].tolist()
+            fields = (messages.recipients[place], messages.channels[place], messages.content_types[place])
+            is_structured = bool(messages.structured.present[place])
+            return (fields, is_structured, messages.call_ids.present[first:last].tobytes())
+
+        rare = [messages.recipients, messages.channels, messages.content_types, messages.structured]
+        return self._numbered(messages, rare, mixed | (messages.call_counts > 254), value)
+
+    def _values(self, batch: Conversations) -> list[NDArray[np.uint8]]:
+        """Four bytes that stand for the names, channels, calls and the like of a message."""
+        messages = batch.messages
+        rare = [messages.names, messages.tool_call_ids, messages.recipients, messages.channels]
+        rare += [messages.content_types, messages.structured]
+
+        def value(place: int) -> Any:
+            first, last = messages.call_offsets[place : place + 2].tolist()
+            calls = tuple((messages.call_names[i], messages.call_ids[i]) for i in range(first, last))
+            return (*(column[place] for column in rare), calls)
+
+        return self._numbered(messages, rare, messages.call_counts > 0, value)
+
+    def _numbered(
+        self,
+        messages: MessageColumns,
+        rare: Sequence[OptionalTexts],
+        special: NDArray[np.bool_],
+        value: Callable[[int], Any],
+    ) -> list[NDArray[np.uint8]]:
+        """Four bytes that stand for the value of a message: 0 where it has none of the rare texts and is not special.
+
+        The value is made once for all messages with the same texts, and for every special one.
+        """
+        numbers = np.zeros(len(messages), dtype=np.uint32)
+        present = np.stack([column.present for column in rare])
+        places = np.flatnonzero(special | present.any(axis=0))
+        if len(places):
+            codes = np.zeros((len(places), len(rare) + 1), dtype=np.int32)
+            for number in np.flatnonzero(present.any(axis=1)).tolist():
+                there, column = np.flatnonzero(present[number, places]), rare[number]
+                own = places[there]
+                codes[there, number] = distinct(column.data, column.starts[own], column.lengths[own])[0] + 1
+            alone = np.flatnonzero(special[places])
+            codes[alone, -1] = np.arange(1, len(alone) + 1)
+            width = codes.shape[1] * codes.itemsize
+            starts = np.arange(0, codes.nbytes, width)
+            which, firsts = distinct(codes.view(np.uint8).reshape(-1), starts, np.full(len(places), width))
+            values = [value(place) for place in places[firsts].tolist()]
+            known = [self._signatures.setdefault(one, len(self._signatures) + 1) for one in values]
+            numbers[places] = np.array(known, dtype=np.uint32)[which]
+        return list(numbers.view(np.uint8).reshape(-1, 4).T)
+
+    @staticmethod
+    def _answers(batch: Conversations, column: ColumnQuestion) -> NDArray[np.bool_]:
+        """The answer of every message; False for those that do not have what is asked about."""
+        what, origin, call, operations, argument = column
+        places, texts = _texts_of(batch.messages, origin, call)
+        answers = np.zeros(len(batch.messages), dtype=np.bool_)
+        answers[places] = _answered(what, applied(texts, operations), argument)
+        return answers
+
+
+def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDArray[Any] | slice, Texts]:
+    """The texts of a column, and which messages they belong to."""
+    if origin in (Origin.CONTENT, Origin.REASONING):
+        return slice(None), messages.contents if origin is Origin.CONTENT else messages.reasoning
+    if origin in (Origin.NAME, Origin.TOOL_CALL_ID):
+        column = messages.names if origin is Origin.NAME else messages.tool_call_ids
+        places = np.flatnonzero(column.present)
+        return places, Texts(column.data, column.starts[places], column.lengths[places])
+    places = np.flatnonzero(messages.call_counts > call)
+    at = messages.call_offsets[places] + call
+    if origin is Origin.CALL_ID:
+        has_id = messages.call_ids.present[at]
+        places, at = places[has_id], at[has_id]
+        return places, Texts(messages.call_ids.data, messages.call_ids.starts[at], messages.call_ids.lengths[at])
+    return places, (messages.call_names if origin is Origin.CALL_NAME else messages.call_arguments).take(at)
+
+
+def _answered(what: str, texts: Texts, argument: Any) -> NDArray[np.bool_]:
+    """What every text answers to a question."""
+    if what == "filled":
+        return texts.lengths > 0
+    if what == "contains":
+        return contains(texts, argument[0].encode())
+    if what == "equals":
+        wanted = argument[0].encode()
+        equal: NDArray[np.bool_] = begins(texts, wanted) & (texts.lengths == len(wanted))
+        return equal
+    name, (part,) = argument
+    wanted = part.encode()
+    if name == "startswith":
+        return begins(texts, wanted)
+    shifted = Texts(texts.data, texts.starts + texts.lengths - len(wanted), texts.lengths)
+    ends: NDArray[np.bool_] = (texts.lengths >= len(wanted)) & begins(shifted, wanted)
+    return ends
+
+
+def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:
+    """Which texts contain a part."""
+    if not part:
+        return np.ones(len(texts), dtype=np.bool_)
+    found = positions_of(part, texts.data)
+    first = np.searchsorted(found, texts.starts)
+    after = np.searchsorted(found, texts.starts + texts.lengths - len(part), side="right")
+    return after > first
+
+
+def begins(texts: Texts, part: bytes) -> NDArray[np.bool_]:
+    """Which texts begin with a part."""
+    answer = texts.lengths >= len(part)
+    for offset, byte in enumerate(part):
+        going = np.flatnonzero(answer)
+        if not len(going):
+            break
+        answer[going] = texts.data[texts.starts[going] + offset] == byte
+    return answer
+
+
+def _is_about_tools(question: Question) -> bool:
+    path = question[1]
+    if path and path[0] in ("field", "apply", "json", "text", "const"):
+        path = root(path)
+    return bool(path) and path[0] == "tools"
