@@ -80,6 +80,8 @@ class Turns:
         self._ends: dict[int, Rendering | Refusal] = {}
         self._closings: dict[tuple[int, bool], str] = {}
         self._stable: dict[Answer, bool] = {}
+        self._probed: list[tuple[RecordView, Rendering]] = []
+        """Renderings with a message more, made to see what ends an answer."""
         self.notes = Notes()
         """What the analysis depends on, beside the shape."""
 
@@ -210,20 +212,23 @@ class Turns:
         for probe in following:
             longer = Conversation((*self.messages[: index + 1], probe), tools=self.view.conversation.tools)
             view = RecordView(longer, self.view.form)
-            found = self._renderer.render(view, view.shape(), index + 2, False)
+            shape = view.shape()
+            found = self._renderer.render(view, shape, index + 2, False, self._renderer.composition(view, shape))
             if isinstance(found, Refusal):
                 continue
+            self._probed.append((view, found))
             for question, answer in found.questions.items():
                 if not _is_about(question, index + 1):
                     self.notes.note(question, answer)
-            own = [piece.stop for piece in found.pieces if piece.owner == index]
+            near, base = found.near(index)
+            own = [piece.stop for piece in near.pieces if piece.owner == index]
             if own:  # the next message may change this one (GLM drops its reasoning), but not where it ends
                 behind = max(own)
             elif begins_with(found, ended, self.notes):
-                behind = len(ended.text)
+                behind = ended.size - base
             else:
                 continue
-            stop = self._stop_behind(found, behind)
+            stop = self._stop_behind(near, behind)
             if stop is not None:
                 return stop.group()
         return None
@@ -307,13 +312,16 @@ class Turns:
         """
         speaking = [k for k, message in enumerate(self.messages) if message.role is Role.ASSISTANT]
         chosen = speaking[crc32(repr(self.shape).encode()) % len(speaking)] if speaking else -1
-        self._compare(self.whole, len(self.messages), False)
+        self._compare(self.view, self.whole, len(self.messages), False)
         for index, rendering in self._prompts.items():
             if index == chosen or self._is_new(rendering):
-                self._compare(rendering, index, True)
+                self._compare(self.view, rendering, index, True)
         for index, rendering in self._ends.items():
             if (index == chosen or self._is_new(rendering)) and rendering is not self.whole:
-                self._compare(rendering, index + 1, False)
+                self._compare(self.view, rendering, index + 1, False)
+        for view, rendering in self._probed:
+            if self._is_new(rendering):
+                self._compare(view, rendering, len(view.conversation.messages), False)
 
     def _is_new(self, rendering: Rendering | Refusal) -> bool:
         """Whether a rendering is put together in a way that was never compared."""
@@ -321,11 +329,11 @@ class Turns:
             return False
         return not self._renderer.segments.are_confirmed(rendering.doubts)
 
-    def _compare(self, rendering: Rendering | Refusal, count: int, prompt: bool) -> None:
+    def _compare(self, view: RecordView, rendering: Rendering | Refusal, count: int, prompt: bool) -> None:
         renderer = self._renderer
         if isinstance(rendering, Refusal):
             return
-        if renderer.plain_if_any(self.view, count, prompt) != rendering.text:
+        if renderer.plain_if_any(view, count, prompt) != rendering.text:
             if self._is_new(rendering) or not isinstance(rendering, ComposedRendering):
                 renderer.segments.refine()
             raise renderer.unlike(self.view)  # for good where such a use was confirmed: records before may be wrong
