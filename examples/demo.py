@@ -16,17 +16,11 @@ from rich.rule import Rule
 from rich.table import Table
 
 import chatmill
-from chatmill import (
-    EpisodeDataset,
-    GPTEpisodeDataLoader,
-    load_tokenizer,
-    make_report,
-    open_for_looking,
-    plan,
-    verify_dataset,
-)
+from chatmill import EpisodeDataset, GPTEpisodeDataLoader, load_tokenizer, plan, verify_dataset
+from chatmill.look.dataset import open_for_looking
 from chatmill.look.ledger import ledger_table
 from chatmill.look.preview import ConversationView, Run, role_counts, summary_table
+from chatmill.look.report.page import make_report
 
 DATA = Path(__file__).parent / "data" / "conversations.jsonl"
 OUT = Path("demo_out")
