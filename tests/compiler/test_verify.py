@@ -27,7 +27,6 @@ from tests.cli.run import here
 from tests.compiler.verify_sets import (
     build_into,
     edited,
-    flip,
     recipe,
     records,
     rehash,
@@ -35,6 +34,7 @@ from tests.compiler.verify_sets import (
     write_inputs,
     write_lines,
 )
+from tests.damage import flip
 from tests.data.tokenizer_files import unpacked
 
 SETS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -117,13 +117,6 @@ def build_into(folder: Path, description: dict[str, Any]) -> Path:
     return folder
 
 
-def flip(path: Path, offset: int, value: int | None = None) -> None:
-    """Change one byte of a file: invert its lowest bit, or set it."""
-    data = bytearray(path.read_bytes())
-    data[offset] = data[offset] ^ 1 if value is None else value
-    path.write_bytes(data)
-
-
 def rehash(folder: Path) -> None:
     """Make the manifest agree with the files again, as an error in the build itself would have it."""
     manifest = json.loads((folder / "manifest.json").read_text())
