@@ -191,6 +191,7 @@ def recipe_of_options(
 def _show_start(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[str], *, as_json: bool) -> None:
     from chatmill.compiler.recipe import recipe_of
 
+    options.report_missing_library()
     options.report_not_read([name for source in recipe_of(given).sources for name in source.patterns])
     if not as_json:
         show_choices(given, keys, inputs)

@@ -93,6 +93,7 @@ def command(
     from chatmill.compiler.progress import shown_progress
     from chatmill.distill.run import build_synth_kd, executor_of
 
+    options.report_missing_library()
     with nullcontext() if quiet else shown_progress() as on_progress:
         result = build_synth_kd(
             inputs,
