@@ -73,7 +73,7 @@ def command(
     ] = False,
     vocab_size: Annotated[
         int | None,
-        typer.Option("--vocab-size", metavar="N", min=1, help="Ids the model has; default: its files, if they say."),
+        typer.Option("--vocab-size", metavar="N", min=1, help="Ids the model has; default: what its files say."),
     ] = None,
     workers: Annotated[int | None, options.WORKERS] = None,
     engine: Annotated[
@@ -83,7 +83,7 @@ def command(
         str | None, typer.Option("--ray-address", metavar="URL", help="An existing Ray cluster.")
     ] = None,
     shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Do the I-th (from 0) of N shares, then merge.")
+        str | None, typer.Option("--shard", metavar="I/N", help="Build share I (from 0) of N; merge joins them.")
     ] = None,
     shard_bytes: Annotated[
         int | None,
