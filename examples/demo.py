@@ -16,17 +16,13 @@ from rich.rule import Rule
 from rich.table import Table
 
 import chatmill
-from chatmill import (
-    EpisodeDataset,
-    GPTEpisodeDataLoader,
-    load_tokenizer,
-    make_report,
-    open_for_looking,
-    plan,
-    verify_dataset,
-)
+from chatmill import EpisodeDataset, GPTEpisodeDataLoader, load_tokenizer, plan, verify_dataset
+from chatmill.look.dataset import open_for_looking
 from chatmill.look.ledger import ledger_table
 from chatmill.look.preview import ConversationView, Run, role_counts, summary_table
+from chatmill.look.report.page import make_report
+from chatmill.store.episodes import Episode
+from chatmill.tokenizer.protocol import Tokenizer
 
 DATA = Path(__file__).parent / "data" / "conversations.jsonl"
 OUT = Path("demo_out")
@@ -88,7 +84,7 @@ def main() -> None:
     console.print("\nYour own file: chatmill preview FILE, then chatmill init FILE   (in .venv/bin)", style="bold")
 
 
-def runs_of_episode(episode: chatmill.Episode, tokenizer: chatmill.Tokenizer) -> list[Run]:
+def runs_of_episode(episode: Episode, tokenizer: Tokenizer) -> list[Run]:
     """Neighbouring tokens of one kind and weight."""
     borders = np.flatnonzero((np.diff(episode.kinds) != 0) | (np.diff(episode.weights) != 0)) + 1
     return [

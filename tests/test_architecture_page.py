@@ -46,6 +46,13 @@ def test_the_files_on_the_page_are_there() -> None:
         assert (SOURCE / name).is_file() or (DOCS.parent / name).is_file(), name
 
 
+def test_the_names_on_the_page_are_in_their_files() -> None:
+    named = re.findall(r"`([a-z_/]+\.py)` \(`(\w+)`\)", PAGE.read_text())
+    assert len(named) >= 5
+    for file, name in named:
+        assert re.search(rf"\b(def|class) {name}\b", (SOURCE / file).read_text()), f"{name} in {file}"
+
+
 def test_every_room_is_on_a_floor() -> None:
     table = PAGE.read_text().partition("## Floors")[2].partition("\n## ")[0]
     rows = [set(re.findall(r"`([a-z]+)`", line.split("|")[2])) for line in table.splitlines() if line.startswith("| ")]

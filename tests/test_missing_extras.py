@@ -16,7 +16,7 @@ from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer
 
 BLOCKED = r"""
-import contextlib, io, json, sys
+import contextlib, importlib, io, json, sys
 from importlib.abc import MetaPathFinder
 
 class Blocker(MetaPathFinder):
@@ -30,9 +30,10 @@ import chatmill
 from chatmill.cli import main
 
 found = {}
-for name in ("fit", "GPT", "open_model", "DataCollatorForCausalLM", "SynthKDDataset"):
+for module, name in (("train.trainer", "fit"), ("train.gpt", "GPT"), ("train.open_model", "open_model"),
+                     ("", "DataCollatorForCausalLM"), ("", "SynthKDDataset")):
     try:
-        getattr(chatmill, name)
+        getattr(importlib.import_module(f"chatmill.{module}") if module else chatmill, name)
     except MissingExtraError as error:
         found[name] = str(error)
 try:

@@ -15,17 +15,11 @@ import torch
 from chatmill.load.collate import DataCollatorForCausalLM, get_pos_ids_for_packed_sequence
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.train.isolation import check_isolation
-from tests.data.tokenizer_files import loaded, unpacked
+from tests.data.tokenizer_files import loaded
+from tests.render.reference import hf_tokenizer
 
 CONVERSATIONS = Path(__file__).parent / "data" / "conversations" / "gsm8k.jsonl.gz"
 END_OF_TEXT, IM_START, IM_END = 151643, 151644, 151645
-
-
-@cache
-def hf_tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(str(unpacked(name)))
 
 
 @cache

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill import write_sidecar
 from chatmill.store.kd import KDShard, find_kd_root
+from chatmill.store.kd_sidecars import write_sidecar
 
 
 def teacher(conversations: Iterable[tuple[str, NDArray[np.int32]]]) -> dict[str, NDArray[np.float32]]:

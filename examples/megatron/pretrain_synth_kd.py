@@ -34,8 +34,9 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.utils import get_model_config
 from torch import Tensor
 
-from chatmill import SpanCounts, SynthKDDataset, span_counts, span_normalized_loss, sum_counts, synth_kd_blends
+from chatmill import SynthKDDataset, span_normalized_loss, synth_kd_blends
 from chatmill.megatron import HarmonyTokenizer
+from chatmill.train.span_loss import SpanCounts, span_counts, sum_counts
 
 Batch = dict[str, Tensor]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

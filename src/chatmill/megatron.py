@@ -1,7 +1,7 @@
 """Training on a distillation set with Megatron Core: `SynthKDDataset`, its GPTDataset with two aligned sidecars.
 
 Importing this module imports Megatron Core (seconds) and torch; `chatmill` itself never does. Where the shards are,
-as Megatron's config takes it, is told by `chatmill.synth_kd_blend`, which needs neither.
+as Megatron's config takes it, comes from `chatmill.synth_kd_blends`, which needs neither.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from chatmill import MegatronWriter, audit
+from chatmill import audit
 from chatmill.auditor.open import open_tokenized
 from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError
+from chatmill.store.megatron import MegatronWriter
 from tests.audit.sets import Row, bound_template, clean_rows, trained_of
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.read.transcripts import read_transcripts
 from chatmill.systems.post_training import MARKERS, conversation_to_transcript
 from chatmill.tokenizer.byte_level import ByteTokenizer
+from tests.chats import chat_record
 
 CONVERSATIONS = Path(__file__).parent.parent / "data" / "conversations"
 
@@ -28,12 +30,9 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def chat(*contents: str, **fields: Any) -> dict[str, Any]:
-    roles = ("user", "assistant")
-    return {
-        "messages": [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)],
-        **fields,
-    }
+def exchange(*contents: str, **fields: Any) -> dict[str, Any]:
+    """A record in which user and assistant take turns."""
+    return chat_record(*zip(cycle(("user", "assistant")), contents, strict=False), **fields)
 
 
 Save = Callable[..., Path]
@@ -51,12 +50,12 @@ def save(tmp_path: Path) -> Save:
 
 def test_lines_and_counts(save: Save, tmp_path: Path) -> None:
     path = save(
-        chat("hi", "yo"),
-        chat("a" * 20, "b"),
-        chat("a", "b", "c" * 20, "d"),
-        chat("a", "b", "c"),
-        chat("only a question"),
-        chat("a", "say <|END|>", id="r6"),
+        exchange("hi", "yo"),
+        exchange("a" * 20, "b"),
+        exchange("a", "b", "c" * 20, "d"),
+        exchange("a", "b", "c"),
+        exchange("only a question"),
+        exchange("a", "say <|END|>", id="r6"),
         {
             "messages": [
                 {"role": "user", "content": "u"},
@@ -99,7 +98,9 @@ def test_lines_and_counts(save: Save, tmp_path: Path) -> None:
 
 def test_the_report_in_words(save: Save, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
-    result = run(save(chat("hi", "yo"), chat("hi")), "--tokenizer", "bytes", "--context-length", 99, "--out", out)
+    result = run(
+        save(exchange("hi", "yo"), exchange("hi")), "--tokenizer", "bytes", "--context-length", 99, "--out", out
+    )
     assert result.stdout.split("\n")[0].split() == ["conversations", "2"]
     assert "skipped no pair" in result.stdout
     assert "unwritable" not in result.stdout, "counts of nothing are not shown"
@@ -125,7 +126,7 @@ def test_batches_do_not_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_a_bad_record_stops_the_run_and_leaves_nothing(save: Save, tmp_path: Path) -> None:
-    path = save(chat("hi", "yo"), {"messages": 3})
+    path = save(exchange("hi", "yo"), {"messages": 3})
     out = tmp_path / "out.jsonl"
     result = run(path, "--tokenizer", "bytes", "--context-length", 99, "--out", out)
     assert isinstance(result.exception, RecordError)
@@ -134,14 +135,14 @@ def test_a_bad_record_stops_the_run_and_leaves_nothing(save: Save, tmp_path: Pat
 
 
 def test_bad_records_may_be_skipped_and_are_counted(save: Save, tmp_path: Path) -> None:
-    path, out = save(chat("hi", "yo"), {"messages": 3}), tmp_path / "out.jsonl"
+    path, out = save(exchange("hi", "yo"), {"messages": 3}), tmp_path / "out.jsonl"
     result = run(path, "--tokenizer", "bytes", "--context-length", 99, "--out", out, "--skip-bad", "--json")
     report = json.loads(result.stdout)
     assert (report["written"], report["bad_records"], len(report["examples"])) == (1, 1, 1)
 
 
 def test_a_run_that_writes_nothing_is_an_error_and_keeps_the_old_file(save: Save, tmp_path: Path) -> None:
-    path, out = save(chat("hi")), tmp_path / "out.jsonl"
+    path, out = save(exchange("hi")), tmp_path / "out.jsonl"
     out.write_text("old")
     result = run(path, "--tokenizer", "bytes", "--context-length", 99, "--out", out)
     assert isinstance(result.exception, DataError)
@@ -151,7 +152,7 @@ def test_a_run_that_writes_nothing_is_an_error_and_keeps_the_old_file(save: Save
 
 
 def test_the_output_may_not_be_an_input_or_in_a_folder_that_is_not_there(save: Save, tmp_path: Path) -> None:
-    path = save(chat("hi", "yo"))
+    path = save(exchange("hi", "yo"))
     before = path.read_bytes()
     result = run(path, "--tokenizer", "bytes", "--context-length", 99, "--out", path)
     assert isinstance(result.exception, ConfigError)
@@ -161,7 +162,7 @@ def test_the_output_may_not_be_an_input_or_in_a_folder_that_is_not_there(save: S
 
 
 def test_several_files_are_read_in_order(save: Save, tmp_path: Path) -> None:
-    first, second = save(chat("1", "2"), name="b.jsonl"), save(chat("3", "4"), name="a.jsonl")
+    first, second = save(exchange("1", "2"), name="b.jsonl"), save(exchange("3", "4"), name="a.jsonl")
     out = tmp_path / "out.jsonl"
     run(first, second, "--tokenizer", "bytes", "--context-length", 99, "--out", out)
     assert [t.text[8] for t in read_transcripts(out)] == ["1", "3"]

@@ -19,7 +19,7 @@ def text(rng: random.Random, words: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(rng.randint(1, words)))
 
 
-def chat(rng: random.Random, name: str | None, turns: int = 3, words: int = 30) -> dict[str, Any]:
+def random_chat(rng: random.Random, name: str | None, turns: int = 3, words: int = 30) -> dict[str, Any]:
     """A record in the shape openai; some have no id, some a fractional weight, some a source of their own."""
     messages: list[dict[str, Any]] = []
     if rng.random() < 0.3:
@@ -39,7 +39,7 @@ def chat(rng: random.Random, name: str | None, turns: int = 3, words: int = 30) 
 
 def chats(count: int, seed: int = 0, *, ids: bool = True, **options: int) -> list[dict[str, Any]]:
     rng = random.Random(seed)
-    return [chat(rng, f"r{i}" if ids else None, **options) for i in range(count)]
+    return [random_chat(rng, f"r{i}" if ids else None, **options) for i in range(count)]
 
 
 def write_jsonl(path: Path, records: list[Any]) -> Path:

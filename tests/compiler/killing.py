@@ -83,15 +83,26 @@ def builder(order: dict[str, Any], out: Path, *, resume: bool = False, workers: 
     return work
 
 
-def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str, str]) -> dict[str, Any]:
-    """Resume, and say what came out."""
+def report_of(
+    status: int,
+    out: Path,
+    resume: Callable[[], None],
+    digest: Callable[[Path], dict[str, str]],
+    leftovers: Callable[[Path], list[str]],
+    expected: dict[str, str],
+) -> dict[str, Any]:
+    """Resume a build that ended with a status, and report what came out."""
     report: dict[str, Any] = {"killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL}
     report["manifest_before"] = (out / "manifest.json").exists()
-    report["resumed"] = in_child(builder(order, out, resume=True)) == 0
+    report["resumed"] = in_child(resume) == 0
     report["equal"] = report["resumed"] and digest(out) == expected
     report["leftovers"] = leftovers(out) if report["resumed"] else []
     shutil.rmtree(out)
     return report
+
+
+def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str, str]) -> dict[str, Any]:
+    return report_of(status, out, builder(order, out, resume=True), digest, leftovers, expected)
 
 
 def kill_at_points(order: dict[str, Any], home: Path, expected: dict[str, str]) -> None:

@@ -20,13 +20,13 @@ from chatmill.errors import ConfigError
 from chatmill.store.episodes import EpisodeDataset
 from tests.cli.run import chatmill
 from tests.compiler.builds import (
-    chat,
     chats,
     digest,
     files_of,
     leftovers,
     mixed_recipe,
     plain_recipe,
+    random_chat,
     write_inputs,
     write_jsonl,
 )
@@ -243,7 +243,7 @@ def test_any_lines_cut_anywhere(
     rng = random.Random(len(lines))
     texts = []
     for number, kind in enumerate([*lines, "record"]):
-        record = json.dumps(chat(rng, None if kind == "no id" else f"r{number}"))
+        record = json.dumps(random_chat(rng, None if kind == "no id" else f"r{number}"))
         texts.append({"blank": "", "spaces": "  ", "broken": "{"}.get(kind, record))
     home = fast / f"{len(list(fast.iterdir()))}"
     home.mkdir()

@@ -1,200 +1,30 @@
-"""Comparing builds: pairing and comparison against slow references, and what a user sees of real builds."""
+"""Comparing real builds, and what a user sees of it."""
 
 from __future__ import annotations
 
 import json
 import re
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import typer
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from chatmill.cli import diff as diff_command
 from chatmill.compiler.run import run_build
-from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
-from chatmill.prove.compare.changes import changed_lines
-from chatmill.prove.compare.diff import Change, DatasetDiff, compare_documents, diff_datasets
-from chatmill.prove.compare.pairing import Keys, Match, pair_records
+from chatmill.prove.compare.diff import Change, DatasetDiff, diff_datasets
+from chatmill.prove.compare.pairing import Match
 from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.receipts import receipt_bytes, sealed
-from chatmill.store.split import Documents
 
 Record = dict[str, Any]
-
-
-# --- pairing ------------------------------------------------------------------------------------------------------
-
-
-def keys_of(records: Sequence[Record]) -> Keys:
-    content = np.array([[r["content"], 7] for r in records], dtype=np.uint64).reshape(-1, 2)
-    return Keys(
-        split=np.array([r["split"] for r in records], dtype=np.int32),
-        source=np.array([r["source"] for r in records], dtype=np.int32),
-        record=np.array([[3, r["id"]] for r in records], dtype=np.uint64).reshape(-1, 2),
-        named=np.array([r["named"] for r in records], dtype=np.bool_),
-        content=lambda numbers: content[numbers],
-    )
-
-
-def slow_partners(a: Sequence[Record], b: Sequence[Record]) -> list[int]:
-    """The same rules, one record at a time."""
-    partner, taken = [-1] * len(a), set[int]()
-
-    def level(key: Callable[[Record], Any], who: Callable[[Record], bool]) -> None:
-        for i, one in enumerate(a):
-            if partner[i] >= 0 or not who(one):
-                continue
-            for j, other in enumerate(b):
-                if j not in taken and who(other) and key(one) == key(other):
-                    partner[i] = j
-                    taken.add(j)
-                    break
-
-    for parts in (("id", "split", "source"), ("id", "split"), ("id",)):
-        level(lambda r, parts=parts: [r[p] for p in parts], lambda r: r["named"])
-    for parts in (("content", "split"), ("content",)):
-        level(lambda r, parts=parts: [r[p] for p in parts], lambda r: True)
-
-    both_named = any(r["named"] for r in a) and any(r["named"] for r in b)
-    anchors = {i: j for i, j in enumerate(partner) if j >= 0 and a[i]["split"] == b[j]["split"]}
-
-    def anchor_a(i: int) -> int:
-        before = [k for k in anchors if k < i]
-        return anchors[max(before)] if before and b[anchors[max(before)]]["split"] == a[i]["split"] else -1
-
-    def anchor_b(j: int) -> int:
-        before = [k for k in anchors.values() if k < j]
-        return max(before) if before and b[max(before)]["split"] == b[j]["split"] else -1
-
-    for i, one in enumerate(a):
-        for j, other in enumerate(b):
-            free = partner[i] < 0 and j not in taken and not (both_named and (one["named"] or other["named"]))
-            if free and (one["split"], anchor_a(i)) == (other["split"], anchor_b(j)):
-                partner[i] = j
-                taken.add(j)
-                break
-    return partner
-
-
-records = st.lists(
-    st.fixed_dictionaries(
-        {
-            "split": st.integers(0, 1),
-            "source": st.integers(0, 1),
-            "id": st.integers(0, 4),
-            "named": st.booleans(),
-            "content": st.integers(0, 5),
-        }
-    ).map(dict),
-    max_size=12,
-).map(lambda rows: sorted(rows, key=lambda r: r["split"]))
-
-
-@settings(max_examples=150)
-@given(a=records, b=records, all_named=st.sampled_from([None, (True, True), (False, True), (False, False)]))
-def test_pairing_is_that_of_the_slow_rules(
-    a: list[Record], b: list[Record], all_named: tuple[bool, bool] | None
-) -> None:
-    if all_named is not None:
-        a, b = ([{**r, "named": flag} for r in side] for side, flag in zip((a, b), all_named, strict=True))
-    pairs = pair_records(keys_of(a), keys_of(b))
-    assert pairs.partner.tolist() == slow_partners(a, b)
-    found = [j for j in pairs.partner.tolist() if j >= 0]
-    assert len(found) == len(set(found)) == sum(pairs.matched.values())
-    assert sorted([*found, *pairs.only_in_b.tolist()]) == list(range(len(b)))
-
-
-def test_the_same_records_in_the_same_order_need_no_sorting() -> None:
-    rows = [{"split": 0, "source": 0, "id": i % 3, "named": True, "content": i} for i in range(9)]
-    keys = keys_of(rows)
-    assert pair_records(keys, keys).partner.tolist() == list(range(9)) == slow_partners(rows, rows)
-
-
-# --- comparing ----------------------------------------------------------------------------------------------------
-
-
-def batch(rows: Sequence[tuple[list[int], list[float], list[int]]], *, weights: bool, kinds: bool) -> Documents:
-    ids, values, codes = ([v for row in rows for v in row[i]] for i in range(3))
-    return Documents(
-        ids=np.array(ids, dtype=np.uint32),
-        offsets=offsets_of(np.array([len(row[0]) for row in rows], dtype=np.int64)),
-        weights=np.array(values, dtype=np.float32) if weights else None,
-        kinds=np.array(codes, dtype=np.uint8) if kinds else None,
-    )
-
-
-@st.composite
-def row(draw: st.DrawFn) -> tuple[list[int], list[float], list[int]]:
-    length = draw(st.integers(1, 4))
-    return (
-        draw(st.lists(st.integers(0, 1), min_size=length, max_size=length)),
-        draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=length, max_size=length)),
-        draw(st.lists(st.sampled_from([26, 34]), min_size=length, max_size=length)),
-    )
-
-
-@settings(max_examples=150)
-@given(pairs=st.lists(st.tuples(row(), row(), st.integers(0, 4)), max_size=8), flags=st.tuples(*[st.booleans()] * 3))
-def test_comparison_is_that_of_a_loop(pairs: list[Any], flags: tuple[bool, bool, bool]) -> None:
-    weights_a, kinds_a, kinds_b = flags
-    made, wanted = [], []
-    for one, other, like in pairs:
-        # Half of the pairs share a part, so that every answer comes up.
-        new = tuple(one[i] if len(one[i]) == len(other[i]) and like > i else other[i] for i in range(3))
-        new = one if like == 4 else new
-        made.append((one, new))
-        old_weights = one[1] if weights_a else [1.0] * len(one[0])
-        if one[0] != new[0]:
-            wanted.append(3)
-        elif old_weights != new[1]:
-            wanted.append(2)
-        else:
-            wanted.append(int(kinds_a and kinds_b and one[2] != new[2]))
-    a = batch([one for one, _ in made], weights=weights_a, kinds=kinds_a)
-    b = batch([other for _, other in made], weights=True, kinds=kinds_b)
-    assert compare_documents(a, b).tolist() == wanted
-
-
-def replayed(lines: Sequence[Any], old: list[int], sign: str) -> list[int]:
-    """The tokens of one side, put together again from the lines and the other side's equal stretches."""
-    out: list[int] = []
-    for line in lines:
-        if line.sign == " ":
-            out += old[len(out) : len(out) + line.tokens]
-        elif line.sign == sign:
-            ids = line.ids.tolist()
-            out += old[len(out) : len(out) + line.before]
-            out += ids
-            out += old[len(out) : len(out) + line.after]
-    return out
-
-
-@settings(max_examples=150)
-@given(one=row(), other=row(), shared=st.lists(st.integers(0, 9), max_size=40))
-def test_lines_hold_every_token_of_both_sides(one: Any, other: Any, shared: list[int]) -> None:
-    def around(r: Any) -> Any:
-        extra = len(shared)
-        return shared + r[0] + shared, [0.0] * extra + r[1] + [1.0] * extra, [26] * extra + r[2] + [34] * extra
-
-    a, b = around(one), around(other)
-    lines = changed_lines(batch([a], weights=True, kinds=True), batch([b], weights=True, kinds=True))
-    assert replayed(lines, a[0], "-") == a[0]
-    assert replayed(lines, b[0], "+") == b[0]
-    assert all(line.tokens for line in lines)
-    if a == b:
-        assert [line.sign for line in lines] == [" "]
-    else:
-        assert any(line.sign in "-+" for line in lines)
 
 
 # --- real builds --------------------------------------------------------------------------------------------------

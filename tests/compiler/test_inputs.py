@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import hashlib
-import itertools
 import json
-import os
 import pickle
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,46 +18,20 @@ from unittest import mock
 import pyarrow
 import pyarrow.parquet
 import pytest
-import zstandard
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from chatmill.compiler import faults, inputs, spool
+from chatmill.compiler import inputs, spool
 from chatmill.compiler.inputs import (
-    Chunk,
     ChunkKind,
     InputScan,
-    ScannedInput,
-    check_inputs,
-    check_inputs_unchanged,
     chunk_records,
     scan_input,
 )
-from chatmill.compiler.publish import StorageError
-from chatmill.compiler.run import BuildProgress, run_build
-from chatmill.errors import ChatmillError, ConfigError, DataError, FormatError, RecordError, UnknownNameError
-from chatmill.read.files import Raw, read_records
+from chatmill.errors import FormatError
+from chatmill.read.files import read_records
 from chatmill.read.sniff import check_text, is_laid_out
-
-CHAT = b'{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}'
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "gz": gzip.compress,
-    "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
-}
-
-
-def told(records: Iterator[Raw]) -> list[tuple[Any, ...]]:
-    """Records in a form that can be compared, errors included."""
-    return [(raw.where, raw.value, raw.error and raw.error.__reduce__()[1]) for raw in records]
-
-
-def in_chunks(scanned: ScannedInput) -> list[tuple[Any, ...]]:
-    return told(itertools.chain.from_iterable(map(chunk_records, scanned.chunks)))
-
-
-def scan(path: Path, **options: Any) -> ScannedInput:
-    given = {"spool": str(path.parent / "spool"), "shape": "openai", **options}
-    return scan_input(InputScan(path=str(path), **given))
+from tests.compiler.scanned import CHAT, PACKERS, in_chunks, parquet, scan, told
 
 
 @contextmanager
@@ -307,15 +277,6 @@ def test_the_same_bytes_give_the_same_chunks_in_any_process(tmp_path: Path) -> N
     assert len(pickle.dumps(scanned.chunks[0])) < 1000
 
 
-# --- Parquet in and over row groups ---------------------------------------------------------------------------------
-
-
-def parquet(path: Path, rows: int, group: int) -> Path:
-    table = pyarrow.table({"n": list(range(rows)), "text": [f"row {n} " * 20 for n in range(rows)]})
-    pyarrow.parquet.write_table(table, path, row_group_size=group, use_dictionary=False)
-    return path
-
-
 def test_parquet_chunks_are_about_as_large_as_wanted_and_keep_to_row_groups(tmp_path: Path) -> None:
     small = scan(parquet(tmp_path / "small.parquet", 4000, 100), chunk_bytes=100_000)
     assert {chunk.start % 100 for chunk in small.chunks} == {0}
@@ -350,112 +311,6 @@ def test_rows_that_are_not_utf8_keep_their_places(tmp_path: Path) -> None:
         assert in_chunks(scan(path, chunk_rows=rows)) == expected
 
 
-# --- spools ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def spooled(tmp_path: Path) -> tuple[Path, ScannedInput]:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(3000))))
-    return path, scan(path, chunk_bytes=4000)
-
-
-def spool_times(path: Path) -> dict[str, int]:
-    return {str(part): part.stat().st_ino for part in (path.parent / "spool").rglob("*") if part.is_file()}
-
-
-def test_a_whole_spool_is_used_again(spooled: tuple[Path, ScannedInput]) -> None:
-    path, scanned = spooled
-    before = spool_times(path)
-    assert len(before) == len(scanned.chunks) + 1 > 5
-    with mock.patch.object(spool, "open_bytes", side_effect=AssertionError("unpacked again")):
-        assert scan(path, chunk_bytes=4000) == scanned
-        os.utime(path, ns=(1, 1))  # another time, the same bytes
-        assert scan(path, chunk_bytes=4000).chunks == scanned.chunks
-    assert spool_times(path) == before
-
-
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "index_flip", "index_cut", "index_gone", "index_list"])
-def test_a_damaged_spool_is_written_again(spooled: tuple[Path, ScannedInput], damage: str) -> None:
-    path, scanned = spooled
-    before = in_chunks(scanned)
-    target = Path(scanned.chunks[2].data)
-    if damage.startswith("index"):
-        target = target.parent / "index.json"
-    data = bytearray(target.read_bytes())
-    match damage.removeprefix("index_"):
-        case "flip":
-            at = data.index(b'"first":') + 8 if damage == "index_flip" else 100
-            data[at] ^= 3
-            target.write_bytes(data)
-        case "cut":
-            target.write_bytes(data[:-5])
-        case "gone":
-            target.unlink()
-        case "list":
-            target.write_bytes(b"[]")
-    again = scan(path, chunk_bytes=4000)
-    assert in_chunks(again) == before
-    assert [dataclasses.replace(c, file_mtime_ns=0) for c in again.chunks] == [
-        dataclasses.replace(c, file_mtime_ns=0) for c in scanned.chunks
-    ]
-
-
-def test_other_bytes_and_other_sizes_have_other_spools(spooled: tuple[Path, ScannedInput]) -> None:
-    path, scanned = spooled
-    coarse = scan(path, chunk_bytes=9000)
-    path.write_bytes(gzip.compress(b"{}\n"))
-    changed = scan(path, chunk_bytes=4000)
-    assert len(list((path.parent / "spool").iterdir())) == 3
-    assert len(in_chunks(coarse)) == len(in_chunks(scanned)) == 3000
-    assert len(in_chunks(changed)) == 1
-
-
-@pytest.mark.parametrize("step", ["after_spool_write", "before_spool_rename", "after_spool_rename"])
-def test_a_killed_spool_is_taken_up_again(tmp_path: Path, step: str) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b"".join(b'{"n": %d}\n' % n for n in range(3000))))
-    code = (
-        "import sys\nfrom chatmill.compiler.inputs import InputScan, scan_input\n"
-        "scan_input(InputScan(path=sys.argv[1], spool=sys.argv[2], shape='openai', chunk_bytes=4000))"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code, str(path), str(tmp_path / "spool")],
-        env={**os.environ, "CHATMILL_FAULTS": f"{step}:3"},
-        check=False,
-    )
-    assert ended.returncode == -9
-    assert not list((tmp_path / "spool").rglob("index.json"))
-    assert in_chunks(scan(path, chunk_bytes=4000)) == told(read_records(path))
-
-
-def test_two_builders_of_one_spool_do_not_disturb_each_other(spooled: tuple[Path, ScannedInput]) -> None:
-    """What a second builder writes at the same time is equal to the byte, the time included."""
-    path, scanned = spooled
-    with mock.patch.object(spool.Spool, "_whole_parts", return_value=None):
-        assert scan(path, chunk_bytes=4000) == scanned
-    assert len(in_chunks(scanned)) == 3000
-
-
-def test_a_full_disk_is_a_clear_error_and_leaves_no_half_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"n": 1}\n' * 3000))
-    monkeypatch.setenv("CHATMILL_FAULTS", "after_spool_write:2:enospc")
-    monkeypatch.setattr(faults, "_hits", Counter())
-    with pytest.raises(StorageError, match=r"000001\.jsonl: cannot write: No space left") as caught:
-        scan(path, chunk_bytes=4000)
-    assert isinstance(caught.value, ChatmillError)
-    assert list((tmp_path / "spool").rglob("*")) == []
-
-
-def test_a_spool_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b"{}\n"))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot create the folder"):
-        scan(path, spool=str(tmp_path / "file" / "spool"))
-
-
 # --- shapes ---------------------------------------------------------------------------------------------------------
 
 
@@ -468,174 +323,3 @@ def test_the_shape_is_told_from_the_first_records_that_can_be_decoded(tmp_path: 
     assert {chunk.source for chunk in scanned.chunks} == {"a"}
     assert scan(path, shape="sharegpt", source="mine").chunks[0].shape == "sharegpt"
     assert scan(path, shape="sharegpt", source="mine").file.source == "mine"
-
-
-def test_a_file_of_broken_lines_alone_has_some_shape(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"broken\n" * 40)
-    scanned = scan(path, shape=None)
-    assert scanned.file.shape == "openai"
-    assert all(raw[2] is not None for raw in in_chunks(scanned))
-
-
-def test_no_known_shape_and_unknown_names_are_errors(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"n": 1}\n')
-    with pytest.raises(RecordError, match=r"a\.jsonl: cannot tell the shape") as caught:
-        scan(path, shape=None)
-    assert caught.value.code == "unknown_shape"
-    with pytest.raises(UnknownNameError, match="Did you mean 'openai'"):
-        scan(path, shape="opnai")
-
-
-# --- files that cannot be used --------------------------------------------------------------------------------------
-
-
-def test_missing_files_folders_and_pipes_are_told_apart(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    (tmp_path / "a.xlsx").write_text("x")
-    (tmp_path / "folder.jsonl").mkdir()
-    for name, message in (
-        ("none.jsonl", r"no such file: .*none\.jsonl"),
-        ("folder.jsonl", r"folder\.jsonl is a folder; name its files"),
-        ("pipe.jsonl", r"pipe\.jsonl is no regular file"),
-        ("a.xlsx", r"a\.xlsx: cannot tell the format from the name"),
-        ("x" * 300 + ".jsonl", "cannot read .*File name too long"),
-        ("nul\0.jsonl", "cannot read .*null"),
-        ("a.xlsx/b.jsonl", "cannot read .*Not a directory"),
-    ):
-        with pytest.raises(DataError, match=message):
-            scan(tmp_path / name)
-
-
-def test_all_files_are_looked_at_before_one_is_read(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b"{}\n")
-    orders = [InputScan(path=str(tmp_path / name), spool="") for name in ("a.jsonl", "none.jsonl")]
-    with pytest.raises(DataError, match="none"):
-        check_inputs(orders)
-    for options in ({"chunk_bytes": 0}, {"chunk_rows": 0}, {"chunk_bytes": -5}):
-        with pytest.raises(ConfigError, match="must be at least 1, found"):
-            check_inputs([dataclasses.replace(orders[0], **options)])
-
-
-def test_a_file_that_cannot_be_opened_is_a_clear_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"{}\n")
-    refused = PermissionError(13, "Permission denied")
-    with mock.patch("builtins.open", side_effect=refused), pytest.raises(DataError, match=r"a\.jsonl: Permission"):
-        scan(path)
-
-
-@pytest.mark.parametrize("kind", PACKERS)
-@pytest.mark.parametrize("damage", ["cut", "flip", "foreign"])
-def test_damaged_archives_are_errors_and_leave_no_spool(tmp_path: Path, kind: str, damage: str) -> None:
-    packed = bytearray(PACKERS[kind](b"".join(b'{"n": %d}\n' % n for n in range(9000))))
-    if damage == "flip":
-        packed[len(packed) // 2] ^= 0xFF
-    path = tmp_path / f"a.jsonl.{kind}"
-    path.write_bytes({"cut": packed[:-9], "flip": packed, "foreign": b"this is no archive"}[damage])
-    with pytest.raises(FormatError, match=r"a\.jsonl\.\w+ cannot be unpacked"):
-        scan(path, chunk_bytes=1000)
-    assert list((tmp_path / "spool").rglob("*")) == []
-
-
-def test_damaged_parquet_files_are_errors(tmp_path: Path) -> None:
-    path = parquet(tmp_path / "a.parquet", 3000, 3000)
-    data = path.read_bytes()
-    for broken in (data[: len(data) // 2], b"PAR1", b""):
-        path.write_bytes(broken)
-        with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
-            scan(path)
-    flipped = bytearray(data)
-    for at in range(100, 400):
-        flipped[at] ^= 0xFF
-    path.write_bytes(flipped)
-    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
-        in_chunks(scan(path, chunk_rows=1000))
-    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
-        scan(path, chunk_rows=100)  # spooled
-    assert list((tmp_path / "spool").rglob("*")) == []
-
-
-def test_a_json_file_that_is_no_list_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(b'"messages"')
-    with pytest.raises(DataError, match=r"a\.json must hold a list of records"):
-        scan(path)
-
-
-# --- files that change ----------------------------------------------------------------------------------------------
-
-
-def test_a_file_that_changes_while_it_is_scanned_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"n": 1}\n' * 100)
-
-    class Cutter(inputs.LineCutter):
-        def feed(self, block: bytes) -> list[tuple[int, int]]:
-            path.write_bytes(b"{}\n")
-            return super().feed(block)
-
-    monkeypatch.setattr(inputs, "LineCutter", Cutter)
-    with pytest.raises(DataError, match=r"a\.jsonl has changed .* it had 900 bytes and now has 3"):
-        scan(path)
-
-
-def test_inputs_are_checked_again_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"n": 1}\n' * 100)
-    file = scan(path).file
-    check_inputs_unchanged([file])
-    os.utime(path, ns=(5, file.mtime_ns + 2_000_000_000))
-    with pytest.raises(DataError, match=r"a\.jsonl has changed .* written to \(\+2\.000 s\)"):
-        check_inputs_unchanged([file])
-    path.unlink()
-    with pytest.raises(DataError, match=r"a\.jsonl was there when the build began"):
-        check_inputs_unchanged([file])
-
-
-@pytest.mark.parametrize("change", ["grows", "is written to", "is removed"])
-def test_a_build_whose_input_changes_after_it_was_read_is_not_published(fast: Path, change: str) -> None:
-    """What was read may have been half of the old file and half of the new one."""
-    path, out = fast / "a.jsonl", fast / "out"
-    path.write_bytes((CHAT + b"\n") * 50)
-    recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
-    done: list[int] = []
-
-    def on_progress(state: BuildProgress) -> None:
-        done.append(state.chunks_done)
-        if state.chunks_done < state.chunks:
-            return
-        if change == "grows":
-            path.write_bytes((CHAT + b"\n") * 51)
-        elif change == "is written to":
-            os.utime(path, ns=(5, path.stat().st_mtime_ns + 2_000_000_000))
-        else:
-            path.unlink()
-
-    said = "was there when the build began" if change == "is removed" else "has changed"
-    with pytest.raises(DataError, match=rf"a\.jsonl {said}"):
-        run_build(recipe, out, workers=0, shard_bytes=1000, on_progress=on_progress)
-    assert max(done) > 1
-    assert not (out / "manifest.json").exists()
-    assert not (out / "train").exists()
-
-
-def test_what_a_manifest_says_does_not_depend_on_the_time(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(CHAT + b"\n")
-    first = scan(path).file
-    os.utime(path, ns=(7, 7))
-    second = scan(path).file
-    assert first != second
-    assert first.as_json() == second.as_json()
-    assert json.loads(json.dumps(first.as_json())) == first.as_json()
-    assert set(first.as_json()) == {"path", "source", "shape", "bytes", "sha256", "lines", "records"}
-
-
-def test_chunks_say_where_they_are_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"{}\n" * 9)
-    chunks: tuple[Chunk, ...] = scan(path, chunk_bytes=10).chunks
-    assert [chunk.describe() for chunk in chunks] == [f"{path} from line {n}" for n in (1, 5, 8)]
-    assert scan(parquet(tmp_path / "a.parquet", 9, 9), chunk_rows=5).chunks[1].describe().endswith("from row 6")

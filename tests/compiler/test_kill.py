@@ -1,4 +1,4 @@
-"""Builds that are killed: real processes, real SIGKILL; resumed, they are equal to builds that nothing disturbed."""
+"""Builds that are killed, their workers too: resumed or merged, they are equal to builds that nothing disturbed."""
 
 from __future__ import annotations
 
@@ -30,122 +30,11 @@ from tests.compiler.builds import (
     digest,
     files_of,
     leftovers,
-    mixed_recipe,
     plain_recipe,
-    write_inputs,
     write_jsonl,
 )
 from tests.compiler.executor_jobs import InEnvironment, run_in_environment
-
-POINTS = [
-    "after_spool_write:1",
-    "before_spool_rename:1",
-    "after_spool_rename:1",
-    "before_spool_index_rename:1",
-    "after_spool_index_rename:1",
-    "after_state_write:1",
-    "before_state_rename:1",
-    "after_state_rename:1",
-    "after_shard_write:1",
-    "after_shard_write:3",
-    "before_receipt:2",
-    "after_receipt_write:2",
-    "before_receipt_rename:2",
-    "after_receipt_rename:2",
-    "before_shard_rename:2",
-    "before_shard_folder_rename:2",
-    "after_shard_folder_rename:2",
-    "after_shard_rename:3",
-    "after_chunk:2",
-    "after_val_receipt_write:1",
-    "before_val_folder_rename:1",
-    "after_val_folder_rename:1",
-    "before_publish:1",
-    "before_moves_rename:1",
-    "after_moves_rename:1",
-    "after_shard_move:1",
-    "after_shard_move:3",
-    "after_split_manifest_write:1",
-    "after_split_manifest_rename:1",
-    "after_split_manifest_rename:2",
-    "after_pack_array_write:1",
-    "after_pack_array_rename:1",
-    "after_pack_array_rename:2",
-    "before_pack_plan_rename:1",
-    "after_pack_plan_rename:1",
-    "after_pack_plan_rename:2",
-    "before_rejected_file_rename:1",
-    "after_rejected_file_rename:1",
-    "before_move:1",
-    "after_move:1",
-    "after_move:2",
-    "after_move:3",
-    "before_manifest:1",
-    "after_manifest_file_write:1",
-    "before_manifest_file_rename:1",
-    "after_manifest_file_rename:1",
-    "after_manifest:1",
-]
-"""Every step that leaves something on the disk, in the order in which a build takes them; name and hit."""
-
-
-def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
-    """The reports of `tests.compiler.killing`."""
-    write_inputs(home / "in", 12)
-    # Records without an id are split by the name of their file, which is another one in every run.
-    write_jsonl(home / "in" / "packed.jsonl.gz", [{**one, "id": f"p{i}"} for i, one in enumerate(chats(12, 2))])
-    recipe = mixed_recipe(home / "in", shard_bytes=3000)
-    recipe["sources"] = recipe["sources"][:2]  # a plain and a packed file are enough here
-    text = json.dumps({"home": str(home), "recipe": recipe, **order})
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compiler.killing"],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def check(reports: list[dict[str, Any]]) -> None:
-    for report in reports:
-        assert report["killed"], f"the build was not killed: {report}"
-        assert report["resumed"], f"the build could not be resumed: {report}"
-        assert report["equal"], f"other bytes than those of an undisturbed build: {report}"
-        assert not report["leftovers"], report
-
-
-def test_killed_at_every_named_step(fast: Path) -> None:
-    reports = kills(fast, points=POINTS)
-    assert [report["point"] for report in reports] == POINTS
-    for report in reports:
-        assert report["hit"] == [report["point"].split(":")[0]], "the step was not reached"
-    check(reports)
-    after = {report["point"] for report in reports if report["manifest_before"]}
-    assert after == {"after_manifest_file_rename:1", "after_manifest:1"}, "the manifest comes last"
-
-
-@pytest.mark.parametrize("which", ["kinds", pytest.param("renames", marks=pytest.mark.slow)])
-def test_killed_before_and_after_every_rename(fast: Path, which: str) -> None:
-    """Also the renames inside of the writers of the store, which have no names of their own; or one of each kind."""
-    reports = kills(fast, kill=which)
-    renames = [report for report in reports if report["operation"][0] == "os.rename"]
-    assert reports[0]["renames"] >= (20 if which == "renames" else 10)
-    assert len(renames) == reports[0]["renames"] or which == "kinds"  # where one may follow right behind another
-    targets = {Path(report["operation"][2]).name for report in renames}
-    assert targets >= {"state.json", "receipt.json", "000000", "shard_00000", "episodes.json", "train", "manifest.json"}
-    assert {"moves.json", "val", "rejected.jsonl"} <= targets
-    assert len(reports) > 1.5 * reports[0]["renames"]
-    check(reports)
-
-
-@pytest.mark.slow
-def test_killed_before_every_operation_on_a_file(fast: Path) -> None:
-    reports = kills(fast, kill="everywhere")
-    assert len(reports) == reports[0]["operations"] >= 150
-    check(reports)
+from tests.damage import flip
 
 
 class Sets:
@@ -295,10 +184,8 @@ def test_resumed_with_other_workers(sets: Sets, fast: Path) -> None:
     sets.check(fast / "out")
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+def flip_middle(path: Path) -> None:
+    flip(path, path.stat().st_size // 2)
 
 
 def cut_off(path: Path) -> None:
@@ -317,11 +204,11 @@ def lost(path: Path) -> None:
 
 
 DAMAGES = [
-    ("train/tokens.bin", flip),
+    ("train/tokens.bin", flip_middle),
     ("train/tokens.bin", zeroed),
     ("train/kinds.u8", cut_off),
     ("train/record_id.utf8", lost),
-    ("val/mask.bin", flip),
+    ("val/mask.bin", flip_middle),
     ("rejected.jsonl", cut_off),
     ("receipt.json", zeroed),
     ("receipt.json", lost),
@@ -360,7 +247,7 @@ def test_a_share_damaged_by_a_crash_is_found_by_merge(crashed: Path, fast: Path)
     recipe = crashed / "recipe.yaml"
     for share in range(2):
         run_build(recipe, fast / "out", workers=0, shard=(share, 2))
-    flip(fast / "out" / ".build" / "shards" / "000003" / "train" / "tokens.bin")
+    flip_middle(fast / "out" / ".build" / "shards" / "000003" / "train" / "tokens.bin")
     with pytest.raises(ConfigError, match=r"1 of \d+ chunks are not built yet; first: chunk 3 \("):
         merge_build(fast / "out")
     run_build(recipe, fast / "out", workers=0, shard=(1, 2))
@@ -382,21 +269,6 @@ def test_a_merge_that_was_killed(sets: Sets, fast: Path, point: str, then: str) 
     else:
         assert merge_build(fast / "out").outcome is Outcome.BUILT
     sets.check(fast / "out")
-
-
-@pytest.mark.parametrize("first", ["after_shard_move:4", "before_manifest:1"])
-def test_killed_again_while_it_is_resumed(fast: Path, first: str) -> None:
-    reports = kills(fast, kill="kinds", first=first)
-    assert len(reports) >= 4
-    check(reports)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["after_shard_rename:4", "after_shard_move:4", "before_manifest:1"])
-def test_killed_before_every_operation_of_a_resumed_build(fast: Path, first: str) -> None:
-    reports = kills(fast, kill="everywhere", first=first)
-    assert len(reports) == reports[0]["operations"] >= 20
-    check(reports)
 
 
 def random_kills(command: list[str], env: dict[str, str], rng: random.Random, delays: list[float]) -> int:
@@ -438,25 +310,6 @@ def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) 
         whole /= 2  # the build was too quick for its killer: the machine was busier before
         shutil.rmtree(fast / "out")
     sets.check(fast / "out")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_two_hundred_seeded_signals(fast: Path, first: int) -> None:
-    """SIGKILL, SIGTERM, and SIGSTOP with SIGCONT or SIGKILL after it, to drivers and to the processes below them.
-
-    Every build goes on where the one before it was stopped. Seeds 0 to 199, one signal each.
-    """
-    reports = kills(fast, seeds=list(range(first, first + 50)))
-    assert len(reports) == 51
-    assert sum(report["hit"] for report in reports) >= 25
-    finished = [report for report in reports if report["finished"]]
-    assert reports[-1]["finished"], "the last one is left alone"
-    assert all(report["equal"] and not report["leftovers"] for report in finished)
-    hit = [report for report in reports if report["hit"]]
-    assert {report["driver"] for report in hit} == {True, False}
-    assert all(report["finished"] for report in hit if not report["driver"]), "only a driver's end ends a build"
-    assert len({report["signal"] for report in hit}) == 3
 
 
 @pytest.mark.slow

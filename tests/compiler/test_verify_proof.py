@@ -20,7 +20,8 @@ from chatmill.prove.spans import SpanCheck
 from chatmill.prove.verify import verify
 from chatmill.render.jinja.rows import Row
 from chatmill.store.episodes import EpisodeDataset
-from tests.compiler.verify_sets import build_into, flip, records, rehash, small_recipe, write_lines
+from tests.compiler.verify_sets import build_into, records, rehash, small_recipe, write_lines
+from tests.damage import flip
 
 
 @pytest.fixture(scope="module")

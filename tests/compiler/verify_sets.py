@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from chatmill.compiler.run import run_build
+from chatmill.prove.report import VerifyReport
 from chatmill.store.receipts import receipt_bytes, sealed
 from tests.conftest import CONVERSATION_FILES, DATA
 
@@ -117,13 +118,6 @@ def build_into(folder: Path, description: dict[str, Any]) -> Path:
     return folder
 
 
-def flip(path: Path, offset: int, value: int | None = None) -> None:
-    """Change one byte of a file: invert its lowest bit, or set it."""
-    data = bytearray(path.read_bytes())
-    data[offset] = data[offset] ^ 1 if value is None else value
-    path.write_bytes(data)
-
-
 def rehash(folder: Path) -> None:
     """Make the manifest agree with the files again, as an error in the build itself would have it."""
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -139,3 +133,16 @@ def edited(folder: Path) -> Iterator[dict[str, Any]]:
     manifest = json.loads(path.read_text())
     yield manifest
     path.write_bytes(receipt_bytes(sealed(manifest)))
+
+
+def write_source(folder: Path) -> Path:
+    """Forty good records, and one that is refused."""
+    path = folder / "chats.jsonl"
+    write_lines(path, [*records("oasst_en100", 40), {"id": "bad", "messages": []}])
+    return path
+
+
+def files_named(report: VerifyReport) -> set[str]:
+    assert report.exit_status == 1
+    assert report.differences >= len(report.findings) > 0
+    return {finding.file for finding in report.findings}

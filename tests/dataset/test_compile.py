@@ -15,7 +15,7 @@ import pytest
 
 import chatmill
 from chatmill.core.scratch import PREFIX, Scratch, _sweep
-from chatmill.errors import ConfigError, DataError, RecordError
+from chatmill.errors import ConfigError, DataError, MissingExtraError, RecordError, TokenizerError, UnknownNameError
 from tests.compiler.builds import chats, digest, write_jsonl
 from tests.conftest import CONVERSATION_FILES
 from tests.data.tokenizer_files import HERE as TOKENIZERS
@@ -263,7 +263,7 @@ def test_rows_for_hugging_face_have_the_targets_of_the_episodes() -> None:
 def test_it_exports_by_the_names_of_chatmill_export(data: Any, tmp_path: Path) -> None:
     result = data.export("parquet", tmp_path / "exported")
     assert result.splits["train"]["documents"] == len(data)
-    with pytest.raises(chatmill.UnknownNameError, match="export target 'paper'"):
+    with pytest.raises(UnknownNameError, match="export target 'paper'"):
         data.export("paper", tmp_path / "paper")
     again = data.to_parquet(tmp_path / "again")
     assert again.manifest["files"] == result.manifest["files"]
@@ -294,7 +294,7 @@ def test_splits_slices_and_bad_indices() -> None:
     assert data[-1].index == len(data) - 1
     with pytest.raises(IndexError):
         data[len(data)]
-    with pytest.raises(chatmill.UnknownNameError, match="split 'test'"):
+    with pytest.raises(UnknownNameError, match="split 'test'"):
         data["test"]
 
 
@@ -318,7 +318,7 @@ def test_options_that_are_wrong_are_told_apart() -> None:
         chatmill.compile(RECORDS, "bytes", template_option={}, **BYTES)
     with pytest.raises(ConfigError, match="'template' is missing"):
         chatmill.compile(RECORDS, "bytes")
-    with pytest.raises(chatmill.TokenizerError, match="no tokenizer 'Qwen3-9B'"):
+    with pytest.raises(TokenizerError, match="no tokenizer 'Qwen3-9B'"):
         chatmill.compile(RECORDS, "./Qwen3-9B")
     with pytest.raises(ConfigError, match=r"there is no file 'none\.jsonl'"):
         chatmill.compile("none.jsonl", "./Qwen3-9B")
@@ -398,9 +398,9 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, stream: boo
     data = chatmill.compile(RECORDS[:3], "bytes", max_length=4096, stream=stream, **BYTES)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(chatmill.MissingExtraError, match=r"chatmill\[torch\]"):
+    with pytest.raises(MissingExtraError, match=r"chatmill\[torch\]"):
         data.to_torch(2)
-    with pytest.raises(chatmill.MissingExtraError, match=r"chatmill\[hf\]"):
+    with pytest.raises(MissingExtraError, match=r"chatmill\[hf\]"):
         data.to_hf()
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import chatmill
 from chatmill.dataset.chunk_groups import ChunkGroups
+from chatmill.dataset.streamed import StreamedDataset
 from chatmill.errors import ConfigError, RecordError
 from tests.compiler.builds import chats, digest, write_jsonl
 
@@ -240,5 +241,5 @@ def test_rows_of_a_stream_need_a_length_that_nothing_exceeds(streamed: Any) -> N
 
 def test_large_input_is_streamed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chatmill.dataset.compile.STREAM_BYTES", 1000)
-    assert isinstance(chatmill.compile(RECORDS, "bytes", **OPTIONS), chatmill.StreamedDataset)
+    assert isinstance(chatmill.compile(RECORDS, "bytes", **OPTIONS), StreamedDataset)
     assert isinstance(chatmill.compile(RECORDS, "bytes", stream=False, **OPTIONS), chatmill.Dataset)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,23 +51,6 @@ def write_input(folder: Path, shards: Sequence[Sequence[dict[str, Any]]], *, gro
     return folder
 
 
-def digest(root: Path) -> dict[str, str]:
-    """sha256 of every file of a dataset; the manifest without the time it was made at, and without the commit, which
-    changes when somebody commits while the tests run.
-    """
-    found = {}
-    for path in sorted(root.rglob("*")):
-        if path.is_file():
-            content = path.read_bytes()
-            if path == root / "manifest.json":
-                manifest = json.loads(content)
-                del manifest["created_unix_s"], manifest["git_sha"], manifest["contents_sha256"]
-                content = json.dumps(manifest, sort_keys=True).encode()
-            found[path.relative_to(root).as_posix()] = hashlib.sha256(content).hexdigest()
-    assert len(found) > 1
-    return found
-
-
 def listed_files(root: Path) -> set[str]:
     """The files that the manifest names."""
     manifest = json.loads((root / "manifest.json").read_bytes())
@@ -80,3 +62,13 @@ def leftovers(root: Path) -> list[str]:
     """What lies in a finished dataset and does not belong there."""
     there = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file() or path.name[0] == "."}
     return sorted(there - listed_files(root) - {"manifest.json"})
+
+
+def small(folder: Path, count: int = 10, shards: int = 1) -> Path:
+    """Made-up rows, `count` a shard."""
+    rows = [[row(f"id-{shard}-{n}", chat(f"question {n}")) for n in range(count)] for shard in range(shards)]
+    return write_input(folder, rows)
+
+
+def manifest_of(root: Path) -> dict[str, Any]:
+    return dict(json.loads((root / "manifest.json").read_bytes()))

@@ -9,7 +9,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,8 +18,9 @@ from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.distill.chunk import renderer_of
 from chatmill.distill.run import build_synth_kd
 from chatmill.systems.synth_kd import Renderer, vocabulary_file
-from tests.compiler.killing import in_child, watch_files
-from tests.distill.inputs import digest, leftovers
+from tests.compiler.builds import digest
+from tests.compiler.killing import in_child, report_of, watch_files
+from tests.distill.inputs import leftovers
 
 
 def builder(order: dict[str, Any], out: Path, *, resume: bool = False) -> Callable[[], None]:
@@ -33,14 +33,7 @@ def builder(order: dict[str, Any], out: Path, *, resume: bool = False) -> Callab
 
 
 def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str, str]) -> dict[str, Any]:
-    """Resume, and say what came out."""
-    report: dict[str, Any] = {"killed": os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL}
-    report["manifest_before"] = (out / "manifest.json").exists()
-    report["resumed"] = in_child(builder(order, out, resume=True)) == 0
-    report["equal"] = report["resumed"] and digest(out) == expected
-    report["leftovers"] = leftovers(out) if report["resumed"] else []
-    shutil.rmtree(out)
-    return report
+    return report_of(status, out, builder(order, out, resume=True), digest, leftovers, expected)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import subprocess
@@ -14,7 +13,9 @@ from typing import Any
 import pytest
 
 from chatmill.distill.run import build_synth_kd
-from tests.distill.inputs import chat, digest, leftovers, real_rows, row, write_input
+from tests.compiler.builds import digest
+from tests.compiler.kill_reports import check, check_points, reports_of
+from tests.distill.inputs import chat, leftovers, real_rows, row, write_input
 
 POINTS = [
     "after_state_write:1",
@@ -53,36 +54,14 @@ def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
     rows = [row(f"id-{n}", chat(f"question {n}", "x" * n)) for n in range(40)]
     rows[9] = row("bad", [])
     source = write_input(home / "in", [rows[:20], rows[20:]], group=10)
-    text = json.dumps({"home": str(home), "input": str(source), **order})
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.distill.killing"],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def check(reports: list[dict[str, Any]]) -> None:
-    for report in reports:
-        assert report["killed"], f"the build was not killed: {report}"
-        assert report["resumed"], f"the build could not be resumed: {report}"
-        assert report["equal"], f"other bytes than those of an undisturbed build: {report}"
-        assert not report["leftovers"], report
+    return reports_of("tests.distill.killing", {"home": str(home), "input": str(source), **order})
 
 
 def test_killed_at_every_named_step_and_at_seeded_moments(fast: Path) -> None:
     reports = kills(fast, points=POINTS, kills=6)
     named, seeded = reports[: len(POINTS)], reports[len(POINTS) :]
-    assert [report["point"] for report in named] == POINTS
-    for report in named:
-        assert report["hit"] == [report["point"].split(":")[0]], "the step was not reached"
+    check_points(named, POINTS)
     check(reports)
-    after = {report["point"] for report in named if report["manifest_before"]}
-    assert after == {"after_manifest_file_rename:1", "after_manifest:1"}, "the manifest comes last"
     assert len(seeded) == 6
     assert seeded[0]["operations"] > 100
 

@@ -17,8 +17,9 @@ from chatmill.distill.shards import read_input
 from chatmill.errors import ConfigError, DataError
 from chatmill.store.kd import KDShard
 from tests.cli.run import chatmill
+from tests.compiler.builds import digest
 from tests.conftest import DATA
-from tests.distill.inputs import chat, digest, row, write_input
+from tests.distill.inputs import chat, row, write_input
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from chatmill.load.token_stream import GPTDataLoader
 from chatmill.store import checksums
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
+from tests.damage import flip
 from tests.load.sets import items, write_set
 
 CONFIG = {"batch_size": 2, "block_size": 4, "pad_token_id": 0, "use_loss_mask": True}
@@ -30,20 +31,13 @@ def episodes(tmp_path: Path) -> Path:
     return tmp_path / "episodes"
 
 
-def flip(path: Path) -> None:
-    """Change one bit of the last byte: sizes and structure stay."""
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("file", ["tokens.bin", "mask.bin", "trained.u32"])
 def test_a_changed_byte_is_found_before_its_shard_is_read(episodes: Path, file: str) -> None:
     shards = sorted((episodes / "train").glob("shard_*"))
     path = shards[1] / file
     if not path.exists():
         path = next(p for p in shards[1].iterdir() if p.name not in ("tokens.bin", "mask.bin", "episodes.idx"))
-    flip(path)
+    flip(path, -1)  # sizes and structure stay
     EpisodeDataset(episodes)[6]  # without check nobody sees it
     dataset = EpisodeDataset(episodes, check=True)
     assert len(dataset[0]) == 8, "the first shard is sound"
@@ -88,7 +82,7 @@ def test_loaders_check_what_they_read(episodes: Path, name: str, file: str) -> N
 
     read()
     for path in (episodes / "train").rglob(file):
-        flip(path)
+        flip(path, -1)
     with pytest.raises(FormatError, match="bytes were changed"):
         read()
 

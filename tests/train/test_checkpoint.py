@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -24,7 +23,7 @@ from chatmill.train.open_model import open_model
 from chatmill.train.trainer import FitResult, Outcome
 from tests.load.sets import write_set
 from tests.train.test_trainer import loader_over, small_items
-from tests.train.tiny import tiny_gpt
+from tests.train.tiny import StopAfter, tiny_gpt
 
 STEPS = 12
 OPTIONS: dict[str, Any] = {"learning_rate": 1e-2, "log_every": 1, "eval_every": 4, "eval_batches": 2}
@@ -56,23 +55,6 @@ def curve(result: FitResult) -> dict[tuple[int, str], float]:
 @pytest.fixture(scope="module")
 def unbroken(dataset: Path) -> dict[tuple[int, str], float]:
     return curve(model().fit(loader_over(dataset, pack=True), steps=STEPS, **OPTIONS))
-
-
-class StopAfter:
-    """A loader that sends this process a signal while it hands out a batch."""
-
-    def __init__(self, loader: Any, batches: int, number: int) -> None:
-        self._loader, self._left, self._number = loader, batches, number
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def get_batch(self, split: str = "train") -> Any:
-        if split == "train":
-            self._left -= 1
-            if self._left == 0:
-                os.kill(os.getpid(), self._number)
-        return self._loader.get_batch(split)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from chatmill.train.gpt import GPT, GPTConfig
 from chatmill.train.ranks import Ranks
 from chatmill.train.step import Trainer
 from chatmill.train.trainer import Outcome
+from tests.train.tiny import StopAfter
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,22 +64,6 @@ def test_every_kernel_gives_the_same_loss_and_gradient(tmp_path: Path, attention
         assert float((found[name] - grad).norm() / grad.norm()) < tolerance, name
 
 
-class StopAfter:
-    """Sends this process SIGTERM while it hands out a batch."""
-
-    def __init__(self, loader: Any, batches: int) -> None:
-        self._loader, self._left = loader, batches
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def get_batch(self, split: str = "train") -> Any:
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return self._loader.get_batch(split)
-
-
 def test_a_resumed_run_gives_the_losses_of_an_unbroken_one(tmp_path: Path) -> None:
     directory = written(tmp_path / "set")
 
@@ -88,7 +72,7 @@ def test_a_resumed_run_gives_the_losses_of_an_unbroken_one(tmp_path: Path) -> No
 
     options: dict[str, Any] = {"steps": 8, "learning_rate": 1e-3, "log_every": 1}
     whole = model().fit(loader(), **options).history
-    first = model().fit(StopAfter(loader(), 5), out=tmp_path / "run", **options)
+    first = model().fit(StopAfter(loader(), 5, signal.SIGTERM), out=tmp_path / "run", **options)
     assert (first.outcome, first.step) == (Outcome.STOPPED, 5)
     second = model().fit(loader(), out=tmp_path / "run", **options)
     broken = [*first.history, *second.history]

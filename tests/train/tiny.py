@@ -82,3 +82,20 @@ def torchrun(script: Path, *arguments: str, processes: int = 2) -> list[str]:
 def single_thread_environment() -> dict[str, str]:
     """Without what an outer torchrun set, and with one thread a process."""
     return {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE"}} | {"OMP_NUM_THREADS": "1"}
+
+
+class StopAfter:
+    """A loader that sends this process a signal while it hands out a batch."""
+
+    def __init__(self, loader: Any, batches: int, number: int) -> None:
+        self._loader, self._left, self._number = loader, batches, number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def get_batch(self, split: str = "train") -> Any:
+        if split == "train":
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), self._number)
+        return self._loader.get_batch(split)

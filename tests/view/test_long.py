@@ -23,7 +23,7 @@ SOURCE = "a-very-long-source-name/with-parts-of-a-path/and-more-2026-11"
 TURNS = 12
 
 
-def chat(number: int) -> dict[str, Any]:
+def long_chat(number: int) -> dict[str, Any]:
     messages = [{"role": "system", "content": "You are a careful miller. " * 20}]
     for turn in range(TURNS):
         messages.append({"role": "user", "content": f"Question {turn}"})
@@ -34,7 +34,7 @@ def chat(number: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("long")
-    write_jsonl(folder / "in.jsonl", [chat(number) for number in range(3)])
+    write_jsonl(folder / "in.jsonl", [long_chat(number) for number in range(3)])
     recipe = {"sources": [{"path": str(folder / "in.jsonl")}], "tokenizer": "bytes", "template": "chatml"}
     run_build({**recipe, "add_control_tokens": True}, folder / "built", workers=0)
     return folder / "built"

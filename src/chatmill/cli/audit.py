@@ -51,7 +51,7 @@ def command(
         str | None, typer.Option("--mask", metavar="COLUMN", help="The column that says what is trained.")
     ] = None,
     shifted: Annotated[
-        bool, typer.Option("--shifted", help="The trainer does not shift labels: shifted ones are right.")
+        bool, typer.Option("--shifted", help="The labels are shifted already; the trainer does not do it.")
     ] = False,
     isolation: Annotated[
         str | None,

@@ -73,7 +73,7 @@ def command(
     ] = False,
     vocab_size: Annotated[
         int | None,
-        typer.Option("--vocab-size", metavar="N", min=1, help="Ids the model has; default: its files, if they say."),
+        typer.Option("--vocab-size", metavar="N", min=1, help="Ids the model has; default: what its files say."),
     ] = None,
     workers: Annotated[int | None, options.WORKERS] = None,
     engine: Annotated[
@@ -83,7 +83,7 @@ def command(
         str | None, typer.Option("--ray-address", metavar="URL", help="An existing Ray cluster.")
     ] = None,
     shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Do the I-th (from 0) of N shares, then merge.")
+        str | None, typer.Option("--shard", metavar="I/N", help="Build share I (from 0) of N; merge joins them.")
     ] = None,
     shard_bytes: Annotated[
         int | None,
@@ -191,6 +191,7 @@ def recipe_of_options(
 def _show_start(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[str], *, as_json: bool) -> None:
     from chatmill.compiler.recipe import recipe_of
 
+    options.report_missing_library()
     options.report_not_read([name for source in recipe_of(given).sources for name in source.patterns])
     if not as_json:
         show_choices(given, keys, inputs)

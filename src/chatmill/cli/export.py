@@ -1,4 +1,4 @@
-"""Write a dataset in the format of a trainer, or in another layout; and say what that cannot hold.
+"""Write a dataset in the format of a trainer, or in another layout; and report what that cannot hold.
 
 Example: chatmill export --list
 

@@ -45,13 +45,13 @@ def command(
     record_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="All items of one record.")] = None,
     row: Annotated[int | None, typer.Option("--row", "--block", metavar="N", help="Packed row N.")] = None,
     random: Annotated[bool, typer.Option("--random", help="Items drawn at random.")] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Of --random.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of --random.")] = 0,
     examples: Annotated[int, typer.Option("--examples", "-n", metavar="N", min=1, help="How many items to show.")] = 5,
     start: Annotated[int, typer.Option("--start", metavar="N", min=0, help="The first item to show.")] = 0,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     lines: Annotated[int, typer.Option("--lines", metavar="N", min=0, help="Lines per message; 0 shows all.")] = LINES,
     ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
-    no_pager: Annotated[bool, typer.Option("--no-pager", help="Never page, also in a terminal.")] = False,
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Never page, even in a terminal.")] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Show some items of a dataset."""

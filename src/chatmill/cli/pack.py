@@ -43,7 +43,7 @@ def command(
     shuffle_output: Annotated[
         bool | None, typer.Option("--shuffle-output/--no-shuffle-output", help="Rows in random order (no).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Of the order of rows (42).")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of the order of rows (42).")] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, pack, write, and say what was left out."""

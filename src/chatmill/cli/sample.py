@@ -46,7 +46,7 @@ def command(
     trust_template: Annotated[str | None, options.TRUST_TEMPLATE] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this much probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the draws; no effect at temperature 0.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws; no effect at temperature 0.")] = 0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Give up when there is no terminator by then.")] = 256,
     device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, ...")] = "cpu",
     as_json: Annotated[bool, options.JSON] = False,

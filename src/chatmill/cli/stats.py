@@ -1,4 +1,4 @@
-"""Say what a dataset holds: lengths, what is trained by role, source and turn, fill, and the ledger.
+"""Show what a dataset holds: lengths, what is trained by role, source and turn, fill, and the ledger.
 
 DATASET is what chatmill inspect takes. Splits are read once, in memory that does not grow.
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def command(
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
-    no_pager: Annotated[bool, typer.Option("--no-pager", help="Never page, also in a terminal.")] = False,
+    no_pager: Annotated[bool, typer.Option("--no-pager", help="Never page, even in a terminal.")] = False,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:

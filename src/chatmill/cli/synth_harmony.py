@@ -29,7 +29,7 @@ def command(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder for the shards.")],
     column: Annotated[
         list[str] | None,
-        typer.Option("--column", metavar="NAME=YOURS", help="Your name of query, reasoning, answer, synth_id, ..."),
+        typer.Option("--column", metavar="NAME=YOURS", help="Your name for query, reasoning, answer, synth_id, ..."),
     ] = None,
     metadata: Annotated[
         list[str] | None, typer.Option("--metadata", metavar="COLUMN", help="Keep this column in metadata_json.")

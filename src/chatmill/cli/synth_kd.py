@@ -55,7 +55,7 @@ def command(
         int | None, typer.Option("--max-rows-per-shard", metavar="N", help="Use only the first N rows of each shard.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="N", help="Stop before the row that makes it more tokens.")
+        int | None, typer.Option("--max-tokens", metavar="N", help="Stop before the row that would exceed N tokens.")
     ] = None,
     max_tokens_per_shard: Annotated[
         int | None, typer.Option("--max-tokens-per-shard", metavar="N", help="The same for each shard.")
@@ -93,6 +93,7 @@ def command(
     from chatmill.compiler.progress import shown_progress
     from chatmill.distill.run import build_synth_kd, executor_of
 
+    options.report_missing_library()
     with nullcontext() if quiet else shown_progress() as on_progress:
         result = build_synth_kd(
             inputs,

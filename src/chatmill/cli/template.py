@@ -40,7 +40,7 @@ def command(
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     data: Annotated[
         str | None,
-        typer.Option("--data", metavar="FILE", help="Conversations: which share of them is proved, and why."),
+        typer.Option("--data", metavar="FILE", help="Conversations: how many are proved, and why others are not."),
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,

@@ -3,7 +3,7 @@
 Each line of the output is {"text": "<|USER|>...<|END|><|ASSISTANT|>...<|END|>"},
 with a system span in front where the conversation has one. A pair is a user
 message and the assistant message right after it. The first pair must fit the
-context together with the system span, each later pair by itself. The first
+context together with the system span, each later pair on its own. The first
 pair that does not fit, or a message that makes no pair, ends the conversation
 there. What is skipped, cut or cannot be written is counted in the report.
 
@@ -41,7 +41,7 @@ def command(
     tokenizer: Annotated[str, options.TOKENIZER],
     context_length: Annotated[
         int,
-        typer.Option("--context-length", metavar="N", min=1, help="Tokens that must hold a pair, markers included."),
+        typer.Option("--context-length", metavar="N", min=1, help="Tokens a pair may have, markers included."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, one JSON object a line.")],
     shape: Annotated[str | None, options.SHAPE] = None,

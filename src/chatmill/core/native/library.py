@@ -34,6 +34,11 @@ def library() -> ctypes.CDLL | None:
     return None if os.environ.get(SWITCH) == "0" else load_library(PATH)
 
 
+def is_missing() -> bool:
+    """Whether there is no library that could be used; one that is switched off is not missing."""
+    return os.environ.get(SWITCH) != "0" and load_library(PATH) is None
+
+
 @cache
 def load_library(path: Path) -> ctypes.CDLL | None:
     """A library with its functions declared; None where it is missing, of another machine, or of another version."""

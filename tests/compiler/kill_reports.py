@@ -1,0 +1,40 @@
+"""Runs builds that are killed, in a process of their own, and checks what it reports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def reports_of(module: str, order: dict[str, Any]) -> list[dict[str, Any]]:
+    """What `python -m MODULE` prints, one report for each kill."""
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        input=json.dumps(order),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        assert report["killed"], f"the build was not killed: {report}"
+        assert report["resumed"], f"the build could not be resumed: {report}"
+        assert report["equal"], f"other bytes than those of an undisturbed build: {report}"
+        assert not report["leftovers"], report
+
+
+def check_points(reports: list[dict[str, Any]], points: list[str]) -> None:
+    """Every named step was reached, and the manifest comes last."""
+    assert [report["point"] for report in reports] == points
+    for report in reports:
+        assert report["hit"] == [report["point"].split(":")[0]], "the step was not reached"
+    after = {report["point"] for report in reports if report["manifest_before"]}
+    assert after == {"after_manifest_file_rename:1", "after_manifest:1"}, "the manifest comes last"

@@ -1,0 +1,193 @@
+"""Inputs that cannot be used, have no known shape, or change while they are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from chatmill.compiler import inputs
+from chatmill.compiler.inputs import (
+    Chunk,
+    InputScan,
+    check_inputs,
+    check_inputs_unchanged,
+)
+from chatmill.compiler.run import BuildProgress, run_build
+from chatmill.errors import ConfigError, DataError, FormatError, RecordError, UnknownNameError
+from tests.compiler.scanned import CHAT, PACKERS, in_chunks, parquet, scan
+
+
+def test_a_file_of_broken_lines_alone_has_some_shape(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"broken\n" * 40)
+    scanned = scan(path, shape=None)
+    assert scanned.file.shape == "openai"
+    assert all(raw[2] is not None for raw in in_chunks(scanned))
+
+
+def test_no_known_shape_and_unknown_names_are_errors(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n')
+    with pytest.raises(RecordError, match=r"a\.jsonl: cannot tell the shape") as caught:
+        scan(path, shape=None)
+    assert caught.value.code == "unknown_shape"
+    with pytest.raises(UnknownNameError, match="Did you mean 'openai'"):
+        scan(path, shape="opnai")
+
+
+# --- files that cannot be used --------------------------------------------------------------------------------------
+
+
+def test_missing_files_folders_and_pipes_are_told_apart(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "a.xlsx").write_text("x")
+    (tmp_path / "folder.jsonl").mkdir()
+    for name, message in (
+        ("none.jsonl", r"no such file: .*none\.jsonl"),
+        ("folder.jsonl", r"folder\.jsonl is a folder; name its files"),
+        ("pipe.jsonl", r"pipe\.jsonl is no regular file"),
+        ("a.xlsx", r"a\.xlsx: cannot tell the format from the name"),
+        ("x" * 300 + ".jsonl", "cannot read .*File name too long"),
+        ("nul\0.jsonl", "cannot read .*null"),
+        ("a.xlsx/b.jsonl", "cannot read .*Not a directory"),
+    ):
+        with pytest.raises(DataError, match=message):
+            scan(tmp_path / name)
+
+
+def test_all_files_are_looked_at_before_one_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"{}\n")
+    orders = [InputScan(path=str(tmp_path / name), spool="") for name in ("a.jsonl", "none.jsonl")]
+    with pytest.raises(DataError, match="none"):
+        check_inputs(orders)
+    for options in ({"chunk_bytes": 0}, {"chunk_rows": 0}, {"chunk_bytes": -5}):
+        with pytest.raises(ConfigError, match="must be at least 1, found"):
+            check_inputs([dataclasses.replace(orders[0], **options)])
+
+
+def test_a_file_that_cannot_be_opened_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{}\n")
+    refused = PermissionError(13, "Permission denied")
+    with mock.patch("builtins.open", side_effect=refused), pytest.raises(DataError, match=r"a\.jsonl: Permission"):
+        scan(path)
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("damage", ["cut", "flip", "foreign"])
+def test_damaged_archives_are_errors_and_leave_no_spool(tmp_path: Path, kind: str, damage: str) -> None:
+    packed = bytearray(PACKERS[kind](b"".join(b'{"n": %d}\n' % n for n in range(9000))))
+    if damage == "flip":
+        packed[len(packed) // 2] ^= 0xFF
+    path = tmp_path / f"a.jsonl.{kind}"
+    path.write_bytes({"cut": packed[:-9], "flip": packed, "foreign": b"this is no archive"}[damage])
+    with pytest.raises(FormatError, match=r"a\.jsonl\.\w+ cannot be unpacked"):
+        scan(path, chunk_bytes=1000)
+    assert list((tmp_path / "spool").rglob("*")) == []
+
+
+def test_damaged_parquet_files_are_errors(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", 3000, 3000)
+    data = path.read_bytes()
+    for broken in (data[: len(data) // 2], b"PAR1", b""):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+            scan(path)
+    flipped = bytearray(data)
+    for at in range(100, 400):
+        flipped[at] ^= 0xFF
+    path.write_bytes(flipped)
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+        in_chunks(scan(path, chunk_rows=1000))
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
+        scan(path, chunk_rows=100)  # spooled
+    assert list((tmp_path / "spool").rglob("*")) == []
+
+
+def test_a_json_file_that_is_no_list_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'"messages"')
+    with pytest.raises(DataError, match=r"a\.json must hold a list of records"):
+        scan(path)
+
+
+# --- files that change ----------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_changes_while_it_is_scanned_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n' * 100)
+
+    class Cutter(inputs.LineCutter):
+        def feed(self, block: bytes) -> list[tuple[int, int]]:
+            path.write_bytes(b"{}\n")
+            return super().feed(block)
+
+    monkeypatch.setattr(inputs, "LineCutter", Cutter)
+    with pytest.raises(DataError, match=r"a\.jsonl has changed .* it had 900 bytes and now has 3"):
+        scan(path)
+
+
+def test_inputs_are_checked_again_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"n": 1}\n' * 100)
+    file = scan(path).file
+    check_inputs_unchanged([file])
+    os.utime(path, ns=(5, file.mtime_ns + 2_000_000_000))
+    with pytest.raises(DataError, match=r"a\.jsonl has changed .* written to \(\+2\.000 s\)"):
+        check_inputs_unchanged([file])
+    path.unlink()
+    with pytest.raises(DataError, match=r"a\.jsonl was there when the build began"):
+        check_inputs_unchanged([file])
+
+
+@pytest.mark.parametrize("change", ["grows", "is written to", "is removed"])
+def test_a_build_whose_input_changes_after_it_was_read_is_not_published(fast: Path, change: str) -> None:
+    """What was read may have been half of the old file and half of the new one."""
+    path, out = fast / "a.jsonl", fast / "out"
+    path.write_bytes((CHAT + b"\n") * 50)
+    recipe = {"sources": [{"path": str(path)}], "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+    done: list[int] = []
+
+    def on_progress(state: BuildProgress) -> None:
+        done.append(state.chunks_done)
+        if state.chunks_done < state.chunks:
+            return
+        if change == "grows":
+            path.write_bytes((CHAT + b"\n") * 51)
+        elif change == "is written to":
+            os.utime(path, ns=(5, path.stat().st_mtime_ns + 2_000_000_000))
+        else:
+            path.unlink()
+
+    said = "was there when the build began" if change == "is removed" else "has changed"
+    with pytest.raises(DataError, match=rf"a\.jsonl {said}"):
+        run_build(recipe, out, workers=0, shard_bytes=1000, on_progress=on_progress)
+    assert max(done) > 1
+    assert not (out / "manifest.json").exists()
+    assert not (out / "train").exists()
+
+
+def test_what_a_manifest_says_does_not_depend_on_the_time(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(CHAT + b"\n")
+    first = scan(path).file
+    os.utime(path, ns=(7, 7))
+    second = scan(path).file
+    assert first != second
+    assert first.as_json() == second.as_json()
+    assert json.loads(json.dumps(first.as_json())) == first.as_json()
+    assert set(first.as_json()) == {"path", "source", "shape", "bytes", "sha256", "lines", "records"}
+
+
+def test_chunks_say_where_they_are_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"{}\n" * 9)
+    chunks: tuple[Chunk, ...] = scan(path, chunk_bytes=10).chunks
+    assert [chunk.describe() for chunk in chunks] == [f"{path} from line {n}" for n in (1, 5, 8)]
+    assert scan(parquet(tmp_path / "a.parquet", 9, 9), chunk_rows=5).chunks[1].describe().endswith("from row 6")
