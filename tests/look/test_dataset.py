@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from chatmill.core.kinds import KINDS, Part, part_of, role_of
 from chatmill.errors import ChatmillError, ConfigError, FormatError, UnknownNameError
-from chatmill.look import row_split, stored_splits
+from chatmill.look import items, stored_splits
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item, LookLayout, LookSplit, message_starts, segment_sums
 from chatmill.look.packed_rows import PackedRow
@@ -77,8 +77,7 @@ def check_columns(split: LookSplit) -> None:
 
 def test_small_batches_and_released_files_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_module, "BATCH_TOKENS", 300)
-    monkeypatch.setattr(stored_splits, "RELEASE_TOKENS", 500)
-    monkeypatch.setattr(row_split, "RELEASE_TOKENS", 500)
+    monkeypatch.setattr(items, "RELEASE_TOKENS", 500)
     for name in ("episodes", "rows"):
         split = open_for_looking(folder() / name).split("train")
         assert len(list(split.batches())) > 5

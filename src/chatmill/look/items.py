@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import Part, parts_of, roles_of
 
 Ints = NDArray[np.int64]
+RELEASE_TOKENS = 4 << 20
+"""Tokens after which a pass over a split unmaps what it has read, so that mapped pages do not pile up."""
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) while a whole split is read."""
 
@@ -209,9 +211,26 @@ class LookSplit(ABC):
     def item(self, number: int) -> Item:
         """One item; `number` must be in the split (`check_number`)."""
 
-    @abstractmethod
     def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
         """All items in order, about a million tokens at a time; memory does not grow. Ids only where asked for."""
+        read = 0
+        for batch in self._batches(ids):
+            read += int(batch.offsets[-1])
+            yield batch
+            del batch
+            if read >= RELEASE_TOKENS:
+                read = 0
+                self.release()
+
+    @abstractmethod
+    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
+        """`batches`, while mapped pages pile up."""
+
+    def release(self) -> None:  # noqa: B027 - a split without mapped files has nothing to do
+        """Unmap the files: arrays in use stay valid, and the next access maps the files again.
+
+        Only the thread that uses the split may call it.
+        """
 
     @cached_property
     def total_tokens(self) -> int:

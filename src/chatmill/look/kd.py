@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
-from chatmill.store.kd import COLUMNS, LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard, find_kd_root, shard_prefixes
+from chatmill.store.kd import COLUMNS, LOSSMASK, SPAN, TOKENS, KDShard, find_kd_root, shard_prefixes
 from chatmill.store.split import even_ranges
 
 ALIGNMENT = (
@@ -26,8 +26,6 @@ ALIGNMENT = (
     "mask and span."
 )
 """What a reader must know of the two alignments."""
-RELEASE_TOKENS = 16 << 20
-"""Tokens after which a pass over a split unmaps what it has read, so that mapped pages do not pile up."""
 
 
 class KDSplit(LookSplit):
@@ -90,9 +88,7 @@ class KDSplit(LookSplit):
             features=self.features,
         )
 
-    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
-        """All documents in order."""
-        read = 0
+    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
         for shard, base in zip(self.shards, self._firsts.tolist(), strict=False):
             lengths = shard.tokens.lengths.astype(np.int64)
             begin = 0
@@ -108,12 +104,13 @@ class KDSplit(LookSplit):
                     kinds=None,
                     spans=token_aligned(columns[SPAN]),
                 )
-                begin, read = place.stop, read + int(offsets[-1])
-                if read >= RELEASE_TOKENS:
-                    read = 0
-                    del columns
-                    for file in shard.files.values():
-                        file.release()
+                begin = place.stop
+
+    def release(self) -> None:
+        """Unmap the files."""
+        for shard in self.shards:
+            for file in shard.files.values():
+                file.release()
 
 
 def token_aligned(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -124,35 +121,6 @@ def token_aligned(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     aligned = np.zeros_like(values)
     aligned[1:] = values[:-1]
     return aligned
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KDRun:
-    """Neighbouring tokens of one span."""
-
-    start: int
-    stop: int
-    span: int
-    """0, 1 or 2."""
-    trained: bool
-    """Whether these tokens count in the loss."""
-
-    @property
-    def name(self) -> str:
-        """`context`, `analysis` or `final`."""
-        return SPAN_NAMES[self.span] if self.span < len(SPAN_NAMES) else f"span {self.span}"
-
-
-def kd_runs(item: Item) -> list[KDRun]:
-    """A document cut into runs of one span."""
-    assert item.spans is not None
-    starts = item.run_starts()
-    stops = np.append(starts[1:], len(item))
-    trained = item.is_trained
-    return [
-        KDRun(start=first, stop=last, span=int(item.spans[first]), trained=bool(trained[first]))
-        for first, last in zip(starts.tolist(), stops.tolist(), strict=True)
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

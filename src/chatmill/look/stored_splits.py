@@ -14,8 +14,6 @@ from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.mapped import MappedFile
 
-RELEASE_TOKENS = 16 << 20
-"""Tokens after which a pass over a split unmaps what it has read, so that mapped pages do not pile up."""
 SEARCH_BYTES = 1 << 22
 """Bytes of record ids that are searched at a time."""
 SIMILAR_SAMPLE = 20_000
@@ -84,9 +82,7 @@ class EpisodeSplit(LookSplit):
             features=self.features,
         )
 
-    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
-        """All episodes in order."""
-        read = 0
+    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
         for numbers in self.stored.batches():
             some = self.stored.gather(numbers)
             yield TokenBatch(
@@ -96,14 +92,9 @@ class EpisodeSplit(LookSplit):
                 weights=some.weights,
                 kinds=some.kinds,
             )
-            read += len(some.ids)
-            if read >= RELEASE_TOKENS:
-                read = 0
-                del some
-                self.release()
 
     def release(self) -> None:
-        """Unmap the files; they are mapped again when they are needed."""
+        """Unmap the files."""
         for shard in self.stored.shards:
             shard.release()
 

@@ -14,7 +14,6 @@ from chatmill.core.kinds import KINDS, PLAIN, REPEATED, RoleCode, roles_of
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import PRESETS
 from chatmill.look.items import Ints, LookSplit, TokenBatch, segment_sums
-from chatmill.look.viewer.mapping import released_batches
 from chatmill.store.kd import SPAN_NAMES
 
 SPANS = len(SPAN_NAMES)
@@ -73,7 +72,7 @@ class SplitScan:
     def _run(self) -> None:
         try:
             with self._reader() as split:
-                for batch in released_batches(split):
+                for batch in split.batches():
                     self._add(batch)
                     self.tokens_done += int(batch.offsets[-1])
                     del batch

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
 from chatmill.look.items import LookSplit, TokenBatch
-from chatmill.look.viewer.mapping import released_batches
 from chatmill.look.viewer.pieces import TokenText
 
 HITS_AT_ONCE = 20
@@ -70,7 +69,7 @@ def search(
     if not wanted.strip():
         raise ConfigError("there is nothing to search for: give some text")
     finder = _finder(text, wanted, match_case)
-    for batch in released_batches(split, ids=True):
+    for batch in split.batches(ids=True):
         yield from _search_batch(finder, batch, chosen)
         del batch
 
