@@ -113,7 +113,7 @@ def _print_record(console: Console, found: DatasetDiff, record: ChangedRecord, l
     from rich.rule import Rule
     from rich.text import Text
 
-    from chatmill.look.preview import visible
+    from chatmill.look.safe_text import visible
     from chatmill.prove.compare.diff import Change
 
     words = {
@@ -145,7 +145,7 @@ def _lines(found: DatasetDiff, line: Line, limit: int | None) -> Iterator[Text]:
     from rich.text import Text
 
     from chatmill.core.kinds import RoleCode, kind_name, role_of
-    from chatmill.look.preview import COLOURS, TRAINED_MARK
+    from chatmill.look.item_lines import COLOURS, TRAINED_MARK
 
     if line.sign == " ":
         yield Text(f"  ... {line.tokens:,} equal tokens ...", style="bright_black")
@@ -167,18 +167,18 @@ def _lines(found: DatasetDiff, line: Line, limit: int | None) -> Iterator[Text]:
 def _body(found: DatasetDiff, line: Line, limit: int | None) -> Text:
     from rich.text import Text
 
-    from chatmill.look.preview import Run, control_parts, visible
+    from chatmill.look.decoder import Decoder
+    from chatmill.look.safe_text import visible
 
-    decoder = found.decoder(line)
+    tokenizer = found.decoder(line)
     text = Text()
     if line.before:
         text.append(f"[... {line.before:,} equal ...] ", style="bright_black")
-    if decoder is None:
+    if tokenizer is None:
         shown = " ".join(map(str, line.ids.tolist()))
         text.append(_cut(shown, limit))
     else:
-        run = Run(kind=line.kind or 0, message=0, weight=line.weight, ids=line.ids.astype("i4"), text="")
-        for is_control, part in control_parts(run, set(decoder.control_ids.values()), decoder):
+        for is_control, part in Decoder(tokenizer).parts(line.ids):
             if is_control:
                 text.append(f"\u00ab{visible(part)}\u00bb", style="bold")
             else:

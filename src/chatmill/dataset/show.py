@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import dropwhile, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from chatmill.core import html
 from chatmill.core.kinds import kind_name
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.look.decoder import Decoder
-from chatmill.look.item_lines import item_lines
+from chatmill.look.item_lines import document_lines
 from chatmill.look.item_view import RunView, view_item
 from chatmill.look.items import Item
 from chatmill.look.safe_text import visible
@@ -123,15 +123,14 @@ class ShownEpisode:
         width = min(shutil.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100
         console = plain_console(file=io.StringIO(), width=width, colour=colour)
         console.print(f"{self._head} · {self._facts}")
-        lines = item_lines(view_item(self._item, self._decoder, "episode"), width=width)
-        for line in dropwhile(lambda line: line.style in ("bold", "cyan"), lines):  # its own header says less
+        for line in document_lines(view_item(self._item, self._decoder, "episode"), width=width):
             console.print(line, soft_wrap=True)
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str:
         view = view_item(self._item, self._decoder, "episode")
-        runs = [run for document in view.documents for run in document.runs]
+        runs = view.runs
         parts = []
         for (_, label), group in groupby(runs[:MOST_RUNS], key=lambda run: (run.message, run.label)):
             parts.append(html.message(label, "".join(piece for run in group for piece in self._pieces(run))))

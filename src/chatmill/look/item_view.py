@@ -26,7 +26,7 @@ class RunView:
     """Its first token in the item."""
     ids: NDArray[np.integer]
     message: int
-    """Counted over the item."""
+    """Counted over the item, or as the record counts it where that is known."""
     kind: int | None
     """None where kinds are not stored."""
     span: int | None
@@ -75,6 +75,11 @@ class ItemView:
     """What an item is called: episode, row, block or document."""
     documents: tuple[DocumentView, ...]
     decoder: Decoder | None
+
+    @property
+    def runs(self) -> list[RunView]:
+        """The runs of all documents."""
+        return [run for document in self.documents for run in document.runs]
 
     @property
     def problem(self) -> str | None:
@@ -140,10 +145,11 @@ class ItemView:
             # without kinds nothing else tells a control token from text that spells it
             entry["control"] = np.flatnonzero(self.decoder.is_control(document.ids)).tolist()
         if any(column is not None for column in (self.item.kinds, self.item.weights, self.item.spans)):
-            entry["runs"] = [self._run_json(run) for run in document.runs]
+            entry["runs"] = [self.run_json(run) for run in document.runs]
         return entry
 
-    def _run_json(self, run: RunView) -> dict[str, Any]:
+    def run_json(self, run: RunView) -> dict[str, Any]:
+        """A run as plain values."""
         entry: dict[str, Any] = {"start": run.start, "message": run.message}
         if run.kind is not None:
             entry["kind"] = kind_name(run.kind)
@@ -183,7 +189,8 @@ def view_item(item: Item, decoder: Decoder | None, name: str = "block") -> ItemV
 
 def _runs(item: Item) -> Iterator[RunView]:
     starts = item.run_starts()
-    messages = np.searchsorted(item.message_starts, starts, side="right") - 1
+    known = item.messages
+    messages = np.searchsorted(item.message_starts, starts, side="right") - 1 if known is None else known[starts]
     for (first, last), message in zip(pairwise([*starts.tolist(), len(item)]), messages.tolist(), strict=True):
         yield RunView(
             start=first,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import Part, parts_of, roles_of
+from chatmill.core.tokens import Tokens
 
 Ints = NDArray[np.int64]
 RELEASE_TOKENS = 4 << 20
@@ -58,6 +59,8 @@ class Item:
     """What each token is (`chatmill.core.kinds`); None where kinds are not stored."""
     spans: NDArray[np.uint8] | None = None
     """Token-aligned, of KD sets: 1 analysis, 2 final, 0 neither."""
+    messages: NDArray[np.integer] | None = None
+    """The message of each token in its record, -1 for none; only of what was just rendered."""
     starts: Ints
     """Where each document starts; the first is 0 (none for an item without tokens)."""
     has_starts: bool = True
@@ -120,6 +123,8 @@ class Item:
     @property
     def message_starts(self) -> Ints:
         """Where each message starts; each document where kinds are not stored."""
+        if self.messages is not None:
+            return np.flatnonzero(np.diff(self.messages, prepend=-2))
         return self.starts if self.kinds is None else message_starts(self.kinds, self.starts)
 
     def run_starts(self) -> Ints:
@@ -130,6 +135,21 @@ class Item:
             if column is not None and len(column):
                 begins[1:] |= column[1:] != column[:-1]
         return np.flatnonzero(begins)
+
+
+def item_of_tokens(tokens: Tokens, number: int, weights: NDArray[np.float32]) -> Item:
+    """One conversation of a rendered batch; `weights` are those of the runs of the batch."""
+    first, last = tokens.conversation_runs[number : number + 2]
+    own = tokens.conversation(number)
+    return Item(
+        split="",
+        number=number,
+        ids=own.ids,
+        weights=own.per_token(weights[first:last]),
+        kinds=own.kinds,
+        messages=own.messages,
+        starts=np.zeros(min(1, len(own.ids)), dtype=np.int64),
+    )
 
 
 def message_starts(kinds: NDArray[np.uint8], starts: Ints) -> Ints:

@@ -107,7 +107,7 @@ def split_stats(split: LookSplit, progress: Progress | None = None) -> SplitStat
         lengths=_summary(lengths),
         length_bins=doubling_bins(lengths),
         trained_bins=share_bins(trained / np.maximum(tokens, 1)),
-        roles=_roles(counts),
+        roles=role_shares(counts),
         kinds=tuple(
             _share(kind_name(code), counts.kinds[code]) for code in np.flatnonzero(counts.kinds[:, 0]).tolist()
         ),
@@ -131,7 +131,8 @@ def _share(name: str, counted: NDArray[np.int64]) -> Share:
     return Share(name=name, tokens=int(counted[0]), trained=int(counted[1]))
 
 
-def _roles(counts: TokenCounts) -> tuple[Share, ...]:
+def role_shares(counts: TokenCounts) -> tuple[Share, ...]:
+    """Tokens and trained tokens of each role; those of no message are `document`."""
     by_role = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=1)
     names = ["document" if role is RoleCode.NONE else role.name.lower() for role in RoleCode]
     return tuple(_share(name, counted) for name, counted in zip(names, by_role, strict=True) if counted[0])
