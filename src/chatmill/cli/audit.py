@@ -153,13 +153,9 @@ def facts(found: AuditReport) -> list[tuple[str, str]]:
 
 
 def _print_table(console: Console, found: AuditReport) -> None:
-    from rich.table import Table
+    from chatmill.console import plain_table
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("finding")
-    table.add_column("count", justify="right")
-    table.add_column("of", justify="right")
-    table.add_column("share", justify="right")
+    table = plain_table("finding", right=("count", "of", "share"))
     for finding in (*found.findings, *found.notes):
         style = "bright_black" if finding.rule.is_note else ""
         title = finding.rule.title + (" (note)" if finding.rule.is_note else "")

@@ -45,14 +45,11 @@ def command(
     if as_json:
         typer.echo(json.dumps([one._asdict() for one in found]))
         return
-    from rich.table import Table
     from rich.text import Text
 
-    from chatmill.console import plain_console
+    from chatmill.console import plain_console, plain_table
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("kind", "name", "from"):
-        table.add_column(column)
+    table = plain_table("kind", "name", "from")
     for one in found:
         table.add_row(*map(Text, one))
     plain_console(soft_wrap=True).print(table)

@@ -108,6 +108,11 @@ SPLIT: Any = typer.Option("--split", metavar="NAME", autocompletion=_splits, hel
 WORKERS: Any = typer.Option("--workers", "-w", metavar="N", min=0, help="Processes; default: all cores.")
 RESUME: Any = typer.Option("--resume", help="Continue where an earlier run stopped.")
 QUIET: Any = typer.Option("--quiet", "-q", help="No progress bar (there is none without a terminal).")
+ON_ERROR: Any = typer.Option(
+    "--on-error", metavar="NAME", autocompletion=lambda: ["fail", "quarantine"], help="fail or quarantine."
+)
+ENGINE: Any = typer.Option("--engine", metavar="NAME", autocompletion=lambda: ["local", "ray"], help="local or ray.")
+RAY_ADDRESS: Any = typer.Option("--ray-address", metavar="URL", help="An existing Ray cluster.")
 JSON: Any = typer.Option("--json", help="Print JSON instead, for scripts.")
 COUNT: Any = typer.Option("--count", "-n", metavar="N", min=0, help="How many to show.")
 FULL: Any = typer.Option("--full", help="Show long texts whole.")
