@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import TypeVar
+
+MemberT = TypeVar("MemberT", bound=StrEnum)
+
 
 class ChatmillError(Exception):
     """Base of all errors that Chatmill raises on purpose; the CLI prints them without a traceback."""
@@ -60,6 +65,13 @@ class UnknownNameError(ConfigError, KeyError):
 
     def __str__(self) -> str:
         return self.text
+
+
+def member(members: type[MemberT], kind: str, name: object, hint: str = "") -> MemberT:
+    """The member of an enumeration with this name; an unknown name is an error that lists the known ones."""
+    if name not in list(members):
+        raise UnknownNameError(kind, name, list(members), hint)
+    return members(name)  # type: ignore[arg-type]
 
 
 class TokenizerError(ChatmillError, ValueError):

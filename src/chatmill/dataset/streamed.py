@@ -29,8 +29,8 @@ from chatmill.dataset.chunk_groups import ChunkGroups, ChunkWork, Receipt, open_
 from chatmill.dataset.exports import Exports
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.show import ShownEpisode, decoder_of
-from chatmill.dataset.stored import TRAIN, Dataset, check_torch
-from chatmill.errors import ConfigError, MissingExtraError
+from chatmill.dataset.stored import TRAIN, Dataset
+from chatmill.errors import ConfigError, MissingExtraError, need
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.stored_splits import EpisodeSplit
 from chatmill.read.places import Elsewhere
@@ -193,7 +193,7 @@ class StreamedDataset(Exports):
         """
         from chatmill.load.config import SamplingMode
 
-        check_torch()
+        need("torch", "giving batches as tensors")
         from chatmill.load.distributed import rank_and_world
         from chatmill.load.episode_feed import EpisodeOptions
         from chatmill.load.loader import choose_device
@@ -219,7 +219,7 @@ class StreamedDataset(Exports):
             use_mask=True,
             policy=None,
             pack=packed,
-            strategy=None if packing_strategy is None else strategy_named(packing_strategy),
+            strategy=strategy_named(packing_strategy),
             planning=Planning.EPOCH,
             overflow=LongEpisodes.ERROR,
             pin=str(chosen).startswith("cuda") if pin_memory is None else pin_memory,

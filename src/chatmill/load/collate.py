@@ -25,7 +25,7 @@ from chatmill.core.blocks import (
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError, DataError, UnknownNameError, missing_extra
+from chatmill.errors import ConfigError, DataError, UnknownNameError, member, missing_extra
 from chatmill.load.model_attention import Reads, attention_reads
 
 try:
@@ -406,9 +406,7 @@ def _starts_of_positions(rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64
 def _mask_form(option: bool | str) -> MaskForm | None:
     if isinstance(option, bool):
         return MaskForm.DENSE if option else None
-    if option not in set(MaskForm):
-        raise UnknownNameError("document mask", option, [form.value for form in MaskForm])
-    return MaskForm(option)
+    return member(MaskForm, "document mask", option)
 
 
 def _shape(tokenizer: Any, pad_kwargs: dict[str, Any], *, needs_max_length: bool) -> _Shape:
@@ -427,8 +425,7 @@ def _shape(tokenizer: Any, pad_kwargs: dict[str, Any], *, needs_max_length: bool
     options |= pad_kwargs
     padding = {True: "longest", False: "do_not_pad"}.get(options["padding"], options["padding"])
     padding = getattr(padding, "value", padding)  # transformers has an enum of these names
-    if padding not in set(Padding):
-        raise UnknownNameError("padding", padding, [p.value for p in Padding])
+    padding = member(Padding, "padding", padding)
     if options["return_tensors"] not in ("pt", "np"):
         raise UnknownNameError("return_tensors", options["return_tensors"], ["pt", "np"])
     if options["padding_side"] != "right":
@@ -439,7 +436,7 @@ def _shape(tokenizer: Any, pad_kwargs: dict[str, Any], *, needs_max_length: bool
     if max_length is not None and max_length < 1:
         raise ConfigError(f"max_length is {max_length}; a row holds at least one token")
     return _Shape(
-        padding=Padding(padding),
+        padding=padding,
         max_length=max_length,
         multiple=options["pad_to_multiple_of"] or 1,
         as_torch=options["return_tensors"] == "pt",

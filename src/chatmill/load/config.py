@@ -12,8 +12,8 @@ from typing import Any
 from chatmill.errors import ConfigError
 from chatmill.load.config_files import OTHER_NAMES, Entry, Section, close_name, read_section
 from chatmill.load.long_episodes import LongEpisodes
+from chatmill.load.order import MAX_SEED
 
-MAX_SEED = 2**32 - 1
 UNSET: Any = None
 """Default of an option that becomes something else where it is left out."""
 

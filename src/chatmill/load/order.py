@@ -87,13 +87,17 @@ class Draws:
         self._seed, self._rows = seed, rows
         self._number, self._chunk = -1, np.empty(0, dtype=np.int64)
 
+    def _draw(self, random: np.random.RandomState) -> NDArray[np.integer]:
+        """A chunk of draws."""
+        return random.randint(0, self._rows, CHUNK)
+
     def take(self, position: int, count: int) -> NDArray[np.int64]:
         """Draws `position` up to `position + count - 1`."""
         parts = []
         while count > 0:
             number, start = divmod(position, CHUNK)
             if number != self._number:
-                draws = random_state(self._seed + number).randint(0, self._rows, CHUNK)
+                draws = self._draw(random_state(self._seed + number))
                 self._number, self._chunk = number, draws.astype(np.int64, copy=False)
             parts.append(self._chunk[start : start + count])
             position += len(parts[-1])

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.errors import ConfigError, FormatError, member
 from chatmill.label.policy import Policy
 from chatmill.load.long_episodes import LongEpisodes, LongEpisodesReport, report_long_episodes
 from chatmill.load.order import epoch_order, random_state
@@ -245,7 +245,7 @@ class PlannedRows(PackedRows):
 
     def __init__(self, dataset: EpisodeDataset, *, stored: PackPlan, **options: Any) -> None:
         """`options` as for `EpisodeRows`. Episodes that are too short leave gaps; a row without any other goes."""
-        super().__init__(dataset, strategy=strategy_named(stored.strategy), **options)
+        super().__init__(dataset, strategy=member(Strategy, "packing strategy", stored.strategy), **options)
         self._fingerprint = stored.fingerprint
         order, borders = stored.order, stored.row_offsets
         if self._valid is not None:
@@ -326,18 +326,9 @@ class _Recent(Generic[ValueT]):
         self.__dict__.update(state)
 
 
-def strategy_named(name: str) -> Strategy:
-    """A packing strategy by name; an unknown one lists the known."""
-    if name not in list(Strategy):
-        raise UnknownNameError("packing strategy", name, list(Strategy))
-    return Strategy(name)
-
-
-def planning_named(name: str) -> Planning:
-    """Where packed rows come from, by name; an unknown one lists the known."""
-    if name not in list(Planning):
-        raise UnknownNameError("planning", name, list(Planning))
-    return Planning(name)
+def strategy_named(name: str | None) -> Strategy | None:
+    """A packing strategy by name; None for None."""
+    return None if name is None else member(Strategy, "packing strategy", name)
 
 
 def _policy_weights(

@@ -18,13 +18,13 @@ from chatmill.load.distributed import rank_and_world
 from chatmill.load.loader import BatchLoader, choose_device, directory_of
 from chatmill.load.order import Draws, EpochPlace, Share
 from chatmill.load.stage import Stage
+from chatmill.store.episode_layout import SPLITS
 from chatmill.store.token_files import TokenFiles
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
-SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.errors import ConfigError, UnknownNameError, member
 from chatmill.train.attention import (
     Attention,
     Documents,
@@ -150,9 +150,7 @@ class GPT(nn.Module):
         """Random weights from torch's global seed."""
         super().__init__()
         self.config = config
-        if attention not in list(Attention):
-            raise UnknownNameError("attention", attention, [str(known) for known in Attention])
-        self.attention = Attention(attention)
+        self.attention = member(Attention, "attention", attention)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, member
 from chatmill.train.losses import LossResult, LossSums, check_shapes, checked_scales, position_weights, span_sums
 
 CUDA_BYTES = 2_135_000_000
@@ -101,7 +101,7 @@ def linear_cross_entropy(
         unit=_checked_unit(row_labels, factors, len(weight)),
         dtype=dtype,
         chunk_rows=chunk_rows,
-        sums=_chosen_sums(sums),
+        sums=member(Sums, "sums", sums),
         backend=_chosen_backend(backend, hidden.device, dtype),
         gradients=torch.is_grad_enabled(),
     )
@@ -352,8 +352,7 @@ def _product_dtype(hidden: Tensor) -> torch.dtype:
 
 
 def _chosen_backend(backend: Backend | str, device: torch.device, dtype: torch.dtype) -> Backend:
-    if backend not in set(Backend):
-        raise UnknownNameError("backend", backend, [member.value for member in Backend])
+    backend = member(Backend, "backend", backend)
     fits = device.type == "cuda" and dtype is not torch.float64
     if backend == Backend.TRITON and not (fits and _has_triton()):
         raise ConfigError(
@@ -362,13 +361,7 @@ def _chosen_backend(backend: Backend | str, device: torch.device, dtype: torch.d
         )
     if backend == Backend.AUTO:
         return Backend.TRITON if fits and _has_triton() else Backend.PLAIN
-    return Backend(backend)
-
-
-def _chosen_sums(sums: Sums | str) -> Sums:
-    if sums not in set(Sums):
-        raise UnknownNameError("sums", sums, [member.value for member in Sums])
-    return Sums(sums)
+    return backend
 
 
 @functools.cache

@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, member
 from chatmill.train.span_loss import SPAN_FINAL, SPAN_REASONING, SpanLoss
 
 
@@ -114,9 +114,7 @@ class Objective:
     ignore_index: int = IGNORE_INDEX
 
     def __post_init__(self) -> None:
-        if self.kind not in set(LossKind):
-            raise UnknownNameError("loss", self.kind, [kind.value for kind in LossKind])
-        object.__setattr__(self, "kind", LossKind(self.kind))
+        object.__setattr__(self, "kind", member(LossKind, "loss", self.kind))
 
     def targets(
         self,

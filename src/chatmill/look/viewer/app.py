@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from chatmill.errors import ChatmillError, ConfigError, UnknownNameError
+from chatmill.errors import ChatmillError, ConfigError, UnknownNameError, member
 from chatmill.look.viewer.comparison import Compare, Comparison
 from chatmill.look.viewer.guard import Guard
 from chatmill.look.viewer.item_page import WINDOW, item_json, opening_text
@@ -203,9 +203,6 @@ def _share(request: Request, name: str) -> float | None:
 
 def _filter(request: Request) -> Filter:
     asked = request.query_params
-    sort = asked.get("sort") or Sort.STORED
-    if sort not in list(Sort):
-        raise UnknownNameError("order", sort, [str(known) for known in Sort])
     return Filter(
         source=asked.get("source"),
         min_tokens=_number(request, "min_tokens", 0) or None,
@@ -213,7 +210,7 @@ def _filter(request: Request) -> Filter:
         min_share=_share(request, "min_share"),
         max_share=_share(request, "max_share"),
         role=asked.get("role") or None,
-        sort=Sort(sort),
+        sort=member(Sort, "order", asked.get("sort") or Sort.STORED),
     )
 
 
