@@ -177,12 +177,12 @@ class Feed:
     @property
     def loader_starts_again(self) -> bool:
         """Whether the loader goes on with another epoch when one is over."""
-        return hasattr(self.loader, "next_epoch")
+        return hasattr(self.loader, "next_epoch") and not getattr(self.loader, "ends", False)
 
     def refuse_partial_pass(self) -> None:
         """`ConfigError` where the one pass of post-training would leave rows out, or train every token."""
         loader = self.loader
-        if isinstance(loader, PackedRowLoader):
+        if isinstance(loader, PackedRowLoader) and not loader.ends:
             raise ConfigError("post_training trains assistant tokens, and packed texts do not say which these are")
         if not isinstance(loader, GPTEpisodeDataLoader):
             return

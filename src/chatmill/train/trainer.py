@@ -331,7 +331,7 @@ def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: boo
     splits = state.get("splits", {})
     if "val" not in splits:
         if "position" in state:  # blocks of a stream, or packed rows
-            state = {**state, **({"epoch": 0} if "epoch" in state else {}), "position": 0}
+            state = {**state, "epoch": 0, "position": 0}
         return (None, None) if val_loader is None else (Feed(val_loader, ranks.device, "val"), state or None)
     own = splits["val"]
     if isinstance(source, GPTEpisodeDataLoader):
