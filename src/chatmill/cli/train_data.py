@@ -15,8 +15,8 @@ from chatmill.cli.train_rows import open_packed_rows
 from chatmill.cli.vocabulary import Vocabulary, findable, vocabulary_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.label.presets import find_policy
+from chatmill.load.option_checks import as_flag
 from chatmill.store.kd import shard_prefixes
-from chatmill.train.config import as_flag
 
 log = logging.getLogger("chatmill.train")
 ASSISTANT = "assistant"
