@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import RoleCode, kind_name, role_of
 from chatmill.look.decoder import Decoder
 from chatmill.look.items import Item
-
-SPAN_NAMES = ("", "analysis", "final")
-"""What the spans of a KD set are called."""
+from chatmill.store.kd import SPAN_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,8 @@ class RunView:
     def label(self) -> str:
         """Who speaks, as far as it is stored: a role, a span, or nothing."""
         if self.span is not None:
-            return SPAN_NAMES[self.span] if self.span < len(SPAN_NAMES) else f"span {self.span}"
+            named = SPAN_NAMES[self.span] if self.span < len(SPAN_NAMES) else f"span {self.span}"
+            return named if self.span else ""
         if self.kind is None or role_of(self.kind) is RoleCode.NONE:
             return ""
         return role_of(self.kind).name.lower()

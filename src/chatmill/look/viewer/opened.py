@@ -114,7 +114,7 @@ class OpenedSplit:
         """Trained tokens of every item; None while they are being counted."""
         if not self.scan.needs_trained:
             return self.split.trained()
-        return self.scan.trained if self.scan.done else None
+        return self.scan.counts.trained if self.scan.done else None
 
     @cached_property
     def policies(self) -> tuple[Policy, ...]:
