@@ -22,7 +22,8 @@ from torch.autograd.function import once_differentiable
 
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.train.losses import LossResult, LossSums, check_shapes, checked_scales, position_weights, span_sums
+from chatmill.train.losses import LossResult, LossSums, checked_scales, position_weights, span_sums
+from chatmill.train.span_loss import check_shapes
 
 CUDA_BYTES = 2_135_000_000
 """What a call may hold on a GPU beyond inputs and gradients: a little less than 2 GiB."""
@@ -381,7 +382,7 @@ def _check_inputs(
         raise DataError(
             f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: (..., H) and (V, H) are needed"
         )
-    check_shapes(labels, hidden=hidden[..., 0], weights=weights, spans=spans)
+    check_shapes(labels=labels, hidden=hidden[..., 0], weights=weights, spans=spans)
     if chunk_rows is not None and chunk_rows < 1:
         raise ConfigError(f"chunk_rows is {chunk_rows}; a chunk holds at least one position")
 
