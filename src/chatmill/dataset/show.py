@@ -24,7 +24,7 @@ from chatmill.look.item_lines import document_lines
 from chatmill.look.item_view import RunView, view_item
 from chatmill.look.items import Item
 from chatmill.look.safe_text import visible
-from chatmill.look.stats import fates_of, notes_of
+from chatmill.look.stats import fates_of, notes_of, rejections_of
 
 MOST_CHARACTERS = 2000
 """Characters of a run that a notebook shows."""
@@ -175,15 +175,8 @@ class Summary:
 
     def losses(self) -> list[tuple[str, int]]:
         """What was left out, cut or is worth a look; empty when nothing was."""
-        found: list[tuple[str, int]] = []
-        reasons: dict[str, int] = {}
-        for outcomes in self._ledger["records"].values():
-            for outcome in ("quarantined", "skipped"):
-                for reason, count in outcomes.get(outcome, {}).items():
-                    name = f"records left out: {reason}"
-                    reasons[name] = reasons.get(name, 0) + count
-        ordered = sorted(reasons.items(), key=lambda entry: -entry[1])
-        found += ordered[:SHOWN_REASONS]
+        ordered = sorted(rejections_of(self._ledger).items(), key=lambda entry: -entry[1])
+        found = [(f"records left out: {reason}", count) for reason, count in ordered[:SHOWN_REASONS]]
         if len(ordered) > SHOWN_REASONS:
             found.append(("records left out for other reasons", sum(count for _, count in ordered[SHOWN_REASONS:])))
         fates = fates_of(self._ledger)
