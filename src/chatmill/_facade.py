@@ -74,7 +74,7 @@ PUBLIC: dict[str, str] = {
     "PackedRowLoader": "load.packed_row_loader",
     "tokenize_blocks": "systems.document_boundaries",
     "get_pos_ids_for_packed_sequence": "load.collate",
-    "trainer_columns": "load.collate",
+    "trainer_columns": "load.row_columns",
     # spec 4: episodes and loaders
     "Episode": "store.episodes",
     "MixtureLoader": "load.mixture",
@@ -89,9 +89,9 @@ PUBLIC: dict[str, str] = {
     "GPTEpisodeDataLoader": "load.episodes",
     "load_training_config": "load.config",
     "make_loader": "load.make",
-    "dense_document_mask": "load.collate",
-    "document_mask_mod": "load.collate",
-    "flex_document_mask": "load.collate",
+    "dense_document_mask": "load.document_masks",
+    "document_mask_mod": "load.document_masks",
+    "flex_document_mask": "load.document_masks",
     # a dataset as an object
     "compile": "dataset.compile",
     "Dataset": "dataset.stored",

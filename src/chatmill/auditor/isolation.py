@@ -134,7 +134,7 @@ def _pairs(batch: dict[str, Any]) -> Any:
     """The mask that lets tokens see those of their own document up to themselves, to be added to scores."""
     import torch
 
-    from chatmill.load.collate import dense_document_mask
+    from chatmill.load.document_masks import dense_document_mask
 
     places = np.arange(batch["input_ids"].shape[1])
     documents = [np.searchsorted(starts, places, side="right") for starts in batch["document_starts"]]

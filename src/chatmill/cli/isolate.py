@@ -144,7 +144,7 @@ def _other_ways(model: Any, batch: dict[str, Any], probes: int) -> dict[str, Iso
     """How the same rows fare when the model is called in the ways that people call it."""
     import torch
 
-    from chatmill.load.collate import dense_document_mask
+    from chatmill.load.document_masks import dense_document_mask
     from chatmill.train.isolation import check_isolation
 
     allowed = dense_document_mask(batch["seq_idx"], model.dtype)

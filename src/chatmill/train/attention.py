@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from chatmill.core.blocks import Segments
 from chatmill.errors import ConfigError
-from chatmill.load.collate import flex_document_mask
+from chatmill.load.document_masks import flex_document_mask
 
 
 class Attention(StrEnum):

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from chatmill.errors import ConfigError
-from chatmill.load.collate import dense_document_mask
+from chatmill.load.document_masks import dense_document_mask
 from chatmill.train.attention import Documents, documents_of_positions, whole_row_documents
 from chatmill.train.hf_model import load_hf_model
 from chatmill.train.isolation import check_isolation

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.blocks import boundaries_from_starts
 from chatmill.errors import ConfigError
-from chatmill.load.collate import flex_document_mask
+from chatmill.load.document_masks import flex_document_mask
 
 
 @dataclass(slots=True, kw_only=True)
