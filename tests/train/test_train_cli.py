@@ -87,7 +87,7 @@ def test_sigterm_saves_ends_with_143_and_goes_on_to_the_same_loss(built: Path, t
 
     done = run_command("train", recipe, "--json")
     assert done.returncode == 0, done.stderr
-    assert "going on from step_" in done.stderr
+    assert "resuming from step_" in done.stderr
     said = json.loads(done.stdout)
     assert (said["outcome"], said["step"]) == ("finished", STEPS)
     logged = [json.loads(line) for line in log.read_text().splitlines()]

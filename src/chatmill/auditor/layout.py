@@ -38,7 +38,7 @@ class Place(IntEnum):
     BEGIN = 6
     """Begins the document."""
     CHANGED = 7
-    """An answer as later messages have changed it; only a source tells."""
+    """An answer as later messages have changed it; known only from a source."""
 
 
 class Wanted(IntEnum):
@@ -67,7 +67,7 @@ class Answers:
     merged: NDArray[np.bool_]
     """The first token holds the end of the prompt too."""
     changed: NDArray[np.bool_]
-    """Later messages have changed it; only a source tells."""
+    """Later messages have changed it; known only from a source."""
     wanted: NDArray[np.int8]
     """Whether the record wants it trained, as `Wanted`."""
 
@@ -97,7 +97,7 @@ class Layout:
     """Where messages open."""
     opening_roles: Ints
     doubtful: int = 0
-    """Special tokens of which only a source tells whether a text spelled them."""
+    """Special tokens that a text may have spelled; only a source shows it."""
 
 
 def find_literals(bound: BoundTemplate) -> Literals:
@@ -330,7 +330,7 @@ def _fill(places: Codes, where: Ints, place: Place) -> None:
 def _find_events(ids: Ints, documents: Ints, ends_of: Ints, literals: Literals) -> _Events:
     """Openings by their solid ids; the longest wins where several begin at one place.
 
-    An opening does not go on in the next document; one that the end of its document cuts is whole.
+    An opening does not continue in the next document; one that the end of its document cuts is whole.
     """
     taken = np.zeros(len(ids) + 1, dtype=np.bool_)
     found: list[tuple[Ints, Ints, Opening, NDArray[np.bool_]]] = []
@@ -372,7 +372,7 @@ def find_pattern(ids: Ints, pattern: tuple[int, ...]) -> Ints:
 
 
 def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> NDArray[np.bool_]:
-    """Where a sequence of ids goes on from, up to a limit of each place."""
+    """Which places a sequence of ids follows, up to a limit of each."""
     fits = np.ones(len(places), dtype=np.bool_)
     for step, wanted in enumerate(pattern):
         at = places + step
@@ -381,7 +381,7 @@ def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> 
 
 
 def _strange(ids: Ints, documents: Ints, events: _Events, literals: Literals, padding: NDArray[np.bool_]) -> Ints:
-    """Special ids that the template never writes, and beginnings of openings that go on as none does."""
+    """Special ids that the template never writes, and beginnings of openings that continue as none does."""
     special = np.isin(ids, list(literals.specials)) & ~padding
     strange = special & ~np.isin(ids, list(literals.written))
     openers = {one.ids[0] for one in literals.openings} - literals.stops

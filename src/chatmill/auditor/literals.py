@@ -76,7 +76,7 @@ class Literals:
     closers: Mapping[int, int]
     """How many stop ids a message of each role has, at most."""
     odd: frozenset[int] = frozenset()
-    """Special ids that the template writes at places where ids alone do not tell them from spelled ones."""
+    """Special ids that the template writes at places where ids alone do not distinguish them from spelled ones."""
     asked_only: bool = False
     """Only answers that follow a message of somebody else can be found for sure."""
     unusable: str = ""
@@ -203,7 +203,7 @@ def _opening(
     bound: BoundTemplate,
     stops: set[int],
 ) -> Opening | None:
-    """The opening at a place of a probe; None where no special token tells it from text."""
+    """The opening at a place of a probe; None where it has no special token."""
     role = RoleCode(int(roles_of(row.kinds[start : start + 1])[0]))
     own = row.ids[start:end]
     same = _common(own, other) if role is RoleCode.TOOL else len(own)  # headers of results may name a function

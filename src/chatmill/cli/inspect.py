@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 LINES = 20
-"""Lines of a message that are shown unless told otherwise."""
+"""Lines of a message that are shown without --lines."""
 
 
 def command(

@@ -122,7 +122,7 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
         "use_loss_mask": use_mask,
         "epoch_seed": data.epoch_seed,
     }
-    # A run that is to train on masks does not go on without them; a policy reads kinds in their place.
+    # A run that is to train on masks stops without them; a policy reads kinds in their place.
     strict = use_mask and data.policy is None
     if mode == "token_stream":
         if data.policy is not None:

@@ -169,7 +169,7 @@ class Dataset(Exports):
 
         A row has `length` positions (default: `max_length`, else the longest episode). The last batch of an epoch is
         filled up with rows of padding, or left out with `drop_last`. `state_dict` and
-        `load_state_dict` go on after any batch, with any number of ranks. `options` are those of
+        `load_state_dict` resume after any batch, with any number of ranks. `options` are those of
         `GPTEpisodeDataLoader`, such as `device`, `rank`, `world_size`, `policy` or `pin_memory`.
         """
         need("torch", "giving batches as tensors")

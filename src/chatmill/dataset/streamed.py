@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from chatmill.look.stats import DatasetStats
 
 SAFE_GATES = ("records_without_trained_tokens", "untrained_terminators", "records_quarantined")
-"""Gates on counts, which only grow: one that is passed can be told at once."""
+"""Gates on counts, which only grow: one that is passed can be reported at once."""
 
 
 LOST_WEIGHTS = "some tokens have a weight other than 0 and 1; labels only say trained or not, so these weights are lost"
@@ -278,7 +278,7 @@ class StreamedDataset(Exports):
         return self.compile().export(to, out, **options)
 
     def save(self, out: str | os.PathLike[str]) -> Path | Elsewhere:
-        """Compile everything into a new folder, as `chatmill build` does; one that was stopped goes on."""
+        """Compile everything into a new folder, as `chatmill build` does; one that was stopped resumes."""
         return run_build(self.recipe, out, workers=self._workers, resume=True, base=self._base).directory
 
 

@@ -121,7 +121,7 @@ class _Shape:
 class DataCollatorForCausalLM:
     """Makes one batch of a list of features with `input_ids` and, for packed rows, `document_starts` or `seq_lengths`.
 
-    Padding stands on the right and is known by length, so a real EOS that equals PAD keeps its label. No
+    Padding is on the right and is known by length, so a real EOS that equals PAD keeps its label. No
     `attention_mask` unless `return_attention_mask=True`: transformers isolates packed documents by position
     ids only when no mask is given (and `use_cache=False`). With `model` the batch also carries what that model's
     attention reads, and `model(**batch)` keeps documents apart.

@@ -117,7 +117,7 @@ class TrainingConfig:
 
 
 def load_training_config(path: str | Path | None = None, **options: Any) -> TrainingConfig:
-    """Read the `<training>` section of an XML or YAML file; keyword arguments override it, or stand alone."""
+    """Read the `<training>` section of an XML or YAML file; keyword arguments override it, or suffice alone."""
     section = read_section(Path(path)) if path is not None else Section(entries=[], where="the training config")
     entries = [entry for entry in section.entries if entry.name not in options]
     entries += [Entry(name=name, value=value, where="option") for name, value in options.items()]

@@ -20,7 +20,7 @@ class Entry:
     name: str
     value: Any
     where: str
-    """`file:line`, or what else tells a user where to look."""
+    """`file:line`, or another place to look at."""
     is_text: bool = False
     """The value is the text of an XML element, not yet of its type."""
 
@@ -34,7 +34,7 @@ class Section:
 
 
 def read_section(path: Path) -> Section:
-    """The training section of an XML or YAML file; the two are told apart by suffix, else by the first sign."""
+    """The training section of an XML or YAML file; known by its suffix, else by its first character."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -184,7 +184,7 @@ class GPTEpisodeDataLoader(BatchLoader):
     def one_pass(self, split: str = "val") -> Iterator[tuple[torch.Tensor, ...]]:
         """The batches of the first epoch of a split, then no more: an evaluation.
 
-        It does not move the split: `get_batch` goes on as if nothing had been read. Every rank has as many batches.
+        It does not move the split: `get_batch` continues as if nothing had been read. Every rank has as many batches.
         """
         feed = self._episode_feed(split)
         if feed.options.sampling is not SamplingMode.EPOCH:

@@ -1,4 +1,4 @@
-"""What all loaders share: batches by split, the state that a run goes on from, prefetching, and iteration."""
+"""What all loaders share: batches by split, the state that a run resumes from, prefetching, and iteration."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class BatchLoader:
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where each split stands, with the fingerprint of its data; plain values that JSON can hold."""
+        """The place of each split, with the fingerprint of its data; plain values that JSON can hold."""
         return {
             "version": STATE_VERSION,
             "loader": self.kind,

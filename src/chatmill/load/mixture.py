@@ -68,7 +68,7 @@ class SourceDraws(Draws):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixturePlace:
-    """Where a mixture stands: rows taken in all, and the place of each source in its own epochs."""
+    """The place of a mixture: rows taken in all, and the place of each source in its own epochs."""
 
     position: int
     sources: tuple[EpochPlace, ...]

@@ -1,6 +1,6 @@
 """Which rows a global step takes: epoch orders, the endless stream of draws, and the arithmetic of positions.
 
-Pure numpy. A position is global: it counts the rows that all ranks together have taken, so that a run may go on
+Pure numpy. A position is global: it counts the rows that all ranks together have taken, so that a run may resume
 with another number of ranks. A global step takes `world_size * batch_size` rows; rank `r` gets the rows from
 `r * batch_size` on.
 """

@@ -52,7 +52,7 @@ class Laid:
     """The documents that were laid into a stage; those of one row follow each other."""
 
     slots: Ints
-    """The row of the stage that each document stands in."""
+    """The row of the stage that holds each document."""
     starts: Ints
     """Where it starts in its row, in tokens."""
     lengths: Ints
@@ -220,7 +220,7 @@ class PackedRows(EpisodeRows):
         return self._plans.get(epoch)[2][first : first + count]
 
     def documents(self, epoch: int, row: int) -> Ints:
-        """The episodes of one bin, in the order in which they stand in the row; numbers in the dataset."""
+        """The episodes of one bin, in the order of the row; numbers in the dataset."""
         made, order, _ = self._plans.get(epoch)
         return self._numbers(order[made.bin(row)])
 

@@ -1,7 +1,7 @@
 """A loader over episodes that are made while it reads: groups of shards, each there when its turn comes.
 
 The order depends on the seed alone: an epoch has its groups in an order of its own, and the rows of a group are mixed
-(and packed) among themselves. A batch goes on from one group to the next, so no row is padding or left out.
+(and packed) among themselves. A batch continues from one group to the next, so no row is padding or left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which items to show: by number, by record id, at random or from a place on; wrong ones are told with the nearest."""
+"""Which items to show: by number, by record id, at random or from a place on; an error names the nearest one."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ COLOURS = {
 TRAINED_MARK = "\u258c"
 ASCII_MARK = ">"
 OPENS, CLOSES = "\u00ab", "\u00bb"
-"""Around control tokens, so that text which spells one can be told apart."""
+"""Around control tokens, and not around text that spells one."""
 GUTTER = 12
 """Columns for the role and the mark."""
 SPAN_COLOURS = {"analysis": "yellow", "final": "green"}
@@ -89,7 +89,7 @@ def _groups(runs: tuple[RunView, ...]) -> Iterator[list[RunView]]:
 
 
 def _pieces(view: ItemView, group: list[RunView], with_roles: bool, show_ids: bool) -> Iterator[Piece]:
-    """The text of a group in styled pieces; control tokens stand out from text that spells one."""
+    """The text of a group in styled pieces; control tokens look unlike text that spells one."""
     colour = _colour(group[0])
     style = f"{colour} dim" if with_roles and not group[0].trained else colour
     for run in group:
@@ -114,13 +114,13 @@ def _colour(run: RunView) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gutter:
-    """What stands left of the lines of a group."""
+    """The left margin of the lines of a group."""
 
     label: str
     """Who speaks; empty where it was said above."""
     colour: str
     roles: bool
-    """False: no roles are stored, and `| ` stands there."""
+    """False: no roles are stored, and the margin is `| `."""
     mark: str
     """Of trained lines; else empty."""
 

@@ -112,7 +112,7 @@ class ItemView:
         return " \u00b7 ".join(fact for fact in facts if fact)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values; ids stand in where there is no text."""
+        """The same as plain values; ids where there is no text."""
         item = self.item
         out: dict[str, Any] = {self.name: item.number}
         if item.split:
@@ -141,7 +141,7 @@ class ItemView:
             entry["trained"] = document.trained
         entry |= {"ids": document.ids.tolist()} if document.text is None else {"text": document.text}
         if self.decoder is not None and self.item.kinds is None:
-            # without kinds nothing else tells a control token from text that spells it
+            # without kinds nothing else distinguishes a control token from text that spells it
             entry["control"] = np.flatnonzero(self.decoder.is_control(document.ids)).tolist()
         if any(column is not None for column in (self.item.kinds, self.item.weights, self.item.spans)):
             entry["runs"] = [self.run_json(run) for run in document.runs]

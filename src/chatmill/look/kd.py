@@ -114,7 +114,7 @@ class KDSplit(LookSplit):
 
 
 def token_aligned(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Label-aligned values of whole documents turned back: what stood at `t` stands at `t + 1`; the first is 0.
+    """Label-aligned values of whole documents as token-aligned ones: the value at `t` moves to `t + 1`, and the first is 0.
 
     Every document ends in 0, because no token follows, so the first token of the next one gets that 0.
     """
@@ -125,7 +125,7 @@ def token_aligned(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KDFound:
-    """What stands at a path: splits that are open, and what is known of the build."""
+    """What a path holds: open splits, and what is known of the build."""
 
     splits: dict[str, LookSplit]
     about: dict[str, Any]

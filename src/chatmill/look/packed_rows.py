@@ -35,7 +35,7 @@ class PackedFiles:
     _mapped: dict[Path, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, start: int = 0, count: int | None = None) -> Iterator[PackedRow]:
-        """`count` rows (else all) from row `start` on; what stands before them is passed over, not decoded."""
+        """`count` rows (else all) from row `start` on; earlier rows are skipped, not decoded."""
         end = None if count is None else start + count
         for first, batch in self.batches(start):
             for i in range(max(start - first, 0), len(batch)):

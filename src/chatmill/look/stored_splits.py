@@ -137,7 +137,7 @@ class EpisodeSplit(LookSplit):
 
 
 def _places(data: NDArray[np.uint8], wanted: bytes) -> Iterator[int]:
-    """Where some bytes stand in mapped ones; a piece at a time."""
+    """Where some bytes are in mapped ones; a piece at a time."""
     for begin in range(0, len(data), SEARCH_BYTES):
         piece = data[begin : begin + SEARCH_BYTES + len(wanted) - 1].tobytes()
         place = piece.find(wanted)

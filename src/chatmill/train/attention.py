@@ -36,7 +36,7 @@ class Attention(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """Where the documents of a (rows, width) batch stand, as tensors on the batch's device."""
+    """The places of the documents of a (rows, width) batch, as tensors on the batch's device."""
 
     position_ids: torch.Tensor
     """(rows, width) int64: the place of each token in its document, from 0."""
@@ -156,7 +156,7 @@ _FOUND: dict[str, Any] = {}
 
 
 def _has_varlen() -> bool:
-    """Whether this torch has varlen attention; how it wants to be told "causal" and "grouped" is noted."""
+    """Whether this torch has varlen attention; which arguments say "causal" and "grouped" is noted."""
     if "varlen" not in _FOUND:
         try:
             from torch.nn.attention.varlen import varlen_attn

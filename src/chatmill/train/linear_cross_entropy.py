@@ -153,7 +153,7 @@ class _Job:
         row = len(weight) * self.dtype.itemsize
         if self.backend is Backend.PLAIN:
             return max(1, PLAIN_CHUNK_BYTES // row)
-        # Beside the logits stand a chunk of hidden states and one of their gradient, and maybe exact sums.
+        # Beside the logits there are a chunk of hidden states, one of their gradient, and maybe exact sums.
         row += 2 * weight.shape[1] * self.dtype.itemsize
         few = min(CUDA_BYTES // row, max(CUDA_ROWS, math.ceil(len(self.labels) / ROUNDED_CHUNKS)))
         narrow = weight.dtype.itemsize < self.wide.itemsize
@@ -300,7 +300,7 @@ class _WeightGradient:
         return self.gradient
 
     def _narrow(self) -> None:
-        """Round the sums, which stand in the memory they go to: row `r` of the result ends before wide row `r`.
+        """Round the sums, which share memory with the result: row `r` of the result ends before wide row `r`.
 
         So rows `a` to `2 * a` may be copied at once; only the first few go through a copy.
         """
@@ -326,7 +326,7 @@ def _add_product(total: Tensor, slopes: Tensor, inputs: Tensor, factor: float, *
 
 
 def _scaled(gradient: Tensor | None, factor: Tensor, by_triton: bool) -> Tensor | None:
-    """The gradient times what stands behind the loss in the graph, in place; nothing is done where that is 1."""
+    """The gradient times the gradient of the loss, in place; nothing is done where that is 1."""
     if gradient is None:
         return None
     if by_triton:

@@ -129,7 +129,7 @@ class Objective:
         - `weights`: 0 or more per position; 0 is "not trained". The kinds "weighted", "document" and "span" use the
           values, "token" only whether they are 0.
         - `spans`: span numbers, needed by "span"; positions that are neither span 1 nor span 2 are not trained.
-        - `documents`: numbers that tell the documents of one row apart (`seq_idx` of the collator; the padding may
+        - `documents`: the number of each document in its row (`seq_idx` of the collator; the padding may
           have one of its own). None: each row `(B, T)` is one document. A document cut into two rows is two.
         """
         check_shapes(labels=labels, weights=weights, spans=spans, documents=documents)

@@ -1,4 +1,4 @@
-"""How long a phase is and how far it has come, counted in data: a run may go on with other ranks and batch sizes."""
+"""How long a phase is and how far it has come, counted in data: a run may resume with other ranks and batch sizes."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def prompt_ids(template: BoundTemplate, messages: Sequence[Message | dict[str, A
     parsed = parse_messages(raw) if raw else tuple(message for message in messages if isinstance(message, Message))
     tokens = render([Conversation(tuple(parsed))], template, add_generation_prompt=True).tokens
     is_document = parts_of(tokens.kinds) == Part.DOCUMENT
-    begin = int((~is_document).argmax())  # a BOS stands before it and stays
+    begin = int((~is_document).argmax())  # a BOS before it stays
     is_document[:begin] = False
     ids: list[int] = tokens.ids[~is_document].tolist()
     return ids

@@ -88,7 +88,7 @@ def fit(
     """Train a model on a loader of spec 4, on stream blocks, or on any iterable of batches.
 
     - `val_loader`: what `eval_every` reads its split "val" from; default: `loader`, where it has that split.
-    - `out`: folder of log and checkpoints; a run that finds checkpoints there goes on from the newest (`resume`).
+    - `out`: folder of log and checkpoints; a run that finds checkpoints there resumes from the newest (`resume`).
     - `tokenizer`: only its fingerprint is used, to see a changed training spec. `notes` are kept in checkpoints.
     - `settings`: what else the run was made of; it is written to `run.json` in `out`, beside the whole `config`.
     - `options`: those of `TrainConfig`, in place of `config`. Environment variables are read by `chatmill train` alone.
@@ -106,7 +106,7 @@ def fit(
 
 
 class _Run:
-    """One call of `fit`: where it stands, and the loop."""
+    """One call of `fit`: its state, and the loop."""
 
     def __init__(
         self, model: Any, loader: Any, val_loader: Any, out: Path | None, config: TrainConfig, ranks: Ranks
@@ -166,7 +166,7 @@ class _Run:
             self.feed.load_state(stored.loader)
             if self.config.post_training:
                 self.feed.refuse_partial_pass()
-            self._say(f"going on from {folder.name}")
+            self._say(f"resuming from {folder.name}")
         self.saved, self._saved_step = folder, stored.step
         done = self.state.step - self.state.phase_start
         self.phase = phase_of(self.feed, self.config, done=done, first_epoch=self.state.first_epoch)

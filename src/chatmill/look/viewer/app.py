@@ -49,7 +49,7 @@ class Viewer:
 
     def _warm_up(self) -> None:
         for dataset in self.datasets.values():
-            # a tokenizer that fails to load is told when a page asks for it
+            # a tokenizer that fails to load is reported when a page asks for it
             with contextlib.suppress(ChatmillError):
                 if dataset.text.adds_up:
                     _ = dataset.text.lower_vocabulary

@@ -26,7 +26,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """One item in which the words stand; the first place only."""
+    """One item that holds the words; the first place only."""
 
     number: int
     at: int
@@ -97,7 +97,7 @@ def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: B
 
 
 def _before(batch: TokenBatch, document: int) -> int:
-    """Tokens of the same item that stand before a document."""
+    """Tokens of the same item before a document."""
     first = int(np.searchsorted(batch.items, batch.items[document]))
     return int(batch.offsets[document] - batch.offsets[first])
 
@@ -111,7 +111,7 @@ def _finder(text: TokenText, wanted: str, match_case: bool) -> _Ids | _Bytes | _
 
 
 def _documents(batch: TokenBatch, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The documents in which some tokens stand, each once, in order."""
+    """The documents of some tokens, each once, in order."""
     return np.unique(np.searchsorted(batch.offsets, places, side="right") - 1)
 
 
@@ -121,7 +121,7 @@ class _Bytes:
     def __init__(self, text: TokenText, wanted: str, match_case: bool) -> None:
         self._text, self._match_case = text, match_case
         self._wanted = self._folded(wanted.encode("utf-8", errors="replace"))
-        # A place either lies inside one token, or begins at the end of one and goes on in the next.
+        # A place either lies inside one token, or begins at the end of one and continues in the next.
         self._spelling = (text.vocabulary if match_case else text.lower_vocabulary).spelling(self._wanted)
 
     def _folded(self, raw: bytes) -> bytes:
@@ -171,7 +171,7 @@ class _Decoded:
         return np.arange(len(batch.items), dtype=np.int64)
 
     def look(self, ids: NDArray[np.integer], number: int, before: int) -> Hit | None:
-        """The first place; tokens are not told apart, so the document's beginning is named."""
+        """The first place; tokens have no bytes of their own, so the hit is the whole document."""
         text = self._text.text(ids)
         place = (text if self._match_case else text.lower()).find(self._wanted)
         if place < 0:
@@ -209,7 +209,7 @@ class _Ids:
         return np.flatnonzero(same)
 
     def candidates(self, batch: TokenBatch) -> NDArray[np.int64]:
-        """Documents in which the first of the ids that stand together stands."""
+        """Documents that hold the first of the ids."""
         assert batch.ids is not None
         return _documents(batch, self._places(batch.ids))
 
