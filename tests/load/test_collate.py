@@ -13,15 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import DataError
-from chatmill.load.collate import (
-    DataCollatorForCausalLM,
-    dense_document_mask,
-    document_mask_mod,
-    flex_document_mask,
-    get_pos_ids_for_packed_sequence,
-    trainer_columns,
-)
+from chatmill.load.collate import DataCollatorForCausalLM, get_pos_ids_for_packed_sequence
+from chatmill.load.document_masks import dense_document_mask, document_mask_mod, flex_document_mask
 from chatmill.load.hf import to_hf_dataset
+from chatmill.load.row_columns import trainer_columns
 from chatmill.tokenizer.byte_level import ByteTokenizer
 from tests.load.sets import items, write_set
 

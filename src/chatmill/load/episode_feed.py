@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.label.policy import Policy
 from chatmill.load.config import SamplingMode
+from chatmill.load.loader import SplitFeed
 from chatmill.load.long_episodes import LongEpisodes
 from chatmill.load.order import Draws, EpochPlace, Share, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch, document_starts
@@ -124,7 +125,7 @@ class EpisodeStep:
     after: EpochPlace
 
 
-class EpisodeFeed:
+class EpisodeFeed(SplitFeed):
     """The batches of one split of one dataset."""
 
     def __init__(self, split: str, rows: EpisodeRows, options: EpisodeOptions) -> None:
@@ -146,10 +147,6 @@ class EpisodeFeed:
     def order(self) -> dict[str, Any]:
         """What gives a position its meaning."""
         return self.options.order() | self.rows.order_facts
-
-    def begin(self) -> EpochPlace:
-        """The first row of epoch 0; in random mode the first draw."""
-        return EpochPlace()
 
     def step_at(self, place: EpochPlace) -> EpisodeStep:
         """The global step at a place, as this rank sees it."""
@@ -221,14 +218,6 @@ class EpisodeFeed:
             flag(self.masks),
             "" if not options.pack else f" packed_rows={self.rows.rows_of(step.epoch)}",
         )
-
-    def place_to_json(self, place: EpochPlace) -> dict[str, Any]:
-        """Epoch and position."""
-        return asdict(place)
-
-    def place_from_json(self, value: Mapping[str, Any]) -> EpochPlace:
-        """Epoch and position."""
-        return EpochPlace(epoch=int(value["epoch"]), position=int(value["position"]))
 
 
 def flag(value: bool) -> str:

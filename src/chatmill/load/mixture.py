@@ -18,7 +18,7 @@ from chatmill.load.config import SamplingMode, as_training_config
 from chatmill.load.distributed import rank_and_world
 from chatmill.load.episode_feed import EpisodeOptions, Group, RowBatcher
 from chatmill.load.episodes import episode_options, report_opened
-from chatmill.load.loader import BatchLoader, choose_device
+from chatmill.load.loader import BatchLoader, SplitFeed, choose_device
 from chatmill.load.order import CHUNK, Draws, EpochPlace, take_rows
 from chatmill.load.rows import EpisodeRows, Planning
 from chatmill.store.episode_layout import SPLITS
@@ -84,7 +84,7 @@ class MixtureStep:
     after: MixturePlace
 
 
-class MixtureFeed:
+class MixtureFeed(SplitFeed):
     """The batches of one split, mixed from several datasets."""
 
     def __init__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.load.config import DatasetMode, SamplingMode, as_training_config
 from chatmill.load.distributed import rank_and_world
-from chatmill.load.loader import BatchLoader, choose_device, directory_of
+from chatmill.load.loader import BatchLoader, SplitFeed, choose_device, directory_of
 from chatmill.load.order import Draws, EpochPlace, Share
 from chatmill.load.stage import Stage
 from chatmill.store.episode_layout import SPLITS
@@ -35,7 +34,7 @@ class WindowStep:
     after: EpochPlace
 
 
-class WindowFeed:
+class WindowFeed(SplitFeed):
     """The batches of one split: windows of block_size + 1 tokens, every one of the split equally likely."""
 
     def __init__(
@@ -68,10 +67,6 @@ class WindowFeed:
         """What gives a position its meaning."""
         return {"epoch_seed": self._seed, "windows": self.windows}
 
-    def begin(self) -> EpochPlace:
-        """The first draw."""
-        return EpochPlace()
-
     def step_at(self, place: EpochPlace) -> WindowStep:
         """The draws of this rank at a position."""
         share = self._share
@@ -97,17 +92,6 @@ class WindowFeed:
     def unpin(self) -> None:
         """From now on make batches in ordinary memory."""
         self._stage.pin = False
-
-    def announce(self, step: WindowStep) -> None:
-        """Windows have no epochs to announce."""
-
-    def place_to_json(self, place: EpochPlace) -> dict[str, Any]:
-        """The number of draws taken by all ranks."""
-        return {"position": place.position}
-
-    def place_from_json(self, value: Mapping[str, Any]) -> EpochPlace:
-        """The number of draws taken by all ranks."""
-        return EpochPlace(position=int(value["position"]))
 
 
 class GPTDataLoader(BatchLoader):
