@@ -29,7 +29,7 @@ from chatmill.train.batch import TrainBatch
 from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_optimizer, read_state, save_checkpoint
 from chatmill.train.config import TrainConfig
 from chatmill.train.feed import Feed
-from chatmill.train.log import RunLog, bar_is_possible, write_settings
+from chatmill.train.log import RunLog, write_settings
 from chatmill.train.phase import Phase, phase_of
 from chatmill.train.ranks import Ranks, joined_ranks
 from chatmill.train.schedule import learning_rate, warmup_steps
@@ -184,7 +184,7 @@ class _Run:
             steps=end,
             done=self.state.step,
             active=self.ranks.first,
-            bar=progress and bar_is_possible(),
+            bar=progress,
         )
         self.log.event("start", step=self.state.step, steps=end, warmup=warmup_steps(self.config, self.phase.steps),
                        phase_start=self.state.phase_start, skipped_blocks=skipped, ranks=self.ranks.world,
