@@ -46,7 +46,7 @@ def check_documents(data: TokenizedSet, wanted: Any, folder: Any) -> Isolation:
     if not len(rows):
         return Isolation(words="" if wanted is None else "no row holds two documents")
     if wanted is None:
-        told = "Whether the documents of packed rows see each other in the model: --isolation weights (or random) shows it"
+        told = "Whether documents of packed rows see each other in the model: --isolation weights (or random) shows it"
         return Isolation(words="not checked", unknown=told)
     from chatmill.train.hf_model import load_hf_model
 

@@ -114,7 +114,7 @@ class KDSplit(LookSplit):
 
 
 def token_aligned(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Label-aligned values of whole documents as token-aligned ones: the value at `t` moves to `t + 1`, and the first is 0.
+    """Label-aligned values of whole documents, token-aligned: the value at `t` moves to `t + 1`; the first is 0.
 
     Every document ends in 0, because no token follows, so the first token of the next one gets that 0.
     """
