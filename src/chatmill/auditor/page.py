@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from chatmill.auditor.findings import Example, Finding
+from chatmill.auditor.findings import AuditFinding, Example
 from chatmill.auditor.report import AuditReport
 from chatmill.look.report.page import html_page, tile_boxes
 from chatmill.look.safe_text import visible
@@ -49,7 +49,7 @@ def _findings(report: AuditReport) -> str:
     return f'<section><h2>Findings</h2><div class="card"><table>{head}{lines}</table></div></section>'
 
 
-def _section(finding: Finding) -> str:
+def _section(finding: AuditFinding) -> str:
     rule = finding.rule
     detail = f" {escape(finding.detail)}." if finding.detail else ""
     shown = "".join(map(_example, finding.examples))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from chatmill.auditor.findings import Example, Finding
+    from chatmill.auditor.findings import AuditFinding, Example
     from chatmill.auditor.report import AuditReport
 
 
@@ -165,7 +165,7 @@ def _print_table(console: Console, found: AuditReport) -> None:
     console.print(table)
 
 
-def _print_finding(console: Console, finding: Finding, count: int) -> None:
+def _print_finding(console: Console, finding: AuditFinding, count: int) -> None:
     from rich.text import Text
 
     from chatmill.cli.labelled import print_labelled

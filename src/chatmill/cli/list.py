@@ -25,7 +25,7 @@ class Kind(StrEnum):
     EXPORTS = "exports"
 
 
-class Named(NamedTuple):
+class ListedName(NamedTuple):
     """A line of the list."""
 
     kind: str
@@ -55,7 +55,7 @@ def command(
     plain_console(soft_wrap=True).print(table)
 
 
-def named(kind: Kind) -> list[Named]:
+def named(kind: Kind) -> list[ListedName]:
     """All names of one kind: those of Chatmill, then those of packages. No code of a package is run."""
     from chatmill.core.packages import additions
     from chatmill.export.registry import GROUP, TARGETS
@@ -69,5 +69,5 @@ def named(kind: Kind) -> list[Named]:
         Kind.SHAPES: (SHAPES, packaged_shapes),
         Kind.EXPORTS: (TARGETS, lambda: additions(GROUP, "export target", TARGETS)),
     }[kind]
-    found = [Named(kind, name, "chatmill") for name in own]
-    return [*found, *(Named(kind, name, addition.origin) for name, addition in packaged().items())]
+    found = [ListedName(kind, name, "chatmill") for name in own]
+    return [*found, *(ListedName(kind, name, addition.origin) for name, addition in packaged().items())]

@@ -198,7 +198,7 @@ class StreamedDataset(Exports):
         from chatmill.load.episode_feed import EpisodeOptions
         from chatmill.load.loader import choose_device
         from chatmill.load.long_episodes import LongEpisodes
-        from chatmill.load.order import Share
+        from chatmill.load.order import RankShare
         from chatmill.load.rows import Planning, strategy_named
         from chatmill.load.stream import StreamFeed, StreamLoader
 
@@ -208,7 +208,7 @@ class StreamedDataset(Exports):
         chosen = choose_device(device, None)
         pad = next(i for i in (self._tokenizer.pad_id, self._tokenizer.eos_id, 0) if i is not None)
         options = EpisodeOptions(
-            share=Share(batch_size=batch_size, rank=number, world_size=ranks),
+            share=RankShare(batch_size=batch_size, rank=number, world_size=ranks),
             block_size=self._length(length),
             sampling=SamplingMode.EPOCH,
             shuffle=shuffle,

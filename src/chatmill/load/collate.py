@@ -43,7 +43,7 @@ except ImportError as error:
     raise missing_extra(error, "collating batches") or error from None
 
 
-class Padding(StrEnum):
+class RowPadding(StrEnum):
     """How wide the rows of a batch become; the names of transformers' `tokenizer.pad`."""
 
     LONGEST = "longest"
@@ -92,7 +92,7 @@ def get_pos_ids_for_packed_sequence(
 class _Shape:
     """How rows become a rectangle: the part of `tokenizer.pad`'s options that the collator takes."""
 
-    padding: Padding
+    padding: RowPadding
     max_length: int | None
     multiple: int
     as_torch: bool
@@ -101,9 +101,9 @@ class _Shape:
     def width(self, lengths: NDArray[np.int64]) -> int:
         """Tokens per row of the batch."""
         longest = int(lengths.max(initial=0))
-        if self.padding is Padding.DO_NOT_PAD and (lengths != longest).any():
+        if self.padding is RowPadding.DO_NOT_PAD and (lengths != longest).any():
             raise DataError(f"padding is off, but rows have {lengths.min()} to {longest} tokens: use padding='longest'")
-        if self.padding is Padding.MAX_LENGTH:
+        if self.padding is RowPadding.MAX_LENGTH:
             longest = self._checked_against_max_length(lengths)
         return -(-longest // self.multiple) * self.multiple
 
@@ -179,7 +179,7 @@ class DataCollatorForCausalLM:
         self._check_options()
 
     def _check_options(self) -> None:
-        if self.return_flattened and self._shape.padding is Padding.MAX_LENGTH:
+        if self.return_flattened and self._shape.padding is RowPadding.MAX_LENGTH:
             raise ConfigError(
                 "return_flattened=True is the form without padding, so padding='max_length' has no meaning: "
                 "leave it out (pad_to_multiple_of still rounds the one row up)"
@@ -348,13 +348,13 @@ def _shape(tokenizer: Any, pad_kwargs: dict[str, Any], *, needs_max_length: bool
     options |= pad_kwargs
     padding = {True: "longest", False: "do_not_pad"}.get(options["padding"], options["padding"])
     padding = getattr(padding, "value", padding)  # transformers has an enum of these names
-    padding = member(Padding, "padding", padding)
+    padding = member(RowPadding, "padding", padding)
     if options["return_tensors"] not in ("pt", "np"):
         raise UnknownNameError("return_tensors", options["return_tensors"], ["pt", "np"])
     if options["padding_side"] != "right":
         raise ConfigError(f"padding_side is {options['padding_side']!r}; padding is on the right")
     max_length = options["max_length"]
-    if max_length is None and (needs_max_length or padding == Padding.MAX_LENGTH):
+    if max_length is None and (needs_max_length or padding == RowPadding.MAX_LENGTH):
         max_length = _model_max_length(tokenizer)
     if max_length is not None and max_length < 1:
         raise ConfigError(f"max_length is {max_length}; a row holds at least one token")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError
-from chatmill.load.config_files import OTHER_NAMES, Entry, Section, close_name, read_section
+from chatmill.load.config_files import OTHER_NAMES, ConfigEntry, ConfigSection, close_name, read_section
 from chatmill.load.long_episodes import LongEpisodes
-from chatmill.load.option_checks import Check, Choice, Flag, Number
+from chatmill.load.option_checks import Check, Flag, Member, Number
 from chatmill.load.order import MAX_SEED
 
 UNSET: Any = None
@@ -118,9 +118,9 @@ class TrainingConfig:
 
 def load_training_config(path: str | Path | None = None, **options: Any) -> TrainingConfig:
     """Read the `<training>` section of an XML or YAML file; keyword arguments override it, or suffice alone."""
-    section = read_section(Path(path)) if path is not None else Section(entries=[], where="the training config")
+    section = read_section(Path(path)) if path is not None else ConfigSection(entries=[], where="the training config")
     entries = [entry for entry in section.entries if entry.name not in options]
-    entries += [Entry(name=name, value=value, where="option") for name, value in options.items()]
+    entries += [ConfigEntry(name=name, value=value, where="option") for name, value in options.items()]
     return _from_entries(entries, section.where)
 
 
@@ -136,7 +136,7 @@ def as_training_config(config: Any) -> TrainingConfig:
     return load_training_config(**{name: value for name, value in found.items() if value is not None})
 
 
-def _from_entries(entries: list[Entry], source: str) -> TrainingConfig:
+def _from_entries(entries: list[ConfigEntry], source: str) -> TrainingConfig:
     values: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     for entry in entries:
@@ -156,7 +156,7 @@ def _from_entries(entries: list[Entry], source: str) -> TrainingConfig:
     return TrainingConfig(**values, extra=extra)
 
 
-def _checked(entry: Entry) -> Any:
+def _checked(entry: ConfigEntry) -> Any:
     """The value of one entry in its type; errors name the place, the element and what is allowed."""
     try:
         return CHECKS[entry.name](f"<{entry.name}>", entry.value, text=entry.is_text)
@@ -183,8 +183,8 @@ _COUNT, _FLAG, _TEXT = Number(least=1, whole=True), Flag(optional=True), Check(o
 SPEC_OPTIONS: dict[str, Check] = {
     "batch_size": _COUNT,
     "block_size": _COUNT,
-    "dataset_mode": Choice(members=DatasetMode),
-    "batch_sampling_mode": Choice(members=SamplingMode, optional=True),
+    "dataset_mode": Member(members=DatasetMode),
+    "batch_sampling_mode": Member(members=SamplingMode, optional=True),
     "epoch_shuffle": _FLAG,
     "epoch_drop_last": _FLAG,
     "epoch_seed": Number(most=MAX_SEED, whole=True),
@@ -194,7 +194,7 @@ SPEC_OPTIONS: dict[str, Check] = {
 }
 """The options a misspelt name is compared with, and how each is checked."""
 CHECKS: dict[str, Check] = {**SPEC_OPTIONS, "pack": Flag(), "packing_strategy": _TEXT, "policy": _TEXT,
-                            "overflow": Choice(members=LongEpisodes, optional=True), "device": _TEXT,
+                            "overflow": Member(members=LongEpisodes, optional=True), "device": _TEXT,
                             "dataset_dir": _TEXT, "val": _ValOptions()}  # fmt: skip
 VAL_OPTIONS = ("batch_size", "batch_sampling_mode", "epoch_shuffle", "epoch_drop_last", "epoch_seed")
 """What the split val may have of its own."""

@@ -14,9 +14,9 @@ from chatmill.label.policy import Policy
 from chatmill.load.config import SamplingMode
 from chatmill.load.loader import SplitFeed
 from chatmill.load.long_episodes import LongEpisodes
-from chatmill.load.order import Draws, EpochPlace, Share, epoch_step, steps_per_epoch
+from chatmill.load.order import Draws, EpochPlace, RankShare, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch, document_starts
-from chatmill.load.rows import EpisodeRows, PackedRows, Planning, Weights, packed_rows
+from chatmill.load.rows import EpisodeRows, PackedEpisodeRows, Planning, Weights, packed_rows
 from chatmill.load.stage import Stage
 from chatmill.pack.plan import Strategy
 from chatmill.store.episodes import EpisodeDataset
@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 class EpisodeOptions:
     """What an episode loader was asked to do, with every default filled in."""
 
-    share: Share
+    share: RankShare
     block_size: int
     sampling: SamplingMode
     shuffle: bool
@@ -78,7 +78,7 @@ class EpisodeOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RowGroup:
     """Rows of one source and epoch that go into the given slots of a batch."""
 
     source: int
@@ -101,9 +101,9 @@ class RowBatcher:
         self.stage = Stage(
             options.share.batch_size, options.block_size, pad_id=options.pad_id, weights=dtype, pin=options.pin
         )
-        self._most = max((s.most_documents for s in sources if isinstance(s, PackedRows)), default=1)
+        self._most = max((s.most_documents for s in sources if isinstance(s, PackedEpisodeRows)), default=1)
 
-    def batch(self, groups: Sequence[Group], real: int) -> tuple[torch.Tensor, ...]:
+    def batch(self, groups: Sequence[RowGroup], real: int) -> tuple[torch.Tensor, ...]:
         """`(x, y)`, `(x, y, mask)` or a `PackedBatch`; rows from `real` on are padding."""
         stage = self.stage
         stage.clear()
@@ -167,7 +167,7 @@ class EpisodeFeed(SplitFeed):
     def batch(self, step: EpisodeStep) -> tuple[torch.Tensor, ...]:
         """The tensors of a step."""
         real = len(step.rows)
-        group = Group(source=0, epoch=step.epoch, rows=step.rows, slots=np.arange(real))
+        group = RowGroup(source=0, epoch=step.epoch, rows=step.rows, slots=np.arange(real))
         return self._batcher.batch([group], real)
 
     def episodes_of(self, step: EpisodeStep) -> list[list[int]]:

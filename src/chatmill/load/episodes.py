@@ -19,7 +19,7 @@ from chatmill.load.distributed import rank_and_world
 from chatmill.load.episode_feed import EpisodeFeed, EpisodeOptions, flag
 from chatmill.load.loader import BatchLoader, choose_device, directory_of
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
-from chatmill.load.order import Share
+from chatmill.load.order import RankShare
 from chatmill.load.rows import EpisodeRows, PlannedRows, Planning, Weights, strategy_named
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
@@ -247,7 +247,7 @@ def episode_options(
 ) -> EpisodeOptions:
     """Settle every option; a policy asks for masks by itself."""
     return EpisodeOptions(
-        share=Share(batch_size=config.batch_size, rank=rank, world_size=world_size),
+        share=RankShare(batch_size=config.batch_size, rank=rank, world_size=world_size),
         block_size=config.block_size,
         sampling=config.sampling_in(DatasetMode.SFT_EPISODE),
         shuffle=config.epoch_shuffle,

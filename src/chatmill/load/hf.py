@@ -16,7 +16,7 @@ from chatmill.errors import ConfigError, MissingExtraError, member
 from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
-from chatmill.load.rows import EpisodeRows, PackedRows, Planning, packed_rows, strategy_named
+from chatmill.load.rows import EpisodeRows, PackedEpisodeRows, Planning, packed_rows, strategy_named
 from chatmill.load.stage import Stage
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, refuse_ids_beyond
@@ -99,7 +99,7 @@ def _batches(rows: EpisodeRows) -> Iterator[dict[str, tuple[NDArray[Any], NDArra
             "input_ids": (ids, offsets_of(tokens)),
             "labels": (np.where(weights > 0, ids, np.int32(IGNORE_INDEX)), offsets_of(tokens)),
         }
-        if isinstance(rows, PackedRows):
+        if isinstance(rows, PackedEpisodeRows):
             counts = np.bincount(laid.slots, minlength=len(chosen))
             columns["seq_lengths"] = (laid.lengths.astype(np.int32), offsets_of(counts))
         yield columns

@@ -16,7 +16,7 @@ from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
 from chatmill.load.config import SamplingMode, as_training_config
 from chatmill.load.distributed import rank_and_world
-from chatmill.load.episode_feed import EpisodeOptions, Group, RowBatcher
+from chatmill.load.episode_feed import EpisodeOptions, RowBatcher, RowGroup
 from chatmill.load.episodes import episode_options, report_opened
 from chatmill.load.loader import BatchLoader, SplitFeed, choose_device
 from chatmill.load.order import CHUNK, Draws, EpochPlace, take_rows
@@ -78,7 +78,7 @@ class MixturePlace:
 class MixtureStep:
     """This rank's rows of one global step, by source and epoch."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     epochs: tuple[tuple[int, int], ...]
     """(source, epoch) of every epoch that begins in this global step."""
     after: MixturePlace
@@ -129,7 +129,7 @@ class MixtureFeed(SplitFeed):
         """Rows of the whole global step are given to their sources; this rank keeps its own."""
         share = self._options.share
         which = self._which.take(place.position, share.step)
-        groups: list[Group] = []
+        groups: list[RowGroup] = []
         begun: list[tuple[int, int]] = []
         after: list[EpochPlace] = []
         for source, at in enumerate(place.sources):
@@ -142,7 +142,7 @@ class MixtureFeed(SplitFeed):
                 mine = slots[done : done + len(rows)]
                 chosen = (mine >= 0) & (mine < share.batch_size)
                 if chosen.any():
-                    groups.append(Group(source=source, epoch=epoch, rows=rows[chosen], slots=mine[chosen]))
+                    groups.append(RowGroup(source=source, epoch=epoch, rows=rows[chosen], slots=mine[chosen]))
                 done += len(rows)
         after_all = MixturePlace(position=place.position + share.step, sources=tuple(after))
         return MixtureStep(groups=tuple(groups), epochs=tuple(begun), after=after_all)

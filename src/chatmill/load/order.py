@@ -21,7 +21,7 @@ MAX_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class RankShare:
     """This rank's part of every global step."""
 
     batch_size: int
@@ -106,7 +106,7 @@ class Draws:
 
 
 def epoch_step(
-    place: EpochPlace, rows_of: Callable[[int], int], share: Share, *, drop_last: bool, what: str
+    place: EpochPlace, rows_of: Callable[[int], int], share: RankShare, *, drop_last: bool, what: str
 ) -> EpochStep:
     """The global step at `place`; `rows_of(epoch)` is the number of rows of an epoch, `what` names them in errors.
 
@@ -132,7 +132,7 @@ def epoch_step(
     )
 
 
-def steps_per_epoch(rows: int, share: Share, *, drop_last: bool) -> int:
+def steps_per_epoch(rows: int, share: RankShare, *, drop_last: bool) -> int:
     """Global steps in an epoch of `rows` rows."""
     return rows // share.step if drop_last else -(-rows // share.step)
 

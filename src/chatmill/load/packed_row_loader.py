@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from chatmill.core.shift import IGNORE_INDEX, model_inputs, next_token
 from chatmill.errors import ConfigError, DataError, need
 from chatmill.load.distributed import rank_and_world
-from chatmill.load.order import EpochPlace, Share, epoch_order, epoch_step, steps_per_epoch
+from chatmill.load.order import EpochPlace, RankShare, epoch_order, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch
 
 STATE_VERSION = 1
@@ -58,7 +58,7 @@ class PackedRowLoader:
             raise DataError("there are no packed rows: were all texts left out (min_len, max_len)?")
         self.batch_size, self.pad_id, self.shuffle, self.seed, self.split = batch_size, pad_id, shuffle, seed, split
         self.rank, self.world_size = rank_and_world(rank, world_size)
-        self._share = Share(batch_size=batch_size, rank=self.rank, world_size=self.world_size)
+        self._share = RankShare(batch_size=batch_size, rank=self.rank, world_size=self.world_size)
         self._rows = [np.asarray(row, dtype=np.int64) for row in input_ids]
         self._starts = [np.asarray(starts, dtype=np.int64) for starts in document_starts]
         self._weights = weights

@@ -184,7 +184,7 @@ class EpisodeRows:
         return used
 
 
-class PackedRows(EpisodeRows):
+class PackedEpisodeRows(EpisodeRows):
     """Several episodes per row, planned anew for each epoch from their lengths.
 
     The plan of epoch e depends on lengths, width and `seed + e` alone: it is the same on every rank.
@@ -240,7 +240,7 @@ class PackedRows(EpisodeRows):
         return Laid(slots=slot_of, starts=starts, lengths=lengths)
 
 
-class PlannedRows(PackedRows):
+class PlannedRows(PackedEpisodeRows):
     """The rows of the plan beside the episodes: nothing is planned, and epochs differ in the order of rows alone."""
 
     def __init__(self, dataset: EpisodeDataset, *, stored: PackPlan, **options: Any) -> None:
@@ -282,7 +282,7 @@ def packed_rows(
     planning: Planning,
     check: bool = False,
     **options: Any,
-) -> PackedRows:
+) -> PackedEpisodeRows:
     """Packed rows by the plan beside the episodes, or planned here; `strategy` None takes the plan's, else best_fit.
 
     A plan is used where its rows fill `width` tokens, or all but one: the last place of a row is a target only.
@@ -299,7 +299,7 @@ def packed_rows(
             width,
             strategy or "any strategy",
         )
-    return PackedRows(dataset, strategy=strategy or Strategy.BEST_FIT, width=width, **options)
+    return PackedEpisodeRows(dataset, strategy=strategy or Strategy.BEST_FIT, width=width, **options)
 
 
 class _Recent(Generic[ValueT]):

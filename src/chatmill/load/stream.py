@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from chatmill.errors import DataError
-from chatmill.load.episode_feed import EpisodeOptions, Group, RowBatcher
+from chatmill.load.episode_feed import EpisodeOptions, RowBatcher, RowGroup
 from chatmill.load.loader import BatchLoader, SplitFeed
 from chatmill.load.order import EpochPlace, take_rows
 from chatmill.load.rows import EpisodeRows
@@ -134,7 +134,7 @@ class StreamFeed(SplitFeed):
             rows, epoch = opened[number], number // self.groups.count
             assert rows is not None
             chosen = rows.select(epoch, first, count)
-            groups.append(Group(source=place, epoch=epoch, rows=chosen, slots=np.arange(slot, slot + count)))
+            groups.append(RowGroup(source=place, epoch=epoch, rows=chosen, slots=np.arange(slot, slot + count)))
         return self._batcher[1].batch(groups, self.options.share.batch_size)
 
     def unpin(self) -> None:

@@ -15,7 +15,7 @@ from chatmill.errors import ConfigError, FormatError
 from chatmill.load.config import DatasetMode, SamplingMode, as_training_config
 from chatmill.load.distributed import rank_and_world
 from chatmill.load.loader import BatchLoader, SplitFeed, choose_device, directory_of
-from chatmill.load.order import Draws, EpochPlace, Share
+from chatmill.load.order import Draws, EpochPlace, RankShare
 from chatmill.load.stage import Stage
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.token_files import TokenFiles
@@ -38,7 +38,7 @@ class WindowFeed(SplitFeed):
     """The batches of one split: windows of block_size + 1 tokens, every one of the split equally likely."""
 
     def __init__(
-        self, files: TokenFiles, share: Share, block_size: int, *, seed: int, use_mask: bool, pin: bool
+        self, files: TokenFiles, share: RankShare, block_size: int, *, seed: int, use_mask: bool, pin: bool
     ) -> None:
         """Count the windows of each shard; a split without any is an error."""
         self._files, self._share, self._block, self._seed = files, share, block_size, seed
@@ -131,7 +131,7 @@ class GPTDataLoader(BatchLoader):
         self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
         self.directory = directory_of(dataset_dir, self.config)
         device = choose_device(device, self.config.device)
-        share = Share(batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
+        share = RankShare(batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
         opened = {split: TokenFiles(self.directory / split, check=check) for split in splits}
         problems = [f.mask_problem for f in opened.values() if use_loss_mask and f.mask_problem]

@@ -37,7 +37,7 @@ BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class TemplateFinding:
     """Something worth knowing before training with a template."""
 
     code: str
@@ -140,7 +140,7 @@ class TemplateLook:
     prompt: str
     stops: tuple[StopSource, ...]
     generation_tags: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[TemplateFinding, ...]
     probes: tuple[ProbeLook, ...]
     vocabulary: Tokenizer
     data: DataShare | None = None

@@ -20,7 +20,7 @@ from chatmill.train.span_twin import SpanTwin, twin_of
 log = logging.getLogger("chatmill.train")
 
 
-class Feed:
+class TrainFeed:
     """Batches of one split, on the device of the run, with their spans where these are known."""
 
     def __init__(

@@ -16,7 +16,7 @@ from torch import nn
 
 from chatmill.errors import ConfigError
 from chatmill.load.document_masks import dense_document_mask
-from chatmill.train.attention import Documents, documents_of_positions, whole_row_documents
+from chatmill.train.attention import RowDocuments, documents_of_positions, whole_row_documents
 from chatmill.train.hf_model import load_hf_model
 from chatmill.train.isolation import check_isolation
 
@@ -44,12 +44,12 @@ class ForeignModel(nn.Module):
         weight: torch.Tensor = self.inner.get_output_embeddings().weight
         return weight
 
-    def hidden_states(self, input_ids: torch.Tensor, documents: Documents) -> torch.Tensor:
+    def hidden_states(self, input_ids: torch.Tensor, documents: RowDocuments) -> torch.Tensor:
         """The last hidden states, behind the final norm."""
         hidden: torch.Tensor = self.inner.base_model(input_ids=input_ids, **self._boundaries(documents))[0]
         return hidden
 
-    def logits(self, input_ids: torch.Tensor, documents: Documents) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, documents: RowDocuments) -> torch.Tensor:
         """(rows, width, vocabulary): for models that do more to the head's output than the product."""
         logits: torch.Tensor = self.inner(input_ids=input_ids, **self._boundaries(documents)).logits
         return logits
@@ -60,7 +60,7 @@ class ForeignModel(nn.Module):
         """Logits of packed rows, as `chatmill.train.gpt.GPT` gives them."""
         return self.logits(input_ids, documents_of_positions(position_ids, seq_idx))
 
-    def _boundaries(self, documents: Documents) -> dict[str, Any]:
+    def _boundaries(self, documents: RowDocuments) -> dict[str, Any]:
         given: dict[str, Any] = {"use_cache": False} if self._takes_cache else {}
         if self._takes_positions:
             given["position_ids"] = documents.position_ids

@@ -14,8 +14,8 @@ from torch.nn.functional import silu
 from chatmill.errors import ConfigError, UnknownNameError, member
 from chatmill.train.attention import (
     Attention,
-    Documents,
     Form,
+    RowDocuments,
     attend,
     choose_attention,
     documents_of_positions,
@@ -176,7 +176,7 @@ class GPT(nn.Module):
         """(vocabulary, hidden): logits are `hidden @ head_weight.T`."""
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def hidden_states(self, input_ids: torch.Tensor, documents: Documents) -> torch.Tensor:
+    def hidden_states(self, input_ids: torch.Tensor, documents: RowDocuments) -> torch.Tensor:
         """The last hidden states (rows, width, hidden), documents kept apart."""
         x = self.embedding(input_ids)
         kind = choose_attention(self.attention, x.device, _activation_dtype(x))

@@ -37,7 +37,7 @@ ROW_TILE = 128
 """Where it costs nothing, numbers of rows are multiples of this."""
 
 
-class Backend(StrEnum):
+class LossBackend(StrEnum):
     """Who does the work between the matrix products."""
 
     AUTO = "auto"
@@ -70,7 +70,7 @@ def linear_cross_entropy(
     ignore_index: int = IGNORE_INDEX,
     chunk_rows: int | None = None,
     sums: Sums | str = Sums.AUTO,
-    backend: Backend | str = Backend.AUTO,
+    backend: LossBackend | str = LossBackend.AUTO,
 ) -> LossResult:
     """Cross entropy of `hidden @ weight.T` as sums per span, with gradients for `hidden` and `weight`.
 
@@ -128,7 +128,7 @@ class _Job:
     """Of the matrix products."""
     chunk_rows: int | None
     sums: Sums
-    backend: Backend
+    backend: LossBackend
     gradients: bool
 
     @property
@@ -151,7 +151,7 @@ class _Job:
     def _most_rows(self, weight: Tensor) -> int:
         """Positions per chunk at most, from the memory a call may take."""
         row = len(weight) * self.dtype.itemsize
-        if self.backend is Backend.PLAIN:
+        if self.backend is LossBackend.PLAIN:
             return max(1, PLAIN_CHUNK_BYTES // row)
         # Beside the logits there are a chunk of hidden states, one of their gradient, and maybe exact sums.
         row += 2 * weight.shape[1] * self.dtype.itemsize
@@ -174,7 +174,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wanted = tuple(job.gradients and needed for needed in ctx.needs_input_grad[:2])
         with torch.autocast(hidden.device.type, enabled=False):
             losses, ctx.made = _losses_and_gradients(hidden, weight, job, *wanted)
-        ctx.triton = job.backend is Backend.TRITON
+        ctx.triton = job.backend is LossBackend.TRITON
         ctx.mark_non_differentiable(losses)
         return (losses * job.factors).sum().to(job.wide), losses
 
@@ -232,7 +232,7 @@ class _Work(Protocol):
 
 
 def _work(job: _Job, matrix: Tensor, chunks: list[slice]) -> _Work:
-    if job.backend is Backend.PLAIN:
+    if job.backend is LossBackend.PLAIN:
         return functools.partial(_plain_work, matrix)
     most = max((chunk.stop - chunk.start for chunk in chunks), default=0)
     # Rows begin at multiples of 128 bytes, also for a vocabulary such as 50,257: matrix products want it.
@@ -352,16 +352,16 @@ def _product_dtype(hidden: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if autocast else hidden.dtype
 
 
-def _chosen_backend(backend: Backend | str, device: torch.device, dtype: torch.dtype) -> Backend:
-    backend = member(Backend, "backend", backend)
+def _chosen_backend(backend: LossBackend | str, device: torch.device, dtype: torch.dtype) -> LossBackend:
+    backend = member(LossBackend, "backend", backend)
     fits = device.type == "cuda" and dtype is not torch.float64
-    if backend == Backend.TRITON and not (fits and _has_triton()):
+    if backend == LossBackend.TRITON and not (fits and _has_triton()):
         raise ConfigError(
             f"backend='triton' needs a CUDA device, Triton and at most float32, not {dtype} on {device} with Triton "
             f"{'installed' if _has_triton() else 'missing'}: leave backend='auto'"
         )
-    if backend == Backend.AUTO:
-        return Backend.TRITON if fits and _has_triton() else Backend.PLAIN
+    if backend == LossBackend.AUTO:
+        return LossBackend.TRITON if fits and _has_triton() else LossBackend.PLAIN
     return backend
 
 

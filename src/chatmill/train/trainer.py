@@ -28,7 +28,7 @@ from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.train.batch import TrainBatch
 from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_optimizer, read_state, save_checkpoint
 from chatmill.train.config import TrainConfig
-from chatmill.train.feed import Feed
+from chatmill.train.feed import TrainFeed
 from chatmill.train.log import RunLog, write_settings
 from chatmill.train.phase import Phase, phase_of
 from chatmill.train.ranks import Ranks, joined_ranks
@@ -40,7 +40,7 @@ ENDLESS_EVAL_BATCHES = 20
 """Batches of one evaluation on a val split that never ends (random mode, token streams)."""
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """How a run ended."""
 
     FINISHED = "finished"
@@ -54,7 +54,7 @@ class Outcome(StrEnum):
 class FitResult:
     """What a run did."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     step: int
     """Optimizer steps since the beginning of the run."""
     loss: float | None
@@ -112,7 +112,7 @@ class _Run:
         self, model: Any, loader: Any, val_loader: Any, out: Path | None, config: TrainConfig, ranks: Ranks
     ) -> None:
         self.out, self.config, self.ranks = out, config, ranks
-        self.feed = Feed(loader, ranks.device, assistant_only=config.post_training)
+        self.feed = TrainFeed(loader, ranks.device, assistant_only=config.post_training)
         self.phase: Phase = phase_of(self.feed, config, done=0, first_epoch=self.feed.first_epoch())
         if config.post_training:
             self.feed.refuse_partial_pass()
@@ -177,7 +177,7 @@ class _Run:
         skipped = int(getattr(self.feed.loader, "skipped", 0))
         if not self.phase.steps_left:
             self._say(f"step {self.state.step} of {end}: nothing left to train")
-            return self._result(Outcome.ALREADY_FINISHED, skipped)
+            return self._result(RunOutcome.ALREADY_FINISHED, skipped)
         self._clock = time.perf_counter()
         self.log = RunLog(
             self.out,
@@ -198,7 +198,7 @@ class _Run:
                 self._loop(end)
         finally:
             self.log.close()
-        return self._result(Outcome.STOPPED if self.stopped else Outcome.FINISHED, skipped)
+        return self._result(RunOutcome.STOPPED if self.stopped else RunOutcome.FINISHED, skipped)
 
     def _loop(self, end: int) -> None:
         """Steps until the end, the end of the data, or a signal; then what is left to log, measure and save.
@@ -307,7 +307,7 @@ class _Run:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _result(self, outcome: Outcome, skipped: int) -> FitResult:
+    def _result(self, outcome: RunOutcome, skipped: int) -> FitResult:
         return FitResult(
             outcome=outcome,
             step=self.state.step,
@@ -324,7 +324,7 @@ class _Run:
             log.info(text)
 
 
-def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: bool) -> tuple[Feed | None, Any]:
+def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: bool) -> tuple[TrainFeed | None, Any]:
     """What is evaluated on, and the state that brings it back to its beginning; None without a split val."""
     source = loader if val_loader is None else val_loader
     state = source.state_dict() if hasattr(source, "get_batch") and hasattr(source, "state_dict") else {}
@@ -332,7 +332,7 @@ def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: boo
     if "val" not in splits:
         if "position" in state:  # blocks of a stream, or packed rows
             state = {**state, "epoch": 0, "position": 0}
-        return (None, None) if val_loader is None else (Feed(val_loader, ranks.device, "val"), state or None)
+        return (None, None) if val_loader is None else (TrainFeed(val_loader, ranks.device, "val"), state or None)
     own = splits["val"]
     if isinstance(source, GPTEpisodeDataLoader):
         own = {**own, "place": {"epoch": 0, "position": 0}}
@@ -342,7 +342,7 @@ def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: boo
                 'epoch_drop_last out, or give val={"epoch_drop_last": False}'
             )
     # only the part that speaks of val: loading it again leaves train where it is
-    return Feed(source, ranks.device, "val", assistant_only=assistant_only), {**state, "splits": {"val": own}}
+    return TrainFeed(source, ranks.device, "val", assistant_only=assistant_only), {**state, "splits": {"val": own}}
 
 
 def _due(step: int, every: int | None) -> bool:

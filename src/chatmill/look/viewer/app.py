@@ -23,7 +23,7 @@ from chatmill.look.viewer.guard import Guard
 from chatmill.look.viewer.item_page import WINDOW, item_json, opening_text
 from chatmill.look.viewer.opened import Filter, OpenedDataset, OpenedSplit, Sort
 from chatmill.look.viewer.overview_page import overview_json
-from chatmill.look.viewer.search import Found, search
+from chatmill.look.viewer.search import SearchPart, search
 
 STATIC = Path(__file__).parent / "static"
 PAGE = 50
@@ -167,7 +167,7 @@ class Viewer:
         return {**line, "text": side.text.text(line["ids"])}
 
 
-def _next(batches: Iterator[Found]) -> Found | None:
+def _next(batches: Iterator[SearchPart]) -> SearchPart | None:
     return next(batches, None)
 
 

@@ -50,7 +50,7 @@ class Hit:
 
 
 @dataclass(slots=True)
-class Found:
+class SearchPart:
     """What a part of a search brought."""
 
     hits: list[Hit] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Found:
 
 def search(
     split: LookSplit, text: TokenText, wanted: str, *, chosen: Bools | None = None, match_case: bool = False
-) -> Iterator[Found]:
+) -> Iterator[SearchPart]:
     """Go through a split about a million tokens at a time; `chosen` says which items count (default: all).
 
     Without `match_case` the letters A to Z are found in either case. Control tokens are found by their names.
@@ -74,10 +74,10 @@ def search(
         del batch
 
 
-def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: Bools | None) -> Iterator[Found]:
+def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: Bools | None) -> Iterator[SearchPart]:
     """What one batch brings, in parts: a page shows the first hits at once, and can stop between any two parts."""
     assert batch.ids is not None
-    part, begun = Found(), time.monotonic()
+    part, begun = SearchPart(), time.monotonic()
     seen = -1
     for document in finder.candidates(batch).tolist():
         number = int(batch.items[document])
@@ -91,7 +91,7 @@ def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: B
         part.items = number
         if len(part.hits) >= HITS_AT_ONCE or time.monotonic() - begun > SECONDS_AT_ONCE:
             yield part
-            part, begun = Found(), time.monotonic()
+            part, begun = SearchPart(), time.monotonic()
     part.items = int(batch.items[-1]) + 1 if len(batch.items) else 0
     yield part
 
