@@ -14,6 +14,7 @@ from chatmill.errors import ConfigError
 from chatmill.load.option_checks import Number, as_flag
 from chatmill.load.yaml_files import read_yaml
 from chatmill.train.config import CHECKS, TrainConfig
+from chatmill.train.gpt import GPTConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +102,9 @@ class TrainRecipe:
         return asdict(self) | {"out": str(self.out)}
 
 
-MODEL_KEYS = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "ffn", "tied", "rope_theta", "norm_eps",
-              "init_std", "path", "random_weights", "dtype", "resize", "check_tokenizer")  # fmt: skip
+OF_FOLDERS = ("random_weights", "dtype", "resize", "check_tokenizer")
+"""Keys of the section model that go with a path."""
+MODEL_KEYS = (*(f.name for f in fields(GPTConfig)), "path", *OF_FOLDERS)
 TOP_KEYS = ("out", "tokenizer", "template", "add_control_tokens", "attention", "model", "data", "train",
             "post_training")  # fmt: skip
 PREFIX = "CHATMILL_"
