@@ -21,7 +21,7 @@ from chatmill.core.kinds import kind_name
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_lines import document_lines
-from chatmill.look.item_view import RunView, view_item
+from chatmill.look.item_view import ItemView, RunView, view_item
 from chatmill.look.items import Item
 from chatmill.look.safe_text import visible
 from chatmill.look.stats import fates_of, notes_of, rejections_of
@@ -133,17 +133,14 @@ class ShownEpisode:
         runs = view.runs
         parts = []
         for (_, label), group in groupby(runs[:MOST_RUNS], key=lambda run: (run.message, run.label)):
-            parts.append(html.message(label, "".join(piece for run in group for piece in self._pieces(run))))
+            parts.append(html.message(label, "".join(piece for run in group for piece in self._pieces(view, run))))
         more = f"{len(runs) - MOST_RUNS:,} more runs of tokens" if len(runs) > MOST_RUNS else ""
         return html.card(f"{self._head} · {self._facts}", "".join(parts), more)
 
-    def _pieces(self, run: RunView) -> Iterator[str]:
-        about = [kind_name(run.kind) if run.kind is not None else "", f"{len(run.ids):,} tokens"]
-        title = ", ".join([*filter(None, about), *([] if run.weight is None else [f"weight {run.weight:g}"])])
-        if self._decoder is None:
-            yield html.span(" ".join(map(str, run.ids.tolist())) + " ", trained=run.trained, title=title)
-            return
-        for control, text in self._decoder.parts(run.ids):
+    @staticmethod
+    def _pieces(view: ItemView, run: RunView) -> Iterator[str]:
+        title = view.title(run)
+        for control, text in view.parts(run):
             yield html.span(visible(text[:MOST_CHARACTERS]), trained=run.trained, control=control, title=title)
             if len(text) > MOST_CHARACTERS:
                 yield html.span(f"… {len(text) - MOST_CHARACTERS:,} more characters", trained=False)

@@ -93,10 +93,7 @@ def _pieces(view: ItemView, group: list[RunView], with_roles: bool, show_ids: bo
     colour = _colour(group[0])
     style = f"{colour} dim" if with_roles and not group[0].trained else colour
     for run in group:
-        if view.decoder is None:
-            yield " ".join(map(str, run.ids.tolist())) + " ", style
-            continue
-        for is_control, text in view.decoder.parts(run.ids):
+        for is_control, text in view.parts(run):
             if is_control:
                 yield f"{OPENS}{visible(text)}{CLOSES}", f"{colour} reverse" if run.trained else "bold dim"
             else:

@@ -80,6 +80,17 @@ class ItemView:
         """The runs of all documents."""
         return [run for document in self.documents for run in document.runs]
 
+    def parts(self, run: RunView) -> list[tuple[bool, str]]:
+        """(is a control token, text) parts of a run; its ids where there is no tokenizer."""
+        if self.decoder is None:
+            return [(False, " ".join(map(str, run.ids.tolist())) + " ")]
+        return self.decoder.parts(run.ids)
+
+    def title(self, run: RunView) -> str:
+        """What a run is, in a few words: its kind or span, tokens and weight."""
+        named = [kind_name(run.kind) if run.kind is not None else run.label, f"{len(run.ids):,} tokens"]
+        return ", ".join([*filter(None, named), *([] if run.weight is None else [f"weight {run.weight:g}"])])
+
     @property
     def problem(self) -> str | None:
         """What is wrong with the stored boundaries."""
