@@ -217,15 +217,15 @@ class LookSplit(ABC):
     def tokens(self) -> Ints:
         """Tokens of every item, padding not counted."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def documents(self) -> Ints:
-        """Documents of every item."""
+        """Documents of every item; here 1."""
+        return np.ones(len(self), dtype=np.int64)
 
-    @property
-    @abstractmethod
+    @cached_property
     def document_lengths(self) -> Ints:
         """Tokens of every document, in the order of the items."""
+        return self.tokens
 
     @abstractmethod
     def item(self, number: int) -> Item:

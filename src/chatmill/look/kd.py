@@ -51,16 +51,6 @@ class KDSplit(LookSplit):
         """Tokens of every document."""
         return np.concatenate([shard.tokens.lengths for shard in self.shards]).astype(np.int64)
 
-    @cached_property
-    def documents(self) -> Ints:
-        """1 for every document."""
-        return np.ones(len(self), dtype=np.int64)
-
-    @property
-    def document_lengths(self) -> Ints:
-        """Tokens of every document."""
-        return self.tokens
-
     @property
     def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """The shards."""

@@ -42,16 +42,6 @@ class EpisodeSplit(LookSplit):
         return self.stored.lengths
 
     @cached_property
-    def documents(self) -> Ints:
-        """1 for every episode."""
-        return np.ones(len(self), dtype=np.int64)
-
-    @property
-    def document_lengths(self) -> Ints:
-        """Tokens of every episode."""
-        return self.tokens
-
-    @cached_property
     def sources(self) -> NDArray[np.integer] | None:
         """The source of every episode."""
         return self.stored.column("source") if "source" in self.stored.columns else None
