@@ -123,8 +123,11 @@ def missing_extra(error: BaseException, purpose: str = "this") -> MissingExtraEr
     return MissingExtraError(package, EXTRAS[package], purpose)
 
 
-def need(package: str, purpose: str) -> None:
-    """`MissingExtraError` where an optional package is not installed; it is not imported."""
+def need(package: str, purpose: str, extra: str | None = None) -> None:
+    """`MissingExtraError` where an optional package is not installed; it is not imported.
+
+    `extra`: where a smaller one than that of `EXTRAS` suffices.
+    """
     import importlib.util
 
     try:
@@ -132,7 +135,7 @@ def need(package: str, purpose: str) -> None:
     except (ImportError, ValueError):
         there = False
     if not there:
-        raise MissingExtraError(package, EXTRAS[package], purpose)
+        raise MissingExtraError(package, extra or EXTRAS[package], purpose)
 
 
 class SlowEngineWarning(UserWarning):

@@ -172,7 +172,7 @@ class Dataset(Exports):
         `load_state_dict` resume after any batch, with any number of ranks. `options` are those of
         `GPTEpisodeDataLoader`, such as `device`, `rank`, `world_size`, `policy` or `pin_memory`.
         """
-        need("torch", "giving batches as tensors")
+        need("torch", "giving batches as tensors", "torch")
         from chatmill.load.episodes import GPTEpisodeDataLoader
 
         config = {"batch_size": batch_size, "block_size": self._length(length, spare=1), "dataset_mode": "sft_episode"}

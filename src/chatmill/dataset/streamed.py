@@ -193,7 +193,7 @@ class StreamedDataset(Exports):
         """
         from chatmill.load.config import SamplingMode
 
-        need("torch", "giving batches as tensors")
+        need("torch", "giving batches as tensors", "torch")
         from chatmill.load.distributed import rank_and_world
         from chatmill.load.episode_feed import EpisodeOptions
         from chatmill.load.loader import choose_device
