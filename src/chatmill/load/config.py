@@ -12,7 +12,7 @@ from typing import Any
 from chatmill.errors import ConfigError
 from chatmill.load.config_files import OTHER_NAMES, ConfigEntry, ConfigSection, close_name, read_section
 from chatmill.load.long_episodes import LongEpisodes
-from chatmill.load.option_checks import Check, Flag, Member, Number
+from chatmill.load.option_checks import Check, Flag, Number, OneOf
 from chatmill.load.order import MAX_SEED
 
 UNSET: Any = None
@@ -183,8 +183,8 @@ _COUNT, _FLAG, _TEXT = Number(least=1, whole=True), Flag(optional=True), Check(o
 SPEC_OPTIONS: dict[str, Check] = {
     "batch_size": _COUNT,
     "block_size": _COUNT,
-    "dataset_mode": Member(members=DatasetMode),
-    "batch_sampling_mode": Member(members=SamplingMode, optional=True),
+    "dataset_mode": OneOf(members=DatasetMode),
+    "batch_sampling_mode": OneOf(members=SamplingMode, optional=True),
     "epoch_shuffle": _FLAG,
     "epoch_drop_last": _FLAG,
     "epoch_seed": Number(most=MAX_SEED, whole=True),
@@ -194,7 +194,7 @@ SPEC_OPTIONS: dict[str, Check] = {
 }
 """The options a misspelt name is compared with, and how each is checked."""
 CHECKS: dict[str, Check] = {**SPEC_OPTIONS, "pack": Flag(), "packing_strategy": _TEXT, "policy": _TEXT,
-                            "overflow": Member(members=LongEpisodes, optional=True), "device": _TEXT,
+                            "overflow": OneOf(members=LongEpisodes, optional=True), "device": _TEXT,
                             "dataset_dir": _TEXT, "val": _ValOptions()}  # fmt: skip
 VAL_OPTIONS = ("batch_size", "batch_sampling_mode", "epoch_shuffle", "epoch_drop_last", "epoch_seed")
 """What the split val may have of its own."""

@@ -66,7 +66,7 @@ class Number(Check):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member(Check):
+class OneOf(Check):
     """A member of an enumeration."""
 
     members: type[StrEnum]

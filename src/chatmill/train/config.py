@@ -9,7 +9,7 @@ from typing import Any
 
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.load.config_files import close_name
-from chatmill.load.option_checks import Check, Flag, Member, Number
+from chatmill.load.option_checks import Check, Flag, Number, OneOf
 from chatmill.train.losses import LossKind
 
 
@@ -107,10 +107,10 @@ CHECKS: dict[str, Check] = {
     "eps": _POSITIVE,
     "clip": Number(),
     "accumulation": _COUNT,
-    "loss": Member(members=LossKind),
+    "loss": OneOf(members=LossKind),
     "w_r": Number(),
     "w_f": Number(),
-    "precision": Member(members=Precision),
+    "precision": OneOf(members=Precision),
     "device": Check(),
     "compile": Flag(),
     "seed": Number(most=2**32 - 1, whole=True),
