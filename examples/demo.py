@@ -10,19 +10,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
 import chatmill
-from chatmill import EpisodeDataset, GPTEpisodeDataLoader, load_tokenizer, plan, verify_dataset
+from chatmill import GPTEpisodeDataLoader, load_tokenizer, plan, verify_dataset
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.ledger import ledger_table
-from chatmill.look.preview import ConversationView, Run, role_counts, summary_table
 from chatmill.look.report.page import make_report
-from chatmill.store.episodes import Episode
-from chatmill.tokenizer.protocol import Tokenizer
 
 DATA = Path(__file__).parent / "data" / "conversations.jsonl"
 OUT = Path("demo_out")
@@ -52,15 +48,12 @@ def main() -> None:
     assert report.passed
 
     tokenizer = load_tokenizer("o200k")
-    dataset = EpisodeDataset(OUT)
+    data = chatmill.Dataset(OUT)
     console.print(Rule("3. stats", align="left"))
-    kinds = np.concatenate([e.kinds for e in dataset])
-    weights = np.concatenate([e.weights for e in dataset]).astype(np.float32)
-    console.print(summary_table(role_counts(kinds, weights), f"{len(dataset)} episodes"))
-    print_histogram(dataset.lengths)
+    print(data.stats())
     table = Table("packed into rows of 2,048", "rows", "lower bound", "fill", box=None, pad_edge=False)
     for strategy in ("greedy", "best_fit"):
-        packed = plan(dataset.lengths, ROW, strategy)
+        packed = plan(data.episodes.lengths, ROW, strategy)
         table.add_row(strategy, str(packed.bins), str(packed.lower_bound), f"{packed.fill:.1%}")
     console.print(table)
 
@@ -71,8 +64,7 @@ def main() -> None:
     shown = tokenizer.decode(y[0][mask[0] > 0][:12])
     console.print(f"trained targets in it: {int(mask.sum()):,}; the first: {shown!r}")
     console.print(Rule("5. one conversation, as the model will see it", align="left"))
-    episode = next(episode for episode in dataset if episode.source == "gsm8k")
-    console.print(ConversationView(runs_of_episode(episode, tokenizer), tokenizer))
+    print(next(episode for episode in data if episode.source == "gsm8k"))
     console.print("\u258c marks trained lines, \u00ab\u00bb control tokens, \u23ce a newline.", style="dim")
 
     console.print(Rule("6. a picture of it all", align="left"))
@@ -82,30 +74,6 @@ def main() -> None:
     console.print("The dataset token by token: chatmill view demo_out (in .venv/bin)")
 
     console.print("\nYour own file: chatmill preview FILE, then chatmill init FILE   (in .venv/bin)", style="bold")
-
-
-def runs_of_episode(episode: Episode, tokenizer: Tokenizer) -> list[Run]:
-    """Neighbouring tokens of one kind and weight."""
-    borders = np.flatnonzero((np.diff(episode.kinds) != 0) | (np.diff(episode.weights) != 0)) + 1
-    return [
-        Run(
-            kind=int(episode.kinds[part[0]]),
-            message=0,
-            weight=float(episode.weights[part[0]]),
-            ids=episode.ids[part].astype(np.int32),
-            text=tokenizer.decode(episode.ids[part]),
-        )
-        for part in np.split(np.arange(len(episode)), borders)
-    ]
-
-
-def print_histogram(lengths: np.ndarray) -> None:
-    """Episodes by length, one bar per doubling."""
-    edges = 2 ** np.arange(4, 15)
-    counts, _ = np.histogram(lengths, edges)
-    for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True):
-        if count:
-            console.print(f"  {low:>6,} - {high - 1:>6,} tokens {count:>4} " + "\u2588" * count, style="cyan")
 
 
 if __name__ == "__main__":

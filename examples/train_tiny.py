@@ -20,7 +20,7 @@ from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.render.registry import bind
 from chatmill.train.generate import Sampling
 from chatmill.train.gpt import GPT, GPTConfig
-from chatmill.train.prompt import Answer, ask
+from chatmill.train.prompt import Reply, ask
 from chatmill.train.trainer import FitResult
 
 DATA = Path(__file__).parent / "data" / "conversations.jsonl"
@@ -42,7 +42,7 @@ def short_records() -> list[dict[str, object]]:
     return kept
 
 
-def run(folder: Path, *, steps: int = 160) -> tuple[list[dict[str, object]], FitResult, list[Answer]]:
+def run(folder: Path, *, steps: int = 160) -> tuple[list[dict[str, object]], FitResult, list[Reply]]:
     """Build, train, and ask every question; also what the tests run."""
     records = short_records()
     chats = folder / "chats.jsonl"

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "load": {"core", "store", "pack", "label"},
     "systems": {"core", "tokenizer", "render", "label", "pack", "load"},
     "train": {"console", "core", "load", "label", "pack", "tokenizer", "render"},
-    "look": {"console", "core", "store", "tokenizer", "render", "label"},
+    "look": {"console", "core", "read", "store", "tokenizer", "render", "label"},
     "compiler": MIDDLE | {"__init__", "console"},
     "prove": MIDDLE | {"__init__", "compiler"},
     "export": MIDDLE | {"__init__", "compiler", "prove"},

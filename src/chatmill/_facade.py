@@ -45,7 +45,7 @@ PUBLIC: dict[str, str] = {
     "DataCollatorForCausalLM": "load.collate",
     "block_tokenize_fn": "systems.document_boundaries",
     "get_pos_ids_for_packed_sequence": "load.collate",
-    "trainer_columns": "load.collate",
+    "trainer_columns": "load.row_columns",
     # spec 4: episodes and loaders
     "MixtureLoader": "load.mixture",
     "to_hf_dataset": "load.hf",

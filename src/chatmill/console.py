@@ -6,12 +6,16 @@ an emoji: text vanishes, and `[/INST]` is an error. Everything that draws uses t
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.panel import Panel
     from rich.progress import SpinnerColumn, TextColumn
+    from rich.table import Table
 
 
 def plain_console(
@@ -53,6 +57,41 @@ def spinner_column() -> SpinnerColumn:
     from rich.progress import SpinnerColumn
 
     return SpinnerColumn(finished_text="")
+
+
+@contextmanager
+def shown_count(quiet: bool = False) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A callback that draws a bar on standard error: what is done, how many, and of how many (0: not known).
+
+    None where standard error is no terminal, or `quiet`.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    texts = (plain_column(form) for form in ("{task.description}", "{task.fields[count]}", "{task.elapsed:.1f} s"))
+    columns = (spinner_column(), *texts, BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, refresh_per_second=4, console=plain_console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None, count="0")
+
+        def show(what: str, done: int, of: int) -> None:
+            count = f"{done:,}/{of:,}" if of else f"{done:,}"
+            progress.update(task, description=what, completed=done, total=of or None, count=count)
+
+        yield show
+
+
+def plain_table(*names: str, right: Iterable[str] = ()) -> Table:
+    """A table without lines; the columns `right` are behind the others and hold numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")
+    return table
 
 
 def titled_panel(body: RenderableType, title: str, *, border_style: str) -> Panel:

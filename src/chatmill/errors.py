@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import TypeVar
+
+MemberT = TypeVar("MemberT", bound=StrEnum)
+
 
 class ChatmillError(Exception):
     """Base of all errors that Chatmill raises on purpose; the CLI prints them without a traceback."""
@@ -62,6 +67,13 @@ class UnknownNameError(ConfigError, KeyError):
         return self.text
 
 
+def member(members: type[MemberT], kind: str, name: object, hint: str = "") -> MemberT:
+    """The member of an enumeration with this name; an unknown name is an error that lists the known ones."""
+    if name not in list(members):
+        raise UnknownNameError(kind, name, list(members), hint)
+    return members(name)  # type: ignore[arg-type]
+
+
 class TokenizerError(ChatmillError, ValueError):
     """A tokenizer cannot be loaded, lacks a token, or disagrees with its reference."""
 
@@ -111,8 +123,11 @@ def missing_extra(error: BaseException, purpose: str = "this") -> MissingExtraEr
     return MissingExtraError(package, EXTRAS[package], purpose)
 
 
-def need(package: str, purpose: str) -> None:
-    """`MissingExtraError` where an optional package is not installed; it is not imported."""
+def need(package: str, purpose: str, extra: str | None = None) -> None:
+    """`MissingExtraError` where an optional package is not installed; it is not imported.
+
+    `extra`: where a smaller one than that of `EXTRAS` suffices.
+    """
     import importlib.util
 
     try:
@@ -120,7 +135,7 @@ def need(package: str, purpose: str) -> None:
     except (ImportError, ValueError):
         there = False
     if not there:
-        raise MissingExtraError(package, EXTRAS[package], purpose)
+        raise MissingExtraError(package, extra or EXTRAS[package], purpose)
 
 
 class SlowEngineWarning(UserWarning):

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from chatmill.cli import inspect as module
 from chatmill.errors import ConfigError, FormatError
-from chatmill.look.inspect_packed import view_block
 from chatmill.look.item_lines import item_lines
 from chatmill.look.item_view import ItemView
 from chatmill.look.packed_rows import PackedRow, open_packed
@@ -26,7 +25,7 @@ from chatmill.look.terminal import Screen
 from chatmill.systems.document_boundaries import block_tokenize_fn
 from chatmill.tokenizer.byte_level import ByteTokenizer
 from tests.data.tokenizer_files import unpacked
-from tests.look.sets import HOSTILE, KD, folder, tokenizer_once
+from tests.look.sets import HOSTILE, KD, folder, tokenizer_once, view_block
 
 APP = typer.Typer()
 APP.command(help=module.__doc__)(module.command)

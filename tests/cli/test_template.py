@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from chatmill.errors import TokenizerError
+from chatmill.look.item_view import ItemView
 from chatmill.look.template_look import TemplateLook, look_at_template
 from chatmill.look.template_probes import PROBES
 from chatmill.render.registry import bundled_names, given_options
@@ -33,6 +34,11 @@ def codes(look: TemplateLook) -> set[str]:
 
 def text_of(look: TemplateLook, code: str) -> str:
     return " ".join(finding.text for finding in look.findings if finding.code == code)
+
+
+def trained_text(row: ItemView) -> str:
+    assert row.decoder is not None
+    return "".join(row.decoder.text(run.ids) for run in row.runs if run.trained)
 
 
 def trl_template(name: str) -> Path:
@@ -215,9 +221,9 @@ def test_a_template_that_asks_for_the_date(write: Any) -> None:
     look = look_at_template(own)
     assert look.asks_for_date
     assert "asks_for_date" in codes(look)
-    assert "01.01.2026" in "".join(run.text for run in look.probes[0].rows[0])
+    assert "01.01.2026" in look.probes[0].rows[0].documents[0].text
     given = look_at_template(own, given=given_options(today="2025-03-04"))
-    assert "04.03.2025" in "".join(run.text for run in given.probes[0].rows[0])
+    assert "04.03.2025" in given.probes[0].rows[0].documents[0].text
     done = here("template", own)
     assert "asked for; the probes below have 2026-01-01, because none was given" in " ".join(done.stdout.split())
 
@@ -266,7 +272,7 @@ def test_one_of_several_templates_in_a_folder(tmp_path: Path) -> None:
     default, tools = (look_at_template(f"{tmp_path}/several{name}") for name in ("", "#tool_use"))
     assert tools.name == "several#tool_use"
     assert default.sha256 != tools.sha256
-    assert tools.probes[0].rows[0][0].text.startswith("<|tools|>")
+    assert tools.probes[0].rows[0].documents[0].text.startswith("<|tools|>")
 
 
 def test_a_folder_whose_vocabulary_is_broken_is_no_folder_without_one(tmp_path: Path) -> None:
@@ -298,7 +304,7 @@ def test_a_python_template() -> None:
     look = look_at_template("markers")
     assert look.kind == "python"
     assert [stop.token for stop in look.stops] == ["<|END|>"]
-    assert "A-one.<|END|>" in "".join(run.text for run in look.probes[0].rows[0] if run.trained)
+    assert "A-one.<|END|>" in trained_text(look.probes[0].rows[0])
     assert here("template", "markers").returncode == 0
 
 

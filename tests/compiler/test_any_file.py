@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.input_files import INPUTS
 from chatmill.compiler.run import run_build
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, FormatError
 from chatmill.prove.verify import verify
 from chatmill.read import places
 from chatmill.read.folders import folder_files
@@ -91,7 +91,7 @@ def test_a_saved_folder_names_files_of_its_own_alone(tmp_path: Path, name: objec
     saved = tmp_path / "saved"
     saved.mkdir()
     (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-    with pytest.raises(ConfigError, match="no file of its folder"):
+    with pytest.raises(FormatError, match="no file of its folder"):
         folder_files(saved)
 
 

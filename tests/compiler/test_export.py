@@ -25,7 +25,6 @@ from chatmill.export.export import export_dataset
 from chatmill.export.registry import TARGETS
 from chatmill.load.hf import to_hf_dataset
 from chatmill.look.dataset import open_for_looking
-from chatmill.look.inspect_packed import view_block
 from chatmill.look.packed_rows import open_packed
 from chatmill.prove.compare.diff import Change, diff_datasets
 from chatmill.store import split as split_module
@@ -34,6 +33,7 @@ from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
 from chatmill.tokenizer.load import load_tokenizer
+from tests.look.sets import view_block
 
 DATA = Path(__file__).parents[1] / "data" / "conversations"
 CAPACITY = 6000

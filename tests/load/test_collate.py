@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import DataError
-from chatmill.load.collate import (
-    DataCollatorForCausalLM,
-    trainer_columns,
-)
+from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.hf import to_hf_dataset
+from chatmill.load.row_columns import trainer_columns
 from chatmill.tokenizer.byte_level import ByteTokenizer
 from tests.load.packed_features import EOS, PACKED, PadIsEos, collate, feature_lists, lists, without_starts
 from tests.load.sets import items, write_set

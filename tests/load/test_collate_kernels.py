@@ -9,12 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from chatmill.load.collate import (
-    dense_document_mask,
-    document_mask_mod,
-    flex_document_mask,
-    get_pos_ids_for_packed_sequence,
-)
+from chatmill.load.collate import get_pos_ids_for_packed_sequence
+from chatmill.load.document_masks import dense_document_mask, document_mask_mod, flex_document_mask
 from tests.load.packed_features import EOS, PACKED, collate, feature_lists, lists, without_starts
 
 # ---- other kernels

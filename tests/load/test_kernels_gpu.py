@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from chatmill.load.collate import DataCollatorForCausalLM, dense_document_mask, flex_document_mask
+from chatmill.load.collate import DataCollatorForCausalLM
+from chatmill.load.document_masks import dense_document_mask, flex_document_mask
 from chatmill.train.isolation import check_isolation
 
 pytestmark = [

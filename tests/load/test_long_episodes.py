@@ -46,11 +46,11 @@ def test_a_shorter_max_length_is_an_error_that_says_what_would_be_lost(folder: P
 def test_a_chosen_loss_is_counted_and_printed(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     cut = to_hf_dataset(folder, max_length=9, overflow="cut")
     assert cut["input_ids"][:] == [item.ids[:9] for item in TRAIN]
-    assert "12 of the 16 trained ones (75%), are lost (overflow='cut')" in caplog.text
+    assert "12 of the 16 trained ones (75%), are lost: they are cut" in caplog.text
     caplog.clear()
     kept = to_hf_dataset(folder, max_length=9, overflow="drop", pack=True)
     assert sorted(np.concatenate(kept["input_ids"][:]).tolist()) == sorted(TRAIN[0].ids + TRAIN[2].ids)
-    assert "40 of their tokens, and 16 of the 16 trained ones (100%), are lost (overflow='drop')" in caplog.text
+    assert "40 of their tokens, and 16 of the 16 trained ones (100%), are lost: they are left out" in caplog.text
     with pytest.raises(ConfigError, match="every episode is longer than a row of 2 tokens"):
         to_hf_dataset(folder, max_length=2, overflow="drop")
 

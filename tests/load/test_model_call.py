@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError, DataError, UnknownNameError
-from chatmill.load.collate import DataCollatorForCausalLM, trainer_columns
+from chatmill.load.collate import DataCollatorForCausalLM
+from chatmill.load.row_columns import trainer_columns
 from tests.train.test_isolation import ARCHITECTURES, VOCABULARY, Special, model, rows
 
 

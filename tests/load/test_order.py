@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError
-from chatmill.load.order import CHUNK, Draws, EpochPlace, Share, epoch_order, epoch_step, steps_per_epoch, take_rows
+from chatmill.load.order import CHUNK, Draws, EpochPlace, RankShare, epoch_order, epoch_step, steps_per_epoch, take_rows
 
 
 def test_the_order_of_an_epoch_is_the_permutation_of_its_seed() -> None:
@@ -41,7 +41,7 @@ def test_ranks_share_every_epoch_without_gap_or_overlap(
     rows: int, batch: int, world: int, drop_last: bool, steps: int
 ) -> None:
     place = EpochPlace()
-    shares = [Share(batch_size=batch, rank=rank, world_size=world) for rank in range(world)]
+    shares = [RankShare(batch_size=batch, rank=rank, world_size=world) for rank in range(world)]
     if drop_last and rows < batch * world:
         with pytest.raises(ConfigError, match=f"{rows:,} rows"):
             epoch_step(place, lambda e: rows, shares[0], drop_last=True, what="here")

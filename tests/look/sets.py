@@ -14,7 +14,12 @@ import numpy as np
 
 import chatmill
 from chatmill.export.export import export_dataset
+from chatmill.look.decoder import Decoder
+from chatmill.look.item_view import ItemView, view_item
+from chatmill.look.packed_rows import PackedRow
+from chatmill.look.packed_split import item_of_row
 from chatmill.store.megatron import MegatronWriter
+from chatmill.tokenizer.protocol import Tokenizer
 from tests.compiler.builds import chats
 from tests.kd_manifest import write_kd_manifest
 
@@ -99,3 +104,8 @@ def write_kd(root: Path) -> None:
             ) as writer:
                 writer.append(np.concatenate(values), np.array([len(value) for value in values]))
     write_kd_manifest(root)
+
+
+def view_block(row: PackedRow, tokenizer: Tokenizer | None = None) -> ItemView:
+    """A stored block, cut into its documents."""
+    return view_item(item_of_row(row), Decoder(tokenizer) if tokenizer else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from chatmill.auditor.open import open_tokenized
 from chatmill.core.kinds import KINDS, Part, part_of, role_of
 from chatmill.errors import ChatmillError, ConfigError, FormatError, UnknownNameError
-from chatmill.look import row_split, stored_splits
+from chatmill.look import items, stored_splits
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item, LookLayout, LookSplit, message_starts, segment_sums
 from chatmill.look.packed_rows import PackedRow
@@ -77,12 +79,32 @@ def check_columns(split: LookSplit) -> None:
 
 def test_small_batches_and_released_files_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_module, "BATCH_TOKENS", 300)
-    monkeypatch.setattr(stored_splits, "RELEASE_TOKENS", 500)
-    monkeypatch.setattr(row_split, "RELEASE_TOKENS", 500)
+    monkeypatch.setattr(items, "RELEASE_TOKENS", 500)
     for name in ("episodes", "rows"):
         split = open_for_looking(folder() / name).split("train")
         assert len(list(split.batches())) > 5
         check_columns(split)
+
+
+@pytest.mark.parametrize("name", ["episodes", "rows"])
+def test_a_pass_unmaps_what_it_has_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "RELEASE_TOKENS", 1)
+    split: Any = open_for_looking(folder() / name).split("train")
+    stored = split.episodes.stored if name == "rows" else split.stored
+    split.item(0)
+    assert sum(shard.mapped_files for shard in stored.shards) > 0
+    for _ in split.batches(ids=True):
+        pass
+    assert sum(shard.mapped_files for shard in stored.shards) == 0
+
+
+def test_rows_that_have_their_order_in_a_file_of_indices_are_refused(tmp_path: Path) -> None:
+    state = {"_data_files": [{"filename": "data-0.arrow"}], "_indices_data_files": [{"filename": "indices.arrow"}]}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ConfigError, match="keeps the order of its rows in a file of its own"):
+        open_for_looking(tmp_path)
+    with pytest.raises(ConfigError, match="keeps the order of its rows in a file of its own"):
+        open_tokenized(tmp_path)
 
 
 def test_items_are_what_the_stores_hold() -> None:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from chatmill.errors import FormatError, UnknownNameError
-from chatmill.look import kd
+from chatmill.look import items
 from chatmill.look.decoder import decoder_for
+from chatmill.look.item_view import view_item
 from chatmill.look.items import LookLayout
-from chatmill.look.kd import KDSplit, is_kd, kd_runs, open_kd
+from chatmill.look.kd import KDSplit, is_kd, open_kd
 from chatmill.store import split as split_module
 from chatmill.store.megatron import MegatronWriter
 from tests.kd_manifest import write_kd_manifest
@@ -67,21 +68,20 @@ def test_runs_cover_a_document_in_order(root: Path) -> None:
     names = set()
     for number in range(len(split)):
         item = split.item(number)
-        runs = kd_runs(item)
-        assert [run.start for run in runs] == [0, *(run.stop for run in runs[:-1])]
-        assert runs[-1].stop == len(item)
+        runs = view_item(item, None).documents[0].runs
+        assert np.array_equal(np.concatenate([run.ids for run in runs]), item.ids)
         for run in runs:
-            assert set(item.spans[run.start : run.stop].tolist()) == {run.span}  # type: ignore[index]
-            assert run.trained == (run.span > 0)
-        assert runs[0].name == runs[-1].name == "context"
+            assert set(item.spans[run.start : run.start + len(run.ids)].tolist()) == {run.span}  # type: ignore[index]
+            assert run.trained == (run.span != 0)
+        assert runs[0].label == runs[-1].label == ""
         assert item.ids[-1] == EOD
-        names |= {run.name for run in runs}
-    assert names == {"context", "analysis", "final"}
+        names |= {run.label for run in runs}
+    assert names == {"", "analysis", "final"}
 
 
 def test_whole_passes_in_small_batches(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_module, "BATCH_TOKENS", 50)
-    monkeypatch.setattr(kd, "RELEASE_TOKENS", 120)
+    monkeypatch.setattr(items, "RELEASE_TOKENS", 120)
     split = open_kd(root).splits["train"]
     seen: list[int] = []
     wanted = everything({"train": TRAIN})["train"]

@@ -17,7 +17,8 @@ from chatmill.distill.run import build_synth_kd
 from chatmill.distill.synth_harmony import write_synth_harmony
 from chatmill.errors import FormatError
 from chatmill.export.export import export_dataset
-from chatmill.look.kd import kd_runs, open_kd
+from chatmill.look.item_view import view_item
+from chatmill.look.kd import open_kd
 from chatmill.render.official_harmony import encoding, render_training
 from chatmill.store.kd import synth_kd_blend
 from chatmill.train.span_loss import span_normalized_loss
@@ -95,7 +96,8 @@ def test_documents_show_the_conversations(root: Path, rows: list[dict[str, Any]]
     for split in found.splits.values():
         for number in range(len(split)):
             item = split.item(number)
-            context, analysis, final, end = (decoder.text(item.ids[run.start : run.stop]) for run in kd_runs(item))
+            runs = view_item(item, decoder).documents[0].runs
+            context, analysis, final, end = (decoder.text(run.ids) for run in runs)
             query = context.rpartition("<|start|>user<|message|>")[2].removesuffix("<|end|>")
             row = by_query.pop(query)
             assert analysis == f"<|start|>assistant<|channel|>analysis<|message|>{row['reasoning']}<|end|>"

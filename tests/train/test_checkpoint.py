@@ -20,7 +20,7 @@ from chatmill.train.foreign_model import ForeignModel, load_foreign
 from chatmill.train.generate import Sampling, generate
 from chatmill.train.gpt import GPT
 from chatmill.train.open_model import open_model
-from chatmill.train.trainer import FitResult, Outcome
+from chatmill.train.trainer import FitResult, RunOutcome
 from tests.load.sets import write_set
 from tests.train.test_trainer import loader_over, small_items
 from tests.train.tiny import StopAfter, tiny_gpt
@@ -65,17 +65,17 @@ def test_a_signal_saves_and_a_resume_gives_the_same_losses(
     before = signal.getsignal(number)
     loader = StopAfter(loader_over(dataset, pack=True), stop, number)
     first = model().fit(loader, steps=STEPS, out=tmp_path, **OPTIONS)
-    assert (first.outcome, first.step, first.signal) == (Outcome.STOPPED, stop, number)
+    assert (first.outcome, first.step, first.signal) == (RunOutcome.STOPPED, stop, number)
     assert signal.getsignal(number) is before
     torch.manual_seed(99)  # other weights and another generator: both come from the checkpoint
     second = Dropping(tiny_gpt().config).fit(loader_over(dataset, pack=True), steps=STEPS, out=tmp_path, **OPTIONS)
-    assert second.outcome is Outcome.FINISHED
+    assert second.outcome is RunOutcome.FINISHED
     assert curve(first) | curve(second) == unbroken
     assert not curve(first).keys() & curve(second).keys()
     logged = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in logged if "loss" in entry] == list(range(1, STEPS + 1))
     third = model().fit(loader_over(dataset, pack=True), steps=STEPS, out=tmp_path)
-    assert (third.outcome, third.loss, third.step) == (Outcome.ALREADY_FINISHED, None, STEPS)
+    assert (third.outcome, third.loss, third.step) == (RunOutcome.ALREADY_FINISHED, None, STEPS)
 
 
 RUN = """

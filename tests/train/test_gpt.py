@@ -21,7 +21,7 @@ from chatmill.train.attention import (
     prepare,
     whole_row_documents,
 )
-from chatmill.train.generate import Finish, Generated, Sampling, generate
+from chatmill.train.generate import FinishReason, Generated, Sampling, generate
 from chatmill.train.gpt import GPT, GPTConfig, RMSNorm, rotate
 from chatmill.train.isolation import check_isolation
 from tests.train.tiny import tiny_gpt
@@ -148,11 +148,11 @@ def test_generate_is_greedy_stops_and_repeats_by_seed() -> None:
     model = tiny_gpt(init_std=0.5)
     wanted = greedy_by_whole_passes(model, [3, 4, 5], 8)
     got = generate(model, [3, 4, 5], sampling=Sampling(max_new_tokens=8))
-    assert got == Generated(ids=tuple(wanted), finish=Finish.LENGTH, stop_id=None)
+    assert got == Generated(ids=tuple(wanted), finish=FinishReason.LENGTH, stop_id=None)
     stop = wanted[5]
     stopped = generate(model, [3, 4, 5], stop_ids={stop}, sampling=Sampling(max_new_tokens=8))
     first = wanted.index(stop)
-    assert stopped == Generated(ids=tuple(wanted[:first]), finish=Finish.STOP, stop_id=stop)
+    assert stopped == Generated(ids=tuple(wanted[:first]), finish=FinishReason.STOP, stop_id=stop)
 
     def drawn(seed: int, **options: Any) -> tuple[int, ...]:
         sampling = Sampling(max_new_tokens=20, seed=seed, **{"temperature": 1.5, **options})

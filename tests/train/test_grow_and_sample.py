@@ -13,19 +13,19 @@ from typer.testing import CliRunner
 from chatmill.cli import app
 from chatmill.cli.train_data import make_model
 from chatmill.cli.train_recipe import read_recipe
-from chatmill.cli.vocabulary import Vocabulary
+from chatmill.cli.vocabulary import RunVocabulary
 from chatmill.errors import ChatmillError, ConfigError
 from chatmill.train.foreign_model import ForeignModel
-from chatmill.train.generate import Finish, Generated
+from chatmill.train.generate import FinishReason, Generated
 from chatmill.train.gpt import GPT
 from chatmill.train.open_model import open_model
-from chatmill.train.prompt import Answer
+from chatmill.train.prompt import Reply
 from tests.load.sets import write_set
 from tests.train.test_checkpoint import tiny_foreign
 from tests.train.test_trainer import loader_over, small_items
 from tests.train.tiny import tiny_gpt
 
-KNOWN = Vocabulary(size=103, pad_id=1, fingerprint="a", notes={})
+KNOWN = RunVocabulary(size=103, pad_id=1, fingerprint="a", notes={})
 
 
 def recipe(tmp_path: Path, model: str) -> Any:
@@ -85,11 +85,11 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     save_checkpoint(tmp_path, model, make_optimizer(model, TrainConfig()), state, keep=1)
     asked: list[list[tuple[str, str]]] = []
 
-    def ask(model: Any, bound: Any, messages: Any, *, sampling: Any) -> Answer:
+    def ask(model: Any, bound: Any, messages: Any, *, sampling: Any) -> Reply:
         asked.append([(message["role"], message["content"]) for message in messages])
         text = f"answer {len(asked)}"
-        made = Generated(ids=(1, 2), finish=Finish.STOP, stop_id=3)
-        return Answer(text=f"<|x|>{text}", stop="<|im_end|>", generated=made, content=text)
+        made = Generated(ids=(1, 2), finish=FinishReason.STOP, stop_id=3)
+        return Reply(text=f"<|x|>{text}", stop="<|im_end|>", generated=made, content=text)
 
     monkeypatch.setattr(prompt, "ask", ask)
     return asked
@@ -140,7 +140,7 @@ def test_the_content_of_an_answer_is_what_stands_behind_its_control_tokens(monke
 
     tokenizer = load_tokenizer("bytes", control_tokens=["<|im_start|>", "<|im_end|>", "<|channel|>"])
     ids = (*tokenizer.encode("x"), tokenizer.control("<|channel|>"), *tokenizer.encode("yes"))
-    made = Generated(ids=ids, finish=Finish.LENGTH, stop_id=None)
+    made = Generated(ids=ids, finish=FinishReason.LENGTH, stop_id=None)
     monkeypatch.setattr(prompt, "generate", lambda *given, **options: made)
     answer = prompt.ask(None, bind("chatml", tokenizer), [{"role": "user", "content": "a"}])
     assert (answer.text, answer.content) == ("x<|channel|>yes", "yes")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from chatmill.errors import ConfigError, DataError, UnknownNameError
-from chatmill.train.linear_cross_entropy import Backend, Sums, linear_cross_entropy
+from chatmill.train.linear_cross_entropy import LossBackend, Sums, linear_cross_entropy
 from chatmill.train.losses import LossResult, cross_entropy
 
 HIDDEN, VOCABULARY = 12, 37
@@ -373,7 +373,7 @@ def test_kernels_equal_float64(dtype: torch.dtype, sums: Sums, chunk_rows: int |
 def test_backends_agree_on_a_gpu() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     data = problem(300, dtype=torch.float32, device="cuda")
-    made = [both(data, torch.ones(3), backend=backend, chunk_rows=64)[0] for backend in Backend]
+    made = [both(data, torch.ones(3), backend=backend, chunk_rows=64)[0] for backend in LossBackend]
     for other in made[1:]:
         assert_equal(other, made[0], tolerance=1e-3)
 

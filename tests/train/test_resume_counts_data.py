@@ -16,11 +16,11 @@ from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.pack.stream import PackedStream, pack_post_training_stream
 from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
-from chatmill.train.feed import Feed
+from chatmill.train.feed import TrainFeed
 from chatmill.train.phase import Phase, phase_of
 from chatmill.train.step import Trainer
 from chatmill.train.stream_blocks import StreamBlockLoader
-from chatmill.train.trainer import Outcome, fit
+from chatmill.train.trainer import RunOutcome, fit
 from tests.load.sets import write_set
 from tests.train.test_trainer import CPU, PAD, small_items
 from tests.train.tiny import tiny_gpt
@@ -48,7 +48,7 @@ def targets_of(batches: list[TrainBatch]) -> Targets:
     return found
 
 
-def walk(feeds: list[Feed], phases: list[Phase], accumulation: int, steps: int | None = None) -> Targets:
+def walk(feeds: list[TrainFeed], phases: list[Phase], accumulation: int, steps: int | None = None) -> Targets:
     """Take the steps of a phase (or some of them) on all ranks, as the trainer does."""
     seen: Targets = Counter()
     for feed, phase in zip(feeds, phases, strict=True):
@@ -62,7 +62,7 @@ def walk(feeds: list[Feed], phases: list[Phase], accumulation: int, steps: int |
 
 def opened(make: Any, geometry: tuple[int, int, int], config: dict[str, Any], state: Any, done: int) -> Any:
     ranks, size, accumulation = geometry
-    feeds = [Feed(make(size, rank, ranks), CPU) for rank in range(ranks)]
+    feeds = [TrainFeed(make(size, rank, ranks), CPU) for rank in range(ranks)]
     for feed in feeds:
         if state is not None:
             feed.load_state(state)
@@ -110,7 +110,7 @@ def test_epochs_go_on_with_any_geometry_to_their_end(
 
     alone = make(1, 0, 1)
     rows = sum(alone.steps_per_epoch(epoch=epoch) for epoch in range(2))
-    feed = Feed(alone, CPU)
+    feed = TrainFeed(alone, CPU)
     expected = targets_of([feed.next() for _ in range(rows)])  # type: ignore[misc]
     assert sum(expected.values()) > 100
     seen, phase = stopped_and_gone_on(make, before, after, {"epochs": 2})
@@ -164,18 +164,18 @@ def test_fit_counts_blocks_and_not_steps(
     first = fit(
         tiny_gpt(layers=1), _Stopping(packed, batch_size=2, eos_id=0), out=tmp_path, post_training=True, warmup_pct=0
     )
-    assert (first.outcome, first.step) == (Outcome.STOPPED, 3)
+    assert (first.outcome, first.step) == (RunOutcome.STOPPED, 3)
     size, accumulation = second
     loader = StreamBlockLoader(packed, batch_size=size, eos_id=0)
     options: dict[str, Any] = {"accumulation": accumulation, "post_training": True, "log_every": 1, "warmup_pct": 0}
     done = fit(tiny_gpt(layers=1), loader, out=tmp_path, **options)
-    assert done.outcome is Outcome.FINISHED
+    assert done.outcome is RunOutcome.FINISHED
     assert done.step == 3 + -(-15 // (size * accumulation))
     whole = StreamBlockLoader(packed, batch_size=21, eos_id=0)
     assert targets_of(recorded.batches) == targets_of([as_batch(whole.get_batch(), CPU)])
     assert done.history[-1]["lr"] == pytest.approx(3e-5), "the schedule ends with the data"
     again = fit(tiny_gpt(layers=1), StreamBlockLoader(packed, batch_size=3, eos_id=0), out=tmp_path, post_training=True)
-    assert again.outcome is Outcome.ALREADY_FINISHED
+    assert again.outcome is RunOutcome.ALREADY_FINISHED
 
 
 def test_a_pass_ends_with_its_data_where_accumulation_does_not_divide_it(

@@ -87,7 +87,7 @@ def test_sigterm_saves_ends_with_143_and_goes_on_to_the_same_loss(built: Path, t
 
     done = run_command("train", recipe, "--json")
     assert done.returncode == 0, done.stderr
-    assert "going on from step_" in done.stderr
+    assert "resuming from step_" in done.stderr
     said = json.loads(done.stdout)
     assert (said["outcome"], said["step"]) == ("finished", STEPS)
     logged = [json.loads(line) for line in log.read_text().splitlines()]
@@ -125,7 +125,7 @@ def test_the_recipe_refuses_what_it_does_not_know(tmp_path: Path) -> None:
         ("- a", "must hold a mapping"),
         ("out: [", "is not YAML"),
         ("out: a\ndata: {batch_size: many}", "data.batch_size is 'many'"),
-        ("out: a\ntrain: {warmup_pct: 3}", "warmup_pct is 3; allowed: a number from 0 to 1"),
+        ("out: a\ntrain: {warmup_pct: 3}", "warmup_pct is 3; allowed: a number, 0 to 1"),
     ):
         with pytest.raises(ConfigError, match=message):
             read(text)

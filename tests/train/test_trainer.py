@@ -22,14 +22,14 @@ from chatmill.load.mixture import MixtureLoader
 from chatmill.render.registry import bind
 from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
-from chatmill.train.generate import Finish, Sampling
+from chatmill.train.generate import FinishReason, Sampling
 from chatmill.train.gpt import GPT
 from chatmill.train.prompt import ask
 from chatmill.train.ranks import Ranks
 from chatmill.train.schedule import learning_rate, make_optimizer, warmup_steps
 from chatmill.train.span_twin import twin_of
 from chatmill.train.step import Trainer
-from chatmill.train.trainer import FitResult, Outcome, fit
+from chatmill.train.trainer import FitResult, RunOutcome, fit
 from tests.load.sets import Item, items, write_set
 from tests.train.tiny import (
     gpt2_chatml,
@@ -152,7 +152,7 @@ def test_data_that_ends_early_is_logged_measured_and_saved(tmp_path: Path) -> No
     loader = loader_over(tmp_path / "set")
     batches = [loader.get_batch() for _ in range(5)]
     result = tiny_gpt().fit(batches, val_loader=loader, steps=50, log_every=20, out=tmp_path / "run")
-    assert (result.step, result.outcome) == (5, Outcome.FINISHED)
+    assert (result.step, result.outcome) == (5, RunOutcome.FINISHED)
     assert result.loss is not None
     assert [values["step"] for values in result.history] == [5, 5]
     assert result.checkpoint is not None
@@ -327,7 +327,7 @@ def test_one_process_and_two_give_the_same_curve(tmp_path: Path) -> None:
     assert one[0]["loss"] - one[11]["loss"] > 0.05
     # the checkpoint of two ranks goes on with one
     more = tiny_gpt().fit(loader_over(tmp_path / "set", pack=True), steps=14, accumulation=2, out=tmp_path / "two")
-    assert (more.outcome, more.step) == (Outcome.FINISHED, 14)
+    assert (more.outcome, more.step) == (RunOutcome.FINISHED, 14)
 
 
 def test_a_tiny_model_overfits_real_conversations_answers_and_stops(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_a_tiny_model_overfits_real_conversations_answers_and_stops(tmp_path: Pa
     for conversation in conversations[:10]:
         said = [message for message in conversation.messages if message.role is not Role.ASSISTANT]
         answer = ask(model, template, said, sampling=Sampling(max_new_tokens=64))
-        assert answer.generated.finish is Finish.STOP
+        assert answer.generated.finish is FinishReason.STOP
         assert answer.stop == "<|im_end|>"
         answered += answer.text == conversation.messages[-1].content
     assert answered >= 5

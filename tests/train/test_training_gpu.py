@@ -16,7 +16,7 @@ from chatmill.train.config import TrainConfig
 from chatmill.train.gpt import GPT, GPTConfig
 from chatmill.train.ranks import Ranks
 from chatmill.train.step import Trainer
-from chatmill.train.trainer import Outcome
+from chatmill.train.trainer import RunOutcome
 from tests.train.tiny import StopAfter
 
 pytestmark = [
@@ -73,7 +73,7 @@ def test_a_resumed_run_gives_the_losses_of_an_unbroken_one(tmp_path: Path) -> No
     options: dict[str, Any] = {"steps": 8, "learning_rate": 1e-3, "log_every": 1}
     whole = model().fit(loader(), **options).history
     first = model().fit(StopAfter(loader(), 5, signal.SIGTERM), out=tmp_path / "run", **options)
-    assert (first.outcome, first.step) == (Outcome.STOPPED, 5)
+    assert (first.outcome, first.step) == (RunOutcome.STOPPED, 5)
     second = model().fit(loader(), out=tmp_path / "run", **options)
     broken = [*first.history, *second.history]
     assert [values["step"] for values in broken] == list(range(1, 9))

@@ -13,7 +13,7 @@ from chatmill.cli import app
 from chatmill.cli.model_tokenizer import difference, refuse_other_tokenizer
 from chatmill.cli.train_data import make_model
 from chatmill.cli.train_recipe import read_recipe
-from chatmill.cli.vocabulary import Vocabulary
+from chatmill.cli.vocabulary import RunVocabulary
 from chatmill.errors import ConfigError, DataError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -67,8 +67,8 @@ def test_ids_without_an_embedding_are_refused(tmp_path: Path) -> None:
         tiny_gpt(layers=1).fit(loader, steps=1)
 
 
-def known(tokenizer: Any, name: str) -> Vocabulary:
-    return Vocabulary(size=None, pad_id=1, fingerprint=tokenizer.fingerprint, notes={"tokenizer": name})
+def known(tokenizer: Any, name: str) -> RunVocabulary:
+    return RunVocabulary(size=None, pad_id=1, fingerprint=tokenizer.fingerprint, notes={"tokenizer": name})
 
 
 def test_a_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:

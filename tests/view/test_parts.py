@@ -216,13 +216,11 @@ def test_filters_keep_what_a_loop_keeps(opened: OpenedSplit, episodes: list[Any]
 
 def test_the_pass_counts_what_a_loop_counts(opened: OpenedSplit, episodes: list[Any]) -> None:
     scan = opened.scan
-    for code, name in enumerate(opened.split.source_names):
-        mine = [e for e in episodes if e.source == name]
-        kinds = np.concatenate([e.kinds for e in mine])
-        trained = np.concatenate([e.weights for e in mine]) > 0
-        assert scan.kind_tokens[code].tolist() == np.bincount(kinds, minlength=KINDS).tolist()
-        assert scan.kind_trained[code].tolist() == np.bincount(kinds[trained], minlength=KINDS).tolist()
-    assert scan.kind_tokens.sum() == sum(map(len, episodes)) > 1000
+    kinds = np.concatenate([e.kinds for e in episodes])
+    trained = np.concatenate([e.weights for e in episodes]) > 0
+    assert scan.counts.kinds[:, 0].tolist() == np.bincount(kinds, minlength=KINDS).tolist()
+    assert scan.counts.kinds[:, 1].tolist() == np.bincount(kinds[trained], minlength=KINDS).tolist()
+    assert len(kinds) > 1000
     for policy in opened.policies:
         wanted = sum(int((policy.token_weights(e.kinds) > 0).sum()) for e in episodes)
         assert trained_under(opened, policy) == wanted, policy.name

@@ -11,7 +11,7 @@ import pytest
 
 from chatmill.look.viewer import app
 from chatmill.look.viewer.scan import SplitScan
-from chatmill.look.viewer.search import Found, Hit
+from chatmill.look.viewer.search import Hit, SearchPart
 from tests.view.sets import Running, Sets, running
 
 Page = Any
@@ -22,13 +22,13 @@ def test_hits_are_shown_while_the_search_goes_on_and_it_can_be_cancelled(
 ) -> None:
     ended = threading.Event()
 
-    def slow(*_: Any, **__: Any) -> Iterator[Found]:
+    def slow(*_: Any, **__: Any) -> Iterator[SearchPart]:
         """One hit at once, then nothing until it is cancelled."""
         try:
-            yield Found(hits=[Hit(number=3, at=0, tokens=1, before="a ", match="word", after=" b")], items=4)
+            yield SearchPart(hits=[Hit(number=3, at=0, tokens=1, before="a ", match="word", after=" b")], items=4)
             for items in range(5, 6005):
                 time.sleep(0.1)
-                yield Found(items=items)
+                yield SearchPart(items=items)
         finally:
             ended.set()
 

@@ -10,8 +10,8 @@ from difflib import SequenceMatcher
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.layout import Place, places_of
-from chatmill.auditor.literals import Literals, ProbeRow
+from chatmill.auditor.layout import TokenPlace, places_of
+from chatmill.auditor.literals import Literals, ProbeRow, common_length
 from chatmill.auditor.source import SourceRows
 from chatmill.auditor.vocabulary import VocabularyBytes
 from chatmill.core.kinds import MARK, Part, RoleCode, part_of, role_of
@@ -53,7 +53,7 @@ class RecordIndex:
         """The row of a record that a document agrees with the longest, where turns have rows of their own."""
         last = self._rows[record]
         first = int(np.searchsorted(self._source.records, record))
-        return max(range(last, first - 1, -1), key=lambda number: _common(self._source.row(number).ids, ids))
+        return max(range(last, first - 1, -1), key=lambda number: common_length(self._source.row(number).ids, ids))
 
     def records_in(self, ids: Ints) -> list[int]:
         """The record of a document; several where most of what only they have is in it."""
@@ -114,8 +114,8 @@ def differences(
 
 def _unequal(ours: Ints, theirs: Ints, judge: _Judge) -> Iterator[tuple[int, int, int, int]]:
     """Stretches that differ, in both rows: between pieces that both have once, token by token."""
-    head = _common(ours, theirs)
-    tail = min(_common(ours[::-1], theirs[::-1]), min(len(ours), len(theirs)) - head)
+    head = common_length(ours, theirs)
+    tail = min(common_length(ours[::-1], theirs[::-1]), min(len(ours), len(theirs)) - head)
     if head == len(theirs):  # a beginning of ours: cut, whatever its last tokens look like
         tail = 0
     end_ours, end_theirs = len(ours) - tail, len(theirs) - tail
@@ -127,7 +127,7 @@ def _unequal(ours: Ints, theirs: Ints, judge: _Judge) -> Iterator[tuple[int, int
         if at_ours < i or at_theirs < j:  # inside the stretch that was equal
             continue
         yield from _between(ours, theirs, (i, at_ours, j, at_theirs))
-        size = _common(ours[at_ours:end_ours], theirs[at_theirs:end_theirs])
+        size = common_length(ours[at_ours:end_ours], theirs[at_theirs:end_theirs])
         i, j = at_ours + size, at_theirs + size
 
 
@@ -178,12 +178,6 @@ def _increasing(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         chosen.append(pairs[number])
         number = before[number]
     return chosen[::-1]
-
-
-def _common(one: Ints, other: Ints) -> int:
-    size = min(len(one), len(other))
-    different = np.flatnonzero(one[:size] != other[:size])
-    return int(different[0]) if len(different) else size
 
 
 class _Judge:
@@ -251,7 +245,10 @@ class _Judge:
     def _crosses_prompt(self, i1: int, i2: int) -> bool:
         """Whether a stretch of ours has the end of a prompt and the beginning of its answer."""
         places = places_of(self._row)[i1:i2]
-        return bool((places == Place.PROMPT).any() and ((places == Place.ANSWER) | (places == Place.CHANGED)).any())
+        return bool(
+            (places == TokenPlace.PROMPT).any()
+            and ((places == TokenPlace.ANSWER) | (places == TokenPlace.CHANGED)).any()
+        )
 
     def _at_end(self, kinds: list[int], theirs: Ints) -> str:
         """A difference at the end: cut, a stop that is missing, or something behind the stop."""

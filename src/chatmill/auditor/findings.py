@@ -257,7 +257,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class AuditFinding:
     """Something that was found, how often, and where first."""
 
     code: str

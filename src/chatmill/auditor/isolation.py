@@ -46,15 +46,16 @@ def check_documents(data: TokenizedSet, wanted: Any, folder: Any) -> Isolation:
     if not len(rows):
         return Isolation(words="" if wanted is None else "no row holds two documents")
     if wanted is None:
-        told = "Whether the documents of packed rows see each other in the model: --isolation weights (or random) tells"
+        told = "Whether documents of packed rows see each other in the model: --isolation weights (or random) shows it"
         return Isolation(words="not checked", unknown=told)
-    from chatmill.train.isolation_models import load_for_isolation
+    from chatmill.train.hf_model import load_hf_model
 
     if isinstance(wanted, str):
         if not isinstance(folder, str | Path):
             raise ConfigError("the isolation check needs the folder of the model, or the loaded model as `isolation`")
         random = wanted == "random"
-        model = load_for_isolation(Path(folder), random_weights=random, way_out="--isolation random")
+        way_out = "--isolation random"
+        model = load_hf_model(folder, attention="sdpa", random_weights=random, seed=0, way_out=way_out)
         name = "random weights" if random else "the model's weights"
     else:
         model, name = wanted, "the given model"
@@ -133,11 +134,11 @@ def _pairs(batch: dict[str, Any]) -> Any:
     """The mask that lets tokens see those of their own document up to themselves, to be added to scores."""
     import torch
 
-    width = batch["input_ids"].shape[1]
-    places = np.arange(width)
-    documents = np.stack([np.searchsorted(starts, places, side="right") for starts in batch["document_starts"]])
-    sees = (documents[:, :, None] == documents[:, None, :]) & (places[:, None] >= places)
-    return torch.from_numpy(np.where(sees, 0.0, np.finfo(np.float32).min).astype(np.float32))[:, None]
+    from chatmill.load.document_masks import dense_document_mask
+
+    places = np.arange(batch["input_ids"].shape[1])
+    documents = [np.searchsorted(starts, places, side="right") for starts in batch["document_starts"]]
+    return dense_document_mask(torch.from_numpy(np.stack(documents)))
 
 
 def _heads(data: TokenizedSet, row: int) -> list[Ints]:

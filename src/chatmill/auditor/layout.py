@@ -23,7 +23,7 @@ MOST_BEHIND = 3
 """Tokens of text that templates write between a stop and a token that ends the document, at most."""
 
 
-class Place(IntEnum):
+class TokenPlace(IntEnum):
     """What a token is, as far as training is concerned."""
 
     UNKNOWN = 0
@@ -38,7 +38,7 @@ class Place(IntEnum):
     BEGIN = 6
     """Begins the document."""
     CHANGED = 7
-    """An answer as later messages have changed it; only a source tells."""
+    """An answer as later messages have changed it; known only from a source."""
 
 
 class Wanted(IntEnum):
@@ -67,7 +67,7 @@ class Answers:
     merged: NDArray[np.bool_]
     """The first token holds the end of the prompt too."""
     changed: NDArray[np.bool_]
-    """Later messages have changed it; only a source tells."""
+    """Later messages have changed it; known only from a source."""
     wanted: NDArray[np.int8]
     """Whether the record wants it trained, as `Wanted`."""
 
@@ -97,7 +97,7 @@ class Layout:
     """Where messages open."""
     opening_roles: Ints
     doubtful: int = 0
-    """Special tokens of which only a source tells whether a text spelled them."""
+    """Special tokens that a text may have spelled; only a source shows it."""
 
 
 def find_literals(bound: BoundTemplate) -> Literals:
@@ -134,15 +134,15 @@ def _first_wrong(row: ProbeRow, literals: Literals) -> int | None:
     """The first token of a probe of which the literals say something wrong."""
     found = _rough(layout_of(row, literals).places)
     wanted = places_of(row)
-    wanted[wanted == Place.CHANGED] = Place.ANSWER
-    wrong = np.flatnonzero((found != _rough(wanted)) & (found != Place.UNKNOWN))
+    wanted[wanted == TokenPlace.CHANGED] = TokenPlace.ANSWER
+    wrong = np.flatnonzero((found != _rough(wanted)) & (found != TokenPlace.UNKNOWN))
     return int(wrong[0]) if len(wrong) else None
 
 
 def _rough(places: Codes) -> Codes:
     """Only what masks depend on: whether text behind a stop closes one message or opens the next is one."""
     rough = places.copy()
-    rough[(places == Place.BEGIN) | (places == Place.BEHIND)] = Place.CONTEXT
+    rough[(places == TokenPlace.BEGIN) | (places == TokenPlace.BEHIND)] = TokenPlace.CONTEXT
     return rough
 
 
@@ -163,21 +163,21 @@ def _table() -> Codes:
     return np.array([_place(code) for code in range(256)], dtype=np.uint8)
 
 
-def _place(code: int) -> Place:
+def _place(code: int) -> TokenPlace:
     if (code & 63) // 8 > max(RoleCode):
-        return Place.UNKNOWN
+        return TokenPlace.UNKNOWN
     role, part = role_of(code), part_of(code)
     if role is RoleCode.NONE:
-        return Place.BEGIN if part is Part.DOCUMENT else Place.UNKNOWN
+        return TokenPlace.BEGIN if part is Part.DOCUMENT else TokenPlace.UNKNOWN
     if role is not RoleCode.ASSISTANT:
-        return Place.CONTEXT
+        return TokenPlace.CONTEXT
     if part is Part.HEADER:
-        return Place.PROMPT
+        return TokenPlace.PROMPT
     if part is Part.SEPARATOR:
-        return Place.BEHIND
+        return TokenPlace.BEHIND
     if part is Part.TERMINATOR:
-        return Place.STOP
-    return Place.CHANGED if code & REPEATED else Place.ANSWER
+        return TokenPlace.STOP
+    return TokenPlace.CHANGED if code & REPEATED else TokenPlace.ANSWER
 
 
 # ---- finding
@@ -213,28 +213,28 @@ def find_layout(
     opened = np.searchsorted(events.starts + events.borrowed, np.arange(len(ids)), side="right") - 1
     known = (opened >= 0) & (np.arange(len(ids)) < limits[np.maximum(opened, 0)])
     assistant = events.roles == RoleCode.ASSISTANT
-    places[known] = np.where(assistant[opened[known]], Place.ANSWER, Place.CONTEXT)
+    places[known] = np.where(assistant[opened[known]], TokenPlace.ANSWER, TokenPlace.CONTEXT)
     answers, spelled = _answers(events, assistant, document, limits, last, stops, ids, literals)
-    _fill(places, ranges_of(answers.prompts, answers.starts), Place.PROMPT)
+    _fill(places, ranges_of(answers.prompts, answers.starts), TokenPlace.PROMPT)
     numbers = np.flatnonzero(assistant)
     with_stop = answers.stops >= 0
     behind, ends = answers.stops[with_stop] + 1, limits[numbers][with_stop]
     special = np.append(np.flatnonzero(np.isin(ids, list(literals.specials - literals.stops))), len(ids))
-    _fill(places, ranges_of(behind, ends), Place.CONTEXT)
-    _fill(places, ranges_of(behind, np.minimum(ends, special[np.searchsorted(special, behind)])), Place.BEHIND)
-    places[answers.stops[with_stop]] = Place.STOP
+    _fill(places, ranges_of(behind, ends), TokenPlace.CONTEXT)
+    _fill(places, ranges_of(behind, np.minimum(ends, special[np.searchsorted(special, behind)])), TokenPlace.BEHIND)
+    places[answers.stops[with_stop]] = TokenPlace.STOP
     if literals.ends_by_next:  # a stop that ends an answer whose beginning is cut looks like an opening
         first = events.starts[np.append(True, document[1:] != document[:-1])]
-        places[first[np.isin(ids[first], list(literals.stops))]] = Place.UNKNOWN
+        places[first[np.isin(ids[first], list(literals.stops))]] = TokenPlace.UNKNOWN
     if literals.asked_only:
         answers = _drop_unasked(answers, places, events, assistant, document, limits)
     borrowed = np.flatnonzero(events.borrowed > 0)
     before = ranges_of(events.starts[borrowed], (events.starts + events.borrowed)[borrowed])
-    places[before[places[before] == Place.UNKNOWN]] = Place.CONTEXT
+    places[before[places[before] == TokenPlace.UNKNOWN]] = TokenPlace.CONTEXT
     if literals.bos is not None:
         begins = bounds[0][bounds[1] > bounds[0]]
-        places[begins[ids[begins] == literals.bos]] = Place.BEGIN
-    places[padding] = Place.UNKNOWN
+        places[begins[ids[begins] == literals.bos]] = TokenPlace.BEGIN
+    places[padding] = TokenPlace.UNKNOWN
     strange = np.union1d(spelled, _strange(ids, documents, events, literals, padding))
     strange = np.union1d(strange, _closed_twice(events, limits, stops, literals))
     odd = np.isin(ids[strange], list(literals.odd))
@@ -306,7 +306,7 @@ def _drop_unasked(
     if unasked.any():
         numbers = np.flatnonzero(assistant)[unasked]
         before = np.where(after[numbers], numbers - 1, numbers)  # the answer before may not have ended there
-        _fill(places, ranges_of(events.starts[before], limits[numbers]), Place.UNKNOWN)
+        _fill(places, ranges_of(events.starts[before], limits[numbers]), TokenPlace.UNKNOWN)
         spoiled = np.isin(np.flatnonzero(assistant), before)
         answers = answers.keep(~(unasked | spoiled))
     return answers
@@ -323,14 +323,14 @@ def ranges_of(starts: Ints, ends: Ints) -> Ints:
     return ranges(starts, np.maximum(ends - starts, 0))
 
 
-def _fill(places: Codes, where: Ints, place: Place) -> None:
+def _fill(places: Codes, where: Ints, place: TokenPlace) -> None:
     places[where] = place
 
 
 def _find_events(ids: Ints, documents: Ints, ends_of: Ints, literals: Literals) -> _Events:
     """Openings by their solid ids; the longest wins where several begin at one place.
 
-    An opening does not go on in the next document; one that the end of its document cuts is whole.
+    An opening does not continue in the next document; one that the end of its document cuts is whole.
     """
     taken = np.zeros(len(ids) + 1, dtype=np.bool_)
     found: list[tuple[Ints, Ints, Opening, NDArray[np.bool_]]] = []
@@ -372,7 +372,7 @@ def find_pattern(ids: Ints, pattern: tuple[int, ...]) -> Ints:
 
 
 def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> NDArray[np.bool_]:
-    """Where a sequence of ids goes on from, up to a limit of each place."""
+    """Which places a sequence of ids follows, up to a limit of each."""
     fits = np.ones(len(places), dtype=np.bool_)
     for step, wanted in enumerate(pattern):
         at = places + step
@@ -381,7 +381,7 @@ def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> 
 
 
 def _strange(ids: Ints, documents: Ints, events: _Events, literals: Literals, padding: NDArray[np.bool_]) -> Ints:
-    """Special ids that the template never writes, and beginnings of openings that go on as none does."""
+    """Special ids that the template never writes, and beginnings of openings that continue as none does."""
     special = np.isin(ids, list(literals.specials)) & ~padding
     strange = special & ~np.isin(ids, list(literals.written))
     openers = {one.ids[0] for one in literals.openings} - literals.stops

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,7 +76,7 @@ class Literals:
     closers: Mapping[int, int]
     """How many stop ids a message of each role has, at most."""
     odd: frozenset[int] = frozenset()
-    """Special ids that the template writes at places where ids alone do not tell them from spelled ones."""
+    """Special ids that the template writes at places where ids alone do not distinguish them from spelled ones."""
     asked_only: bool = False
     """Only answers that follow a message of somebody else can be found for sure."""
     unusable: str = ""
@@ -203,10 +203,10 @@ def _opening(
     bound: BoundTemplate,
     stops: set[int],
 ) -> Opening | None:
-    """The opening at a place of a probe; None where no special token tells it from text."""
+    """The opening at a place of a probe; None where it has no special token."""
     role = RoleCode(int(roles_of(row.kinds[start : start + 1])[0]))
     own = row.ids[start:end]
-    same = _common(own, other) if role is RoleCode.TOOL else len(own)  # headers of results may name a function
+    same = common_length(own, other) if role is RoleCode.TOOL else len(own)  # headers of results may name a function
     varies = same < len(own)
     ids = [int(one) for one in own[:same]]
     borrowed = 0
@@ -231,7 +231,8 @@ def _opening(
     return Opening(role=role, ids=tuple(ids), borrowed=borrowed, solid=max(solid, borrowed))
 
 
-def _common(one: Sequence[int] | Ints, other: Sequence[int] | Ints) -> int:
+def common_length(one: Ints, other: Ints) -> int:
+    """How many ids two rows begin with alike."""
     size = min(len(one), len(other))
-    different = np.flatnonzero(np.asarray(one[:size]) != np.asarray(other[:size]))
+    different = np.flatnonzero(one[:size] != other[:size])
     return int(different[0]) if len(different) else size

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.layout import Answers, Layout, Place, Wanted
+from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted
 from chatmill.auditor.tokenized import TokenizedSet
+from chatmill.look.items import segment_sums
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -42,16 +43,16 @@ def check_masks(
     """What is trained and should not be, and the other way round; `think_ends` are tokens that end reasoning."""
     documents = data.documents
     live = ~data.padding
-    sizes = _sums(live, documents)
-    targets = _sums(trained & live, documents)
-    asking = (layout.places == Place.CONTEXT) | (layout.places == Place.PROMPT)
+    sizes = segment_sums(live, documents)
+    targets = segment_sums(trained & live, documents)
+    asking = (layout.places == TokenPlace.CONTEXT) | (layout.places == TokenPlace.PROMPT)
     first = np.minimum(data.bounds[0], len(trained) - 1)  # never a target, whatever the mask says
-    asked = _sums(asking, documents) - asking[first] > 0
+    asked = segment_sums(asking, documents) - asking[first] > 0
     full = (targets >= sizes - ~trained[first]) & (sizes > 1)
     if full.mean() <= MOST:  # where turns are not known, some documents may be ends of long answers
         full &= asked
     else:
-        full &= asked | (_sums(layout.places != Place.UNKNOWN, documents) == 0)
+        full &= asked | (segment_sums(layout.places != TokenPlace.UNKNOWN, documents) == 0)
     nothing = (targets == 0) & (sizes > 0)
     empty = nothing & ~_unwanted_documents(data, layout.answers)
     total = int((sizes > 0).sum())
@@ -217,11 +218,11 @@ def _behind(data: TokenizedSet, layout: Layout, answers: Answers, trained: Bools
     next_to = stops + 1
     room = next_to < len(data.ids)
     next_to = next_to[room]
-    behind = (layout.places[next_to] == Place.BEHIND) & trained[next_to] & ~data.padding[next_to]
+    behind = (layout.places[next_to] == TokenPlace.BEHIND) & trained[next_to] & ~data.padding[next_to]
     again = behind & np.isin(data.ids[next_to], data.ids[stops] if len(stops) else stops)
     yield Found("stop_twice", next_to[again], next_to[again] + 1, int(again.sum()), len(answers))
     rest = behind & ~again
-    starts, ends = stretches(trained & (layout.places == Place.BEHIND))
+    starts, ends = stretches(trained & (layout.places == TokenPlace.BEHIND))
     at = np.searchsorted(starts, next_to[rest])
     yield Found(
         "behind_stop_trained", next_to[rest], ends[at] if rest.any() else next_to[rest], int(rest.sum()), len(answers)
@@ -232,15 +233,15 @@ def _context(
     data: TokenizedSet, places: NDArray[np.uint8], trained: Bools, judged: Bools, answers: Answers, shifted: Bools
 ) -> Iterator[Found]:
     trained = trained & np.repeat(judged, np.diff(data.documents))
-    bad = trained & (places == Place.CONTEXT)
+    bad = trained & (places == TokenPlace.CONTEXT)
     late = answers.keep(shifted)
     for by in range(1, FARTHEST + 1):  # what a shifted mask covers is part of that finding
         for edge in (np.where(late.stops >= 0, late.stops, late.ends - 1) + by, late.prompts - by):
             inside = edge[(edge >= 0) & (edge < len(bad))]
             bad[inside] = False
     starts, ends = stretches(bad)
-    yield Found("context_trained", starts, ends, int(bad.sum()), int((places == Place.CONTEXT).sum()))
-    begin = trained & (places == Place.BEGIN)
+    yield Found("context_trained", starts, ends, int(bad.sum()), int((places == TokenPlace.CONTEXT).sum()))
+    begin = trained & (places == TokenPlace.BEGIN)
     starts, ends = stretches(begin)
     yield Found("bos_trained", starts, ends, len(starts), len(data.documents) - 1)
 
@@ -254,9 +255,3 @@ def stretches(mask: Bools) -> tuple[Ints, Ints]:
     """First and last + 1 of each stretch of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     return edges[::2], edges[1::2]
-
-
-def _sums(mask: Bools, offsets: Ints) -> Ints:
-    before = np.append(0, np.cumsum(mask))
-    sums: Ints = before[offsets[1:]] - before[offsets[:-1]]
-    return sums

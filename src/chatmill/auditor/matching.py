@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.differences import RecordIndex, differences
-from chatmill.auditor.layout import Answers, Layout, Place, Wanted, places_of_kinds, ranges_of
+from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted, places_of_kinds, ranges_of
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import Found
 from chatmill.auditor.source import SourceRows
@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(slots=True, kw_only=True)
-class Comparison:
+class SourceComparison:
     """What the source says about a set."""
 
     found: list[Found]
@@ -47,7 +47,7 @@ class _Pairs:
 
 def compare(
     data: TokenizedSet, layout: Layout, source: SourceRows, literals: Literals, vocabulary: VocabularyBytes
-) -> Comparison:
+) -> SourceComparison:
     """Match documents with records; `layout` becomes exact where the ids agree."""
     begins, ends = data.bounds
     pairs = _pair(data, begins, ends, source, literals)
@@ -72,7 +72,7 @@ def compare(
     documents = int(data.filled.sum())
     found = [_found(code, listed, data, documents) for code, listed in places.items()]
     written = np.unique(source.records)
-    return Comparison(
+    return SourceComparison(
         found=found, equal=len(pairs.documents), documents=documents, missing=int((~seen[written]).sum()), rows=compared
     )
 
@@ -125,11 +125,11 @@ def _take_over(layout: Layout, data: TokenizedSet, pairs: _Pairs, source: Source
     per_token = np.repeat(np.arange(len(sizes)), sizes)
     messages = source.messages[taken].astype(np.int64)
     numbers = np.where(messages >= 0, source.message_offsets[pairs.rows][per_token] + messages, -1)
-    places[(places == Place.CHANGED) & source.unproved[pairs.rows][per_token]] = Place.UNKNOWN
+    places[(places == TokenPlace.CHANGED) & source.unproved[pairs.rows][per_token]] = TokenPlace.UNKNOWN
     own_weight = np.append(source.weights, np.float32(np.nan))[numbers]
-    places[(places == Place.CONTEXT) & (own_weight > 0)] = Place.UNKNOWN  # the record asks for it
+    places[(places == TokenPlace.CONTEXT) & (own_weight > 0)] = TokenPlace.UNKNOWN  # the record asks for it
     layout.places[into] = places
-    layout.places[ranges_of(firsts + sizes, firsts + room)] = Place.BEHIND
+    layout.places[ranges_of(firsts + sizes, firsts + room)] = TokenPlace.BEHIND
     blocks = offsets_of(np.diff(source.message_offsets)[pairs.rows])[:-1]  # a row may be shown by several documents
     owners = np.where(messages >= 0, blocks[per_token] + messages, -1)
     new = _exact_answers(places, into, per_token, pairs.documents, owners, own_weight)
@@ -155,21 +155,23 @@ def _exact_answers(
     for tokens of none.
     """
     answered = np.zeros(int(owners.max(initial=0)) + 2, dtype=np.bool_)
-    answered[owners[places == Place.ANSWER]] = True
-    speaking = (places == Place.ANSWER) | (places == Place.STOP)
-    speaking |= (places == Place.CHANGED) & ~answered[owners]  # of an answer that is changed in part, the rest counts
+    answered[owners[places == TokenPlace.ANSWER]] = True
+    speaking = (places == TokenPlace.ANSWER) | (places == TokenPlace.STOP)
+    speaking |= (places == TokenPlace.CHANGED) & ~answered[
+        owners
+    ]  # of an answer that is changed in part, the rest counts
     speaking &= owners >= 0
     speaker = np.concatenate(([-1], np.where(speaking, owners, -1), [-1]))
     edges = np.flatnonzero(speaker[1:] != speaker[:-1])
     begin = edges[:-1][speaking[edges[:-1]]] if len(edges) else edges
     end = edges[np.searchsorted(edges, begin, side="right")] if len(edges) else edges
-    stops = np.append(np.flatnonzero(places == Place.STOP), len(places))
+    stops = np.append(np.flatnonzero(places == TokenPlace.STOP), len(places))
     stop = stops[np.searchsorted(stops, begin)]
     stop = np.where(stop < end, stop, -1)
-    others = np.append(-1, np.flatnonzero(places != Place.PROMPT))
+    others = np.append(-1, np.flatnonzero(places != TokenPlace.PROMPT))
     prompt = others[np.searchsorted(others, begin) - 1] + 1
     prompt = np.maximum(prompt, np.searchsorted(document, document[begin]))  # not before its document
-    changed = offsets_of(places == Place.CHANGED)
+    changed = offsets_of(places == TokenPlace.CHANGED)
     last = np.where(stop >= 0, stop, end)
     return Answers(
         documents=numbers[document[begin]],

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from chatmill.auditor.tokenized import IDS, KNOWN, OFFSETS, Column, TokenizedSet, from_columns
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.look.packed_rows import files_of_folder, packed_splits, read_table
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
 
 SIDECARS = ("_lossmask", "_loss_mask", "_mask")
@@ -67,22 +67,25 @@ def open_tokenized(
 
 
 def _table(path: Path, split: str | None, known: Collection[str]) -> pa.Table:
-    if path.is_dir():
-        return _folder(path, split, known)
-    if not path.is_file():
+    """The known columns of a file, or of the files of a folder."""
+    if path.is_file():
+        return _file(path, known)
+    if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder, and no {bin_path(path).name} of Megatron")
-    return _file(path, known)
+    splits = packed_splits(path)
+    folder = path / _split_of(splits, split, str(path)) if splits else path
+    files = files_of_folder(folder) or sorted(one for one in folder.iterdir() if ".jsonl" in one.suffixes)
+    if not files:
+        raise ConfigError(f"{path} holds no tokenised set: neither state.json nor .parquet, .arrow or .jsonl files")
+    return pa.concat_tables([_file(one, known) for one in files], promote_options="permissive")
 
 
 def _file(path: Path, known: Collection[str]) -> pa.Table:
     """The known columns of one file."""
     name = path.name.removesuffix(".gz")
     try:
-        if name.endswith(".parquet"):
-            names = [one for one in pq.read_schema(path).names if one in known]
-            return pq.read_table(path, columns=names)
-        if name.endswith(".arrow"):
-            return _arrow(path, known)
+        if name.endswith((".parquet", ".arrow")):
+            return read_table(path, known)
         if name.endswith((".jsonl", ".json")):
             return _json_table(path, known)
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, OverflowError, zlib.error) as error:
@@ -91,17 +94,6 @@ def _file(path: Path, known: Collection[str]) -> pa.Table:
         f"{path}: not a kind of file that is known here. Known: .parquet, .arrow, .jsonl, .jsonl.gz, .bin/.idx, and "
         "folders of datasets.save_to_disk"
     )
-
-
-def _arrow(path: Path, known: Collection[str]) -> pa.Table:
-    """An Arrow file as `datasets` writes it: a stream, or a file with a footer."""
-    with pa.memory_map(str(path)) as file:
-        try:
-            table = pa.ipc.open_stream(file).read_all()
-        except pa.ArrowInvalid:
-            file.seek(0)
-            table = pa.ipc.open_file(file).read_all()
-    return table.select([one for one in table.column_names if one in known])
 
 
 def _json_table(path: Path, known: Collection[str]) -> pa.Table:
@@ -126,40 +118,6 @@ def _json_table(path: Path, known: Collection[str]) -> pa.Table:
 def _check_columns(where: str, row: Collection[str], first: Collection[str]) -> None:
     if set(row) != set(first):
         raise DataError(f"{where} has {', '.join(sorted(row))}, and the first one {', '.join(sorted(first))}")
-
-
-def _folder(path: Path, split: str | None, known: Collection[str]) -> pa.Table:
-    """A folder of `datasets`, or one with Parquet, Arrow or JSONL files."""
-    if (path / "dataset_dict.json").is_file():
-        names = _json_object(path / "dataset_dict.json").get("splits", [])
-        return _folder(path / _split_of(names, split, str(path)), None, known)
-    if (path / "state.json").is_file():
-        listed = _json_object(path / "state.json").get("_data_files", [])
-        files = [path / one["filename"] for one in listed]
-        missing = [one for one in files if not one.is_file()]
-        if missing:
-            raise FormatError(f"{missing[0]}: named by {path / 'state.json'}, and not there")
-    else:
-        files = [
-            one for ending in ("*.parquet", "*.arrow", "*.jsonl", "*.jsonl.gz") for one in sorted(path.glob(ending))
-        ]
-        inner = sorted(one.name for one in path.iterdir() if (one / "state.json").is_file())
-        if not files and inner:
-            return _folder(path / _split_of(inner, split, str(path)), None, known)
-    if not files:
-        raise ConfigError(f"{path} holds no tokenised set: neither state.json nor .parquet, .arrow or .jsonl files")
-    return pa.concat_tables([_file(one, known) for one in files], promote_options="permissive")
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    """What `datasets` writes beside its data."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise FormatError(f"{path}: not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise FormatError(f"{path}: a JSON object is expected, not {type(found).__name__}")
-    return found
 
 
 def _split_of(names: Sequence[str], split: str | None, where: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from chatmill.auditor.findings import Example, Finding
+from chatmill.auditor.findings import AuditFinding, Example
 from chatmill.auditor.report import AuditReport
-from chatmill.look.report.style import CSS
+from chatmill.look.report.page import html_page, tile_boxes
 from chatmill.look.safe_text import visible
 
 MORE_CSS = ".bad{outline:2px solid var(--dropped);border-radius:2px}.verdict{font-size:1.1rem;font-weight:600}"
@@ -16,18 +16,9 @@ def audit_page(report: AuditReport, *, version: str = "") -> str:
     """The whole page; all content of the set is escaped."""
     name = escape(visible(report.name, mark_newlines=False))
     body = _findings(report) + "".join(map(_section, (*report.findings, *report.notes))) + _unknown(report)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{name} \u00b7 Chatmill audit</title><style>{CSS}{MORE_CSS}</style></head>\n<body><main>"
-        f'<h1>{name}</h1><p class="soft">template {escape(visible(report.template))} \u00b7 tokenizer '
-        f"{escape(visible(report.tokenizer))}</p>"
-        f'<p class="verdict">{escape(report.verdict)}</p>{_tiles(report)}\n{body}\n'
-        f"<footer>Made by Chatmill {escape(version)}. This page holds no scripts and loads nothing.</footer>"
-        "</main></body></html>\n"
-    )
+    made = f"template {visible(report.template)} \u00b7 tokenizer {visible(report.tokenizer)}"
+    head = f'<p class="soft">{escape(made)}</p><p class="verdict">{escape(report.verdict)}</p>{_tiles(report)}'
+    return html_page(name, "audit", f"{head}\n{body}", version, MORE_CSS)
 
 
 def _tiles(report: AuditReport) -> str:
@@ -41,8 +32,7 @@ def _tiles(report: AuditReport) -> str:
         tiles.append((f"{report.trained / max(1, report.tokens):.1%}", f"trained, by {report.mask_name}"))
     if report.source is not None:
         tiles.append((f"{report.source['equal']:,}", "documents with the ids of a record"))
-    boxes = "".join(f'<div class="tile"><b>{number}</b><span>{escape(words)}</span></div>' for number, words in tiles)
-    return f'<div class="tiles">{boxes}</div>'
+    return tile_boxes(tiles)
 
 
 def _findings(report: AuditReport) -> str:
@@ -59,7 +49,7 @@ def _findings(report: AuditReport) -> str:
     return f'<section><h2>Findings</h2><div class="card"><table>{head}{lines}</table></div></section>'
 
 
-def _section(finding: Finding) -> str:
+def _section(finding: AuditFinding) -> str:
     rule = finding.rule
     detail = f" {escape(finding.detail)}." if finding.detail else ""
     shown = "".join(map(_example, finding.examples))

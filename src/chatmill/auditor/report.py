@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chatmill.auditor.findings import Finding
+from chatmill.auditor.findings import AuditFinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class AuditReport:
     boundaries: str
     isolation: str
     """What is known about documents that see each other; empty where no row holds two."""
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     """Faults, the most frequent first."""
-    notes: tuple[Finding, ...]
+    notes: tuple[AuditFinding, ...]
     """Worth knowing, and no faults."""
     unknown: tuple[str, ...]
     """What could not be known, in sentences."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from chatmill.auditor.findings import RULES, Example, Finding
+from chatmill.auditor.findings import RULES, AuditFinding, Example
 from chatmill.auditor.isolation import Isolation, check_documents
 from chatmill.auditor.layout import Layout, find_layout, find_literals, layout_of
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import Found, check_masks
-from chatmill.auditor.matching import Comparison, compare
+from chatmill.auditor.matching import SourceComparison, compare
 from chatmill.auditor.open import open_tokenized
 from chatmill.auditor.report import AuditReport
 from chatmill.auditor.save import check_folder, save_both
@@ -79,7 +79,7 @@ def audit(
         made.refused.update(unread)
         made.count += unread.total()
     folder = model if isinstance(model, str | os.PathLike) else getattr(model, "name_or_path", None)
-    audited = Audit(data, bound, name)
+    audited = SetAudit(data, bound, name)
     report = audited.run(made, examples, check_documents(data, isolation, folder))
     if save is not None:
         save_both(Path(save), data, made, audited.compared)
@@ -105,7 +105,7 @@ def _records(source: Any, shape: str | None, unread: Counter[str]) -> Iterator[C
     yield from read_conversations(source, shape=shape, on_error=count)
 
 
-class Audit:
+class SetAudit:
     """One set and the template that should have made it."""
 
     def __init__(self, data: TokenizedSet, bound: BoundTemplate, name: str) -> None:
@@ -113,7 +113,7 @@ class Audit:
         self._literals: Literals = find_literals(bound)
         self._vocabulary = VocabularyBytes(bound)
         self._unknown: list[str] = []
-        self.compared: Comparison | None = None
+        self.compared: SourceComparison | None = None
         """The comparison with the source, once it was run."""
 
     def run(
@@ -160,7 +160,7 @@ class Audit:
             source=None if source is None or compared is None else self._source_counts(source, compared),
         )
 
-    def _source_counts(self, source: SourceRows, compared: Comparison) -> dict[str, Any]:
+    def _source_counts(self, source: SourceRows, compared: SourceComparison) -> dict[str, Any]:
         if source.refused:
             reasons = ", ".join(f"{count:,} {code}" for code, count in sorted(source.refused.items()))
             self._unknown.append(f"Records that Chatmill cannot write with this template are not compared: {reasons}")
@@ -173,7 +173,7 @@ class Audit:
             "unproved": len(np.unique(source.records[source.unproved])),
         }
 
-    def _found(self, layout: Layout, compared: Comparison | None) -> Iterator[Found]:
+    def _found(self, layout: Layout, compared: SourceComparison | None) -> Iterator[Found]:
         data = self._data
         if data.trained is None:
             yield Found("no_mask", data.offsets[:-1], data.offsets[1:], len(data), len(data))
@@ -237,12 +237,12 @@ class Audit:
                 return False
         return True
 
-    def _finding(self, found: Found, examples: int) -> Finding:
+    def _finding(self, found: Found, examples: int) -> AuditFinding:
         shown = tuple(
             self._example(int(start), int(end))
             for start, end in zip(found.starts[:examples].tolist(), found.ends[:examples].tolist(), strict=True)
         )
-        return Finding(code=found.code, count=found.count, total=found.total, detail=found.detail, examples=shown)
+        return AuditFinding(code=found.code, count=found.count, total=found.total, detail=found.detail, examples=shown)
 
     def _example(self, start: int, end: int) -> Example:
         data = self._data

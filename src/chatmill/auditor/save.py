@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.layout import ranges_of
-from chatmill.auditor.matching import Comparison
+from chatmill.auditor.matching import SourceComparison
 from chatmill.auditor.source import SourceRows
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.core.tokens import offsets_of
@@ -28,7 +28,7 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: there is something already; name a new folder")
 
 
-def save_both(folder: Path, data: TokenizedSet, source: SourceRows | None, compared: Comparison | None) -> None:
+def save_both(folder: Path, data: TokenizedSet, source: SourceRows | None, compared: SourceComparison | None) -> None:
     """Write `set` and, with a source, `ours`. Documents have the ids of the records they were matched with."""
     begins, ends = data.bounds
     filled = np.flatnonzero(data.filled)

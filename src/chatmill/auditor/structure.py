@@ -89,7 +89,7 @@ class Structure:
         yield self._documents("duplicates", again)
 
     def _merged(self) -> Iterator[Found]:
-        """Answers whose opening goes on in another way than the template writes it."""
+        """Answers whose opening continues in another way than the template writes it."""
         answers = self._layout.answers
         places = answers.starts[answers.merged]
         white = self._vocabulary.begins_white(self._data.ids[places])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.auditor.literals import special_ids
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import TokenizerError
 from chatmill.render.bound import BoundTemplate
@@ -28,9 +29,8 @@ class VocabularyBytes:
         self._starts = np.zeros(size, dtype=np.int64)
         self._white = np.zeros(size, dtype=np.bool_)
         self._bytes = np.empty(0, dtype=np.uint8)
-        ordinary = getattr(bound.tokenizer, "ordinary", ())
         self.special = np.zeros(size, dtype=np.bool_)
-        self.special[[i for name, i in bound.tokenizer.control_ids.items() if name not in ordinary]] = True
+        self.special[list(special_ids(bound))] = True
 
     def _inside(self, ids: Ints) -> Ints:
         """Ids of the vocabulary, read; others become its last one."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from chatmill.auditor.findings import Example, Finding
+    from chatmill.auditor.findings import AuditFinding, Example
     from chatmill.auditor.report import AuditReport
 
 
@@ -153,13 +153,9 @@ def facts(found: AuditReport) -> list[tuple[str, str]]:
 
 
 def _print_table(console: Console, found: AuditReport) -> None:
-    from rich.table import Table
+    from chatmill.console import plain_table
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("finding")
-    table.add_column("count", justify="right")
-    table.add_column("of", justify="right")
-    table.add_column("share", justify="right")
+    table = plain_table("finding", right=("count", "of", "share"))
     for finding in (*found.findings, *found.notes):
         style = "bright_black" if finding.rule.is_note else ""
         title = finding.rule.title + (" (note)" if finding.rule.is_note else "")
@@ -169,7 +165,7 @@ def _print_table(console: Console, found: AuditReport) -> None:
     console.print(table)
 
 
-def _print_finding(console: Console, finding: Finding, count: int) -> None:
+def _print_finding(console: Console, finding: AuditFinding, count: int) -> None:
     from rich.text import Text
 
     from chatmill.cli.labelled import print_labelled

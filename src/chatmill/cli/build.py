@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from chatmill.compiler.run import BuildResult
 
 
-def _on_error() -> list[str]:
-    return ["fail", "quarantine"]
-
-
-def _engines() -> list[str]:
-    return ["local", "ray"]
-
-
 def command(
     inputs: Annotated[
         list[str], typer.Argument(metavar="FILES", help="One recipe (.yaml), or files of conversations.")
@@ -61,9 +53,7 @@ def command(
     val_fraction: Annotated[
         float | None, typer.Option("--val-fraction", metavar="X", help="Share of the records for the split val.")
     ] = None,
-    on_error: Annotated[
-        str | None, typer.Option("--on-error", metavar="NAME", autocompletion=_on_error, help="fail or quarantine.")
-    ] = None,
+    on_error: Annotated[str | None, options.ON_ERROR] = None,
     gate: Annotated[
         list[str] | None,
         typer.Option("--gate", metavar="NAME=LIMIT", help="A limit of the gates; off accepts any number."),
@@ -76,12 +66,8 @@ def command(
         typer.Option("--vocab-size", metavar="N", min=1, help="Ids the model has; default: what its files say."),
     ] = None,
     workers: Annotated[int | None, options.WORKERS] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="NAME", autocompletion=_engines, help="local or ray.")
-    ] = "local",
-    ray_address: Annotated[
-        str | None, typer.Option("--ray-address", metavar="URL", help="An existing Ray cluster.")
-    ] = None,
+    engine: Annotated[str, options.ENGINE] = "local",
+    ray_address: Annotated[str | None, options.RAY_ADDRESS] = None,
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="Build share I (from 0) of N; merge joins them.")
     ] = None,

@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from chatmill.prove.compare.changes import Line
     from chatmill.prove.compare.diff import ChangedRecord, DatasetDiff
 
+WORDS = {
+    "equal": "equal",
+    "ids": "ids changed",
+    "weights": "only weights changed",
+    "kinds": "only kinds changed",
+    "only_in_a": "only in A",
+    "only_in_b": "only in B",
+}
+"""What is counted, by the name of the change."""
 LONGEST = 600
 """Characters of a run that are shown without --full."""
 
@@ -78,32 +87,21 @@ def _value(value: Any) -> str:
 
 
 def _print_counts(console: Console, found: DatasetDiff) -> None:
-    from rich.table import Table
-
+    from chatmill.console import plain_table
     from chatmill.prove.compare.diff import Change
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for name in ("A", "B", "B - A"):
-        table.add_column(name, justify="right")
+    table = plain_table("", right=("A", "B", "B - A"))
     for name in ("records", "tokens", "trained"):
         old, new = getattr(found.totals_a, name), getattr(found.totals_b, name)
         table.add_row(name, f"{old:,}", f"{new:,}", f"{new - old:+,}" if new != old else "0")
     console.print(table)
     console.print()
-    names = {
-        Change.EQUAL: "equal",
-        Change.IDS: "ids changed",
-        Change.WEIGHTS: "only weights changed",
-        Change.KINDS: "only kinds changed",
-        Change.ONLY_IN_A: "only in A",
-        Change.ONLY_IN_B: "only in B",
-    }
-    counts = Table(box=None, pad_edge=False, show_header=False)
-    counts.add_column("", justify="right")
+    counts = plain_table(right=("",))
+    counts.show_header = False
     counts.add_column("")
-    for change, name in names.items():
-        counts.add_row(f"{found.counts[change]:,}", name, style="" if found.counts[change] else "bright_black")
+    for name, words in WORDS.items():
+        count = found.counts[Change(name)]
+        counts.add_row(f"{count:,}", words, style="" if count else "bright_black")
     if found.moved:
         counts.add_row(f"{found.moved:,}", "of these in another split")
     console.print(counts)
@@ -113,19 +111,12 @@ def _print_record(console: Console, found: DatasetDiff, record: ChangedRecord, l
     from rich.rule import Rule
     from rich.text import Text
 
-    from chatmill.look.preview import visible
+    from chatmill.look.safe_text import visible
     from chatmill.prove.compare.diff import Change
 
-    words = {
-        Change.EQUAL: "in another split",
-        Change.ONLY_IN_A: "only in A",
-        Change.ONLY_IN_B: "only in B",
-        Change.IDS: "ids changed",
-        Change.WEIGHTS: "only weights changed",
-        Change.KINDS: "only kinds changed",
-    }
+    change = "in another split" if record.change is Change.EQUAL else WORDS[record.change]
     places = [f"{place[0]} {place[1]:,}" for place in (record.place_a, record.place_b) if place is not None]
-    parts = [visible(record.record_id or "(no record id)"), words[record.change], _arrow(places)]
+    parts = [visible(record.record_id or "(no record id)"), change, _arrow(places)]
     sides = [side for side in (record.a, record.b) if side.records]
     parts.append(f"{_arrow([f'{side.tokens:,}' for side in sides])} tokens")
     parts.append(f"{_arrow([f'{side.trained:,}' for side in sides])} trained")
@@ -145,7 +136,7 @@ def _lines(found: DatasetDiff, line: Line, limit: int | None) -> Iterator[Text]:
     from rich.text import Text
 
     from chatmill.core.kinds import RoleCode, kind_name, role_of
-    from chatmill.look.preview import COLOURS, TRAINED_MARK
+    from chatmill.look.item_lines import COLOURS, TRAINED_MARK
 
     if line.sign == " ":
         yield Text(f"  ... {line.tokens:,} equal tokens ...", style="bright_black")
@@ -167,18 +158,18 @@ def _lines(found: DatasetDiff, line: Line, limit: int | None) -> Iterator[Text]:
 def _body(found: DatasetDiff, line: Line, limit: int | None) -> Text:
     from rich.text import Text
 
-    from chatmill.look.preview import Run, control_parts, visible
+    from chatmill.look.decoder import Decoder
+    from chatmill.look.safe_text import visible
 
-    decoder = found.decoder(line)
+    tokenizer = found.decoder(line)
     text = Text()
     if line.before:
         text.append(f"[... {line.before:,} equal ...] ", style="bright_black")
-    if decoder is None:
+    if tokenizer is None:
         shown = " ".join(map(str, line.ids.tolist()))
         text.append(_cut(shown, limit))
     else:
-        run = Run(kind=line.kind or 0, message=0, weight=line.weight, ids=line.ids.astype("i4"), text="")
-        for is_control, part in control_parts(run, set(decoder.control_ids.values()), decoder):
+        for is_control, part in Decoder(tokenizer).parts(line.ids):
             if is_control:
                 text.append(f"\u00ab{visible(part)}\u00bb", style="bold")
             else:

@@ -35,14 +35,11 @@ def _list(asked: bool) -> None:
     """Print all targets, with those of installed packages, and end."""
     if not asked:
         return
-    from rich.table import Table
     from rich.text import Text
 
-    from chatmill.console import plain_console
+    from chatmill.console import plain_console, plain_table
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("name", "read by", "from"):
-        table.add_column(name)
+    table = plain_table("name", "read by", "from")
     for target in [*TARGETS.values(), *packaged_targets()]:
         table.add_row(Text(target.name), Text(target.about), Text(target.origin))
     plain_console(soft_wrap=True).print(table)
@@ -96,10 +93,9 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export a dataset."""
-    from rich.table import Table
     from rich.text import Text
 
-    from chatmill.console import plain_console
+    from chatmill.console import plain_console, plain_table
     from chatmill.export.export import export_dataset
 
     result = export_dataset(
@@ -123,10 +119,7 @@ def command(
         return
     console = plain_console(soft_wrap=True)
     names = ("rows", "documents", "tokens", "trained")
-    table = Table(box=None, pad_edge=False)
-    table.add_column("split")
-    for name in names:
-        table.add_column(name, justify="right")
+    table = plain_table("split", right=names)
     for part, counts in result.splits.items():
         table.add_row(part, *(f"{counts[name]:,}" for name in names))
     console.print(table)

@@ -57,19 +57,14 @@ def command(
 
 
 def _show(look: Look, path: Path) -> None:
-    from rich.table import Table
-
     from chatmill.compiler.init import gate_choices
-    from chatmill.console import plain_console
+    from chatmill.console import plain_console, plain_table
     from chatmill.core.conversations import unused_sentence
     from chatmill.look.safe_text import visible
     from chatmill.read.shapes import find_shape
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("file", overflow="fold")
-    table.add_column("shape")
-    for name in ("records", "bad", "longest"):
-        table.add_column(name, justify="right")
+    table = plain_table("file", "shape", right=("records", "bad", "longest"))
+    table.columns[0].overflow = "fold"
     for file, longest in zip(look.files, look.longest, strict=True):
         records = f"{file.records:,}{'' if file.whole else '+'}"
         shape = find_shape(file.shape).name if file.shape.startswith("{") else file.shape

@@ -26,14 +26,14 @@ from chatmill.cli.statuses import Status
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from chatmill.look.choose import Chosen
+    from chatmill.look.choose import ChosenItems
     from chatmill.look.dataset import LookDataset
     from chatmill.look.item_view import ItemView
     from chatmill.look.terminal import Screen
 
 
 LINES = 20
-"""Lines of a message that are shown unless told otherwise."""
+"""Lines of a message that are shown without --lines."""
 
 
 def command(
@@ -88,7 +88,7 @@ def _lines(
     screen: Screen,
     views: Iterator[ItemView],
     opened: LookDataset,
-    chosen: Chosen,
+    chosen: ChosenItems,
     most_lines: int,
     show_ids: bool,
     problems: list[str],
@@ -113,7 +113,7 @@ def _lines(
     yield Text(_closing(shown, opened, chosen))
 
 
-def _closing(shown: int, opened: LookDataset, chosen: Chosen) -> str:
+def _closing(shown: int, opened: LookDataset, chosen: ChosenItems) -> str:
     """Such as `5 of 38 episodes of train shown.`, and what there is beside them."""
     split, several = chosen.split, len(opened.splits) > 1
     words = f"{shown:,} of {len(split):,} {split.layout.item}s{f' of {split.name}' if several else ''} shown."

@@ -73,9 +73,10 @@ def command(
     """Check isolation."""
     import json
 
-    from chatmill.train.isolation_models import load_for_isolation
+    from chatmill.train.hf_model import load_hf_model
 
-    model = load_for_isolation(model_dir, attention=attention, dtype=dtype, random_weights=random_weights).to(device)
+    how: dict[str, Any] = {"random_weights": random_weights, "seed": 0, "way_out": "--random-weights"}
+    model = load_hf_model(model_dir, attention=attention, dtype=dtype, **how).to(device)
     from chatmill.train.isolation import check_isolation
 
     batch = _batch(model.config, packed, split, rows=rows, max_length=max_length)
@@ -143,7 +144,7 @@ def _other_ways(model: Any, batch: dict[str, Any], probes: int) -> dict[str, Iso
     """How the same rows fare when the model is called in the ways that people call it."""
     import torch
 
-    from chatmill.load.collate import dense_document_mask
+    from chatmill.load.document_masks import dense_document_mask
     from chatmill.train.isolation import check_isolation
 
     allowed = dense_document_mask(batch["seq_idx"], model.dtype)

@@ -25,7 +25,7 @@ class Kind(StrEnum):
     EXPORTS = "exports"
 
 
-class Named(NamedTuple):
+class ListedName(NamedTuple):
     """A line of the list."""
 
     kind: str
@@ -45,20 +45,17 @@ def command(
     if as_json:
         typer.echo(json.dumps([one._asdict() for one in found]))
         return
-    from rich.table import Table
     from rich.text import Text
 
-    from chatmill.console import plain_console
+    from chatmill.console import plain_console, plain_table
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("kind", "name", "from"):
-        table.add_column(column)
+    table = plain_table("kind", "name", "from")
     for one in found:
         table.add_row(*map(Text, one))
     plain_console(soft_wrap=True).print(table)
 
 
-def named(kind: Kind) -> list[Named]:
+def named(kind: Kind) -> list[ListedName]:
     """All names of one kind: those of Chatmill, then those of packages. No code of a package is run."""
     from chatmill.core.packages import additions
     from chatmill.export.registry import GROUP, TARGETS
@@ -72,5 +69,5 @@ def named(kind: Kind) -> list[Named]:
         Kind.SHAPES: (SHAPES, packaged_shapes),
         Kind.EXPORTS: (TARGETS, lambda: additions(GROUP, "export target", TARGETS)),
     }[kind]
-    found = [Named(kind, name, "chatmill") for name in own]
-    return [*found, *(Named(kind, name, addition.origin) for name, addition in packaged().items())]
+    found = [ListedName(kind, name, "chatmill") for name in own]
+    return [*found, *(ListedName(kind, name, addition.origin) for name, addition in packaged().items())]

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chatmill.cli.vocabulary import Vocabulary, load_for
+from chatmill.cli.vocabulary import RunVocabulary, load_for
 from chatmill.errors import ConfigError, TokenizerError
 
 FILES = ("tokenizer.json", "tokenizer.json.xz")
 
 
-def refuse_other_tokenizer(folder: Path, dataset: Vocabulary) -> None:
+def refuse_other_tokenizer(folder: Path, dataset: RunVocabulary) -> None:
     """`ConfigError` where the tokenizer of a model folder, or of a run, gives other ids than that of the dataset.
 
     Nothing is compared where one of the two cannot be known. Control tokens that only one of them has are no

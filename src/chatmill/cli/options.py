@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +34,9 @@ def _shapes() -> list[str]:
     return [*SHAPES, *packaged_shapes()]
 
 
-def _overflows() -> list[str]:
-    from chatmill.pack.overflow import Overflow
-
-    return [str(policy) for policy in Overflow]
-
-
-def _strategies() -> list[str]:
-    from chatmill.pack.plan import Strategy
-
-    return [str(strategy) for strategy in Strategy]
+def _members(module: str, name: str) -> Callable[[], list[str]]:
+    """Completes the members of an enumeration, which is imported when it is asked for."""
+    return lambda: list(map(str, getattr(importlib.import_module(f"chatmill.{module}"), name)))
 
 
 def _splits() -> list[str]:
@@ -75,11 +70,11 @@ TEMPLATE_OPTION: Any = typer.Option(
 )
 DATE: Any = typer.Option("--date", metavar="YYYY-MM-DD", help="Today's date, for templates that ask for it.")
 EXPAND: Any = typer.Option(
-    "--expand", metavar="NAME", autocompletion=lambda: ["turns", "last", "none"],
+    "--expand", metavar="NAME", autocompletion=_members("render.jinja.options", "Expand"),
     help="Turns that later messages change: turns (own rows), last, or none.",
 )  # fmt: skip
 UNPROVED: Any = typer.Option(
-    "--unproved", metavar="NAME", autocompletion=lambda: ["refuse", "untrained"],
+    "--unproved", metavar="NAME", autocompletion=_members("render.jinja.options", "Unproved"),
     help="Answers without a proof: refuse the record, or train none of that turn.",
 )  # fmt: skip
 STRICT_TEXT: Any = typer.Option("--strict-text", help="Text never becomes an added token, such as <think>.")
@@ -101,13 +96,26 @@ PREFERENCES: Any = typer.Option(
     help="chosen: train the chosen answers of preference pairs, leave out label: false.",
 )  # fmt: skip
 OVERFLOW: Any = typer.Option(
-    "--overflow", metavar="NAME", autocompletion=_overflows, help="What happens to what is longer than --max-length."
+    "--overflow",
+    metavar="NAME",
+    autocompletion=_members("pack.overflow", "Overflow"),
+    help="What happens to what is longer than --max-length.",
 )
-PACK: Any = typer.Option("--pack", metavar="NAME", autocompletion=_strategies, help="How rows are packed.")
+PACK: Any = typer.Option(
+    "--pack", metavar="NAME", autocompletion=_members("pack.plan", "Strategy"), help="How rows are packed."
+)
 SPLIT: Any = typer.Option("--split", metavar="NAME", autocompletion=_splits, help="Only this split, such as train.")
 WORKERS: Any = typer.Option("--workers", "-w", metavar="N", min=0, help="Processes; default: all cores.")
 RESUME: Any = typer.Option("--resume", help="Continue where an earlier run stopped.")
 QUIET: Any = typer.Option("--quiet", "-q", help="No progress bar (there is none without a terminal).")
+ON_ERROR: Any = typer.Option(
+    "--on-error",
+    metavar="NAME",
+    autocompletion=_members("compiler.plain_recipe", "OnError"),
+    help="fail or quarantine.",
+)
+ENGINE: Any = typer.Option("--engine", metavar="NAME", autocompletion=lambda: ["local", "ray"], help="local or ray.")
+RAY_ADDRESS: Any = typer.Option("--ray-address", metavar="URL", help="An existing Ray cluster.")
 JSON: Any = typer.Option("--json", help="Print JSON instead, for scripts.")
 COUNT: Any = typer.Option("--count", "-n", metavar="N", min=0, help="How many to show.")
 FULL: Any = typer.Option("--full", help="Show long texts whole.")

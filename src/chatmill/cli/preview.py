@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.inspect import LINES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from chatmill.core.conversation import Conversation
     from chatmill.errors import RecordError
-    from chatmill.look.preview import Run
+    from chatmill.look.item_view import ItemView
     from chatmill.read.conversations import ConversationFile
     from chatmill.render.bound import BoundTemplate
     from chatmill.render.render import Rendered
@@ -64,7 +65,7 @@ def command(
     if _is_dataset(Path(file)):  # which is rendered already
         from chatmill.cli import inspect
 
-        lines = 0 if full else inspect.LINES
+        lines = 0 if full else LINES
         inspect.command(Path(file), examples=count, start=skip, ids=ids, lines=lines, no_pager=True, as_json=as_json)
         return
     from chatmill.label.policy import Scope
@@ -96,7 +97,7 @@ def command(
     else:
         _print_heading(source, bound, chosen.name, loaded)
         _print_unused(conversations)
-        _print_conversations(kept, rendered, weights, bound, show_ids=ids, max_characters=None if full else 1500)
+        _print_conversations(kept, rendered, weights, bound, show_ids=ids, most_lines=0 if full else LINES)
     _finish(errors, len(kept))
 
 
@@ -112,7 +113,7 @@ def _is_dataset(folder: Path) -> bool:
 def _print_unused(conversations: list[Conversation]) -> None:
     from chatmill.console import plain_console
     from chatmill.core.conversations import unused_fields, unused_sentence
-    from chatmill.look.preview import visible
+    from chatmill.look.safe_text import visible
 
     if sentence := unused_sentence(unused_fields(conversations)):
         plain_console().print(visible(sentence), style="yellow")
@@ -121,26 +122,25 @@ def _print_unused(conversations: list[Conversation]) -> None:
 def _print_json(
     conversations: list[Conversation], rendered: Rendered, weights: NDArray[np.float32], template: BoundTemplate
 ) -> None:
-    from chatmill.look.preview import runs_as_json
-
     for position, conversation in enumerate(conversations):
-        runs = _runs(rendered, weights, position, template)
+        view = _view(rendered, weights, position, template)
         record = {
             "id": conversation.id,
             "where": conversation.where,
-            "tokens": sum(len(run.ids) for run in runs),
-            "trained": sum(len(run.ids) for run in runs if run.trained),
+            "tokens": len(view.item),
+            "trained": view.item.trained,
             "stripped": int(rendered.stripped[position]),
-            "runs": runs_as_json(runs),
+            "runs": [view.run_json(run) for run in view.runs],
         }
         typer.echo(json.dumps(record))
 
 
-def _runs(rendered: Rendered, weights: NDArray[np.float32], position: int, template: BoundTemplate) -> list[Run]:
-    from chatmill.look.preview import runs_of
+def _view(rendered: Rendered, weights: NDArray[np.float32], position: int, template: BoundTemplate) -> ItemView:
+    from chatmill.look.decoder import Decoder
+    from chatmill.look.item_view import view_item
+    from chatmill.look.items import item_of_tokens
 
-    first, last = rendered.tokens.conversation_runs[position : position + 2]
-    return runs_of(rendered.tokens.conversation(position), weights[first:last], template.tokenizer)
+    return view_item(item_of_tokens(rendered.tokens, position, weights), Decoder(template.tokenizer))
 
 
 def _print_heading(source: ConversationFile, template: BoundTemplate, policy: str, loaded: Tokenizer) -> None:
@@ -171,34 +171,40 @@ def _print_conversations(
     template: BoundTemplate,
     *,
     show_ids: bool,
-    max_characters: int | None,
+    most_lines: int,
 ) -> None:
     from rich.rule import Rule
     from rich.text import Text
 
-    from chatmill.console import plain_console
-    from chatmill.look.preview import ConversationView, role_counts, summary_table, visible
+    from chatmill.look.item_lines import document_lines
+    from chatmill.look.safe_text import visible
+    from chatmill.look.stats_view import role_table
+    from chatmill.look.terminal import Screen
 
-    console = plain_console()
+    screen = Screen()
+    console = screen.console
     for position, conversation in enumerate(conversations):
-        runs = _runs(rendered, weights, position, template)
-        total = sum(len(run.ids) for run in runs)
-        trained = sum(len(run.ids) for run in runs if run.trained)
+        view = _view(rendered, weights, position, template)
+        total, trained = len(view.item), view.item.trained
         name = visible(conversation.id or conversation.where)
         title = f"{name} \u00b7 {total:,} tokens \u00b7 {trained:,} trained ({trained / max(1, total):.1%})"
         console.print()
         console.print(Rule(Text(title), align="left"))
-        console.print(ConversationView(runs, template.tokenizer, show_ids=show_ids, max_characters=max_characters))
+        screen.show(
+            document_lines(
+                view, width=screen.width, most_lines=most_lines, show_ids=show_ids, ascii_only=screen.ascii_only
+            )
+        )
         if rendered.stripped[position]:
             console.print(
                 f"{rendered.stripped[position]:,} characters are not shown by this template. {template.declares}",
                 style="yellow",
             )
     if conversations:
-        counts = role_counts(rendered.tokens.kinds, rendered.tokens.per_token(weights))
         plural = "" if len(conversations) == 1 else "s"
+        title = f"{len(conversations)} conversation{plural}"
         console.print()
-        console.print(summary_table(counts, f"{len(conversations)} conversation{plural}"))
+        console.print(role_table(title, rendered.tokens, weights, width=screen.width, ascii_only=screen.ascii_only))
 
 
 def _finish(errors: list[RecordError], shown: int) -> None:

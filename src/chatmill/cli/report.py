@@ -8,6 +8,7 @@ Example: chatmill report data/built -o report.html
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -29,13 +30,14 @@ def command(
     import json
 
     from chatmill import __version__
-    from chatmill.cli.stats import shown_progress
+    from chatmill.console import shown_count
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.report.page import check_place, make_report, write_report
 
     check_place(out)
     opened = open_for_looking(dataset, [split] if split else None, tokenizer=tokenizer)
-    with shown_progress(quiet, "reading tokens") as progress:
+    with shown_count(quiet) as show:
+        progress = show and partial(show, "reading tokens")
         page = make_report(opened, samples=samples, version=__version__, progress=progress)
     write_report(out, page)
     if as_json:

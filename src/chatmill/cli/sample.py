@@ -27,7 +27,7 @@ from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from chatmill.render.bound import BoundTemplate
-    from chatmill.train.prompt import Answer
+    from chatmill.train.prompt import Reply
 
 
 def command(
@@ -104,7 +104,7 @@ def _turns(prompts: list[str] | None, messages: list[dict[str, Any]]) -> Iterato
         yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
 
 
-def _say(prompt: str, answer: Answer, checkpoint: Path, *, as_json: bool) -> None:
+def _say(prompt: str, answer: Reply, checkpoint: Path, *, as_json: bool) -> None:
     made = answer.generated
     if as_json:
         said = {"prompt": prompt, "text": answer.text, "ids": list(made.ids), "finish": str(made.finish)}

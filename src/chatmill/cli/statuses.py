@@ -66,13 +66,10 @@ def ended(run: Callable[[], object]) -> int:
             raise
         return Status.PIPE
     except OSError as error:
-        if _is_out_of_memory(error):
-            return _out_of_memory()
-        show(type(error).__name__, _sentence(error))
-        return Status.MISTAKE
+        return _out_of_memory(error) or _mistake(type(error).__name__, _sentence(error))
     except Exception as error:
-        if _is_out_of_memory(error):
-            return _out_of_memory()
+        if _out_of_memory(error):
+            return Status.MISTAKE
         if (missing := missing_extra(error, "this command")) is not None:
             show(type(missing).__name__, str(missing))
             return Status.MISTAKE
@@ -120,16 +117,17 @@ def show_warning(
     (file or sys.stderr).write(text)
 
 
-def _is_out_of_memory(error: BaseException) -> bool:
-    from chatmill.core.machine_limits import is_out_of_memory
+def _out_of_memory(error: BaseException) -> Status | None:
+    """The status of an error that a lack of memory made; None for any other."""
+    from chatmill.core.machine_limits import FREE_MEMORY, is_out_of_memory
 
-    return is_out_of_memory(error)
+    if not is_out_of_memory(error):
+        return None
+    return _mistake("MemoryError", f"There is not enough memory: {FREE_MEMORY}.")
 
 
-def _out_of_memory() -> Status:
-    from chatmill.core.machine_limits import FREE_MEMORY
-
-    show("MemoryError", f"There is not enough memory: {FREE_MEMORY}.")
+def _mistake(title: str, message: str) -> Status:
+    show(title, message)
     return Status.MISTAKE
 
 

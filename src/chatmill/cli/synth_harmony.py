@@ -65,7 +65,7 @@ def command(
     rows_per_shard: Annotated[
         int, typer.Option("--rows-per-shard", metavar="N", min=1, help="Rows of a Parquet file.")
     ] = 20_000_000,
-    on_error: Annotated[str, typer.Option("--on-error", metavar="NAME", help="fail or quarantine.")] = "fail",
+    on_error: Annotated[str, options.ON_ERROR] = "fail",
     workers: Annotated[int | None, options.WORKERS] = None,
     resume: Annotated[bool, options.RESUME] = False,
     quiet: Annotated[bool, options.QUIET] = False,

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from chatmill.distill.run import SynthKDResult
 
 
-def _engines() -> list[str]:
-    return ["local", "ray"]
-
-
-def _on_error() -> list[str]:
-    return ["fail", "quarantine"]
-
-
 def _renderers() -> list[str]:
     return ["bulk", "official"]
 
@@ -64,19 +56,13 @@ def command(
         bool, typer.Option("--record-ids", help="Store the synth_id of every document: shard_NN_ids.")
     ] = False,
     workers: Annotated[int | None, options.WORKERS] = None,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="NAME", autocompletion=_engines, help="local or ray.")
-    ] = "local",
-    ray_address: Annotated[
-        str | None, typer.Option("--ray-address", metavar="URL", help="An existing Ray cluster.")
-    ] = None,
+    engine: Annotated[str, options.ENGINE] = "local",
+    ray_address: Annotated[str | None, options.RAY_ADDRESS] = None,
     audit: Annotated[
         float,
         typer.Option("--audit", metavar="RATE", help="Share of the rows that the official renderer checks; 0: none."),
     ] = 1 / 200,
-    on_error: Annotated[
-        str, typer.Option("--on-error", metavar="NAME", autocompletion=_on_error, help="fail or quarantine.")
-    ] = "fail",
+    on_error: Annotated[str, options.ON_ERROR] = "fail",
     renderer: Annotated[
         str,
         typer.Option("--renderer", metavar="NAME", autocompletion=_renderers, help="bulk, or official (slow)."),

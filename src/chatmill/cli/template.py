@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from chatmill.errors import RecordError
     from chatmill.look.template_look import DataShare, ProbeLook, TemplateLook
 
-LONGEST = 300
-"""Characters of a run that are shown, unless all are asked for."""
+LINES = 6
+"""Lines of a message that are shown, unless all are asked for."""
 
 
 def command(
@@ -144,7 +144,7 @@ def _print_probe(console: Console, look: TemplateLook, probe: ProbeLook, full: b
     from rich.text import Text
 
     from chatmill.cli.labelled import print_labelled
-    from chatmill.look.preview import ConversationView
+    from chatmill.look.item_lines import document_lines
     from chatmill.look.safe_text import visible
     from chatmill.look.template_findings import named
 
@@ -158,4 +158,5 @@ def _print_probe(console: Console, look: TemplateLook, probe: ProbeLook, full: b
     for number, row in enumerate(probe.rows):
         if number:
             console.print("-- next row --", style="bright_black")
-        console.print(ConversationView(list(row), look.vocabulary, max_characters=None if full else LONGEST))
+        for line in document_lines(row, width=console.width, most_lines=0 if full else LINES):
+            console.print(line, soft_wrap=True)

@@ -10,25 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.cli.model_tokenizer import refuse_other_tokenizer
-from chatmill.cli.train_recipe import DataSection, TrainRecipe
+from chatmill.cli.train_recipe import OF_FOLDERS, DataSection, TrainRecipe
 from chatmill.cli.train_rows import open_packed_rows
-from chatmill.cli.vocabulary import Vocabulary, findable, vocabulary_of
+from chatmill.cli.vocabulary import RunVocabulary, findable, vocabulary_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.label.presets import find_policy
+from chatmill.load.option_checks import as_flag
 from chatmill.store.kd import shard_prefixes
-from chatmill.train.config import as_flag
 
 log = logging.getLogger("chatmill.train")
 ASSISTANT = "assistant"
 """The policy of the post-training mode on a dataset of episodes."""
 DEFAULT_BLOCK_SIZE = 1024
-OF_FOLDERS = ("random_weights", "dtype", "resize", "check_tokenizer")
-"""Keys of the section model that go with a path."""
 VOCABULARY_MULTIPLE = 128
 """A new model's embedding is rounded up to this many rows, which GPUs like."""
 
 
-def open_data(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
+def open_data(recipe: TrainRecipe) -> tuple[Any, Any, RunVocabulary]:
     """Loader, loader of val (None: the loader's own, if it has one), and what is known of the tokenizer."""
     data = recipe.data
     if recipe.train.post_training and data.transcripts:
@@ -101,7 +99,7 @@ def _stores_kinds(directory: Path) -> bool:
     return "kinds" in EpisodeDataset(directory, "train").columns
 
 
-def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) -> tuple[Any, Any]:
+def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary) -> tuple[Any, Any]:
     from chatmill.load.make import make_loader
 
     data = recipe.data
@@ -122,7 +120,7 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: Vocabulary) ->
         "use_loss_mask": use_mask,
         "epoch_seed": data.epoch_seed,
     }
-    # A run that is to train on masks does not go on without them; a policy reads kinds in their place.
+    # A run that is to train on masks stops without them; a policy reads kinds in their place.
     strict = use_mask and data.policy is None
     if mode == "token_stream":
         if data.policy is not None:
@@ -184,7 +182,7 @@ def _mask_way_out(strict: bool) -> Iterator[None]:
         ) from None
 
 
-def _stream(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
+def _stream(recipe: TrainRecipe) -> tuple[Any, Any, RunVocabulary]:
     """Transcripts to blocks: read, encode, pack; the tokenizer gets the markers it lacks."""
     if recipe.tokenizer is None:
         raise ConfigError("transcripts need a tokenizer: set 'tokenizer' in the recipe")
@@ -201,7 +199,7 @@ def _stream(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
         val = _stream_loader(recipe.data.val_transcripts, recipe.data, tokenizer, eos, split="val")
     notes = {"tokenizer": findable(recipe.tokenizer), "template": "markers", "add_control_tokens": True}
     size, fingerprint = tokenizer.vocab_size, tokenizer.fingerprint
-    return loader, val, Vocabulary(size=size, pad_id=eos, fingerprint=fingerprint, notes=notes)
+    return loader, val, RunVocabulary(size=size, pad_id=eos, fingerprint=fingerprint, notes=notes)
 
 
 def _stream_loader(files: tuple[str, ...], data: DataSection, tokenizer: Any, eos: int, split: str = "train") -> Any:
@@ -221,12 +219,12 @@ def _stream_loader(files: tuple[str, ...], data: DataSection, tokenizer: Any, eo
     return StreamBlockLoader(packed, batch_size=data.batch_size, eos_id=eos, isolate=data.isolate, split=split)
 
 
-def _vocabulary(recipe: TrainRecipe, manifest: dict[str, Any] | None) -> Vocabulary:
+def _vocabulary(recipe: TrainRecipe, manifest: dict[str, Any] | None) -> RunVocabulary:
     """From the recipe's tokenizer, else from the dataset's manifest, else nothing is known."""
     if recipe.tokenizer is not None:
         return vocabulary_of(recipe, recipe.tokenizer)
     if manifest is None:
-        return Vocabulary(size=None, pad_id=None, fingerprint=None, notes={})
+        return RunVocabulary(size=None, pad_id=None, fingerprint=None, notes={})
     about, built = manifest["tokenizer"], manifest["recipe"]
     notes = {
         "tokenizer": findable(about["given_as"]),
@@ -234,7 +232,9 @@ def _vocabulary(recipe: TrainRecipe, manifest: dict[str, Any] | None) -> Vocabul
         "template": recipe.template or built["template"],
         "add_control_tokens": built["add_control_tokens"],
     }
-    return Vocabulary(size=about["vocab_size"], pad_id=about["pad_id"], fingerprint=about["fingerprint"], notes=notes)
+    return RunVocabulary(
+        size=about["vocab_size"], pad_id=about["pad_id"], fingerprint=about["fingerprint"], notes=notes
+    )
 
 
 def _manifest(directory: Path) -> dict[str, Any] | None:
@@ -244,7 +244,7 @@ def _manifest(directory: Path) -> dict[str, Any] | None:
     return read_manifest(directory) if manifest_kind(directory) == FORMAT else None
 
 
-def make_model(recipe: TrainRecipe, vocabulary: Vocabulary) -> Any:
+def make_model(recipe: TrainRecipe, vocabulary: RunVocabulary) -> Any:
     """A new GPT of the recipe's sizes, or the model of a folder."""
     import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 from chatmill.cli.train_xml import read_xml_recipe
 from chatmill.errors import ConfigError
+from chatmill.load.option_checks import Number, as_flag
 from chatmill.load.yaml_files import read_yaml
-from chatmill.train.config import CHECKS, TrainConfig, as_flag
+from chatmill.train.config import CHECKS, TrainConfig
+from chatmill.train.gpt import GPTConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +102,9 @@ class TrainRecipe:
         return asdict(self) | {"out": str(self.out)}
 
 
-MODEL_KEYS = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "ffn", "tied", "rope_theta", "norm_eps",
-              "init_std", "path", "random_weights", "dtype", "resize", "check_tokenizer")  # fmt: skip
+OF_FOLDERS = ("random_weights", "dtype", "resize", "check_tokenizer")
+"""Keys of the section model that go with a path."""
+MODEL_KEYS = (*(f.name for f in fields(GPTConfig)), "path", *OF_FOLDERS)
 TOP_KEYS = ("out", "tokenizer", "template", "add_control_tokens", "attention", "model", "data", "train",
             "post_training")  # fmt: skip
 PREFIX = "CHATMILL_"
@@ -230,7 +234,7 @@ def _data_section(given: Mapping[str, Any]) -> DataSection:
         elif isinstance(default, bool) or (name in OPTIONAL_FLAGS and value is not None):
             values[name] = as_flag(f"data.{name}", value)
         elif isinstance(default, int) or name in ("pad_token_id", "block_size"):
-            values[name] = _whole(f"data.{name}", value)
+            values[name] = Number(least=-math.inf, whole=True)(f"data.{name}", value, text=True)
         else:
             values[name] = None if value is None else str(value)
     return DataSection(**values)
@@ -240,12 +244,3 @@ def _mapping(name: str, value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise ConfigError(f"{name} is {value!r}; a mapping of options is needed")
     return dict(value or {})
-
-
-def _whole(name: str, value: Any) -> int | None:
-    try:
-        if value is None or isinstance(value, bool | float):
-            raise ValueError
-        return int(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name} is {value!r}; a whole number is needed") from None

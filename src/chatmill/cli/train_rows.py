@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from chatmill.cli.train_recipe import TrainRecipe
-from chatmill.cli.vocabulary import Vocabulary, vocabulary_of
+from chatmill.cli.vocabulary import RunVocabulary, vocabulary_of
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.load.option_checks import Flag, Number
 
-PACKING = (
-    *("max_length", "overflow", "packed", "packing_strategy", "shuffle_output", "seed"),
-    *("stride", "min_len", "max_len", "add_bos", "add_eos", "truncate_at"),
-)
-"""Options of `block_tokenize_fn` that a recipe, a YAML file and the command line have under the same names."""
 ABOUT = b"chatmill_packed_rows"
 """Key of the description in a Parquet file's metadata."""
 
 
-def open_packed_rows(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
+def open_packed_rows(recipe: TrainRecipe) -> tuple[Any, Any, RunVocabulary]:
     """Loader, loader of val (or None), and the vocabulary, for `data.texts` or `data.rows`."""
     data = recipe.data
     if recipe.train.post_training:
@@ -36,7 +33,9 @@ def open_packed_rows(recipe: TrainRecipe) -> tuple[Any, Any, Vocabulary]:
     return loader, _loader(recipe, known, data.val_texts, data.val_rows, "val"), known
 
 
-def _loader(recipe: TrainRecipe, known: Vocabulary, texts: tuple[str, ...], files: tuple[str, ...], split: str) -> Any:
+def _loader(
+    recipe: TrainRecipe, known: RunVocabulary, texts: tuple[str, ...], files: tuple[str, ...], split: str
+) -> Any:
     from chatmill.compiler.paths import local_paths
     from chatmill.load.packed_row_loader import PackedRowLoader
     from chatmill.tokenizer.load import load_tokenizer
@@ -61,17 +60,17 @@ def _loader(recipe: TrainRecipe, known: Vocabulary, texts: tuple[str, ...], file
 
 
 def packing_options(given: dict[str, Any], where: str) -> dict[str, Any]:
-    """Checked names of packing options; values are checked where they are used."""
-    for name in given:
-        if name not in PACKING:
-            raise UnknownNameError(f"option of {where}", name, list(PACKING))
-    for name in ("overflow", "packed", "shuffle_output", "add_bos", "add_eos"):
-        if not isinstance(given.get(name, True), bool):
-            raise ConfigError(f"{where}: {name} is {given[name]!r}; true or false is needed")
-    for name in ("max_length", "seed", "stride", "min_len", "max_len"):
-        value = given.get(name, 0)
-        if isinstance(value, bool) or not isinstance(value, int | None) or (value is None and name != "max_len"):
-            raise ConfigError(f"{where}: {name} is {value!r}; a whole number is needed")
+    """Packing options of a recipe, a YAML file or the command line: those of `tokenize_blocks`, in their types."""
+    from chatmill.systems.document_boundaries import tokenize_blocks
+
+    known = {name: p.default for name, p in signature(tokenize_blocks).parameters.items() if p.default is not p.empty}
+    for name, value in given.items():
+        if name not in known:
+            raise UnknownNameError(f"option of {where}", name, list(known))
+        if isinstance(known[name], bool):
+            Flag()(f"{where}: {name}", value)
+        elif isinstance(known[name], int) or name == "max_len":
+            Number(whole=True, optional=name == "max_len")(f"{where}: {name}", value)
     return dict(given)
 
 

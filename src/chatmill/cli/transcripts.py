@@ -12,11 +12,9 @@ Example: chatmill transcripts chats.jsonl -t o200k --context-length 2048 -o t.js
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,6 +52,7 @@ def command(
 ) -> None:
     """Read, transcribe, write, report."""
     from chatmill.compiler.publish import AtomicFile
+    from chatmill.console import shown_count
     from chatmill.read.conversations import read_conversations
     from chatmill.tokenizer.load import load_tokenizer
 
@@ -67,10 +66,11 @@ def command(
     named = options.shape_or_map(shape, field_map)
     conversations = read_conversations(inputs, shape=named, on_error=report.bad_record if skip_bad else None)
     loaded = load_tokenizer(tokenizer)
-    with AtomicFile(out) as file, _progress(quiet) as advance:
+    with AtomicFile(out) as file, shown_count(quiet) as show:
         for lines in _lines(conversations, loaded, context_length, report):
             file.write(lines)
-            advance(report.conversations)
+            if show is not None:
+                show("conversations", report.counts["conversations"], 0)
         if not report.counts["written"]:
             raise DataError(f"no transcript could be written, {out} is left as it was\n{report.as_text()}")
     typer.echo(json.dumps(report.as_dict(), ensure_ascii=False) if as_json else f"{report.as_text()}\n-> {out}")
@@ -93,11 +93,6 @@ class _Report:
         )
         self.counts: Counter[str] = Counter(dict.fromkeys((*names, *more), 0))
         self.examples: list[str] = []
-
-    @property
-    def conversations(self) -> int:
-        """Conversations seen so far."""
-        return self.counts["conversations"]
 
     def bad_record(self, error: RecordError) -> None:
         """Count a record that is not a conversation."""
@@ -153,15 +148,3 @@ def _lines(
         for conversation, result in zip(batch, results, strict=True):
             report.add(conversation, result)
         yield b"".join(encode({"text": r.text}) + b"\n" for r in results if r.text is not None)
-
-
-@contextlib.contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A counter on the terminal; nothing where standard error is not one."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda done: None
-        return
-    from chatmill.console import plain_console
-
-    with plain_console(stderr=True).status("reading") as status:
-        yield lambda done: status.update(f"{done:,} conversations")

@@ -15,8 +15,6 @@ Example: chatmill verify data/built-hf
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,7 +24,7 @@ from chatmill.cli import options
 from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
-    from chatmill.prove.report import OnProgress, VerifyReport
+    from chatmill.prove.report import VerifyReport
 
 SHOWN = 10
 """Findings that are printed; --json has more."""
@@ -56,11 +54,12 @@ def command(
     """Check a dataset."""
     import json
 
+    from chatmill.console import shown_count
     from chatmill.distill.check import is_synth_kd, verify_synth_kd
     from chatmill.export.check import is_export, verify_export
     from chatmill.prove.verify import verify
 
-    with _shown_progress(quiet) as on_progress:
+    with shown_count(quiet) as on_progress:
         if is_synth_kd(directory):
             report = verify_synth_kd(directory, deep, sample, on_progress=on_progress)
         elif is_export(directory):
@@ -113,27 +112,3 @@ def _show(report: VerifyReport) -> None:
         bold=True,
         fg="green" if report.passed else "red",
     )
-
-
-@contextmanager
-def _shown_progress(quiet: bool) -> Iterator[OnProgress | None]:
-    """A callback that draws on standard error; None when that is no terminal."""
-    import sys
-
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, Progress, TimeRemainingColumn
-
-    from chatmill.console import plain_column, plain_console, spinner_column
-
-    shown = (plain_column(form) for form in ("{task.description}", "{task.fields[count]}", "{task.elapsed:.1f} s"))
-    columns = spinner_column(), *shown, BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, refresh_per_second=4, console=plain_console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=None, count="0")
-
-        def on_progress(stage: str, done: int, total: int) -> None:
-            progress.update(task, description=stage, completed=done, total=total or None,
-                            count=f"{done:,}/{total:,}" if total else f"{done:,}")  # fmt: skip
-
-        yield on_progress

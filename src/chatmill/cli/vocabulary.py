@@ -10,7 +10,7 @@ from chatmill.cli.train_recipe import TrainRecipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
+class RunVocabulary:
     """What a run must know of its tokenizer; nothing is loaded where a manifest says it."""
 
     size: int | None
@@ -20,7 +20,7 @@ class Vocabulary:
     """How `chatmill sample` finds tokenizer and template again."""
 
 
-def vocabulary_of(recipe: TrainRecipe, name: str) -> Vocabulary:
+def vocabulary_of(recipe: TrainRecipe, name: str) -> RunVocabulary:
     """Of the tokenizer that a recipe names."""
     tokenizer = load_for(name, recipe.template, add_control_tokens=recipe.add_control_tokens)
     notes = {
@@ -29,7 +29,7 @@ def vocabulary_of(recipe: TrainRecipe, name: str) -> Vocabulary:
         "add_control_tokens": recipe.add_control_tokens,
     }
     pad_id = tokenizer.pad_id if tokenizer.eos_id is None else tokenizer.eos_id
-    return Vocabulary(size=tokenizer.vocab_size, pad_id=pad_id, fingerprint=tokenizer.fingerprint, notes=notes)
+    return RunVocabulary(size=tokenizer.vocab_size, pad_id=pad_id, fingerprint=tokenizer.fingerprint, notes=notes)
 
 
 def load_for(name: str, template: str | None, *, add_control_tokens: bool, pattern: str | None = None) -> Any:

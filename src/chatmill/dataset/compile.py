@@ -60,7 +60,7 @@ def compile(
     - `model`: a model folder, a tokenizer of transformers, one of `chatmill.load_tokenizer`, or a vocabulary's name.
     - `max_length`: tokens of the longest episode. What happens to longer conversations is `overflow`: error, windows,
       drop_oldest_turns, drop or cut; what that costs is counted and shown.
-    - `template` (default: the model's own), `policy`, `shape` (default: told from the first records), `val_fraction`
+    - `template` (default: the model's own), `policy`, `shape` (default: that of the first records), `val_fraction`
       and `on_error` (fail, or quarantine: leave bad records out and count them) are keys of a recipe, as are all
       further keywords: `gates`, `pack`, `date`, `template_options`, `add_control_tokens`, ...
     - `name`: the source name of records that do not name their own.

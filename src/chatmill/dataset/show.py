@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import dropwhile, groupby
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,11 @@ from chatmill.core import html
 from chatmill.core.kinds import kind_name
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.look.decoder import Decoder
-from chatmill.look.item_lines import item_lines
-from chatmill.look.item_view import RunView, view_item
+from chatmill.look.item_lines import document_lines
+from chatmill.look.item_view import ItemView, RunView, view_item
 from chatmill.look.items import Item
 from chatmill.look.safe_text import visible
-from chatmill.look.stats import fates_of, notes_of
+from chatmill.look.stats import fates_of, notes_of, rejections_of
 
 MOST_CHARACTERS = 2000
 """Characters of a run that a notebook shows."""
@@ -123,28 +123,24 @@ class ShownEpisode:
         width = min(shutil.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100
         console = plain_console(file=io.StringIO(), width=width, colour=colour)
         console.print(f"{self._head} · {self._facts}")
-        lines = item_lines(view_item(self._item, self._decoder, "episode"), width=width)
-        for line in dropwhile(lambda line: line.style in ("bold", "cyan"), lines):  # its own header says less
+        for line in document_lines(view_item(self._item, self._decoder, "episode"), width=width):
             console.print(line, soft_wrap=True)
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str:
         view = view_item(self._item, self._decoder, "episode")
-        runs = [run for document in view.documents for run in document.runs]
+        runs = view.runs
         parts = []
         for (_, label), group in groupby(runs[:MOST_RUNS], key=lambda run: (run.message, run.label)):
-            parts.append(html.message(label, "".join(piece for run in group for piece in self._pieces(run))))
+            parts.append(html.message(label, "".join(piece for run in group for piece in self._pieces(view, run))))
         more = f"{len(runs) - MOST_RUNS:,} more runs of tokens" if len(runs) > MOST_RUNS else ""
         return html.card(f"{self._head} · {self._facts}", "".join(parts), more)
 
-    def _pieces(self, run: RunView) -> Iterator[str]:
-        about = [kind_name(run.kind) if run.kind is not None else "", f"{len(run.ids):,} tokens"]
-        title = ", ".join([*filter(None, about), *([] if run.weight is None else [f"weight {run.weight:g}"])])
-        if self._decoder is None:
-            yield html.span(" ".join(map(str, run.ids.tolist())) + " ", trained=run.trained, title=title)
-            return
-        for control, text in self._decoder.parts(run.ids):
+    @staticmethod
+    def _pieces(view: ItemView, run: RunView) -> Iterator[str]:
+        title = view.title(run)
+        for control, text in view.parts(run):
             yield html.span(visible(text[:MOST_CHARACTERS]), trained=run.trained, control=control, title=title)
             if len(text) > MOST_CHARACTERS:
                 yield html.span(f"… {len(text) - MOST_CHARACTERS:,} more characters", trained=False)
@@ -176,15 +172,8 @@ class Summary:
 
     def losses(self) -> list[tuple[str, int]]:
         """What was left out, cut or is worth a look; empty when nothing was."""
-        found: list[tuple[str, int]] = []
-        reasons: dict[str, int] = {}
-        for outcomes in self._ledger["records"].values():
-            for outcome in ("quarantined", "skipped"):
-                for reason, count in outcomes.get(outcome, {}).items():
-                    name = f"records left out: {reason}"
-                    reasons[name] = reasons.get(name, 0) + count
-        ordered = sorted(reasons.items(), key=lambda entry: -entry[1])
-        found += ordered[:SHOWN_REASONS]
+        ordered = sorted(rejections_of(self._ledger).items(), key=lambda entry: -entry[1])
+        found = [(f"records left out: {reason}", count) for reason, count in ordered[:SHOWN_REASONS]]
         if len(ordered) > SHOWN_REASONS:
             found.append(("records left out for other reasons", sum(count for _, count in ordered[SHOWN_REASONS:])))
         fates = fates_of(self._ledger)

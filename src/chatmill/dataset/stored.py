@@ -17,7 +17,7 @@ from chatmill.core.scratch import Borrowed, Scratch
 from chatmill.dataset.exports import Exports
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.show import ShownEpisode, Summary
-from chatmill.errors import ConfigError, MissingExtraError, UnknownNameError
+from chatmill.errors import ConfigError, UnknownNameError, need
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.stored_splits import EpisodeSplit
 from chatmill.store.episodes import EpisodeDataset
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
     from chatmill.look.stats import DatasetStats
 
 TRAIN = "train"
-
-
-def check_torch() -> None:
-    """A clear error where torch is not installed."""
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("torch", "torch", "giving batches as tensors") from error
 
 
 class Dataset(Exports):
@@ -177,10 +169,10 @@ class Dataset(Exports):
 
         A row has `length` positions (default: `max_length`, else the longest episode). The last batch of an epoch is
         filled up with rows of padding, or left out with `drop_last`. `state_dict` and
-        `load_state_dict` go on after any batch, with any number of ranks. `options` are those of
+        `load_state_dict` resume after any batch, with any number of ranks. `options` are those of
         `GPTEpisodeDataLoader`, such as `device`, `rank`, `world_size`, `policy` or `pin_memory`.
         """
-        check_torch()
+        need("torch", "giving batches as tensors", "torch")
         from chatmill.load.episodes import GPTEpisodeDataLoader
 
         config = {"batch_size": batch_size, "block_size": self._length(length, spare=1), "dataset_mode": "sft_episode"}

@@ -29,8 +29,8 @@ from chatmill.dataset.chunk_groups import ChunkGroups, ChunkWork, Receipt, open_
 from chatmill.dataset.exports import Exports
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.show import ShownEpisode, decoder_of
-from chatmill.dataset.stored import TRAIN, Dataset, check_torch
-from chatmill.errors import ConfigError, MissingExtraError
+from chatmill.dataset.stored import TRAIN, Dataset
+from chatmill.errors import ConfigError, MissingExtraError, need
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.stored_splits import EpisodeSplit
 from chatmill.read.places import Elsewhere
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from chatmill.look.stats import DatasetStats
 
 SAFE_GATES = ("records_without_trained_tokens", "untrained_terminators", "records_quarantined")
-"""Gates on counts, which only grow: one that is passed can be told at once."""
+"""Gates on counts, which only grow: one that is passed can be reported at once."""
 
 
 LOST_WEIGHTS = "some tokens have a weight other than 0 and 1; labels only say trained or not, so these weights are lost"
@@ -193,12 +193,12 @@ class StreamedDataset(Exports):
         """
         from chatmill.load.config import SamplingMode
 
-        check_torch()
+        need("torch", "giving batches as tensors", "torch")
         from chatmill.load.distributed import rank_and_world
         from chatmill.load.episode_feed import EpisodeOptions
         from chatmill.load.loader import choose_device
         from chatmill.load.long_episodes import LongEpisodes
-        from chatmill.load.order import Share
+        from chatmill.load.order import RankShare
         from chatmill.load.rows import Planning, strategy_named
         from chatmill.load.stream import StreamFeed, StreamLoader
 
@@ -208,7 +208,7 @@ class StreamedDataset(Exports):
         chosen = choose_device(device, None)
         pad = next(i for i in (self._tokenizer.pad_id, self._tokenizer.eos_id, 0) if i is not None)
         options = EpisodeOptions(
-            share=Share(batch_size=batch_size, rank=number, world_size=ranks),
+            share=RankShare(batch_size=batch_size, rank=number, world_size=ranks),
             block_size=self._length(length),
             sampling=SamplingMode.EPOCH,
             shuffle=shuffle,
@@ -219,7 +219,7 @@ class StreamedDataset(Exports):
             use_mask=True,
             policy=None,
             pack=packed,
-            strategy=None if packing_strategy is None else strategy_named(packing_strategy),
+            strategy=strategy_named(packing_strategy),
             planning=Planning.EPOCH,
             overflow=LongEpisodes.ERROR,
             pin=str(chosen).startswith("cuda") if pin_memory is None else pin_memory,
@@ -278,7 +278,7 @@ class StreamedDataset(Exports):
         return self.compile().export(to, out, **options)
 
     def save(self, out: str | os.PathLike[str]) -> Path | Elsewhere:
-        """Compile everything into a new folder, as `chatmill build` does; one that was stopped goes on."""
+        """Compile everything into a new folder, as `chatmill build` does; one that was stopped resumes."""
         return run_build(self.recipe, out, workers=self._workers, resume=True, base=self._base).directory
 
 

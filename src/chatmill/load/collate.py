@@ -7,7 +7,7 @@ The first torch import on the way from text to loss. Labels here are unshifted: 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, cast
@@ -25,19 +25,25 @@ from chatmill.core.blocks import (
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.special_ids import special_id
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError, DataError, UnknownNameError, missing_extra
+from chatmill.errors import ConfigError, DataError, UnknownNameError, member, missing_extra
+from chatmill.load.document_masks import dense_document_mask, flex_document_mask
 from chatmill.load.model_attention import Reads, attention_reads
+from chatmill.load.row_columns import (
+    LENGTHS,
+    POSITIONS,
+    STARTS,
+    check_lengths,
+    starts_of_lengths,
+    starts_of_positions,
+)
 
 try:
     import torch
 except ImportError as error:
     raise missing_extra(error, "collating batches") or error from None
 
-STARTS, LENGTHS, POSITIONS = "document_starts", "seq_lengths", "position_ids"
-"""The columns that say where the documents of a row begin; transformers' Trainer keeps the last one."""
 
-
-class Padding(StrEnum):
+class RowPadding(StrEnum):
     """How wide the rows of a batch become; the names of transformers' `tokenizer.pad`."""
 
     LONGEST = "longest"
@@ -82,43 +88,11 @@ def get_pos_ids_for_packed_sequence(
     return torch.from_numpy(positions).to(x.device) if isinstance(x, torch.Tensor) else positions
 
 
-def dense_document_mask(seq_idx: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The causal document mask `(B, 1, T, T)` of segment numbers `(B, T)`, to be added to attention scores.
-
-    0 where query q may see key k (same segment, k <= q), else the lowest value of `dtype`. Float, because a
-    bool mask fails silently in the eager attention of transformers.
-    """
-    same = seq_idx[:, :, None] == seq_idx[:, None, :]
-    allowed = same & torch.ones(same.shape[1:], dtype=torch.bool, device=seq_idx.device).tril()
-    return torch.zeros(same.shape, dtype=dtype, device=seq_idx.device).masked_fill(~allowed, torch.finfo(dtype).min)[
-        :, None
-    ]
-
-
-def document_mask_mod(seq_idx: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """The same rule as a FlexAttention `mask_mod(b, h, q, k)`."""
-
-    def mask_mod(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        return (q >= k) & (seq_idx[b, q] == seq_idx[b, k])
-
-    return mask_mod
-
-
-def flex_document_mask(seq_idx: torch.Tensor) -> Any:
-    """A FlexAttention `BlockMask` of segment numbers `(B, T)`, for every head; on the device of `seq_idx`."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    rows, width = seq_idx.shape
-    return create_block_mask(
-        document_mask_mod(seq_idx), B=rows, H=None, Q_LEN=width, KV_LEN=width, device=str(seq_idx.device)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
     """How rows become a rectangle: the part of `tokenizer.pad`'s options that the collator takes."""
 
-    padding: Padding
+    padding: RowPadding
     max_length: int | None
     multiple: int
     as_torch: bool
@@ -127,9 +101,9 @@ class _Shape:
     def width(self, lengths: NDArray[np.int64]) -> int:
         """Tokens per row of the batch."""
         longest = int(lengths.max(initial=0))
-        if self.padding is Padding.DO_NOT_PAD and (lengths != longest).any():
+        if self.padding is RowPadding.DO_NOT_PAD and (lengths != longest).any():
             raise DataError(f"padding is off, but rows have {lengths.min()} to {longest} tokens: use padding='longest'")
-        if self.padding is Padding.MAX_LENGTH:
+        if self.padding is RowPadding.MAX_LENGTH:
             longest = self._checked_against_max_length(lengths)
         return -(-longest // self.multiple) * self.multiple
 
@@ -147,7 +121,7 @@ class _Shape:
 class DataCollatorForCausalLM:
     """Makes one batch of a list of features with `input_ids` and, for packed rows, `document_starts` or `seq_lengths`.
 
-    Padding stands on the right and is known by length, so a real EOS that equals PAD keeps its label. No
+    Padding is on the right and is known by length, so a real EOS that equals PAD keeps its label. No
     `attention_mask` unless `return_attention_mask=True`: transformers isolates packed documents by position
     ids only when no mask is given (and `use_cache=False`). With `model` the batch also carries what that model's
     attention reads, and `model(**batch)` keeps documents apart.
@@ -205,7 +179,7 @@ class DataCollatorForCausalLM:
         self._check_options()
 
     def _check_options(self) -> None:
-        if self.return_flattened and self._shape.padding is Padding.MAX_LENGTH:
+        if self.return_flattened and self._shape.padding is RowPadding.MAX_LENGTH:
             raise ConfigError(
                 "return_flattened=True is the form without padding, so padding='max_length' has no meaning: "
                 "leave it out (pad_to_multiple_of still rounds the one row up)"
@@ -272,12 +246,12 @@ class DataCollatorForCausalLM:
         if has_starts:
             return boundaries_from_starts([_as_numpy(f[STARTS]) for f in features], lengths), True
         if _carried(features, LENGTHS):
-            starts = _starts_of_lengths(_integer_rows(features, LENGTHS), lengths)
+            starts = starts_of_lengths(_integer_rows(features, LENGTHS), lengths)
             return boundaries_from_starts(starts, lengths), True
         if _carried(features, POSITIONS):
             positions = _integer_rows(features, POSITIONS)
-            _check_lengths(POSITIONS, positions, rows)
-            return boundaries_from_starts(_starts_of_positions(positions), lengths), True
+            check_lengths(POSITIONS, positions, rows)
+            return boundaries_from_starts(starts_of_positions(positions), lengths), True
         if self.packed_sequences is None and self._reads is not None and not self.return_flattened:
             raise ConfigError(
                 "a model is given, but the features carry neither document_starts nor seq_lengths nor position_ids, so "
@@ -310,10 +284,10 @@ class DataCollatorForCausalLM:
         targets = rows
         if _carried(features, own):
             targets = _integer_rows(features, own)
-            _check_lengths(own, targets, rows)
+            check_lengths(own, targets, rows)
         if _carried(features, "loss_mask"):
             masks = [_as_numpy(feature["loss_mask"]) for feature in features]
-            _check_lengths("loss_mask", masks, rows)
+            check_lengths("loss_mask", masks, rows)
             targets = [np.where(mask != 0, row, self.ignore_index) for mask, row in zip(masks, targets, strict=True)]
         return targets
 
@@ -352,63 +326,10 @@ class DataCollatorForCausalLM:
         }
 
 
-def trainer_columns(features: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """Packed rows as columns that transformers' `Trainer` keeps with its default `remove_unused_columns=True`.
-
-    For `rows.map(trainer_columns, batched=True)`: `position_ids` say what `document_starts` or `seq_lengths` said, and
-    `labels` are -100 where a `loss_mask` is 0. Columns that no model reads would be gone before the collator sees them.
-    """
-    if STARTS not in features and LENGTHS not in features:
-        raise UnknownNameError("column", STARTS, sorted(map(str, features)), "These rows say nothing of documents.")
-    rows = [np.asarray(row, dtype=np.int64) for row in features["input_ids"]]
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    if STARTS in features:
-        starts = [np.asarray(row) for row in features[STARTS]]
-    else:
-        starts = _starts_of_lengths([np.asarray(row, dtype=np.int64) for row in features[LENGTHS]], lengths)
-    boundaries = boundaries_from_starts(starts, lengths)
-    positions = boundaries.segments(int(lengths.max(initial=0))).position_ids
-    labels = [np.asarray(row, dtype=np.int64) for row in features.get("labels") or rows]
-    if "loss_mask" in features:
-        masks = [np.asarray(mask) for mask in features["loss_mask"]]
-        _check_lengths("loss_mask", masks, rows)
-        labels = [np.where(mask != 0, row, IGNORE_INDEX) for mask, row in zip(masks, labels, strict=True)]
-    return {
-        "input_ids": [row.tolist() for row in rows],
-        "labels": [row.tolist() for row in labels],
-        POSITIONS: [row[:length].tolist() for row, length in zip(positions, lengths, strict=True)],
-    }
-
-
-def _starts_of_lengths(rows: list[NDArray[np.int64]], lengths: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Where the documents of rows begin, from the length of each; lengths that do not fill the row are refused."""
-    for number, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
-        if (row < 1).any() or row.sum() != length:
-            raise DataError(
-                f"seq_lengths of row {number} are {row.tolist()[:8]} and sum to {int(row.sum())}, but the row has "
-                f"{length} tokens: they are the lengths of its documents, one after the other"
-            )
-    return [np.cumsum(row) - row for row in rows]
-
-
-def _starts_of_positions(rows: list[NDArray[np.int64]]) -> list[NDArray[np.int64]]:
-    """Where the documents of rows begin: where positions are 0; positions that do not count up are refused."""
-    found = []
-    for number, row in enumerate(rows):
-        starts = np.flatnonzero(row == 0)
-        counted = np.arange(len(row)) - np.repeat(starts, np.diff(starts, append=len(row))) if len(starts) else row + 1
-        if len(row) and (not len(starts) or starts[0] or (counted != row).any()):
-            raise DataError(f"position_ids of row {number} do not count 0, 1, 2, ... from the start of each document")
-        found.append(starts)
-    return found
-
-
 def _mask_form(option: bool | str) -> MaskForm | None:
     if isinstance(option, bool):
         return MaskForm.DENSE if option else None
-    if option not in set(MaskForm):
-        raise UnknownNameError("document mask", option, [form.value for form in MaskForm])
-    return MaskForm(option)
+    return member(MaskForm, "document mask", option)
 
 
 def _shape(tokenizer: Any, pad_kwargs: dict[str, Any], *, needs_max_length: bool) -> _Shape:
@@ -427,19 +348,18 @@ def _shape(tokenizer: Any, pad_kwargs: dict[str, Any], *, needs_max_length: bool
     options |= pad_kwargs
     padding = {True: "longest", False: "do_not_pad"}.get(options["padding"], options["padding"])
     padding = getattr(padding, "value", padding)  # transformers has an enum of these names
-    if padding not in set(Padding):
-        raise UnknownNameError("padding", padding, [p.value for p in Padding])
+    padding = member(RowPadding, "padding", padding)
     if options["return_tensors"] not in ("pt", "np"):
         raise UnknownNameError("return_tensors", options["return_tensors"], ["pt", "np"])
     if options["padding_side"] != "right":
         raise ConfigError(f"padding_side is {options['padding_side']!r}; padding is on the right")
     max_length = options["max_length"]
-    if max_length is None and (needs_max_length or padding == Padding.MAX_LENGTH):
+    if max_length is None and (needs_max_length or padding == RowPadding.MAX_LENGTH):
         max_length = _model_max_length(tokenizer)
     if max_length is not None and max_length < 1:
         raise ConfigError(f"max_length is {max_length}; a row holds at least one token")
     return _Shape(
-        padding=Padding(padding),
+        padding=padding,
         max_length=max_length,
         multiple=options["pad_to_multiple_of"] or 1,
         as_torch=options["return_tensors"] == "pt",
@@ -478,12 +398,6 @@ def _integer_rows(features: Sequence[Mapping[str, Any]], name: str) -> list[NDAr
         if values.ndim != 1 or (values.size and values.dtype.kind not in "iu"):
             raise DataError(f"{name} of row {row} must be a flat list of integers, not {values.dtype} {values.shape}")
     return [values.astype(np.int64, copy=False) for values in rows]
-
-
-def _check_lengths(name: str, values: list[NDArray[Any]], rows: list[NDArray[np.int64]]) -> None:
-    for row, (own, ids) in enumerate(zip(values, rows, strict=True)):
-        if own.shape != ids.shape:
-            raise DataError(f"{name} of row {row} has the shape {own.shape}, but the row has {len(ids)} tokens")
 
 
 def _grid(rows: list[NDArray[np.int64]], real: NDArray[np.bool_], fill: int) -> NDArray[np.int64]:

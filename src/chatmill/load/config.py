@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError
-from chatmill.load.config_files import OTHER_NAMES, Entry, Section, close_name, read_section
+from chatmill.load.config_files import OTHER_NAMES, ConfigEntry, ConfigSection, close_name, read_section
 from chatmill.load.long_episodes import LongEpisodes
+from chatmill.load.option_checks import Check, Flag, Number, OneOf
+from chatmill.load.order import MAX_SEED
 
-MAX_SEED = 2**32 - 1
 UNSET: Any = None
 """Default of an option that becomes something else where it is left out."""
 
@@ -78,7 +79,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+            object.__setattr__(self, name, check(f"<{name}>", getattr(self, name)))
         defaults = {
             "batch_sampling_mode": DEFAULT_SAMPLING[self.dataset_mode],
             "epoch_shuffle": True,
@@ -116,10 +117,10 @@ class TrainingConfig:
 
 
 def load_training_config(path: str | Path | None = None, **options: Any) -> TrainingConfig:
-    """Read the `<training>` section of an XML or YAML file; keyword arguments override it, or stand alone."""
-    section = read_section(Path(path)) if path is not None else Section(entries=[], where="the training config")
+    """Read the `<training>` section of an XML or YAML file; keyword arguments override it, or suffice alone."""
+    section = read_section(Path(path)) if path is not None else ConfigSection(entries=[], where="the training config")
     entries = [entry for entry in section.entries if entry.name not in options]
-    entries += [Entry(name=name, value=value, where="option") for name, value in options.items()]
+    entries += [ConfigEntry(name=name, value=value, where="option") for name, value in options.items()]
     return _from_entries(entries, section.where)
 
 
@@ -135,7 +136,7 @@ def as_training_config(config: Any) -> TrainingConfig:
     return load_training_config(**{name: value for name, value in found.items() if value is not None})
 
 
-def _from_entries(entries: list[Entry], source: str) -> TrainingConfig:
+def _from_entries(entries: list[ConfigEntry], source: str) -> TrainingConfig:
     values: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     for entry in entries:
@@ -155,112 +156,46 @@ def _from_entries(entries: list[Entry], source: str) -> TrainingConfig:
     return TrainingConfig(**values, extra=extra)
 
 
-def _checked(entry: Entry) -> Any:
+def _checked(entry: ConfigEntry) -> Any:
     """The value of one entry in its type; errors name the place, the element and what is allowed."""
-    value = entry.value
     try:
-        if entry.is_text:
-            value = _from_text(entry.name, value)
-        return CHECKS[entry.name](entry.name, value)
+        return CHECKS[entry.name](f"<{entry.name}>", entry.value, text=entry.is_text)
     except ConfigError as error:
         raise ConfigError(f"{entry.where}: {error}") from None
 
 
-def _from_text(name: str, text: str) -> Any:
-    """XML knows only text: turn it into the type that the option has."""
-    check = CHECKS[name]
-    if check in (_flag, _optional_flag):
-        flags = {"true": True, "1": True, "false": False, "0": False}
-        if text.lower() not in flags:
-            raise ConfigError(f"<{name}> is {text!r}; allowed: true, false")
-        return flags[text.lower()]
-    if isinstance(check, _Whole):
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(f"<{name}> is {text!r}; allowed: {check.allowed}") from None
-    return text
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Whole:
-    """Checks a whole number in a range."""
+class _ValOptions(Check):
+    """The options of the split val: a mapping, or the elements below `<val>`."""
 
-    least: int
-    most: int | None = None
-    optional: bool = False
+    def _typed(self, value: Any, text: bool) -> dict[str, Any]:
+        unknown = [name for name in value if name not in VAL_OPTIONS] if isinstance(value, Mapping) else [value]
+        if unknown:
+            raise ValueError
+        return {name: CHECKS[name](f"<{name}>", given, text=isinstance(given, str)) for name, given in value.items()}
 
     @property
-    def allowed(self) -> str:
-        return f"a whole number, {self.least}" + (f" to {self.most}" if self.most is not None else " or more")
-
-    def __call__(self, name: str, value: Any) -> int | None:
-        if value is None and self.optional:
-            return None
-        whole = not isinstance(value, bool) and hasattr(value, "__index__")
-        if not whole or value < self.least or (self.most is not None and value > self.most):
-            raise ConfigError(f"<{name}> is {value!r}; allowed: {self.allowed}")
-        return int(value)
+    def _allowed(self) -> str:
+        return f"options of the split val: {', '.join(VAL_OPTIONS)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """Checks a member of an enumeration."""
-
-    members: type[StrEnum]
-    optional: bool = False
-
-    def __call__(self, name: str, value: Any) -> StrEnum | None:
-        if value is None and self.optional:
-            return None
-        if value not in list(self.members):
-            raise ConfigError(f"<{name}> is {value!r}; allowed: {', '.join(self.members)}")
-        return self.members(value)
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"<{name}> is {value!r}; allowed: true, false")
-    return value
-
-
-def _optional_flag(name: str, value: Any) -> bool | None:
-    return None if value is None else _flag(name, value)
-
-
-def _text(name: str, value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
-def _val_options(name: str, value: Any) -> dict[str, Any]:
-    """The options of the split val: a mapping, or the elements below `<val>`."""
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"<{name}> is {value!r}; allowed: options of the split val: {', '.join(VAL_OPTIONS)}")
-    checked = {}
-    for option, given in value.items():
-        if option not in VAL_OPTIONS:
-            raise ConfigError(f"<{name}> has no option <{option}>; allowed: {', '.join(VAL_OPTIONS)}")
-        own = _from_text(option, given) if isinstance(given, str) else given
-        checked[option] = CHECKS[option](option, own)
-    return checked
-
-
-SPEC_OPTIONS: dict[str, Any] = {
-    "batch_size": _Whole(least=1),
-    "block_size": _Whole(least=1),
-    "dataset_mode": _Choice(members=DatasetMode),
-    "batch_sampling_mode": _Choice(members=SamplingMode, optional=True),
-    "epoch_shuffle": _optional_flag,
-    "epoch_drop_last": _optional_flag,
-    "epoch_seed": _Whole(least=0, most=MAX_SEED),
-    "use_loss_mask": _flag,
-    "pad_token_id": _Whole(least=0, most=2**32 - 1, optional=True),
-    "episode_min_tokens": _Whole(least=1),
+_COUNT, _FLAG, _TEXT = Number(least=1, whole=True), Flag(optional=True), Check(optional=True)
+SPEC_OPTIONS: dict[str, Check] = {
+    "batch_size": _COUNT,
+    "block_size": _COUNT,
+    "dataset_mode": OneOf(members=DatasetMode),
+    "batch_sampling_mode": OneOf(members=SamplingMode, optional=True),
+    "epoch_shuffle": _FLAG,
+    "epoch_drop_last": _FLAG,
+    "epoch_seed": Number(most=MAX_SEED, whole=True),
+    "use_loss_mask": Flag(),
+    "pad_token_id": Number(most=2**32 - 1, whole=True, optional=True),
+    "episode_min_tokens": _COUNT,
 }
 """The options a misspelt name is compared with, and how each is checked."""
-CHECKS: dict[str, Any] = {**SPEC_OPTIONS, "pack": _flag, "packing_strategy": _text, "policy": _text,
-                          "overflow": _Choice(members=LongEpisodes, optional=True),
-                          "device": _text, "dataset_dir": _text, "val": _val_options}  # fmt: skip
+CHECKS: dict[str, Check] = {**SPEC_OPTIONS, "pack": Flag(), "packing_strategy": _TEXT, "policy": _TEXT,
+                            "overflow": OneOf(members=LongEpisodes, optional=True), "device": _TEXT,
+                            "dataset_dir": _TEXT, "val": _ValOptions()}  # fmt: skip
 VAL_OPTIONS = ("batch_size", "batch_sampling_mode", "epoch_shuffle", "epoch_drop_last", "epoch_seed")
 """What the split val may have of its own."""
 OPTIONS = tuple(CHECKS)

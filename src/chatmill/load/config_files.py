@@ -14,27 +14,27 @@ SECTION = "training"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ConfigEntry:
     """One option as it was written."""
 
     name: str
     value: Any
     where: str
-    """`file:line`, or what else tells a user where to look."""
+    """`file:line`, or another place to look at."""
     is_text: bool = False
     """The value is the text of an XML element, not yet of its type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class ConfigSection:
     """The training section of a file, in its order."""
 
-    entries: list[Entry]
+    entries: list[ConfigEntry]
     where: str
 
 
-def read_section(path: Path) -> Section:
-    """The training section of an XML or YAML file; the two are told apart by suffix, else by the first sign."""
+def read_section(path: Path) -> ConfigSection:
+    """The training section of an XML or YAML file; known by its suffix, else by its first character."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -109,7 +109,7 @@ class _Element:
         return {child.name: child.value() for child in self.children}
 
 
-def _xml_section(path: Path, data: bytes) -> Section:
+def _xml_section(path: Path, data: bytes) -> ConfigSection:
     root = _parse_xml(path, data)
     sections = [root] if root.name == SECTION else [child for child in root.children if child.name == SECTION]
     if len(sections) > 1:
@@ -129,8 +129,8 @@ def _xml_section(path: Path, data: bytes) -> Section:
             )
         seen[element.name] = element.line
         where = f"{path}:{element.line}"
-        entries.append(Entry(name=element.name, value=element.value(), where=where, is_text=not element.children))
-    return Section(entries=entries, where=f"{path}:{sections[0].line}")
+        entries.append(ConfigEntry(name=element.name, value=element.value(), where=where, is_text=not element.children))
+    return ConfigSection(entries=entries, where=f"{path}:{sections[0].line}")
 
 
 def read_elements(path: Path) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _parse_xml(path: Path, data: bytes) -> _Element:
     return tree.top.children[0]
 
 
-def _yaml_section(path: Path, data: bytes) -> Section:
+def _yaml_section(path: Path, data: bytes) -> ConfigSection:
     """`training:` at the top or under `config:`, or the options themselves at the top."""
     try:
         import yaml
@@ -217,7 +217,7 @@ def _yaml_child(node: Any, name: str) -> Any:
     return next((value for key, value in pairs if key.value == name), None)
 
 
-def _yaml_mapping(path: Path, node: Any, loader: Any) -> Section:
+def _yaml_mapping(path: Path, node: Any, loader: Any) -> ConfigSection:
     if getattr(node, "id", "") != "mapping":
         line = node.start_mark.line + 1 if node is not None else 1
         raise ConfigError(f"{path}:{line}: the training section must be a mapping of options")
@@ -228,5 +228,5 @@ def _yaml_mapping(path: Path, node: Any, loader: Any) -> Section:
         if name in seen:
             raise ConfigError(f"{path}:{line}: {name} a second time (the first is in line {seen[name]})")
         seen[name] = line
-        entries.append(Entry(name=name, value=loader.construct_object(value, deep=True), where=f"{path}:{line}"))
-    return Section(entries=entries, where=f"{path}:{node.start_mark.line + 1}")
+        entries.append(ConfigEntry(name=name, value=loader.construct_object(value, deep=True), where=f"{path}:{line}"))
+    return ConfigSection(entries=entries, where=f"{path}:{node.start_mark.line + 1}")

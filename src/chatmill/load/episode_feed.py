@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from chatmill.label.policy import Policy
 from chatmill.load.config import SamplingMode
+from chatmill.load.loader import SplitFeed
 from chatmill.load.long_episodes import LongEpisodes
-from chatmill.load.order import Draws, EpochPlace, Share, epoch_step, steps_per_epoch
+from chatmill.load.order import Draws, EpochPlace, RankShare, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch, document_starts
-from chatmill.load.rows import EpisodeRows, PackedRows, Planning, Weights, packed_rows
+from chatmill.load.rows import EpisodeRows, PackedEpisodeRows, Planning, Weights, packed_rows
 from chatmill.load.stage import Stage
 from chatmill.pack.plan import Strategy
 from chatmill.store.episodes import EpisodeDataset
@@ -31,7 +32,7 @@ Ints = NDArray[np.int64]
 class EpisodeOptions:
     """What an episode loader was asked to do, with every default filled in."""
 
-    share: Share
+    share: RankShare
     block_size: int
     sampling: SamplingMode
     shuffle: bool
@@ -77,7 +78,7 @@ class EpisodeOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RowGroup:
     """Rows of one source and epoch that go into the given slots of a batch."""
 
     source: int
@@ -100,9 +101,9 @@ class RowBatcher:
         self.stage = Stage(
             options.share.batch_size, options.block_size, pad_id=options.pad_id, weights=dtype, pin=options.pin
         )
-        self._most = max((s.most_documents for s in sources if isinstance(s, PackedRows)), default=1)
+        self._most = max((s.most_documents for s in sources if isinstance(s, PackedEpisodeRows)), default=1)
 
-    def batch(self, groups: Sequence[Group], real: int) -> tuple[torch.Tensor, ...]:
+    def batch(self, groups: Sequence[RowGroup], real: int) -> tuple[torch.Tensor, ...]:
         """`(x, y)`, `(x, y, mask)` or a `PackedBatch`; rows from `real` on are padding."""
         stage = self.stage
         stage.clear()
@@ -124,7 +125,7 @@ class EpisodeStep:
     after: EpochPlace
 
 
-class EpisodeFeed:
+class EpisodeFeed(SplitFeed):
     """The batches of one split of one dataset."""
 
     def __init__(self, split: str, rows: EpisodeRows, options: EpisodeOptions) -> None:
@@ -147,10 +148,6 @@ class EpisodeFeed:
         """What gives a position its meaning."""
         return self.options.order() | self.rows.order_facts
 
-    def begin(self) -> EpochPlace:
-        """The first row of epoch 0; in random mode the first draw."""
-        return EpochPlace()
-
     def step_at(self, place: EpochPlace) -> EpisodeStep:
         """The global step at a place, as this rank sees it."""
         share = self.options.share
@@ -170,7 +167,7 @@ class EpisodeFeed:
     def batch(self, step: EpisodeStep) -> tuple[torch.Tensor, ...]:
         """The tensors of a step."""
         real = len(step.rows)
-        group = Group(source=0, epoch=step.epoch, rows=step.rows, slots=np.arange(real))
+        group = RowGroup(source=0, epoch=step.epoch, rows=step.rows, slots=np.arange(real))
         return self._batcher.batch([group], real)
 
     def episodes_of(self, step: EpisodeStep) -> list[list[int]]:
@@ -221,14 +218,6 @@ class EpisodeFeed:
             flag(self.masks),
             "" if not options.pack else f" packed_rows={self.rows.rows_of(step.epoch)}",
         )
-
-    def place_to_json(self, place: EpochPlace) -> dict[str, Any]:
-        """Epoch and position."""
-        return asdict(place)
-
-    def place_from_json(self, value: Mapping[str, Any]) -> EpochPlace:
-        """Epoch and position."""
-        return EpochPlace(epoch=int(value["epoch"]), position=int(value["position"]))
 
 
 def flag(value: bool) -> str:

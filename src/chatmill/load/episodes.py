@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chatmill.core.special_ids import special_id
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, member
 from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
 from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig, as_training_config
 from chatmill.load.distributed import rank_and_world
 from chatmill.load.episode_feed import EpisodeFeed, EpisodeOptions, flag
 from chatmill.load.loader import BatchLoader, choose_device, directory_of
-from chatmill.load.long_episodes import LongEpisodes, refuse_long_episodes
-from chatmill.load.order import Share
-from chatmill.load.rows import EpisodeRows, PlannedRows, Planning, Weights, planning_named, strategy_named
+from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
+from chatmill.load.order import RankShare
+from chatmill.load.rows import EpisodeRows, PlannedRows, Planning, Weights, strategy_named
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 
@@ -184,7 +184,7 @@ class GPTEpisodeDataLoader(BatchLoader):
     def one_pass(self, split: str = "val") -> Iterator[tuple[torch.Tensor, ...]]:
         """The batches of the first epoch of a split, then no more: an evaluation.
 
-        It does not move the split: `get_batch` goes on as if nothing had been read. Every rank has as many batches.
+        It does not move the split: `get_batch` continues as if nothing had been read. Every rank has as many batches.
         """
         feed = self._episode_feed(split)
         if feed.options.sampling is not SamplingMode.EPOCH:
@@ -247,7 +247,7 @@ def episode_options(
 ) -> EpisodeOptions:
     """Settle every option; a policy asks for masks by itself."""
     return EpisodeOptions(
-        share=Share(batch_size=config.batch_size, rank=rank, world_size=world_size),
+        share=RankShare(batch_size=config.batch_size, rank=rank, world_size=world_size),
         block_size=config.block_size,
         sampling=config.sampling_in(DatasetMode.SFT_EPISODE),
         shuffle=config.epoch_shuffle,
@@ -258,8 +258,8 @@ def episode_options(
         use_mask=config.use_loss_mask or policy is not None,
         policy=None if policy is None else find_policy(policy),
         pack=pack,
-        strategy=None if strategy is None else strategy_named(strategy),
-        planning=planning_named(planning),
+        strategy=strategy_named(strategy),
+        planning=member(Planning, "planning", planning),
         overflow=LongEpisodes.CUT if config.overflow is None else config.overflow,
         pin=pin,
     )
@@ -289,18 +289,7 @@ def report_opened(opened: dict[str, EpisodeRows], options: EpisodeOptions, *, st
             raise ConfigError(message)
         warnings.warn(f"{message}; batches come without", UserWarning, stacklevel=3)
     for split, rows in opened.items():
-        _tell_long_episodes(split, rows)
-
-
-def _tell_long_episodes(split: str, rows: EpisodeRows) -> None:
-    """Refuse episodes that are longer than a row, or say what is lost of them."""
-    lost = rows.long_episodes()
-    if lost is None:
-        return
-    if rows.overflow is LongEpisodes.ERROR:
-        refuse_long_episodes(rows.dataset.folder, lost, rows.width, "block_size", lost.longest - 1)
-    done = "they are cut" if rows.overflow is LongEpisodes.CUT else "they are left out"
-    log.warning("[EpisodeLoader] split=%s: %s, are lost: %s (overflow)", split, lost.words(rows.width), done)
+        check_long_episodes(rows, f"[EpisodeLoader] split={split}", "block_size", spare=1)
 
 
 def _pad_id(config: TrainingConfig, tokenizer: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,17 +12,17 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import ConfigError, MissingExtraError
+from chatmill.errors import ConfigError, MissingExtraError, member
 from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
-from chatmill.load.long_episodes import LongEpisodes, long_episodes_named, refuse_long_episodes
-from chatmill.load.rows import EpisodeRows, PackedRows, Planning, packed_rows, planning_named, strategy_named
+from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
+from chatmill.load.rows import EpisodeRows, PackedEpisodeRows, Planning, packed_rows, strategy_named
 from chatmill.load.stage import Stage
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, refuse_ids_beyond
 from chatmill.store.pack_plan import read_pack_plan
 
-log = logging.getLogger(__name__)
+BUILDS_HAVE_MORE = "`chatmill build` has more ways (drop_oldest_turns, windows)."
 TOKENS_AT_A_TIME = 1 << 20
 
 
@@ -56,7 +55,7 @@ def to_hf_dataset(
     there in constant memory and map it; else the table is held in memory.
     """
     opened = dataset if isinstance(dataset, EpisodeDataset) else EpisodeDataset(dataset, split)
-    wanted = planning_named(planning)
+    wanted = member(Planning, "planning", planning)
     refuse_ids_beyond(opened, built_as(opened), model)
     if pack and max_length is None:
         stored = None if wanted is Planning.EPOCH else read_pack_plan(opened.folder, opened.lengths)
@@ -71,23 +70,14 @@ def to_hf_dataset(
         "shuffle": shuffle,
         "use_mask": True,
         "policy": None if policy is None else find_policy(policy),
-        "overflow": long_episodes_named(overflow),
+        "overflow": member(LongEpisodes, "overflow", overflow, BUILDS_HAVE_MORE),
     }
-    strategy = None if packing_strategy is None else strategy_named(packing_strategy)
+    strategy = strategy_named(packing_strategy)
     rows = (
         packed_rows(opened, strategy=strategy, planning=wanted, **options) if pack else EpisodeRows(opened, **options)
     )
-    _tell_long_episodes(rows)
+    check_long_episodes(rows, opened.folder, "max_length")
     return _dataset(_batches(rows), arrow_file)
-
-
-def _tell_long_episodes(rows: EpisodeRows) -> None:
-    lost = rows.long_episodes()
-    if lost is None:
-        return
-    if rows.overflow is LongEpisodes.ERROR:
-        refuse_long_episodes(rows.dataset.folder, lost, rows.width, "max_length", lost.longest)
-    log.warning("%s: %s, are lost (overflow='%s')", rows.dataset.folder, lost.words(rows.width), rows.overflow)
 
 
 def _batches(rows: EpisodeRows) -> Iterator[dict[str, tuple[NDArray[Any], NDArray[np.int64]]]]:
@@ -109,7 +99,7 @@ def _batches(rows: EpisodeRows) -> Iterator[dict[str, tuple[NDArray[Any], NDArra
             "input_ids": (ids, offsets_of(tokens)),
             "labels": (np.where(weights > 0, ids, np.int32(IGNORE_INDEX)), offsets_of(tokens)),
         }
-        if isinstance(rows, PackedRows):
+        if isinstance(rows, PackedEpisodeRows):
             counts = np.bincount(laid.slots, minlength=len(chosen))
             columns["seq_lengths"] = (laid.lengths.astype(np.int32), offsets_of(counts))
         yield columns

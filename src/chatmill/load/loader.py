@@ -1,15 +1,18 @@
-"""What all loaders share: batches by split, the state that a run goes on from, prefetching, and iteration."""
+"""What all loaders share: batches by split, the state that a run resumes from, prefetching, and iteration."""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from chatmill.errors import ConfigError, need
 from chatmill.load.config import TrainingConfig
 from chatmill.load.device import named_device
+from chatmill.load.order import EpochPlace
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.prefetch import Prefetcher
 
@@ -19,46 +22,45 @@ if TYPE_CHECKING:
 STATE_VERSION = 1
 
 
-class Feed(Protocol):
+class SplitFeed(ABC):
     """The batches of one split. A place is a hashable value; a step begins at one place and leads to the next."""
 
     @property
+    @abstractmethod
     def fingerprint(self) -> str:
-        """Of the files that are read."""
-        ...
+        """Of the data that is read."""
 
     @property
+    @abstractmethod
     def order(self) -> Mapping[str, Any]:
         """The options that give a place its meaning: a state is refused when one of them differs."""
-        ...
 
     def begin(self) -> Any:
         """The first place."""
-        ...
+        return EpochPlace()
 
+    @abstractmethod
     def step_at(self, place: Any) -> Any:
         """The global step at a place, as this rank sees it; it has the attribute `after`, the next place."""
-        ...
 
+    @abstractmethod
     def batch(self, step: Any) -> tuple[torch.Tensor, ...]:
         """The tensors of a step, on the CPU."""
-        ...
 
-    def announce(self, step: Any) -> None:
+    def announce(self, step: Any) -> None:  # noqa: B027 - most steps begin nothing
         """Log what a delivered step begins (an epoch, say)."""
-        ...
 
+    @abstractmethod
     def unpin(self) -> None:
         """From now on make batches in ordinary memory."""
-        ...
 
     def place_to_json(self, place: Any) -> dict[str, Any]:
         """A place as plain numbers and names."""
-        ...
+        return asdict(place)
 
     def place_from_json(self, value: Mapping[str, Any]) -> Any:
         """The place that `place_to_json` described."""
-        ...
+        return EpochPlace(epoch=int(value["epoch"]), position=int(value["position"]))
 
 
 class BatchLoader:
@@ -72,7 +74,7 @@ class BatchLoader:
     keeps: Any = None
     """What must live as long as the loader: the folder of a dataset that was never saved."""
 
-    def __init__(self, feeds: Mapping[str, Feed], *, dataset: str, device: Any, prefetch: bool) -> None:
+    def __init__(self, feeds: Mapping[str, SplitFeed], *, dataset: str, device: Any, prefetch: bool) -> None:
         """`dataset` names the data in errors."""
         need("torch", "batches of tensors")
         self._feeds = dict(feeds)
@@ -105,7 +107,7 @@ class BatchLoader:
             step = feed.step_at(place)
             return step, feed.batch(step)
 
-    def _feed(self, split: str) -> Feed:
+    def _feed(self, split: str) -> SplitFeed:
         if split not in self._feeds:
             raise ConfigError(
                 f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._feeds)}); "
@@ -121,7 +123,7 @@ class BatchLoader:
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where each split stands, with the fingerprint of its data; plain values that JSON can hold."""
+        """The place of each split, with the fingerprint of its data; plain values that JSON can hold."""
         return {
             "version": STATE_VERSION,
             "loader": self.kind,

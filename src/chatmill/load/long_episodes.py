@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
+    from chatmill.load.rows import EpisodeRows
     from chatmill.store.episode_shard import EpisodeShard
     from chatmill.store.episodes import EpisodeDataset
 
+log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 Trains = Callable[["EpisodeShard", Ints, Ints], NDArray[np.bool_]]
 """Which tokens of episodes are trained: a shard, and the starts and lengths of the episodes in it."""
@@ -33,15 +36,6 @@ class LongEpisodes(StrEnum):
     """Its first tokens are read."""
     DROP = "drop"
     """It is left out."""
-
-
-def long_episodes_named(name: str) -> LongEpisodes:
-    """A choice by name; an unknown one lists the known."""
-    if name not in list(LongEpisodes):
-        raise UnknownNameError(
-            "overflow", name, list(LongEpisodes), "`chatmill build` has more ways (drop_oldest_turns, windows)."
-        )
-    return LongEpisodes(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +99,19 @@ def _groups(sizes: Ints) -> list[tuple[int, int]]:
     return list(pairwise(borders))
 
 
-def refuse_long_episodes(folder: object, report: LongEpisodesReport, width: int, option: str, needed: int) -> None:
-    """`ConfigError` that says what would be lost; `option` is the name of the length, `needed` what holds all."""
-    raise ConfigError(
-        f"{folder}: {report.words(width)}, would be lost. Give {option}={needed} or more, build the dataset again with "
-        "`--max-length` and an overflow policy, or choose the loss: overflow='cut' reads the first tokens of these "
-        "episodes, overflow='drop' leaves them out"
-    )
+def check_long_episodes(rows: EpisodeRows, where: object, option: str, spare: int = 0) -> None:
+    """Refuse episodes that are longer than a row, or log what is lost of them.
+
+    `option` is the name of the length; a row holds `spare` tokens more than it says.
+    """
+    lost = rows.long_episodes()
+    if lost is None:
+        return
+    if rows.overflow is LongEpisodes.ERROR:
+        raise ConfigError(
+            f"{rows.dataset.folder}: {lost.words(rows.width)}, would be lost. Give {option}={lost.longest - spare} or "
+            "more, build the dataset again with `--max-length` and an overflow policy, or choose the loss: "
+            "overflow='cut' reads the first tokens of these episodes, overflow='drop' leaves them out"
+        )
+    done = "they are cut" if rows.overflow is LongEpisodes.CUT else "they are left out"
+    log.warning("%s: %s, are lost: %s (overflow)", where, lost.words(rows.width), done)

@@ -16,10 +16,10 @@ from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
 from chatmill.load.config import SamplingMode, as_training_config
 from chatmill.load.distributed import rank_and_world
-from chatmill.load.episode_feed import EpisodeOptions, Group, RowBatcher
+from chatmill.load.episode_feed import EpisodeOptions, RowBatcher, RowGroup
 from chatmill.load.episodes import episode_options, report_opened
-from chatmill.load.loader import BatchLoader, choose_device
-from chatmill.load.order import CHUNK, Draws, EpochPlace, random_state, take_rows
+from chatmill.load.loader import BatchLoader, SplitFeed, choose_device
+from chatmill.load.order import CHUNK, Draws, EpochPlace, take_rows
 from chatmill.load.rows import EpisodeRows, Planning
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
@@ -50,7 +50,7 @@ def seed_of_source(seed: int, number: int) -> int:
     return int(np.random.RandomState([seed, number]).randint(0, 2**31))
 
 
-class SourceDraws:
+class SourceDraws(Draws):
     """The source of every row of the mixture, indexed by global position.
 
     Chunk j of 65,536 rows is `searchsorted(cumulative shares, RandomState(seed + j).random_sample(65536), "right")`.
@@ -58,29 +58,17 @@ class SourceDraws:
 
     def __init__(self, seed: int, weights: Sequence[float]) -> None:
         """Weights are relative to their sum."""
+        super().__init__(seed, len(weights))
         shares = np.cumsum(np.asarray(weights, dtype=np.float64))
         self._shares = shares / shares[-1]
-        self._seed = seed
-        self._number, self._chunk = -1, np.empty(0, dtype=np.int64)
 
-    def take(self, position: int, count: int) -> Ints:
-        """Source numbers of rows `position` up to `position + count - 1`."""
-        parts = []
-        while count > 0:
-            number, start = divmod(position, CHUNK)
-            if number != self._number:
-                draws = random_state(self._seed + number).random_sample(CHUNK)
-                self._number = number
-                self._chunk = np.searchsorted(self._shares[:-1], draws, side="right").astype(np.int64)
-            parts.append(self._chunk[start : start + count])
-            position += len(parts[-1])
-            count -= len(parts[-1])
-        return np.concatenate(parts)
+    def _draw(self, random: np.random.RandomState) -> NDArray[np.integer]:
+        return np.searchsorted(self._shares[:-1], random.random_sample(CHUNK), side="right")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixturePlace:
-    """Where a mixture stands: rows taken in all, and the place of each source in its own epochs."""
+    """The place of a mixture: rows taken in all, and the place of each source in its own epochs."""
 
     position: int
     sources: tuple[EpochPlace, ...]
@@ -90,13 +78,13 @@ class MixturePlace:
 class MixtureStep:
     """This rank's rows of one global step, by source and epoch."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
     epochs: tuple[tuple[int, int], ...]
     """(source, epoch) of every epoch that begins in this global step."""
     after: MixturePlace
 
 
-class MixtureFeed:
+class MixtureFeed(SplitFeed):
     """The batches of one split, mixed from several datasets."""
 
     def __init__(
@@ -141,7 +129,7 @@ class MixtureFeed:
         """Rows of the whole global step are given to their sources; this rank keeps its own."""
         share = self._options.share
         which = self._which.take(place.position, share.step)
-        groups: list[Group] = []
+        groups: list[RowGroup] = []
         begun: list[tuple[int, int]] = []
         after: list[EpochPlace] = []
         for source, at in enumerate(place.sources):
@@ -154,7 +142,7 @@ class MixtureFeed:
                 mine = slots[done : done + len(rows)]
                 chosen = (mine >= 0) & (mine < share.batch_size)
                 if chosen.any():
-                    groups.append(Group(source=source, epoch=epoch, rows=rows[chosen], slots=mine[chosen]))
+                    groups.append(RowGroup(source=source, epoch=epoch, rows=rows[chosen], slots=mine[chosen]))
                 done += len(rows)
         after_all = MixturePlace(position=place.position + share.step, sources=tuple(after))
         return MixtureStep(groups=tuple(groups), epochs=tuple(begun), after=after_all)

@@ -1,6 +1,6 @@
 """Which rows a global step takes: epoch orders, the endless stream of draws, and the arithmetic of positions.
 
-Pure numpy. A position is global: it counts the rows that all ranks together have taken, so that a run may go on
+Pure numpy. A position is global: it counts the rows that all ranks together have taken, so that a run may resume
 with another number of ranks. A global step takes `world_size * batch_size` rows; rank `r` gets the rows from
 `r * batch_size` on.
 """
@@ -21,7 +21,7 @@ MAX_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class RankShare:
     """This rank's part of every global step."""
 
     batch_size: int
@@ -87,13 +87,17 @@ class Draws:
         self._seed, self._rows = seed, rows
         self._number, self._chunk = -1, np.empty(0, dtype=np.int64)
 
+    def _draw(self, random: np.random.RandomState) -> NDArray[np.integer]:
+        """A chunk of draws."""
+        return random.randint(0, self._rows, CHUNK)
+
     def take(self, position: int, count: int) -> NDArray[np.int64]:
         """Draws `position` up to `position + count - 1`."""
         parts = []
         while count > 0:
             number, start = divmod(position, CHUNK)
             if number != self._number:
-                draws = random_state(self._seed + number).randint(0, self._rows, CHUNK)
+                draws = self._draw(random_state(self._seed + number))
                 self._number, self._chunk = number, draws.astype(np.int64, copy=False)
             parts.append(self._chunk[start : start + count])
             position += len(parts[-1])
@@ -102,7 +106,7 @@ class Draws:
 
 
 def epoch_step(
-    place: EpochPlace, rows_of: Callable[[int], int], share: Share, *, drop_last: bool, what: str
+    place: EpochPlace, rows_of: Callable[[int], int], share: RankShare, *, drop_last: bool, what: str
 ) -> EpochStep:
     """The global step at `place`; `rows_of(epoch)` is the number of rows of an epoch, `what` names them in errors.
 
@@ -128,7 +132,7 @@ def epoch_step(
     )
 
 
-def steps_per_epoch(rows: int, share: Share, *, drop_last: bool) -> int:
+def steps_per_epoch(rows: int, share: RankShare, *, drop_last: bool) -> int:
     """Global steps in an epoch of `rows` rows."""
     return rows // share.step if drop_last else -(-rows // share.step)
 

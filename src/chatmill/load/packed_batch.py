@@ -76,13 +76,13 @@ class PackedBatch(_Four):
 
     def dense_mask(self) -> torch.Tensor:
         """(batch, 1, block, block) additive float mask."""
-        from chatmill.load.collate import dense_document_mask
+        from chatmill.load.document_masks import dense_document_mask
 
         return dense_document_mask(self.seq_idx)
 
     def flex_mask(self) -> Any:
         """A FlexAttention `BlockMask`."""
-        from chatmill.load.collate import flex_document_mask
+        from chatmill.load.document_masks import flex_document_mask
 
         return flex_document_mask(self.seq_idx)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import ConfigError, FormatError, UnknownNameError
+from chatmill.errors import ConfigError, FormatError, member
 from chatmill.label.policy import Policy
 from chatmill.load.long_episodes import LongEpisodes, LongEpisodesReport, report_long_episodes
 from chatmill.load.order import epoch_order, random_state
@@ -52,7 +52,7 @@ class Laid:
     """The documents that were laid into a stage; those of one row follow each other."""
 
     slots: Ints
-    """The row of the stage that each document stands in."""
+    """The row of the stage that holds each document."""
     starts: Ints
     """Where it starts in its row, in tokens."""
     lengths: Ints
@@ -184,7 +184,7 @@ class EpisodeRows:
         return used
 
 
-class PackedRows(EpisodeRows):
+class PackedEpisodeRows(EpisodeRows):
     """Several episodes per row, planned anew for each epoch from their lengths.
 
     The plan of epoch e depends on lengths, width and `seed + e` alone: it is the same on every rank.
@@ -220,7 +220,7 @@ class PackedRows(EpisodeRows):
         return self._plans.get(epoch)[2][first : first + count]
 
     def documents(self, epoch: int, row: int) -> Ints:
-        """The episodes of one bin, in the order in which they stand in the row; numbers in the dataset."""
+        """The episodes of one bin, in the order of the row; numbers in the dataset."""
         made, order, _ = self._plans.get(epoch)
         return self._numbers(order[made.bin(row)])
 
@@ -240,12 +240,12 @@ class PackedRows(EpisodeRows):
         return Laid(slots=slot_of, starts=starts, lengths=lengths)
 
 
-class PlannedRows(PackedRows):
+class PlannedRows(PackedEpisodeRows):
     """The rows of the plan beside the episodes: nothing is planned, and epochs differ in the order of rows alone."""
 
     def __init__(self, dataset: EpisodeDataset, *, stored: PackPlan, **options: Any) -> None:
         """`options` as for `EpisodeRows`. Episodes that are too short leave gaps; a row without any other goes."""
-        super().__init__(dataset, strategy=strategy_named(stored.strategy), **options)
+        super().__init__(dataset, strategy=member(Strategy, "packing strategy", stored.strategy), **options)
         self._fingerprint = stored.fingerprint
         order, borders = stored.order, stored.row_offsets
         if self._valid is not None:
@@ -282,7 +282,7 @@ def packed_rows(
     planning: Planning,
     check: bool = False,
     **options: Any,
-) -> PackedRows:
+) -> PackedEpisodeRows:
     """Packed rows by the plan beside the episodes, or planned here; `strategy` None takes the plan's, else best_fit.
 
     A plan is used where its rows fill `width` tokens, or all but one: the last place of a row is a target only.
@@ -299,7 +299,7 @@ def packed_rows(
             width,
             strategy or "any strategy",
         )
-    return PackedRows(dataset, strategy=strategy or Strategy.BEST_FIT, width=width, **options)
+    return PackedEpisodeRows(dataset, strategy=strategy or Strategy.BEST_FIT, width=width, **options)
 
 
 class _Recent(Generic[ValueT]):
@@ -326,18 +326,9 @@ class _Recent(Generic[ValueT]):
         self.__dict__.update(state)
 
 
-def strategy_named(name: str) -> Strategy:
-    """A packing strategy by name; an unknown one lists the known."""
-    if name not in list(Strategy):
-        raise UnknownNameError("packing strategy", name, list(Strategy))
-    return Strategy(name)
-
-
-def planning_named(name: str) -> Planning:
-    """Where packed rows come from, by name; an unknown one lists the known."""
-    if name not in list(Planning):
-        raise UnknownNameError("planning", name, list(Planning))
-    return Planning(name)
+def strategy_named(name: str | None) -> Strategy | None:
+    """A packing strategy by name; None for None."""
+    return None if name is None else member(Strategy, "packing strategy", name)
 
 
 def _policy_weights(

@@ -1,7 +1,7 @@
 """A loader over episodes that are made while it reads: groups of shards, each there when its turn comes.
 
 The order depends on the seed alone: an epoch has its groups in an order of its own, and the rows of a group are mixed
-(and packed) among themselves. A batch goes on from one group to the next, so no row is padding or left out.
+(and packed) among themselves. A batch continues from one group to the next, so no row is padding or left out.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from chatmill.errors import DataError
-from chatmill.load.episode_feed import EpisodeOptions, Group, RowBatcher
-from chatmill.load.loader import BatchLoader
+from chatmill.load.episode_feed import EpisodeOptions, RowBatcher, RowGroup
+from chatmill.load.loader import BatchLoader, SplitFeed
 from chatmill.load.order import EpochPlace, take_rows
 from chatmill.load.rows import EpisodeRows
 from chatmill.store.episodes import EpisodeDataset
@@ -73,7 +73,7 @@ class StreamStep:
     after: EpochPlace
 
 
-class StreamFeed:
+class StreamFeed(SplitFeed):
     """The batches of one split of a streamed dataset; the `epoch` of its places is the number of a group."""
 
     def __init__(self, groups: EpisodeGroups, options: EpisodeOptions) -> None:
@@ -91,10 +91,6 @@ class StreamFeed:
     def order(self) -> dict[str, Any]:
         """What gives a position its meaning."""
         return self.options.order() | dict(self.groups.order)
-
-    def begin(self) -> EpochPlace:
-        """The first row of the first group."""
-        return EpochPlace()
 
     def step_at(self, place: EpochPlace) -> StreamStep:
         """The global step at a place, as this rank sees it."""
@@ -138,11 +134,8 @@ class StreamFeed:
             rows, epoch = opened[number], number // self.groups.count
             assert rows is not None
             chosen = rows.select(epoch, first, count)
-            groups.append(Group(source=place, epoch=epoch, rows=chosen, slots=np.arange(slot, slot + count)))
+            groups.append(RowGroup(source=place, epoch=epoch, rows=chosen, slots=np.arange(slot, slot + count)))
         return self._batcher[1].batch(groups, self.options.share.batch_size)
-
-    def announce(self, step: StreamStep) -> None:
-        """Nothing: epochs begin in the middle of a batch."""
 
     def unpin(self) -> None:
         """A worker of torch's `DataLoader` makes its own groups, in ordinary memory."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,16 +14,16 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.load.config import DatasetMode, SamplingMode, as_training_config
 from chatmill.load.distributed import rank_and_world
-from chatmill.load.loader import BatchLoader, choose_device, directory_of
-from chatmill.load.order import Draws, EpochPlace, Share
+from chatmill.load.loader import BatchLoader, SplitFeed, choose_device, directory_of
+from chatmill.load.order import Draws, EpochPlace, RankShare
 from chatmill.load.stage import Stage
+from chatmill.store.episode_layout import SPLITS
 from chatmill.store.token_files import TokenFiles
 
 if TYPE_CHECKING:
     import torch
 
 log = logging.getLogger(__name__)
-SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +34,11 @@ class WindowStep:
     after: EpochPlace
 
 
-class WindowFeed:
+class WindowFeed(SplitFeed):
     """The batches of one split: windows of block_size + 1 tokens, every one of the split equally likely."""
 
     def __init__(
-        self, files: TokenFiles, share: Share, block_size: int, *, seed: int, use_mask: bool, pin: bool
+        self, files: TokenFiles, share: RankShare, block_size: int, *, seed: int, use_mask: bool, pin: bool
     ) -> None:
         """Count the windows of each shard; a split without any is an error."""
         self._files, self._share, self._block, self._seed = files, share, block_size, seed
@@ -68,10 +67,6 @@ class WindowFeed:
         """What gives a position its meaning."""
         return {"epoch_seed": self._seed, "windows": self.windows}
 
-    def begin(self) -> EpochPlace:
-        """The first draw."""
-        return EpochPlace()
-
     def step_at(self, place: EpochPlace) -> WindowStep:
         """The draws of this rank at a position."""
         share = self._share
@@ -97,17 +92,6 @@ class WindowFeed:
     def unpin(self) -> None:
         """From now on make batches in ordinary memory."""
         self._stage.pin = False
-
-    def announce(self, step: WindowStep) -> None:
-        """Windows have no epochs to announce."""
-
-    def place_to_json(self, place: EpochPlace) -> dict[str, Any]:
-        """The number of draws taken by all ranks."""
-        return {"position": place.position}
-
-    def place_from_json(self, value: Mapping[str, Any]) -> EpochPlace:
-        """The number of draws taken by all ranks."""
-        return EpochPlace(position=int(value["position"]))
 
 
 class GPTDataLoader(BatchLoader):
@@ -147,7 +131,7 @@ class GPTDataLoader(BatchLoader):
         self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
         self.directory = directory_of(dataset_dir, self.config)
         device = choose_device(device, self.config.device)
-        share = Share(batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
+        share = RankShare(batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
         opened = {split: TokenFiles(self.directory / split, check=check) for split in splits}
         problems = [f.mask_problem for f in opened.values() if use_loss_mask and f.mask_problem]

@@ -1,4 +1,4 @@
-"""Which items to show: by number, by record id, at random or from a place on; wrong ones are told with the nearest."""
+"""Which items to show: by number, by record id, at random or from a place on; an error names the nearest one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ChosenItems:
     """The items to show, read one at a time."""
 
     split: LookSplit
@@ -37,7 +37,7 @@ class Chosen:
     count: int
 
 
-def choose(dataset: LookDataset, choice: Choice) -> Chosen:
+def choose(dataset: LookDataset, choice: Choice) -> ChosenItems:
     """The items of a choice; a number or id that is not there is a `ConfigError`."""
     given = [
         name
@@ -56,11 +56,11 @@ def choose(dataset: LookDataset, choice: Choice) -> Chosen:
         found = dataset.find(choice.record_id, None if choice.split is None else [split])
         if isinstance(found[0][0], RowSplit):
             episodes = _record(found, choice.record_id)
-            return Chosen(split=found[0][0], items=iter(episodes), count=len(episodes))
-        return Chosen(split=found[0][0], items=(one.item(number) for one, number in found), count=len(found))
+            return ChosenItems(split=found[0][0], items=iter(episodes), count=len(episodes))
+        return ChosenItems(split=found[0][0], items=(one.item(number) for one, number in found), count=len(found))
     if choice.episode is not None and isinstance(split, RowSplit):
         alone = split.episode(dataset.check_number(split.episodes, choice.episode))
-        return Chosen(split=split, items=iter([alone]), count=1)
+        return ChosenItems(split=split, items=iter([alone]), count=1)
     if choice.row is not None and not dataset.layout.packed:
         raise ConfigError(f"{dataset.path} holds {dataset.layout.item}s that are not packed into rows: use --episode")
     number = choice.row if choice.row is not None else choice.episode
@@ -73,8 +73,8 @@ def choose(dataset: LookDataset, choice: Choice) -> Chosen:
     return _numbered(split, np.arange(first, min(first + choice.examples, len(split))))
 
 
-def _numbered(split: LookSplit, numbers: np.ndarray) -> Chosen:
-    return Chosen(split=split, items=map(split.item, numbers.tolist()), count=len(numbers))
+def _numbered(split: LookSplit, numbers: np.ndarray) -> ChosenItems:
+    return ChosenItems(split=split, items=map(split.item, numbers.tolist()), count=len(numbers))
 
 
 def _record(found: Sequence[tuple[LookSplit, int]], record_id: str) -> list[Item]:

@@ -9,18 +9,18 @@ from chatmill.core.kinds import KINDS, PLAIN, RoleCode, roles_of
 from chatmill.look.items import Ints, LookSplit, Progress, TokenBatch, segment_sums
 
 MOST_TURNS = 64
-"""Turns that are told apart; later ones are counted together with this one."""
+"""Turns that are counted apart; later ones are counted with this one."""
 SPANS = 3
 
 
 class TokenCounts:
-    """Tokens and trained tokens of a split, by what they are and where they stand."""
+    """Tokens and trained tokens of a split, by kind, turn and span."""
 
     def __init__(self, items: int) -> None:
         self.kinds: NDArray[np.int64] = np.zeros((KINDS, 2), dtype=np.int64)
         """Per kind: tokens, trained tokens. All 0 where kinds are not stored."""
         self.turns: NDArray[np.int64] = np.zeros((MOST_TURNS + 1, 2), dtype=np.int64)
-        """Per turn (0: what stands before the first user): tokens, trained tokens."""
+        """Per turn (0: before the first user): tokens, trained tokens."""
         self.spans: NDArray[np.int64] = np.zeros(SPANS, dtype=np.int64)
         """Tokens per span of a KD set."""
         self.trained: Ints = np.zeros(items, dtype=np.int64)

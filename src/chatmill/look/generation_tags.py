@@ -36,7 +36,7 @@ class TagFault(StrEnum):
     """They train earlier answers as later messages have changed them."""
 
 
-class Difference(NamedTuple):
+class TagDifference(NamedTuple):
     """One stretch of text that tags and proof do not agree on."""
 
     fault: TagFault
@@ -57,13 +57,13 @@ def has_tags(text: str) -> bool:
     return "endgeneration" in text
 
 
-def tag_differences(chat: ChatTemplate, conversation: Conversation, options: dict[str, object]) -> list[Difference]:
+def tag_differences(chat: ChatTemplate, conversation: Conversation, options: dict[str, object]) -> list[TagDifference]:
     """Where the tags and the proof differ, in all answers of a conversation that are proved."""
     variables = {**chat.source.named_tokens, **options}
     today = chat.given.today
     renderer = Renderer(chat.source.text, TracingSandbox(today), _Marking(today), variables, chat.source.name)
     turns = chat.turns(conversation, options)
-    found: list[Difference] = []
+    found: list[TagDifference] = []
     for answer in turns.answers():
         if answer.reason:
             continue
@@ -93,7 +93,7 @@ def _tagged(renderer: Renderer, turns: Turns, count: int) -> list[bool] | None:
     return tagged if isinstance(plain, Rendering) and len(plain.text) == len(tagged) else None
 
 
-def _compared(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[Difference]:
+def _compared(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[TagDifference]:
     ended = turns.until(answer.message)
     assert isinstance(ended, Rendering)
     others = [p.stop for p in ended.pieces if p.owner not in (None, answer.message) and p.stop <= answer.begin]
@@ -110,15 +110,15 @@ def _compared(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[Diff
     ):
         text = "".join(ended.text[at] for at in range(start, stop) if tagged[at] is not wanted)
         if text:
-            yield Difference(fault, text)
+            yield TagDifference(fault, text)
 
 
-def _changed(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[Difference]:
+def _changed(turns: Turns, answer: Answer, tagged: list[bool]) -> Iterator[TagDifference]:
     """An answer that later messages change, where the tags train what F has of it."""
     whole = turns.whole
     own = [p for p in whole.pieces if p.owner == answer.message and p.start < p.stop]
     if tagged and any(tagged[at] for piece in own for at in range(piece.start, piece.stop)):
-        yield Difference(TagFault.TRAIN_CHANGED, "".join(whole.text[p.start : p.stop] for p in own))
+        yield TagDifference(TagFault.TRAIN_CHANGED, "".join(whole.text[p.start : p.stop] for p in own))
 
 
 def _common(one: str, other: str) -> int:

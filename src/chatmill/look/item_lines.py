@@ -10,15 +10,22 @@ from itertools import groupby
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
-from chatmill.core.kinds import role_of
+from chatmill.core.kinds import RoleCode, role_of
 from chatmill.look.item_view import DocumentView, ItemView, RunView
-from chatmill.look.preview import COLOURS
 from chatmill.look.safe_text import visible
 
+COLOURS = {
+    RoleCode.NONE: "bright_black",
+    RoleCode.SYSTEM: "magenta",
+    RoleCode.DEVELOPER: "bright_magenta",
+    RoleCode.USER: "cyan",
+    RoleCode.ASSISTANT: "green",
+    RoleCode.TOOL: "yellow",
+}
 TRAINED_MARK = "\u258c"
 ASCII_MARK = ">"
 OPENS, CLOSES = "\u00ab", "\u00bb"
-"""Around control tokens, so that text which spells one can be told apart."""
+"""Around control tokens, and not around text that spells one."""
 GUTTER = 12
 """Columns for the role and the mark."""
 SPAN_COLOURS = {"analysis": "yellow", "final": "green"}
@@ -30,15 +37,22 @@ Piece = tuple[str, str]
 def item_lines(
     view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids: bool = False, ascii_only: bool = False
 ) -> Iterator[Text]:
-    """The lines of one item, none wider than `width`: header, facts, and each document with its boundaries.
-
-    `most_lines` per message (0: all); the middle of a longer one is left out, and counted.
-    """
+    """The lines of one item, none wider than `width`: header, facts, and `document_lines`."""
     yield from (Text(line, style="bold") for line in _cut(view.header, width))
     if view.facts:
         yield from (Text(line, style="cyan") for line in _cut(visible(view.facts, mark_newlines=False), width))
     if view.problem:
         yield Text(f"!! {view.problem}", style="bold red")
+    yield from document_lines(view, width=width, most_lines=most_lines, show_ids=show_ids, ascii_only=ascii_only)
+
+
+def document_lines(
+    view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids: bool = False, ascii_only: bool = False
+) -> Iterator[Text]:
+    """The documents of an item, of rows with their boundaries.
+
+    `most_lines` per message (0: all); the middle of a longer one is left out, and counted.
+    """
     with_roles = view.item.kinds is not None or view.item.spans is not None
     for number, document in enumerate(view.documents):
         if view.name in ("block", "row"):
@@ -75,14 +89,11 @@ def _groups(runs: tuple[RunView, ...]) -> Iterator[list[RunView]]:
 
 
 def _pieces(view: ItemView, group: list[RunView], with_roles: bool, show_ids: bool) -> Iterator[Piece]:
-    """The text of a group in styled pieces; control tokens stand out from text that spells one."""
+    """The text of a group in styled pieces; control tokens look unlike text that spells one."""
     colour = _colour(group[0])
     style = f"{colour} dim" if with_roles and not group[0].trained else colour
     for run in group:
-        if view.decoder is None:
-            yield " ".join(map(str, run.ids.tolist())) + " ", style
-            continue
-        for is_control, text in view.decoder.parts(run.ids):
+        for is_control, text in view.parts(run):
             if is_control:
                 yield f"{OPENS}{visible(text)}{CLOSES}", f"{colour} reverse" if run.trained else "bold dim"
             else:
@@ -100,13 +111,13 @@ def _colour(run: RunView) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gutter:
-    """What stands left of the lines of a group."""
+    """The left margin of the lines of a group."""
 
     label: str
     """Who speaks; empty where it was said above."""
     colour: str
     roles: bool
-    """False: no roles are stored, and `| ` stands there."""
+    """False: no roles are stored, and the margin is `| `."""
     mark: str
     """Of trained lines; else empty."""
 

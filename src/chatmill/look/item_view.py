@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import RoleCode, kind_name, role_of
 from chatmill.look.decoder import Decoder
 from chatmill.look.items import Item
-
-SPAN_NAMES = ("", "analysis", "final")
-"""What the spans of a KD set are called."""
+from chatmill.store.kd import SPAN_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +24,7 @@ class RunView:
     """Its first token in the item."""
     ids: NDArray[np.integer]
     message: int
-    """Counted over the item."""
+    """Counted over the item, or as the record counts it where that is known."""
     kind: int | None
     """None where kinds are not stored."""
     span: int | None
@@ -43,7 +41,8 @@ class RunView:
     def label(self) -> str:
         """Who speaks, as far as it is stored: a role, a span, or nothing."""
         if self.span is not None:
-            return SPAN_NAMES[self.span] if self.span < len(SPAN_NAMES) else f"span {self.span}"
+            named = SPAN_NAMES[self.span] if self.span < len(SPAN_NAMES) else f"span {self.span}"
+            return named if self.span else ""
         if self.kind is None or role_of(self.kind) is RoleCode.NONE:
             return ""
         return role_of(self.kind).name.lower()
@@ -77,6 +76,22 @@ class ItemView:
     decoder: Decoder | None
 
     @property
+    def runs(self) -> list[RunView]:
+        """The runs of all documents."""
+        return [run for document in self.documents for run in document.runs]
+
+    def parts(self, run: RunView) -> list[tuple[bool, str]]:
+        """(is a control token, text) parts of a run; its ids where there is no tokenizer."""
+        if self.decoder is None:
+            return [(False, " ".join(map(str, run.ids.tolist())) + " ")]
+        return self.decoder.parts(run.ids)
+
+    def title(self, run: RunView) -> str:
+        """What a run is, in a few words: its kind or span, tokens and weight."""
+        named = [kind_name(run.kind) if run.kind is not None else run.label, f"{len(run.ids):,} tokens"]
+        return ", ".join([*filter(None, named), *([] if run.weight is None else [f"weight {run.weight:g}"])])
+
+    @property
     def problem(self) -> str | None:
         """What is wrong with the stored boundaries."""
         return self.item.problem
@@ -108,7 +123,7 @@ class ItemView:
         return " \u00b7 ".join(fact for fact in facts if fact)
 
     def as_json(self) -> dict[str, Any]:
-        """The same as plain values; ids stand in where there is no text."""
+        """The same as plain values; ids where there is no text."""
         item = self.item
         out: dict[str, Any] = {self.name: item.number}
         if item.split:
@@ -137,13 +152,14 @@ class ItemView:
             entry["trained"] = document.trained
         entry |= {"ids": document.ids.tolist()} if document.text is None else {"text": document.text}
         if self.decoder is not None and self.item.kinds is None:
-            # without kinds nothing else tells a control token from text that spells it
+            # without kinds nothing else distinguishes a control token from text that spells it
             entry["control"] = np.flatnonzero(self.decoder.is_control(document.ids)).tolist()
         if any(column is not None for column in (self.item.kinds, self.item.weights, self.item.spans)):
-            entry["runs"] = [self._run_json(run) for run in document.runs]
+            entry["runs"] = [self.run_json(run) for run in document.runs]
         return entry
 
-    def _run_json(self, run: RunView) -> dict[str, Any]:
+    def run_json(self, run: RunView) -> dict[str, Any]:
+        """A run as plain values."""
         entry: dict[str, Any] = {"start": run.start, "message": run.message}
         if run.kind is not None:
             entry["kind"] = kind_name(run.kind)
@@ -183,7 +199,8 @@ def view_item(item: Item, decoder: Decoder | None, name: str = "block") -> ItemV
 
 def _runs(item: Item) -> Iterator[RunView]:
     starts = item.run_starts()
-    messages = np.searchsorted(item.message_starts, starts, side="right") - 1
+    known = item.messages
+    messages = np.searchsorted(item.message_starts, starts, side="right") - 1 if known is None else known[starts]
     for (first, last), message in zip(pairwise([*starts.tolist(), len(item)]), messages.tolist(), strict=True):
         yield RunView(
             start=first,

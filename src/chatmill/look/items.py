@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import Part, parts_of, roles_of
+from chatmill.core.tokens import Tokens
 
 Ints = NDArray[np.int64]
+RELEASE_TOKENS = 4 << 20
+"""Tokens after which a pass over a split unmaps what it has read, so that mapped pages do not pile up."""
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all) while a whole split is read."""
 
@@ -56,6 +59,8 @@ class Item:
     """What each token is (`chatmill.core.kinds`); None where kinds are not stored."""
     spans: NDArray[np.uint8] | None = None
     """Token-aligned, of KD sets: 1 analysis, 2 final, 0 neither."""
+    messages: NDArray[np.integer] | None = None
+    """The message of each token in its record, -1 for none; only of what was just rendered."""
     starts: Ints
     """Where each document starts; the first is 0 (none for an item without tokens)."""
     has_starts: bool = True
@@ -118,6 +123,8 @@ class Item:
     @property
     def message_starts(self) -> Ints:
         """Where each message starts; each document where kinds are not stored."""
+        if self.messages is not None:
+            return np.flatnonzero(np.diff(self.messages, prepend=-2))
         return self.starts if self.kinds is None else message_starts(self.kinds, self.starts)
 
     def run_starts(self) -> Ints:
@@ -128,6 +135,21 @@ class Item:
             if column is not None and len(column):
                 begins[1:] |= column[1:] != column[:-1]
         return np.flatnonzero(begins)
+
+
+def item_of_tokens(tokens: Tokens, number: int, weights: NDArray[np.float32]) -> Item:
+    """One conversation of a rendered batch; `weights` are those of the runs of the batch."""
+    first, last = tokens.conversation_runs[number : number + 2]
+    own = tokens.conversation(number)
+    return Item(
+        split="",
+        number=number,
+        ids=own.ids,
+        weights=own.per_token(weights[first:last]),
+        kinds=own.kinds,
+        messages=own.messages,
+        starts=np.zeros(min(1, len(own.ids)), dtype=np.int64),
+    )
 
 
 def message_starts(kinds: NDArray[np.uint8], starts: Ints) -> Ints:
@@ -195,23 +217,40 @@ class LookSplit(ABC):
     def tokens(self) -> Ints:
         """Tokens of every item, padding not counted."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def documents(self) -> Ints:
-        """Documents of every item."""
+        """Documents of every item; here 1."""
+        return np.ones(len(self), dtype=np.int64)
 
-    @property
-    @abstractmethod
+    @cached_property
     def document_lengths(self) -> Ints:
         """Tokens of every document, in the order of the items."""
+        return self.tokens
 
     @abstractmethod
     def item(self, number: int) -> Item:
         """One item; `number` must be in the split (`check_number`)."""
 
-    @abstractmethod
     def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
         """All items in order, about a million tokens at a time; memory does not grow. Ids only where asked for."""
+        read = 0
+        for batch in self._batches(ids):
+            read += int(batch.offsets[-1])
+            yield batch
+            del batch
+            if read >= RELEASE_TOKENS:
+                read = 0
+                self.release()
+
+    @abstractmethod
+    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
+        """`batches`, while mapped pages pile up."""
+
+    def release(self) -> None:  # noqa: B027 - a split without mapped files has nothing to do
+        """Unmap the files: arrays in use stay valid, and the next access maps the files again.
+
+        Only the thread that uses the split may call it.
+        """
 
     @cached_property
     def total_tokens(self) -> int:

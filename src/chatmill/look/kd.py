@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
-from chatmill.store.kd import COLUMNS, LOSSMASK, SPAN, SPAN_NAMES, TOKENS, KDShard, find_kd_root, shard_prefixes
+from chatmill.store.kd import COLUMNS, LOSSMASK, SPAN, TOKENS, KDShard, find_kd_root, shard_prefixes
 from chatmill.store.split import even_ranges
 
 ALIGNMENT = (
@@ -26,8 +26,6 @@ ALIGNMENT = (
     "mask and span."
 )
 """What a reader must know of the two alignments."""
-RELEASE_TOKENS = 16 << 20
-"""Tokens after which a pass over a split unmaps what it has read, so that mapped pages do not pile up."""
 
 
 class KDSplit(LookSplit):
@@ -52,16 +50,6 @@ class KDSplit(LookSplit):
     def tokens(self) -> Ints:
         """Tokens of every document."""
         return np.concatenate([shard.tokens.lengths for shard in self.shards]).astype(np.int64)
-
-    @cached_property
-    def documents(self) -> Ints:
-        """1 for every document."""
-        return np.ones(len(self), dtype=np.int64)
-
-    @property
-    def document_lengths(self) -> Ints:
-        """Tokens of every document."""
-        return self.tokens
 
     @property
     def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -90,9 +78,7 @@ class KDSplit(LookSplit):
             features=self.features,
         )
 
-    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
-        """All documents in order."""
-        read = 0
+    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
         for shard, base in zip(self.shards, self._firsts.tolist(), strict=False):
             lengths = shard.tokens.lengths.astype(np.int64)
             begin = 0
@@ -108,16 +94,17 @@ class KDSplit(LookSplit):
                     kinds=None,
                     spans=token_aligned(columns[SPAN]),
                 )
-                begin, read = place.stop, read + int(offsets[-1])
-                if read >= RELEASE_TOKENS:
-                    read = 0
-                    del columns
-                    for file in shard.files.values():
-                        file.release()
+                begin = place.stop
+
+    def release(self) -> None:
+        """Unmap the files."""
+        for shard in self.shards:
+            for file in shard.files.values():
+                file.release()
 
 
 def token_aligned(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Label-aligned values of whole documents turned back: what stood at `t` stands at `t + 1`; the first is 0.
+    """Label-aligned values of whole documents, token-aligned: the value at `t` moves to `t + 1`; the first is 0.
 
     Every document ends in 0, because no token follows, so the first token of the next one gets that 0.
     """
@@ -127,37 +114,8 @@ def token_aligned(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KDRun:
-    """Neighbouring tokens of one span."""
-
-    start: int
-    stop: int
-    span: int
-    """0, 1 or 2."""
-    trained: bool
-    """Whether these tokens count in the loss."""
-
-    @property
-    def name(self) -> str:
-        """`context`, `analysis` or `final`."""
-        return SPAN_NAMES[self.span] if self.span < len(SPAN_NAMES) else f"span {self.span}"
-
-
-def kd_runs(item: Item) -> list[KDRun]:
-    """A document cut into runs of one span."""
-    assert item.spans is not None
-    starts = item.run_starts()
-    stops = np.append(starts[1:], len(item))
-    trained = item.is_trained
-    return [
-        KDRun(start=first, stop=last, span=int(item.spans[first]), trained=bool(trained[first]))
-        for first, last in zip(starts.tolist(), stops.tolist(), strict=True)
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KDFound:
-    """What stands at a path: splits that are open, and what is known of the build."""
+    """What a path holds: open splits, and what is known of the build."""
 
     splits: dict[str, LookSplit]
     about: dict[str, Any]

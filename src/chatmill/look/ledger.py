@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from chatmill.console import plain_table
 from chatmill.core.conversations import UNUSED, unused_sentence
 from chatmill.look.safe_text import visible
 
@@ -33,10 +34,8 @@ def unused_line(manifest: dict[str, Any]) -> str:
 def ledger_table(manifest: dict[str, Any]) -> Table:
     """One row per source: records, and what became of the rendered tokens."""
     ledger = manifest["ledger"]
-    table = Table(box=None, pad_edge=False)
-    table.add_column("source")
-    for name in ("records", "left out", "trained", "context", "cut", "dropped", "repeated"):  # the words of the viewer
-        table.add_column(name, justify="right")
+    words = ("records", "left out", "trained", "context", "cut", "dropped", "repeated")  # those of the viewer
+    table = plain_table("source", right=words)
     totals: Counter[str] = Counter()
     for source in sorted({*ledger["records"], *ledger["tokens"]}):
         row = _row(ledger, source)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
-from chatmill.store.names import is_split_name
+from chatmill.read.folders import SPLITS, STATE, saved_files, saved_splits
 
 WANTED = "a .parquet or .arrow file, a folder of them, or a folder made by Dataset.save_to_disk"
 READ_ROWS = 64
@@ -36,7 +35,7 @@ class PackedFiles:
     _mapped: dict[Path, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def rows(self, start: int = 0, count: int | None = None) -> Iterator[PackedRow]:
-        """`count` rows (else all) from row `start` on; what stands before them is passed over, not decoded."""
+        """`count` rows (else all) from row `start` on; earlier rows are skipped, not decoded."""
         end = None if count is None else start + count
         for first, batch in self.batches(start):
             for i in range(max(start - first, 0), len(batch)):
@@ -113,27 +112,15 @@ def is_packed(path: Path) -> bool:
         return path.suffix in (".parquet", ".arrow", ".feather")
     if not path.is_dir():
         return False
-    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+    if any((path / name).is_file() for name in (SPLITS, STATE)):
         return True
     return any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()) or bool(_parquet_splits(path))
 
 
-def _listed_splits(path: Path) -> list[str]:
-    """The splits that a file of `datasets` lists; each is the name of a folder beside it."""
-    try:
-        content = json.loads(path.read_bytes())
-        names = content["splits"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} cannot be read: {error!r}") from None
-    if not isinstance(names, list) or not all(map(is_split_name, names)):
-        raise FormatError(f"{path}: splits is {names!r:.80}; a list of plain names is needed")
-    return names
-
-
 def packed_splits(path: Path) -> list[str]:
     """The splits of a saved `DatasetDict`, or of a folder with a folder of Parquet files each; none for one dataset."""
-    if (path / "dataset_dict.json").is_file():
-        return _listed_splits(path / "dataset_dict.json")
+    if (path / SPLITS).is_file():
+        return saved_splits(path)
     if path.is_file() or any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()):
         return []
     return _parquet_splits(path)
@@ -151,7 +138,7 @@ def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
         files: Sequence[Path] = [path]
     elif path.is_dir():
         path = _one_split(path, split)
-        files = _files_of_folder(path)
+        files = files_of_folder(path)
     else:
         raise ConfigError(f"{path} does not exist: give {WANTED}")
     wrong = [file for file in files if file.suffix not in (".parquet", ".arrow", ".feather")]
@@ -172,10 +159,10 @@ def _one_split(folder: Path, split: str | None) -> Path:
     return folder / chosen
 
 
-def _files_of_folder(folder: Path) -> list[Path]:
-    state = folder / "state.json"
-    if state.is_file():
-        return [folder / entry["filename"] for entry in json.loads(state.read_text())["_data_files"]]
+def files_of_folder(folder: Path) -> list[Path]:
+    """The files of the rows of one dataset, in order."""
+    if (folder / STATE).is_file():
+        return list(map(Path, saved_files(folder)))
     return sorted(file for file in folder.iterdir() if file.suffix in (".parquet", ".arrow"))
 
 
@@ -222,6 +209,17 @@ def _arrow_reader(file: Path, columns: Sequence[str] | None = None) -> Any:
     source.seek(0)
     open_reader = pa.ipc.open_file if is_file_form else pa.ipc.open_stream
     return open_reader(source, options=options)
+
+
+def read_table(file: Path, wanted: Collection[str]) -> Any:
+    """The columns of a file that are among `wanted`, whole."""
+    import pyarrow.parquet as pq
+
+    names = [name for name in _schema(file).names if name in wanted]
+    with _readable(file):
+        if file.suffix == ".parquet":
+            return pq.read_table(file, columns=names)
+        return _arrow_reader(file).read_all().select(names)
 
 
 def _row_groups(file: Path) -> list[int]:

@@ -98,8 +98,8 @@ class PackedSplit(LookSplit):
         """One row."""
         return item_of_row(next(self.files.rows(number, 1)), self.name)
 
-    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
-        """All rows in order, an Arrow batch at a time; rows whose boundaries cannot be right count as one document."""
+    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
+        """An Arrow batch at a time; rows whose boundaries cannot be right count as one document."""
         wanted = ["input_ids", self._weights, self._boundaries, "kinds" if self.has_kinds else None]
         for first, batch in self.files.batches(columns=[name for name in wanted if name]):
             lists = {name: _flat(batch.column(name)) for name in batch.schema.names}

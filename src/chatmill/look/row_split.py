@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
-from chatmill.look.stored_splits import RELEASE_TOKENS, EpisodeSplit
+from chatmill.look.stored_splits import EpisodeSplit
 from chatmill.store.split import even_ranges
 
 
@@ -93,9 +93,8 @@ class RowSplit(LookSplit):
         """The episodes as they are stored, one after the other."""
         return self._episodes
 
-    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
-        """All rows in order, their episodes without padding."""
-        borders, read = self._plan.row_offsets, 0
+    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
+        borders = self._plan.row_offsets
         for first, last in even_ranges(self.tokens):
             some = self._episodes.stored.gather(self._plan.order[borders[first] : borders[last]])
             yield TokenBatch(
@@ -105,11 +104,10 @@ class RowSplit(LookSplit):
                 weights=some.weights,
                 kinds=some.kinds,
             )
-            read += len(some.ids)
-            if read >= RELEASE_TOKENS:
-                read = 0
-                del some
-                self._episodes.release()
+
+    def release(self) -> None:
+        """Unmap the files."""
+        self._episodes.release()
 
     def record_ids(self, numbers: Ints) -> list[str] | None:
         """Record ids of some rows, those of a row joined by commas."""

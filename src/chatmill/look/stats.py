@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import PARTS, RoleCode, kind_name
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import LookDataset
-from chatmill.look.item_view import SPAN_NAMES
 from chatmill.look.items import Ints, LookSplit, Progress
+from chatmill.store.kd import SPAN_NAMES
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 REPR_WIDTH = 100
@@ -107,20 +107,13 @@ def split_stats(split: LookSplit, progress: Progress | None = None) -> SplitStat
         lengths=_summary(lengths),
         length_bins=doubling_bins(lengths),
         trained_bins=share_bins(trained / np.maximum(tokens, 1)),
-        roles=_roles(counts),
+        roles=role_shares(counts),
         kinds=tuple(
             _share(kind_name(code), counts.kinds[code]) for code in np.flatnonzero(counts.kinds[:, 0]).tolist()
         ),
         turns=_turns(counts),
         sources=_sources(split, trained),
-        spans=tuple(
-            Share(
-                name=SPAN_NAMES[code] or "context",
-                tokens=int(counts.spans[code]),
-                trained=int(counts.spans[code]) if code else 0,
-            )
-            for code in np.flatnonzero(counts.spans).tolist()
-        ),
+        spans=span_shares(counts),
         fill={} if fill is None else _summary(fill),
         fill_bins=() if fill is None else share_bins(fill),
         documents_bins=doubling_bins(split.documents) if packed else (),
@@ -131,10 +124,20 @@ def _share(name: str, counted: NDArray[np.int64]) -> Share:
     return Share(name=name, tokens=int(counted[0]), trained=int(counted[1]))
 
 
-def _roles(counts: TokenCounts) -> tuple[Share, ...]:
+def role_shares(counts: TokenCounts) -> tuple[Share, ...]:
+    """Tokens and trained tokens of each role; those of no message are `document`."""
     by_role = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=1)
     names = ["document" if role is RoleCode.NONE else role.name.lower() for role in RoleCode]
     return tuple(_share(name, counted) for name, counted in zip(names, by_role, strict=True) if counted[0])
+
+
+def span_shares(counts: TokenCounts) -> tuple[Share, ...]:
+    """Tokens of each span of a KD set; all but the context are trained."""
+    return tuple(
+        Share(name=name, tokens=tokens, trained=tokens if code else 0)
+        for code, (name, tokens) in enumerate(zip(SPAN_NAMES, counts.spans.tolist(), strict=True))
+        if tokens
+    )
 
 
 def _turns(counts: TokenCounts) -> tuple[Share, ...]:

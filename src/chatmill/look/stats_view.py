@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.text import Text
 
 from chatmill.core.kinds import RoleCode
+from chatmill.core.tokens import Tokens
+from chatmill.look.counting import TokenCounts
+from chatmill.look.item_lines import COLOURS
+from chatmill.look.items import TokenBatch
 from chatmill.look.ledger import ledger_table
 from chatmill.look.plots import bar, histogram, share_table
-from chatmill.look.preview import COLOURS
 from chatmill.look.report.flow import FATE_NAMES
 from chatmill.look.safe_text import visible
-from chatmill.look.stats import DatasetStats, Share, SplitStats, fates_of, notes_of, rejections_of
+from chatmill.look.stats import DatasetStats, Share, SplitStats, fates_of, notes_of, rejections_of, role_shares
 
 SHOWN_TURNS = 8
 SHOWN_SOURCES = 20
@@ -81,6 +86,19 @@ def _split_parts(split: SplitStats, width: int, ascii_only: bool) -> Iterator[Re
             ascii_only=ascii_only,
             what="documents",
         )
+
+
+def role_table(
+    title: str, tokens: Tokens, run_weights: NDArray[np.float32], *, width: int, ascii_only: bool
+) -> RenderableType:
+    """Tokens and trained tokens of conversations that were just rendered, by role and in all."""
+    counts = TokenCounts(len(tokens))
+    weights = tokens.per_token(run_weights)
+    items = np.arange(len(tokens))
+    counts.add(TokenBatch(items=items, offsets=tokens.offsets, ids=None, weights=weights, kinds=tokens.kinds))
+    roles = role_shares(counts)
+    total = Share(name="all", tokens=counts.tokens, trained=int(counts.trained.sum()))
+    return share_table(title, [*roles, total], "role", width=width, ascii_only=ascii_only, colours=ROLE_COLOURS)
 
 
 def _headline(split: SplitStats) -> str:

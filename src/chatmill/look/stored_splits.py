@@ -14,8 +14,6 @@ from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.mapped import MappedFile
 
-RELEASE_TOKENS = 16 << 20
-"""Tokens after which a pass over a split unmaps what it has read, so that mapped pages do not pile up."""
 SEARCH_BYTES = 1 << 22
 """Bytes of record ids that are searched at a time."""
 SIMILAR_SAMPLE = 20_000
@@ -42,16 +40,6 @@ class EpisodeSplit(LookSplit):
     def tokens(self) -> Ints:
         """Tokens of every episode."""
         return self.stored.lengths
-
-    @cached_property
-    def documents(self) -> Ints:
-        """1 for every episode."""
-        return np.ones(len(self), dtype=np.int64)
-
-    @property
-    def document_lengths(self) -> Ints:
-        """Tokens of every episode."""
-        return self.tokens
 
     @cached_property
     def sources(self) -> NDArray[np.integer] | None:
@@ -84,9 +72,7 @@ class EpisodeSplit(LookSplit):
             features=self.features,
         )
 
-    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
-        """All episodes in order."""
-        read = 0
+    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
         for numbers in self.stored.batches():
             some = self.stored.gather(numbers)
             yield TokenBatch(
@@ -96,14 +82,9 @@ class EpisodeSplit(LookSplit):
                 weights=some.weights,
                 kinds=some.kinds,
             )
-            read += len(some.ids)
-            if read >= RELEASE_TOKENS:
-                read = 0
-                del some
-                self.release()
 
     def release(self) -> None:
-        """Unmap the files; they are mapped again when they are needed."""
+        """Unmap the files."""
         for shard in self.stored.shards:
             shard.release()
 
@@ -146,7 +127,7 @@ class EpisodeSplit(LookSplit):
 
 
 def _places(data: NDArray[np.uint8], wanted: bytes) -> Iterator[int]:
-    """Where some bytes stand in mapped ones; a piece at a time."""
+    """Where some bytes are in mapped ones; a piece at a time."""
     for begin in range(0, len(data), SEARCH_BYTES):
         piece = data[begin : begin + SEARCH_BYTES + len(wanted) - 1].tobytes()
         place = piece.find(wanted)

@@ -9,7 +9,7 @@ from typing import Any
 from chatmill.core.conversation import Conversation, Message
 from chatmill.look.generation_tags import TagFault, has_tags, tag_differences
 from chatmill.look.safe_text import visible
-from chatmill.look.template_look import Finding, ProbeLook, answers_of, chosen_options, generation_prompt
+from chatmill.look.template_look import ProbeLook, TemplateFinding, answers_of, chosen_options, generation_prompt
 from chatmill.look.template_probes import CALL, PADDED, PROBES, REASONING, SPECIAL_LOOK
 from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.pieces import Rendering
@@ -36,7 +36,7 @@ def findings_of(
     vocabulary: Tokenizer,
     *,
     made_up: bool,
-) -> Iterator[Finding]:
+) -> Iterator[TemplateFinding]:
     """All findings, the ones that matter most first."""
     if chat is None or not isinstance(source, JinjaSource):
         return
@@ -51,7 +51,7 @@ def findings_of(
     if not made_up:
         yield from _missing_tokens(chat, probes, vocabulary)
     if chat.asks_for_date:
-        yield Finding(
+        yield TemplateFinding(
             code="asks_for_date",
             text="The template writes today's date. A build needs one in its recipe (`date`, or --date), so that it "
             "gives the same bytes on any day.",
@@ -77,13 +77,13 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in unique)
 
 
-def _prompts(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Finding]:
+def _prompts(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     """Whether the served prompt and the trained context agree, and under which switch."""
     given = next(chat.choices({}))
     apart = [look for look in probes if _reasons(chat, look, given) & {"prompt_not_in_history"}]
     if not apart:
         if any(look.turns for look in probes):
-            yield Finding(
+            yield TemplateFinding(
                 code="prompt_agrees",
                 text="The prompt that a served model is given is the context that is trained, in every probe that has "
                 "one.",
@@ -111,14 +111,14 @@ def _prompts(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Findin
         text += f" With {switch} they agree in {_listed(helped)}; `thinking: auto` chooses that by itself."
     if left:
         text += f" No switch for thinking mends {_listed(left)}."
-    yield Finding(code="prompt_not_in_history", text=text)
+    yield TemplateFinding(code="prompt_not_in_history", text=text)
 
 
 def _reasons(chat: ChatTemplate, look: ProbeLook, options: Mapping[str, Any]) -> set[str]:
     return {answer.reason for answer in answers_of(chat.turns(look.probe.conversation, options))}
 
 
-def _unproved(probes: Sequence[ProbeLook]) -> Iterator[Finding]:
+def _unproved(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     """Reasons why answers have no proof, but for the prompt, which has a finding of its own."""
     found: dict[tuple[str, str], list[str]] = {}
     for look in probes:
@@ -136,12 +136,12 @@ def _unproved(probes: Sequence[ProbeLook]) -> Iterator[Finding]:
     }
     for (reason, detail), names in found.items():
         if reason != "prompt_not_in_history":
-            yield Finding(code=reason, text=f"{words.get(reason, reason)} ({detail}): {_listed(names)}.")
+            yield TemplateFinding(code=reason, text=f"{words.get(reason, reason)} ({detail}): {_listed(names)}.")
 
 
 def _stops(
     source: JinjaSource, chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer, made_up: bool
-) -> Iterator[Finding]:
+) -> Iterator[TemplateFinding]:
     used = list(dict.fromkeys(turn.stop for look in probes for turn in look.turns if turn.stop))
     names = {token: name for name, token in vocabulary.control_ids.items()}
     configured = [names[token] for token in source.stop_ids if token in names]
@@ -151,7 +151,7 @@ def _stops(
     says_nothing = made_up and not configured and "eos_token" not in source.named_tokens
     if strange and not says_nothing:
         said = f"its generation config names {', '.join(configured)}" if configured else f"its eos is {eos or 'unset'}"
-        yield Finding(
+        yield TemplateFinding(
             code="stop_not_in_config",
             text=f"Answers end with {', '.join(strange)}, and the model's generation config would not stop there: "
             f"{said}. Add {', '.join(strange)} to `eos_token_id` where the model is served.",
@@ -162,18 +162,18 @@ def _stops(
         if any(a.appended for a in answers_of(chat.turns(look.probe.conversation, look.options)))
     ]
     if appended:
-        yield Finding(
+        yield TemplateFinding(
             code="stop_appended",
             text="The template leaves the stop of a last answer to the header of the next message. It is appended to "
             f"the row and counted: {_listed(appended)}.",
         )
 
 
-def _history(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Finding]:
+def _history(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     changed = [(look, turn) for look in probes for turn in look.turns if not turn.stable]
     if not changed:
         if any(len(look.turns) > 1 for look in probes):
-            yield Finding(
+            yield TemplateFinding(
                 code="history_stable",
                 text="History is never rewritten in the probes: one row holds all turns of a conversation.",
             )
@@ -185,7 +185,7 @@ def _history(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Findin
         same = own.text[:begin] == whole.text[:begin]
         at = begin if same else _first_difference(own.text, whole.text)
         what = f"the answer of message {turn.message}" if same else f"the context of message {turn.message}"
-        yield Finding(
+        yield TemplateFinding(
             code="history_rewritten",
             text=f"Later messages change {what}, in '{look.probe.name}'. It was "
             f"{quoted(own.text[at : at + LONGEST])}; the whole conversation has {quoted(whole.text[at : at + LONGEST])}"
@@ -209,7 +209,7 @@ def _one_each(changed: Sequence[tuple[ProbeLook, Any]]) -> Iterator[tuple[ProbeL
             yield look, turn
 
 
-def _tags(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Finding]:
+def _tags(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     if not has_tags(chat.source.text):
         return
     found: dict[TagFault, list[tuple[str, str]]] = {}
@@ -218,28 +218,30 @@ def _tags(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Finding]:
             for difference in tag_differences(chat, look.probe.conversation, dict(look.options)):
                 found.setdefault(difference.fault, []).append((look.probe.name, difference.text))
     if not found:
-        yield Finding(code="tags_agree", text="The {% generation %} tags train exactly what is proved, in every probe.")
+        yield TemplateFinding(
+            code="tags_agree", text="The {% generation %} tags train exactly what is proved, in every probe."
+        )
     for fault in TagFault:
         if fault in found:
             names, example = [name for name, _ in found[fault]], quoted(found[fault][0][1])
             text = f"The {{% generation %}} tags {TAG_WORDS[fault]}: {example}, in {_listed(names)}."
-            yield Finding(code=str(fault), text=text)
+            yield TemplateFinding(code=str(fault), text=text)
 
 
-def _results_inside(chat: ChatTemplate) -> Iterator[Finding]:
+def _results_inside(chat: ChatTemplate) -> Iterator[TemplateFinding]:
     turns = chat.turns(CALL.conversation, chosen_options(chat, CALL.conversation))
     result, prompt = turns.until(2), turns.prompt(3)
     if not isinstance(result, Rendering) or not isinstance(prompt, Rendering):
         return
     if result.text == prompt.text and generation_prompt(chat):
-        yield Finding(
+        yield TemplateFinding(
             code="results_inside_answers",
             text="Tool results are written inside the assistant's turn: no generation prompt follows them. What the "
             "assistant says before and behind a result are two answers, each with its own context.",
         )
 
 
-def _trimmed(chat: ChatTemplate) -> Iterator[Finding]:
+def _trimmed(chat: ChatTemplate) -> Iterator[TemplateFinding]:
     conversation = Conversation(tuple(Message(role, text) for role, text in PADDED.items()))
     turns = chat.turns(conversation, chosen_options(chat, conversation))
     whole = turns.until(2)
@@ -257,20 +259,24 @@ def _trimmed(chat: ChatTemplate) -> Iterator[Finding]:
         where = "around" if not (before or after) else "behind" if before else "before"
         trimmed.append(f"{where} {message.role} contents")
     if trimmed:
-        yield Finding(code="white_space_trimmed", text=f"White space is trimmed {', '.join(trimmed)}. It is counted.")
+        yield TemplateFinding(
+            code="white_space_trimmed", text=f"White space is trimmed {', '.join(trimmed)}. It is counted."
+        )
 
 
-def _reasoning(chat: ChatTemplate) -> Iterator[Finding]:
+def _reasoning(chat: ChatTemplate) -> Iterator[TemplateFinding]:
     last = len(REASONING.conversation.messages) - 1
     ended = chat.turns(REASONING.conversation, chosen_options(chat, REASONING.conversation)).until(last)
     if isinstance(ended, Rendering) and "R-two." not in ended.text:
-        yield Finding(
+        yield TemplateFinding(
             code="reasoning_dropped",
             text="Reasoning is not shown at all, not even that of the last answer. It is counted in the ledger.",
         )
 
 
-def _missing_tokens(chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer) -> Iterator[Finding]:
+def _missing_tokens(
+    chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer
+) -> Iterator[TemplateFinding]:
     written: dict[str, None] = {}
     for look in probes:
         turns = chat.turns(look.probe.conversation, look.options)
@@ -280,17 +286,17 @@ def _missing_tokens(chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary:
                 written |= {found.group(): None for text in own for found in SPECIAL_LOOK.finditer(text)}
     missing = [name for name in written if name not in vocabulary.control_ids]
     if missing:
-        yield Finding(
+        yield TemplateFinding(
             code="tokens_not_in_vocabulary",
             text=f"The template writes {', '.join(missing)}, which {vocabulary.name!r} does not have as "
             f"{'a token' if len(missing) == 1 else 'tokens'}: a model reads them letter by letter.",
         )
 
 
-def _refusals(probes: Sequence[ProbeLook]) -> Iterator[Finding]:
+def _refusals(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     found: dict[str, list[str]] = {}
     for look in probes:
         if look.code and look.code not in ("prompt_not_in_history", "not_shown") and not look.turns:
             found.setdefault(look.refused, []).append(look.probe.name)
     for refused, names in found.items():
-        yield Finding(code="template_refuses", text=f"Refused, in {_listed(names)}: {refused}.")
+        yield TemplateFinding(code="template_refuses", text=f"Refused, in {_listed(names)}: {refused}.")

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.kinds import Part, part_of
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
+from chatmill.look.decoder import Decoder
 from chatmill.look.generation_tags import has_tags
-from chatmill.look.preview import Run, runs_as_json, runs_of
+from chatmill.look.item_view import ItemView, view_item
+from chatmill.look.items import item_of_tokens
 from chatmill.look.template_probes import EXAMPLE_DAY, PAIR, PROBES, Probe, byte_vocabulary
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.chat_template import ChatTemplate
@@ -36,7 +37,7 @@ BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class TemplateFinding:
     """Something worth knowing before training with a template."""
 
     code: str
@@ -76,8 +77,8 @@ class ProbeLook:
     options: Mapping[str, Any]
     """Template options that were chosen for it."""
     turns: tuple[TurnLook, ...]
-    rows: tuple[tuple[Run, ...], ...]
-    """Runs of each row; answers without a proof are context here."""
+    rows: tuple[ItemView, ...]
+    """Answers without a proof are context here."""
     stripped: int
     """Characters that no row shows."""
 
@@ -90,7 +91,7 @@ class ProbeLook:
             "options": dict(self.options),
             "stripped": self.stripped,
             "turns": [dataclasses.asdict(turn) | {"proved": not turn.reason} for turn in self.turns],
-            "rows": [runs_as_json(list(row)) for row in self.rows],
+            "rows": [[row.run_json(run) for run in row.runs] for row in self.rows],
         }
 
 
@@ -139,7 +140,7 @@ class TemplateLook:
     prompt: str
     stops: tuple[StopSource, ...]
     generation_tags: bool
-    findings: tuple[Finding, ...]
+    findings: tuple[TemplateFinding, ...]
     probes: tuple[ProbeLook, ...]
     vocabulary: Tokenizer
     data: DataShare | None = None
@@ -238,10 +239,9 @@ def _look_at(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, policy:
         refused, code = str(rendered.failed[0][1]), rendered.failed[0][1].code
         rendered = render([probe.conversation], lenient, collect_failures=True)
     weights = policy.run_weights(rendered.tokens)
-    rows = []
-    for row in range(len(rendered.tokens)):
-        first, last = rendered.tokens.conversation_runs[row : row + 2]
-        rows.append(tuple(runs_of(rendered.tokens.conversation(row), weights[first:last], bound.tokenizer)))
+    decoder = Decoder(bound.tokenizer)
+    items = (item_of_tokens(rendered.tokens, row, weights) for row in range(len(rendered.tokens)))
+    rows = [view_item(item, decoder) for item in items]
     options, turns = _turns(bound, probe.conversation)
     return ProbeLook(
         probe=probe,
@@ -297,10 +297,10 @@ def _turns(bound: BoundTemplate, conversation: Conversation) -> tuple[dict[str, 
 def _shows(probes: Sequence[ProbeLook], word: str, *, calls: bool) -> bool:
     """Whether the rendering of a probe has a word in its tool calls, or in tool definitions."""
     return any(
-        word in run.text and (part_of(run.kind) is Part.TOOL_CALL) == calls
+        word in run["text"] and (".tool_call" in run["kind"]) == calls
         for look in probes
         for row in (look.rows if calls or look.probe.conversation.tools else ())
-        for run in row
+        for run in map(row.run_json, row.runs)
     )
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, FormatError
 from chatmill.read.files import SUFFIXES
 
 MANIFEST = "manifest.json"
@@ -25,7 +25,7 @@ def folder_files(given: str | os.PathLike[str]) -> list[str]:
     if (folder / SPLITS).is_file():
         return _one_split(folder)
     if (folder / STATE).is_file():
-        return _saved(folder)
+        return saved_files(folder)
     if (folder / MANIFEST).is_file():
         raise ConfigError(f"{folder} is a built dataset, not a folder of conversations: see chatmill inspect")
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
@@ -63,14 +63,23 @@ def holds_records(folder: Path) -> bool:
 
 
 def _one_split(folder: Path) -> list[str]:
-    splits = _json(folder / SPLITS).get("splits") or []
+    splits = saved_splits(folder)
     if len(splits) != 1:
-        named = " or ".join(str(folder / str(split)) for split in splits) or "nothing"
+        named = " or ".join(str(folder / split) for split in splits) or "nothing"
         raise ConfigError(f"{folder} holds {len(splits)} splits; name the one to read: {named}")
-    return _saved(folder / _plain(splits[0], folder / SPLITS))
+    return saved_files(folder / splits[0])
 
 
-def _saved(folder: Path) -> list[str]:
+def saved_splits(folder: Path) -> list[str]:
+    """The splits of a folder that `DatasetDict.save_to_disk` made: folders in it."""
+    splits = _json(folder / SPLITS).get("splits")
+    if not isinstance(splits, list):
+        raise FormatError(f"{folder / SPLITS} does not list splits; was it written by datasets?")
+    return [_plain(split, folder / SPLITS) for split in splits]
+
+
+def saved_files(folder: Path) -> list[str]:
+    """The files of the rows in a folder that `Dataset.save_to_disk` made."""
     state = _json(folder / STATE)
     if any(state.get(key) for key in ("_indices_files", "_indices_data_files")):
         raise ConfigError(
@@ -80,7 +89,7 @@ def _saved(folder: Path) -> list[str]:
     try:
         files = [str(folder / _plain(file["filename"], folder / STATE)) for file in state["_data_files"]]
     except (KeyError, TypeError):
-        raise ConfigError(
+        raise FormatError(
             f"{folder / STATE} does not list the files of the rows; was it written by datasets?"
         ) from None
     return files
@@ -89,7 +98,7 @@ def _saved(folder: Path) -> list[str]:
 def _plain(name: object, said_by: Path) -> str:
     """A name that a file of the folder gives; one that leads out of the folder is refused."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise ConfigError(f"{said_by} names {name!r}, which is no file of its folder")
+        raise FormatError(f"{said_by} names {name!r}, which is no file of its folder")
     return name
 
 
@@ -97,7 +106,7 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+        raise FormatError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} must hold an object")
+        raise FormatError(f"{path} must hold an object")
     return found

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from chatmill.core.blocks import Segments
 from chatmill.errors import ConfigError
-from chatmill.load.collate import flex_document_mask
+from chatmill.load.document_masks import flex_document_mask
 
 
 class Attention(StrEnum):
@@ -35,8 +35,8 @@ class Attention(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Documents:
-    """Where the documents of a (rows, width) batch stand, as tensors on the batch's device."""
+class RowDocuments:
+    """The places of the documents of a (rows, width) batch, as tensors on the batch's device."""
 
     position_ids: torch.Tensor
     """(rows, width) int64: the place of each token in its document, from 0."""
@@ -46,26 +46,26 @@ class Documents:
     """int32: cumulative lengths over the batch as one long row, the last value repeated up to a fixed size."""
 
 
-def whole_row_documents(shape: Sequence[int], device: torch.device) -> Documents:
+def whole_row_documents(shape: Sequence[int], device: torch.device) -> RowDocuments:
     """Each row is one document (padding behind it is never looked at by what comes before)."""
-    return Documents(position_ids=torch.arange(shape[1], device=device).expand(*shape))
+    return RowDocuments(position_ids=torch.arange(shape[1], device=device).expand(*shape))
 
 
-def documents_of_segments(segments: Segments, device: torch.device, *, most: int | None = None) -> Documents:
+def documents_of_segments(segments: Segments, device: torch.device, *, most: int | None = None) -> RowDocuments:
     """Documents of packed rows; `most` documents a row at most gives `cu_seqlens` a size that never changes."""
     size = None if most is None else segments.rows * (most + 1) + 1
 
     def tensor(values: Any) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
 
-    return Documents(
+    return RowDocuments(
         position_ids=tensor(segments.position_ids),
         seq_idx=tensor(segments.seq_idx),
         cu_seqlens=tensor(segments.cu_seqlens(size)),
     )
 
 
-def documents_of_positions(position_ids: torch.Tensor, seq_idx: torch.Tensor | None = None) -> Documents:
+def documents_of_positions(position_ids: torch.Tensor, seq_idx: torch.Tensor | None = None) -> RowDocuments:
     """Documents read from positions that begin at 0 anew, or from `seq_idx`, the number of each token's document."""
     if seq_idx is None:
         seq_idx = (position_ids == 0).cumsum(1) - 1
@@ -73,7 +73,7 @@ def documents_of_positions(position_ids: torch.Tensor, seq_idx: torch.Tensor | N
     begins[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]
     total = torch.tensor([seq_idx.numel()], device=seq_idx.device)
     cu_seqlens = torch.cat([begins.reshape(-1).nonzero()[:, 0], total]).int()
-    return Documents(position_ids=position_ids, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
+    return RowDocuments(position_ids=position_ids, seq_idx=seq_idx, cu_seqlens=cu_seqlens)
 
 
 Form = Any
@@ -99,7 +99,7 @@ def choose_attention(asked: Attention | str, device: torch.device, dtype: torch.
     return kind
 
 
-def prepare(documents: Documents, kind: Attention) -> Form:
+def prepare(documents: RowDocuments, kind: Attention) -> Form:
     """The borders of a batch in the form that the kernel reads; made once, used by every layer."""
     if documents.seq_idx is None:
         return None
@@ -156,7 +156,7 @@ _FOUND: dict[str, Any] = {}
 
 
 def _has_varlen() -> bool:
-    """Whether this torch has varlen attention; how it wants to be told "causal" and "grouped" is noted."""
+    """Whether this torch has varlen attention; which arguments say "causal" and "grouped" is noted."""
     if "varlen" not in _FOUND:
         try:
             from torch.nn.attention.varlen import varlen_attn

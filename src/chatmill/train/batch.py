@@ -14,7 +14,7 @@ import torch
 from chatmill.core.shift import IGNORE_INDEX, shift_left
 from chatmill.errors import DataError
 from chatmill.load.packed_batch import PackedBatch
-from chatmill.train.attention import Documents, documents_of_positions, documents_of_segments, whole_row_documents
+from chatmill.train.attention import RowDocuments, documents_of_positions, documents_of_segments, whole_row_documents
 
 SHAPES = "(x, y), (x, y, mask), a PackedBatch, or a mapping with input_ids or tokens"
 
@@ -30,7 +30,7 @@ class TrainBatch:
     """How much each label counts; None: 1 wherever the label is not -100."""
     spans: torch.Tensor | None
     """Which span each label belongs to (1 reasoning, 2 answer, 0 neither); None: not known."""
-    documents: Documents
+    documents: RowDocuments
 
 
 def as_batch(given: Any, device: torch.device, spans: torch.Tensor | None = None) -> TrainBatch:
@@ -68,7 +68,7 @@ def _of_mapping(given: Mapping[str, Any], device: torch.device) -> TrainBatch:
 
 
 def _made(
-    device: torch.device, x: Any, y: Any, mask: Any | None, spans: torch.Tensor | None, documents: Documents
+    device: torch.device, x: Any, y: Any, mask: Any | None, spans: torch.Tensor | None, documents: RowDocuments
 ) -> TrainBatch:
     return TrainBatch(
         input_ids=x.to(device, non_blocking=True),

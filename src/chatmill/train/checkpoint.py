@@ -1,4 +1,4 @@
-"""Checkpoints: a folder per saved step that is there whole or not at all, and what a run needs to go on from it.
+"""Checkpoints: a folder per saved step that is there whole or not at all, and what a run needs to resume from it.
 
     OUT/checkpoints/step_00000200/
         model.safetensors       weights (a transformers model: what `save_pretrained` writes)
@@ -54,7 +54,7 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Where a run stands after some optimizer steps."""
+    """The state of a run after some optimizer steps."""
 
     step: int
     """Optimizer steps since the beginning of the run."""
@@ -112,7 +112,7 @@ def _full_disk_named(out: Path, partial: Path) -> Iterator[None]:
         left = f"the newest checkpoint is {kept[-1][1].name}" if kept else "no checkpoint is saved yet"
         raise ConfigError(
             f"{partial.parent}: the disk is full and this checkpoint is not saved; {left}. Free some space there, or "
-            "lower train.keep, and run the same command again: it goes on from the newest checkpoint"
+            "lower train.keep, and run the same command again: it resumes from the newest checkpoint"
         ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -10,6 +9,7 @@ from typing import Any
 
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.load.config_files import close_name
+from chatmill.load.option_checks import Check, Flag, Number, OneOf
 from chatmill.train.losses import LossKind
 
 
@@ -75,7 +75,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name, check in CHECKS.items():
-            object.__setattr__(self, name, check(name, getattr(self, name)))
+            object.__setattr__(self, name, check(name, getattr(self, name), text=True))
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(f"steps is {self.steps} and epochs is {self.epochs}: give one of them")
         if self.post_training and self.epochs not in (None, 1):
@@ -93,88 +93,28 @@ class TrainConfig:
         return cls(**options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Number:
-    """Checks a number in a range; text, which the environment gives, is read."""
-
-    least: float
-    most: float = math.inf
-    whole: bool = False
-    optional: bool = False
-    above: bool = False
-    """`least` itself is not allowed."""
-
-    def __call__(self, name: str, value: Any) -> float | int | None:
-        if value is None and self.optional:
-            return None
-        try:
-            if isinstance(value, bool) or (self.whole and isinstance(value, float) and value != int(value)):
-                raise ValueError
-            number = int(value) if self.whole else float(value)
-        except (TypeError, ValueError):
-            raise ConfigError(f"{name} is {value!r}; allowed: {self.allowed}") from None
-        if not self.least <= number <= self.most or (self.above and number == self.least):
-            raise ConfigError(f"{name} is {value!r}; allowed: {self.allowed}")
-        return number
-
-    @property
-    def allowed(self) -> str:
-        what = "a whole number" if self.whole else "a number"
-        low = f"above {self.least:g}" if self.above else f"from {self.least:g}"
-        return f"{what} {low}" + (f" to {self.most:g}" if math.isfinite(self.most) else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choice:
-    """Checks a member of an enumeration."""
-
-    members: type[StrEnum]
-
-    def __call__(self, name: str, value: Any) -> StrEnum:
-        if value not in list(self.members):
-            raise ConfigError(f"{name} is {value!r}; allowed: {', '.join(self.members)}")
-        return self.members(value)
-
-
-FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-
-
-def as_flag(name: str, value: Any) -> bool:
-    """A bool, or text that means one (an empty one is false)."""
-    if isinstance(value, bool):
-        return value
-    text = str(value).strip().lower()
-    if text in FLAGS or not text:
-        return FLAGS.get(text, False)
-    raise ConfigError(f"{name} is {value!r}; allowed: {', '.join(FLAGS)}")
-
-
-def _text(name: str, value: Any) -> str:
-    return str(value)
-
-
-_COUNT, _COUNT_OR_NONE = _Number(least=1, whole=True), _Number(least=1, whole=True, optional=True)
-_SHARE = _Number(least=0, most=1)
-CHECKS: dict[str, Any] = {
+_COUNT, _COUNT_OR_NONE = Number(least=1, whole=True), Number(least=1, whole=True, optional=True)
+_SHARE, _POSITIVE = Number(most=1), Number(above=True)
+CHECKS: dict[str, Check] = {
     "steps": _COUNT_OR_NONE,
     "epochs": _COUNT_OR_NONE,
-    "learning_rate": _Number(least=0, above=True),
+    "learning_rate": _POSITIVE,
     "min_lr_ratio": _SHARE,
     "warmup_pct": _SHARE,
-    "weight_decay": _Number(least=0),
+    "weight_decay": Number(),
     "beta1": _SHARE,
     "beta2": _SHARE,
-    "eps": _Number(least=0, above=True),
-    "clip": _Number(least=0),
+    "eps": _POSITIVE,
+    "clip": Number(),
     "accumulation": _COUNT,
-    "loss": _Choice(members=LossKind),
-    "w_r": _Number(least=0),
-    "w_f": _Number(least=0),
-    "precision": _Choice(members=Precision),
-    "device": _text,
-    "compile": as_flag,
-    "seed": _Number(least=0, most=2**32 - 1, whole=True),
-    "post_training": as_flag,
+    "loss": OneOf(members=LossKind),
+    "w_r": Number(),
+    "w_f": Number(),
+    "precision": OneOf(members=Precision),
+    "device": Check(),
+    "compile": Flag(),
+    "seed": Number(most=2**32 - 1, whole=True),
+    "post_training": Flag(),
     "eval_every": _COUNT_OR_NONE,
     "eval_batches": _COUNT_OR_NONE,
     "save_every": _COUNT_OR_NONE,

@@ -20,7 +20,7 @@ from chatmill.train.span_twin import SpanTwin, twin_of
 log = logging.getLogger("chatmill.train")
 
 
-class Feed:
+class TrainFeed:
     """Batches of one split, on the device of the run, with their spans where these are known."""
 
     def __init__(
@@ -102,14 +102,14 @@ class Feed:
         return str(splits[self.split]["fingerprint"]) if splits and self.split in splits else None
 
     def state(self) -> Any:
-        """Where the loader stands; None where it cannot say."""
+        """The place of the loader; None where it has no state."""
         return self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
 
     def load_state(self, state: Any) -> None:
         """Go on from a state."""
         if not hasattr(self.loader, "load_state_dict"):
             raise ConfigError(
-                "this run cannot go on: its data is a plain iterable that does not know where it stood; use a loader "
+                "this run cannot resume: its data is a plain iterable, which has no state; use a loader "
                 "with state_dict and load_state_dict, or another `out`"
             )
         splits = state.get("splits") if isinstance(state, dict) else None
@@ -119,7 +119,7 @@ class Feed:
         self.align()
 
     def align(self) -> None:
-        """Bring the twin to where the loader stands, after it was moved from outside."""
+        """Move the twin to the place of the loader, after that was moved from outside."""
         if self._twin is not None:
             self._twin.follow(self.loader)
 
@@ -176,13 +176,13 @@ class Feed:
 
     @property
     def loader_starts_again(self) -> bool:
-        """Whether the loader goes on with another epoch when one is over."""
-        return hasattr(self.loader, "next_epoch")
+        """Whether another epoch follows when one is over."""
+        return hasattr(self.loader, "next_epoch") and not getattr(self.loader, "ends", False)
 
     def refuse_partial_pass(self) -> None:
         """`ConfigError` where the one pass of post-training would leave rows out, or train every token."""
         loader = self.loader
-        if isinstance(loader, PackedRowLoader):
+        if isinstance(loader, PackedRowLoader) and not loader.ends:
             raise ConfigError("post_training trains assistant tokens, and packed texts do not say which these are")
         if not isinstance(loader, GPTEpisodeDataLoader):
             return

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from chatmill.errors import ConfigError, MissingExtraError
-from chatmill.load.collate import dense_document_mask
-from chatmill.train.attention import Documents, documents_of_positions, whole_row_documents
+from chatmill.errors import ConfigError
+from chatmill.load.document_masks import dense_document_mask
+from chatmill.train.attention import RowDocuments, documents_of_positions, whole_row_documents
+from chatmill.train.hf_model import load_hf_model
 from chatmill.train.isolation import check_isolation
 
 PROBE = (8, 1, 7, 16)
@@ -43,12 +44,12 @@ class ForeignModel(nn.Module):
         weight: torch.Tensor = self.inner.get_output_embeddings().weight
         return weight
 
-    def hidden_states(self, input_ids: torch.Tensor, documents: Documents) -> torch.Tensor:
+    def hidden_states(self, input_ids: torch.Tensor, documents: RowDocuments) -> torch.Tensor:
         """The last hidden states, behind the final norm."""
         hidden: torch.Tensor = self.inner.base_model(input_ids=input_ids, **self._boundaries(documents))[0]
         return hidden
 
-    def logits(self, input_ids: torch.Tensor, documents: Documents) -> torch.Tensor:
+    def logits(self, input_ids: torch.Tensor, documents: RowDocuments) -> torch.Tensor:
         """(rows, width, vocabulary): for models that do more to the head's output than the product."""
         logits: torch.Tensor = self.inner(input_ids=input_ids, **self._boundaries(documents)).logits
         return logits
@@ -59,7 +60,7 @@ class ForeignModel(nn.Module):
         """Logits of packed rows, as `chatmill.train.gpt.GPT` gives them."""
         return self.logits(input_ids, documents_of_positions(position_ids, seq_idx))
 
-    def _boundaries(self, documents: Documents) -> dict[str, Any]:
+    def _boundaries(self, documents: RowDocuments) -> dict[str, Any]:
         given: dict[str, Any] = {"use_cache": False} if self._takes_cache else {}
         if self._takes_positions:
             given["position_ids"] = documents.position_ids
@@ -124,7 +125,7 @@ class ForeignModel(nn.Module):
 
     def load_weights(self, folder: Path) -> None:
         """What `save_weights` wrote, into this model."""
-        stored = _load(folder, self.inner.dtype)
+        stored = load_hf_model(folder, dtype=str(self.inner.dtype).removeprefix("torch."))
         self.inner.load_state_dict(stored.state_dict())
 
     def compile_layers(self) -> None:
@@ -145,23 +146,5 @@ def load_foreign(
 
     `random_weights` reads config.json alone and draws weights from torch's global seed.
     """
-    return ForeignModel(_load(Path(folder), dtype, random_weights=random_weights))
-
-
-def _load(folder: Path, dtype: torch.dtype, *, random_weights: bool = False) -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise MissingExtraError("transformers", "train,hf", "training a transformers model") from None
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} has no config.json: give a folder made by model.save_pretrained")
-    quiet = transformers.logging
-    quiet.set_verbosity_error()
-    quiet.disable_progress_bar()
-    try:
-        if random_weights:
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-            return transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"transformers cannot load {folder}: {error}") from None
+    name = str(dtype).removeprefix("torch.")
+    return ForeignModel(load_hf_model(folder, dtype=name, random_weights=random_weights))

@@ -13,7 +13,7 @@ from chatmill.errors import ConfigError
 from chatmill.train.attention import whole_row_documents
 
 
-class Finish(StrEnum):
+class FinishReason(StrEnum):
     """Why decoding ended."""
 
     STOP = "stop"
@@ -48,7 +48,7 @@ class Generated:
 
     ids: tuple[int, ...]
     """New tokens, without the stop id."""
-    finish: Finish
+    finish: FinishReason
     stop_id: int | None
     """The stop id that ended it."""
 
@@ -76,7 +76,9 @@ def generate(
         if len(new) == options.max_new_tokens:
             break
     model.train(was_training)
-    return Generated(ids=tuple(new), finish=Finish.LENGTH if stop_id is None else Finish.STOP, stop_id=stop_id)
+    return Generated(
+        ids=tuple(new), finish=FinishReason.LENGTH if stop_id is None else FinishReason.STOP, stop_id=stop_id
+    )
 
 
 def _logits(model: Any, prompt: list[int], new: list[int]) -> Iterator[torch.Tensor]:

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.errors import ConfigError, UnknownNameError, member
 from chatmill.train.attention import (
     Attention,
-    Documents,
     Form,
+    RowDocuments,
     attend,
     choose_attention,
     documents_of_positions,
@@ -150,9 +150,7 @@ class GPT(nn.Module):
         """Random weights from torch's global seed."""
         super().__init__()
         self.config = config
-        if attention not in list(Attention):
-            raise UnknownNameError("attention", attention, [str(known) for known in Attention])
-        self.attention = Attention(attention)
+        self.attention = member(Attention, "attention", attention)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps)
@@ -178,7 +176,7 @@ class GPT(nn.Module):
         """(vocabulary, hidden): logits are `hidden @ head_weight.T`."""
         return self.embedding.weight if self.head is None else self.head.weight
 
-    def hidden_states(self, input_ids: torch.Tensor, documents: Documents) -> torch.Tensor:
+    def hidden_states(self, input_ids: torch.Tensor, documents: RowDocuments) -> torch.Tensor:
         """The last hidden states (rows, width, hidden), documents kept apart."""
         x = self.embedding(input_ids)
         kind = choose_attention(self.attention, x.device, _activation_dtype(x))

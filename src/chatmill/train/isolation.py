@@ -56,40 +56,10 @@ Logits = Callable[[dict[str, Any]], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentIsolation:
-    """What was measured for one document of a packed row; differences are the largest over all its logits."""
-
-    row: int
-    number: int
-    """Counted from 0 in the row; the padding behind the last document is one more."""
-    start: int
-    length: int
-    moved: float
-    """How far its logits moved when another document of the row was changed; 0 when isolated."""
-    moved_by: int | None
-    """The document whose change moved it most; None where nothing moved."""
-    alone: float
-    """How far its logits are from those of the document alone in a row."""
-
-    @classmethod
-    def of(cls, document: Document) -> DocumentIsolation:
-        """The result of a document that has been measured."""
-        return cls(
-            row=document.row,
-            number=document.number,
-            start=document.start,
-            length=document.length,
-            moved=document.moved,
-            moved_by=document.moved_by,
-            alone=document.alone,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationReport:
     """The result of `check_isolation`; `str(report)` is a table that reads without colour."""
 
-    documents: tuple[DocumentIsolation, ...]
+    documents: tuple[Document, ...]
     moved_tolerance: float
     alone_tolerance: float
     rounding: float | None = None
@@ -108,12 +78,12 @@ class IsolationReport:
         return max(document.alone for document in self.documents)
 
     @property
-    def leaking(self) -> tuple[DocumentIsolation, ...]:
+    def leaking(self) -> tuple[Document, ...]:
         """Documents that move when another one is changed."""
         return tuple(d for d in self.documents if not d.moved <= self.moved_tolerance)  # `not <=`: a NaN counts
 
     @property
-    def unlike_alone(self) -> tuple[DocumentIsolation, ...]:
+    def unlike_alone(self) -> tuple[Document, ...]:
         """Documents that no other one moves, but that are further from themselves alone than rounding explains."""
         leaking = self.leaking
         return tuple(d for d in self.documents if not d.alone <= self.alone_tolerance and d not in leaking)
@@ -208,7 +178,7 @@ def check_isolation(
                 rounding = max(map(measure, sorted(doubtful, key=lambda d: -d.alone)[:max_probes]))
                 alone_tolerance = max(alone_tolerance, ROUNDING_FACTOR * rounding)
     report = IsolationReport(
-        documents=tuple(map(DocumentIsolation.of, documents)),
+        documents=tuple(documents),
         moved_tolerance=moved_tolerance,
         alone_tolerance=alone_tolerance,
         rounding=rounding,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,25 +17,29 @@ from numpy.typing import NDArray
 
 from chatmill.core.blocks import boundaries_from_starts
 from chatmill.errors import ConfigError
-from chatmill.load.collate import flex_document_mask
+from chatmill.load.document_masks import flex_document_mask
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Document:
-    """One document of a packed row while it is being measured."""
+    """One document of a packed row, and what is measured for it; differences are the largest over all its logits."""
 
     row: int
     number: int
+    """Counted from 0 in the row; the padding behind the last document is one more."""
     start: int
-    end: int
+    length: int
     moved: float = 0.0
+    """How far its logits moved when another document of the row was changed; 0 when isolated."""
     moved_by: int | None = None
+    """The document whose change moved it most; None where nothing moved."""
     alone: float = 0.0
+    """How far its logits are from those of the document alone in a row."""
 
     @property
-    def length(self) -> int:
-        """Its tokens."""
-        return self.end - self.start
+    def end(self) -> int:
+        """One past its last token."""
+        return self.start + self.length
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The document's part of values over (rows, tokens, ...)."""
@@ -61,10 +66,8 @@ def find_documents(
     rows = []
     for row in range(count):
         starts = np.flatnonzero(begins[row]).tolist()
-        ends = [*starts[1:], width]
-        rows.append(
-            [Document(row=row, number=n, start=a, end=b) for n, (a, b) in enumerate(zip(starts, ends, strict=True))]
-        )
+        borders = enumerate(pairwise([*starts, width]))
+        rows.append([Document(row=row, number=n, start=a, length=b - a) for n, (a, b) in borders])
     return rows
 
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.errors import ConfigError, DataError, UnknownNameError
-from chatmill.train.losses import LossResult, LossSums, check_shapes, checked_scales, position_weights, span_sums
+from chatmill.errors import ConfigError, DataError, member
+from chatmill.train.losses import LossResult, LossSums, checked_scales, position_weights, span_sums
+from chatmill.train.span_loss import check_shapes
 
 CUDA_BYTES = 2_135_000_000
 """What a call may hold on a GPU beyond inputs and gradients: a little less than 2 GiB."""
@@ -36,7 +37,7 @@ ROW_TILE = 128
 """Where it costs nothing, numbers of rows are multiples of this."""
 
 
-class Backend(StrEnum):
+class LossBackend(StrEnum):
     """Who does the work between the matrix products."""
 
     AUTO = "auto"
@@ -69,7 +70,7 @@ def linear_cross_entropy(
     ignore_index: int = IGNORE_INDEX,
     chunk_rows: int | None = None,
     sums: Sums | str = Sums.AUTO,
-    backend: Backend | str = Backend.AUTO,
+    backend: LossBackend | str = LossBackend.AUTO,
 ) -> LossResult:
     """Cross entropy of `hidden @ weight.T` as sums per span, with gradients for `hidden` and `weight`.
 
@@ -101,7 +102,7 @@ def linear_cross_entropy(
         unit=_checked_unit(row_labels, factors, len(weight)),
         dtype=dtype,
         chunk_rows=chunk_rows,
-        sums=_chosen_sums(sums),
+        sums=member(Sums, "sums", sums),
         backend=_chosen_backend(backend, hidden.device, dtype),
         gradients=torch.is_grad_enabled(),
     )
@@ -127,7 +128,7 @@ class _Job:
     """Of the matrix products."""
     chunk_rows: int | None
     sums: Sums
-    backend: Backend
+    backend: LossBackend
     gradients: bool
 
     @property
@@ -150,9 +151,9 @@ class _Job:
     def _most_rows(self, weight: Tensor) -> int:
         """Positions per chunk at most, from the memory a call may take."""
         row = len(weight) * self.dtype.itemsize
-        if self.backend is Backend.PLAIN:
+        if self.backend is LossBackend.PLAIN:
             return max(1, PLAIN_CHUNK_BYTES // row)
-        # Beside the logits stand a chunk of hidden states and one of their gradient, and maybe exact sums.
+        # Beside the logits there are a chunk of hidden states, one of their gradient, and maybe exact sums.
         row += 2 * weight.shape[1] * self.dtype.itemsize
         few = min(CUDA_BYTES // row, max(CUDA_ROWS, math.ceil(len(self.labels) / ROUNDED_CHUNKS)))
         narrow = weight.dtype.itemsize < self.wide.itemsize
@@ -173,7 +174,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wanted = tuple(job.gradients and needed for needed in ctx.needs_input_grad[:2])
         with torch.autocast(hidden.device.type, enabled=False):
             losses, ctx.made = _losses_and_gradients(hidden, weight, job, *wanted)
-        ctx.triton = job.backend is Backend.TRITON
+        ctx.triton = job.backend is LossBackend.TRITON
         ctx.mark_non_differentiable(losses)
         return (losses * job.factors).sum().to(job.wide), losses
 
@@ -231,7 +232,7 @@ class _Work(Protocol):
 
 
 def _work(job: _Job, matrix: Tensor, chunks: list[slice]) -> _Work:
-    if job.backend is Backend.PLAIN:
+    if job.backend is LossBackend.PLAIN:
         return functools.partial(_plain_work, matrix)
     most = max((chunk.stop - chunk.start for chunk in chunks), default=0)
     # Rows begin at multiples of 128 bytes, also for a vocabulary such as 50,257: matrix products want it.
@@ -299,7 +300,7 @@ class _WeightGradient:
         return self.gradient
 
     def _narrow(self) -> None:
-        """Round the sums, which stand in the memory they go to: row `r` of the result ends before wide row `r`.
+        """Round the sums, which share memory with the result: row `r` of the result ends before wide row `r`.
 
         So rows `a` to `2 * a` may be copied at once; only the first few go through a copy.
         """
@@ -325,7 +326,7 @@ def _add_product(total: Tensor, slopes: Tensor, inputs: Tensor, factor: float, *
 
 
 def _scaled(gradient: Tensor | None, factor: Tensor, by_triton: bool) -> Tensor | None:
-    """The gradient times what stands behind the loss in the graph, in place; nothing is done where that is 1."""
+    """The gradient times the gradient of the loss, in place; nothing is done where that is 1."""
     if gradient is None:
         return None
     if by_triton:
@@ -351,24 +352,17 @@ def _product_dtype(hidden: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if autocast else hidden.dtype
 
 
-def _chosen_backend(backend: Backend | str, device: torch.device, dtype: torch.dtype) -> Backend:
-    if backend not in set(Backend):
-        raise UnknownNameError("backend", backend, [member.value for member in Backend])
+def _chosen_backend(backend: LossBackend | str, device: torch.device, dtype: torch.dtype) -> LossBackend:
+    backend = member(LossBackend, "backend", backend)
     fits = device.type == "cuda" and dtype is not torch.float64
-    if backend == Backend.TRITON and not (fits and _has_triton()):
+    if backend == LossBackend.TRITON and not (fits and _has_triton()):
         raise ConfigError(
             f"backend='triton' needs a CUDA device, Triton and at most float32, not {dtype} on {device} with Triton "
             f"{'installed' if _has_triton() else 'missing'}: leave backend='auto'"
         )
-    if backend == Backend.AUTO:
-        return Backend.TRITON if fits and _has_triton() else Backend.PLAIN
-    return Backend(backend)
-
-
-def _chosen_sums(sums: Sums | str) -> Sums:
-    if sums not in set(Sums):
-        raise UnknownNameError("sums", sums, [member.value for member in Sums])
-    return Sums(sums)
+    if backend == LossBackend.AUTO:
+        return LossBackend.TRITON if fits and _has_triton() else LossBackend.PLAIN
+    return backend
 
 
 @functools.cache
@@ -388,7 +382,7 @@ def _check_inputs(
         raise DataError(
             f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} do not fit: (..., H) and (V, H) are needed"
         )
-    check_shapes(labels, hidden=hidden[..., 0], weights=weights, spans=spans)
+    check_shapes(labels=labels, hidden=hidden[..., 0], weights=weights, spans=spans)
     if chunk_rows is not None and chunk_rows < 1:
         raise ConfigError(f"chunk_rows is {chunk_rows}; a chunk holds at least one position")
 

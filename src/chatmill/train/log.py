@@ -21,7 +21,7 @@ class RunLog:
         self._active = active
         self._file = None
         self._board: Any = None
-        self._bar = _Bar(steps, done) if active and bar else None
+        self._bar = _bar(steps, done) if active and bar and sys.stderr.isatty() else None
         if active and out is not None:
             out.mkdir(parents=True, exist_ok=True)
             _forget_after(out / LOG, done)
@@ -46,18 +46,20 @@ class RunLog:
                 self._board.add_scalar(name, value, values["step"])
         line = as_line(values)
         if self._bar is not None:
-            self._bar.line(line)
+            self._bar.console.print(line)
         else:
             log.info(line)
 
     def advance(self, step: int, text: str) -> None:
         """Move the bar; nothing without one."""
         if self._bar is not None:
-            self._bar.advance(step, text)
+            self._bar.update(self._bar.task_ids[0], completed=step, text=text)
 
     def close(self) -> None:
         """Flush and close everything."""
-        for part in (self._bar, self._board, self._file):
+        if self._bar is not None:
+            self._bar.stop()
+        for part in (self._board, self._file):
             if part is not None:
                 part.close()
 
@@ -119,33 +121,14 @@ def _tensorboard(folder: Path) -> Any:
     return SummaryWriter(str(folder))
 
 
-class _Bar:
-    """A bar on standard error: rich where it is installed."""
+def _bar(steps: int, done: int) -> Any:
+    """A progress bar on standard error, started; it has one task."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    def __init__(self, steps: int, done: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from chatmill.console import plain_column, plain_console
 
-        from chatmill.console import plain_column, plain_console
-
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), plain_column("{task.fields[text]}"))
-        self._progress = Progress("train", *columns, console=plain_console(stderr=True))
-        self._task = self._progress.add_task("train", total=steps, completed=done, text="")
-        self._progress.start()
-
-    def advance(self, step: int, text: str) -> None:
-        self._progress.update(self._task, completed=step, text=text)
-
-    def line(self, text: str) -> None:
-        self._progress.console.print(text)
-
-    def close(self) -> None:
-        self._progress.stop()
-
-
-def bar_is_possible() -> bool:
-    """Whether standard error is a terminal and rich is there."""
-    try:
-        import rich  # noqa: F401 - only whether it is there
-    except ImportError:
-        return False
-    return sys.stderr.isatty()
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), plain_column("{task.fields[text]}"))
+    bar = Progress("train", *columns, console=plain_console(stderr=True))
+    bar.add_task("train", total=steps, completed=done, text="")
+    bar.start()
+    return bar

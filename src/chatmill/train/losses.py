@@ -38,8 +38,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.errors import ConfigError, DataError, UnknownNameError
-from chatmill.train.span_loss import SPAN_FINAL, SPAN_REASONING, SpanLoss
+from chatmill.errors import ConfigError, DataError, member
+from chatmill.train.span_loss import SPAN_FINAL, SPAN_REASONING, SpanLoss, all_sum, check_shapes, wide_dtype
 
 
 class LossKind(StrEnum):
@@ -70,7 +70,7 @@ class LossSums:
 
     def reduced(self, group: Any | None) -> LossSums:
         """Summed over the ranks of a process group (a collective call); unchanged where `group` is None."""
-        sums, counts = _reduced(torch.stack((self.sums, self.counts)), group).unbind()
+        sums, counts = all_sum(torch.stack((self.sums, self.counts)), group).unbind()
         return LossSums(sums=sums, counts=counts)
 
     @property
@@ -114,9 +114,7 @@ class Objective:
     ignore_index: int = IGNORE_INDEX
 
     def __post_init__(self) -> None:
-        if self.kind not in set(LossKind):
-            raise UnknownNameError("loss", self.kind, [kind.value for kind in LossKind])
-        object.__setattr__(self, "kind", LossKind(self.kind))
+        object.__setattr__(self, "kind", member(LossKind, "loss", self.kind))
 
     def targets(
         self,
@@ -131,11 +129,11 @@ class Objective:
         - `weights`: 0 or more per position; 0 is "not trained". The kinds "weighted", "document" and "span" use the
           values, "token" only whether they are 0.
         - `spans`: span numbers, needed by "span"; positions that are neither span 1 nor span 2 are not trained.
-        - `documents`: numbers that tell the documents of one row apart (`seq_idx` of the collator; the padding may
+        - `documents`: the number of each document in its row (`seq_idx` of the collator; the padding may
           have one of its own). None: each row `(B, T)` is one document. A document cut into two rows is two.
         """
-        check_shapes(labels, weights=weights, spans=spans, documents=documents)
-        wide = _wide_dtype(labels.device)
+        check_shapes(labels=labels, weights=weights, spans=spans, documents=documents)
+        wide = wide_dtype(labels.device)
         counted = (labels != self.ignore_index).to(wide)
         if weights is not None:
             counted = counted * ((weights != 0) if self.kind is LossKind.TOKEN else weights)
@@ -205,7 +203,7 @@ def step_counts(targets: Iterable[LossTargets], group: Any | None = None) -> Ten
     listed = [target.counts for target in targets]
     if not listed:
         raise DataError("a step has no micro-batch: there is nothing to count")
-    return _reduced(functools.reduce(operator.add, listed), group)
+    return all_sum(functools.reduce(operator.add, listed), group)
 
 
 def cross_entropy(
@@ -222,7 +220,7 @@ def cross_entropy(
     `labels`, `weights` (default 1) and `spans` (default: one) have the shape `(...)`. `scales` `(G,)` says how many
     spans there are and what each sum counts in `loss`; default: one span, 1.
     """
-    check_shapes(labels, logits=logits[..., 0], weights=weights, spans=spans)
+    check_shapes(labels=labels, logits=logits[..., 0], weights=weights, spans=spans)
     losses = F.cross_entropy(
         logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32)),
         labels.reshape(-1),
@@ -240,7 +238,7 @@ def cross_entropy(
 def position_weights(labels: Tensor, weights: Tensor | None, ignore_index: int) -> Tensor:
     """What each position counts, wide: its weight (default 1), and 0 where the label is `ignore_index`."""
     trained = labels != ignore_index
-    wide = _wide_dtype(labels.device)
+    wide = wide_dtype(labels.device)
     return trained.to(wide) if weights is None else torch.where(trained, weights.to(wide), 0)
 
 
@@ -257,10 +255,10 @@ def checked_scales(scales: Tensor | None, spans: Tensor | None, device: torch.de
     if scales is None:
         if spans is not None:
             raise ConfigError("spans= needs scales=, one per span number: Objective.scales, or torch.ones(how_many)")
-        return torch.ones(1, dtype=_wide_dtype(device), device=device)
+        return torch.ones(1, dtype=wide_dtype(device), device=device)
     if scales.dim() != 1 or not len(scales):
         raise DataError(f"scales have the shape {tuple(scales.shape)}; one number per span is needed")
-    return scales.detach().to(device=device, dtype=_wide_dtype(device))
+    return scales.detach().to(device=device, dtype=wide_dtype(device))
 
 
 def _document_sums(weights: Tensor, documents: Tensor | None) -> Tensor:
@@ -275,27 +273,6 @@ def _document_sums(weights: Tensor, documents: Tensor | None) -> Tensor:
     return summed[own].reshape(weights.shape)
 
 
-def check_shapes(labels: Tensor, **columns: Tensor | None) -> None:
-    """Refuse columns of another shape than the labels', naming all of them."""
-    shapes = {"labels": labels, **{name: column for name, column in columns.items() if column is not None}}
-    if len({tuple(column.shape) for column in shapes.values()}) > 1:
-        listed = ", ".join(f"{name} {tuple(column.shape)}" for name, column in shapes.items())
-        raise DataError(f"shapes differ: {listed}; all are label-aligned with one value per position")
-
-
 def _inverse(counts: Tensor) -> Tensor:
     """`1 / counts`, and 0 where there is nothing to divide by."""
     return torch.where(counts > 0, 1 / torch.where(counts > 0, counts, 1), 0)
-
-
-def _wide_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of sums and counts: float64, in which counts of tokens stay exact (Apple's GPUs have float32 only)."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def _reduced(values: Tensor, group: Any | None) -> Tensor:
-    if group is None:
-        return values
-    total = values.clone()
-    torch.distributed.all_reduce(total, group=group)
-    return total

@@ -1,4 +1,4 @@
-"""How long a phase is and how far it has come, counted in data: a run may go on with other ranks and batch sizes."""
+"""How long a phase is and how far it has come, counted in data: a run may resume with other ranks and batch sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from chatmill.errors import ConfigError
 from chatmill.train.config import TrainConfig
-from chatmill.train.feed import Feed
+from chatmill.train.feed import TrainFeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Phase:
         return max(0, min(accumulation, self.batches_left - number * accumulation))
 
 
-def phase_of(feed: Feed, config: TrainConfig, *, done: int, first_epoch: int) -> Phase:
+def phase_of(feed: TrainFeed, config: TrainConfig, *, done: int, first_epoch: int) -> Phase:
     """The phase that `done` steps were made of: as long as asked for, or as the data is.
 
     Without `steps` the data decides alone. With `steps`, that many are made; post-training never goes over its data

@@ -16,7 +16,7 @@ from chatmill.train.generate import Generated, Sampling, generate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Reply:
     """What a model said to a conversation."""
 
     text: str
@@ -33,14 +33,14 @@ def ask(
     messages: Sequence[Message | dict[str, Any]],
     *,
     sampling: Sampling | None = None,
-) -> Answer:
+) -> Reply:
     """Decode the assistant's next message, up to the template's terminator."""
     made = generate(model, prompt_ids(template, messages), stop_ids=stop_ids(template), sampling=sampling)
     decode = template.tokenizer.decode
     stop = None if made.stop_id is None else decode([made.stop_id])
     controls = set(template.tokenizer.control_ids.values())
     last = max((place + 1 for place, token in enumerate(made.ids) if token in controls), default=0)
-    return Answer(text=decode(made.ids), stop=stop, generated=made, content=decode(made.ids[last:]))
+    return Reply(text=decode(made.ids), stop=stop, generated=made, content=decode(made.ids[last:]))
 
 
 def prompt_ids(template: BoundTemplate, messages: Sequence[Message | dict[str, Any]]) -> list[int]:
@@ -49,7 +49,7 @@ def prompt_ids(template: BoundTemplate, messages: Sequence[Message | dict[str, A
     parsed = parse_messages(raw) if raw else tuple(message for message in messages if isinstance(message, Message))
     tokens = render([Conversation(tuple(parsed))], template, add_generation_prompt=True).tokens
     is_document = parts_of(tokens.kinds) == Part.DOCUMENT
-    begin = int((~is_document).argmax())  # a BOS stands before it and stays
+    begin = int((~is_document).argmax())  # a BOS before it stays
     is_document[:begin] = False
     ids: list[int] = tokens.ids[~is_document].tolist()
     return ids

@@ -1,4 +1,4 @@
-"""The processes of a run: which one this is, its device, and what they tell each other; one alone needs no torchrun."""
+"""The processes of a run: which one this is, its device, and what they share; one alone needs no torchrun."""
 
 from __future__ import annotations
 

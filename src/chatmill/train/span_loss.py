@@ -52,7 +52,7 @@ class SpanCounts:
 
     def reduced(self, group: Any | None) -> SpanCounts:
         """Summed over the ranks of a process group (a collective call); unchanged where `group` is None."""
-        tokens_r, tokens_f = _all_sum(torch.stack((self.tokens_r, self.tokens_f)), group).unbind()
+        tokens_r, tokens_f = all_sum(torch.stack((self.tokens_r, self.tokens_f)), group).unbind()
         return SpanCounts(tokens_r=tokens_r, tokens_f=tokens_f)
 
 
@@ -128,10 +128,11 @@ def span_normalized_loss(
     gradient of the global batch; whoever *sums* gradients over ranks divides by the group's size.
     Sums are made in float64, also of bfloat16 losses; `loss`, `loss_r` and `loss_f` are at least float32.
     """
-    weights_r, weights_f = _weights(span_id, loss_mask, tuple(per_token_loss.shape))
+    check_shapes(per_token_loss=per_token_loss, span_id=span_id, loss_mask=loss_mask)
+    weights_r, weights_f = _weights(span_id, loss_mask)
     own_r, own_f = _weighted_sum(per_token_loss, weights_r), _weighted_sum(per_token_loss, weights_f)
     here = _count(weights_r), _count(weights_f)
-    sum_r, sum_f, tokens_r, tokens_f = _all_sum(torch.stack((own_r.detach(), own_f.detach(), *here)), group).unbind()
+    sum_r, sum_f, tokens_r, tokens_f = all_sum(torch.stack((own_r.detach(), own_f.detach(), *here)), group).unbind()
     total = SpanCounts(tokens_r=tokens_r, tokens_f=tokens_f) if counts is None else counts
     loss_r, loss_f = _mean(sum_r, total.tokens_r), _mean(sum_f, total.tokens_f)
     value = w_r * loss_r + w_f * loss_f
@@ -152,7 +153,8 @@ def span_normalized_loss(
 
 def span_counts(span_id: Tensor, loss_mask: Tensor | None = None, group: Any | None = None) -> SpanCounts:
     """The counts of one batch, before any model has run; summed over the ranks of `group` where one is given."""
-    weights_r, weights_f = _weights(span_id, loss_mask, tuple(span_id.shape))
+    check_shapes(span_id=span_id, loss_mask=loss_mask)
+    weights_r, weights_f = _weights(span_id, loss_mask)
     return SpanCounts(tokens_r=_count(weights_r), tokens_f=_count(weights_f)).reduced(group)
 
 
@@ -173,14 +175,16 @@ def _some(parts: Iterable[Part]) -> list[Part]:
     return listed
 
 
-def _weights(span_id: Tensor, loss_mask: Tensor | None, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The weight of every position in span 1 and in span 2, bool or float."""
-    shapes = {"per_token_loss": shape, "span_id": tuple(span_id.shape)}
-    if loss_mask is not None:
-        shapes["loss_mask"] = tuple(loss_mask.shape)
+def check_shapes(**columns: Tensor | None) -> None:
+    """Refuse columns of different shapes, naming all of them."""
+    shapes = {name: tuple(column.shape) for name, column in columns.items() if column is not None}
     if len(set(shapes.values())) > 1:
-        listed = ", ".join(f"{name} {value}" for name, value in shapes.items())
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise DataError(f"shapes differ: {listed}; all are label-aligned with one value per position")
+
+
+def _weights(span_id: Tensor, loss_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The weight of every position in span 1 and in span 2, bool or float."""
     reasoning, final = span_id == SPAN_REASONING, span_id == SPAN_FINAL
     if loss_mask is None:
         return reasoning, final
@@ -190,17 +194,17 @@ def _weights(span_id: Tensor, loss_mask: Tensor | None, shape: tuple[int, ...]) 
 def _weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:
     """`sum(losses * weights)`; losses where the weight is 0 are left out, so a NaN there does no harm."""
     kept = torch.where(weights != 0, losses, 0)
-    wide = _wide(losses)
+    wide = wide_dtype(losses.device)
     return kept.sum(dtype=wide) if weights.dtype == torch.bool else (kept.to(wide) * weights).sum()
 
 
 def _count(weights: Tensor) -> Tensor:
-    return weights.sum(dtype=_wide(weights))
+    return weights.sum(dtype=wide_dtype(weights.device))
 
 
-def _wide(values: Tensor) -> torch.dtype:
+def wide_dtype(device: torch.device) -> torch.dtype:
     """The dtype of sums: float64, in which counts of tokens stay exact (Apple's GPUs have float32 only)."""
-    return torch.float32 if values.device.type == "mps" else torch.float64
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _mean(total: Tensor, tokens: Tensor) -> Tensor:
@@ -208,7 +212,8 @@ def _mean(total: Tensor, tokens: Tensor) -> Tensor:
     return torch.where(tokens > 0, total / torch.where(tokens > 0, tokens, 1), 0)
 
 
-def _all_sum(values: Tensor, group: Any | None) -> Tensor:
+def all_sum(values: Tensor, group: Any | None) -> Tensor:
+    """The sum over the ranks of a group (a collective call); unchanged where `group` is None."""
     if group is None:
         return values
     total = values.clone()

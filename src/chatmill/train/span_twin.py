@@ -1,7 +1,7 @@
 """The spans of an episode loader's labels, from the stored kinds: a second feed that walks beside the loader's own.
 
 The twin reads the same rows of the same dataset, but its policy gives a token's span number in place of its weight.
-So the loader itself stays as it is, and a log can tell the loss of reasoning from that of answers.
+So the loader itself stays as it is, and a log can have the loss of reasoning beside that of answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SpanTwin:
         self.follow(loader)
 
     def follow(self, loader: GPTEpisodeDataLoader) -> None:
-        """Stand where the loader stands."""
+        """Move to the place of the loader."""
         self._place = self._feed.place_from_json(loader.state_dict()["splits"][self._split]["place"])
 
     def next(self) -> torch.Tensor:

@@ -28,8 +28,8 @@ from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.train.batch import TrainBatch
 from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_optimizer, read_state, save_checkpoint
 from chatmill.train.config import TrainConfig
-from chatmill.train.feed import Feed
-from chatmill.train.log import RunLog, bar_is_possible, write_settings
+from chatmill.train.feed import TrainFeed
+from chatmill.train.log import RunLog, write_settings
 from chatmill.train.phase import Phase, phase_of
 from chatmill.train.ranks import Ranks, joined_ranks
 from chatmill.train.schedule import learning_rate, warmup_steps
@@ -40,7 +40,7 @@ ENDLESS_EVAL_BATCHES = 20
 """Batches of one evaluation on a val split that never ends (random mode, token streams)."""
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """How a run ended."""
 
     FINISHED = "finished"
@@ -54,7 +54,7 @@ class Outcome(StrEnum):
 class FitResult:
     """What a run did."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     step: int
     """Optimizer steps since the beginning of the run."""
     loss: float | None
@@ -88,7 +88,7 @@ def fit(
     """Train a model on a loader of spec 4, on stream blocks, or on any iterable of batches.
 
     - `val_loader`: what `eval_every` reads its split "val" from; default: `loader`, where it has that split.
-    - `out`: folder of log and checkpoints; a run that finds checkpoints there goes on from the newest (`resume`).
+    - `out`: folder of log and checkpoints; a run that finds checkpoints there resumes from the newest (`resume`).
     - `tokenizer`: only its fingerprint is used, to see a changed training spec. `notes` are kept in checkpoints.
     - `settings`: what else the run was made of; it is written to `run.json` in `out`, beside the whole `config`.
     - `options`: those of `TrainConfig`, in place of `config`. Environment variables are read by `chatmill train` alone.
@@ -106,13 +106,13 @@ def fit(
 
 
 class _Run:
-    """One call of `fit`: where it stands, and the loop."""
+    """One call of `fit`: its state, and the loop."""
 
     def __init__(
         self, model: Any, loader: Any, val_loader: Any, out: Path | None, config: TrainConfig, ranks: Ranks
     ) -> None:
         self.out, self.config, self.ranks = out, config, ranks
-        self.feed = Feed(loader, ranks.device, assistant_only=config.post_training)
+        self.feed = TrainFeed(loader, ranks.device, assistant_only=config.post_training)
         self.phase: Phase = phase_of(self.feed, config, done=0, first_epoch=self.feed.first_epoch())
         if config.post_training:
             self.feed.refuse_partial_pass()
@@ -166,7 +166,7 @@ class _Run:
             self.feed.load_state(stored.loader)
             if self.config.post_training:
                 self.feed.refuse_partial_pass()
-            self._say(f"going on from {folder.name}")
+            self._say(f"resuming from {folder.name}")
         self.saved, self._saved_step = folder, stored.step
         done = self.state.step - self.state.phase_start
         self.phase = phase_of(self.feed, self.config, done=done, first_epoch=self.state.first_epoch)
@@ -177,14 +177,14 @@ class _Run:
         skipped = int(getattr(self.feed.loader, "skipped", 0))
         if not self.phase.steps_left:
             self._say(f"step {self.state.step} of {end}: nothing left to train")
-            return self._result(Outcome.ALREADY_FINISHED, skipped)
+            return self._result(RunOutcome.ALREADY_FINISHED, skipped)
         self._clock = time.perf_counter()
         self.log = RunLog(
             self.out,
             steps=end,
             done=self.state.step,
             active=self.ranks.first,
-            bar=progress and bar_is_possible(),
+            bar=progress,
         )
         self.log.event("start", step=self.state.step, steps=end, warmup=warmup_steps(self.config, self.phase.steps),
                        phase_start=self.state.phase_start, skipped_blocks=skipped, ranks=self.ranks.world,
@@ -198,7 +198,7 @@ class _Run:
                 self._loop(end)
         finally:
             self.log.close()
-        return self._result(Outcome.STOPPED if self.stopped else Outcome.FINISHED, skipped)
+        return self._result(RunOutcome.STOPPED if self.stopped else RunOutcome.FINISHED, skipped)
 
     def _loop(self, end: int) -> None:
         """Steps until the end, the end of the data, or a signal; then what is left to log, measure and save.
@@ -307,7 +307,7 @@ class _Run:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _result(self, outcome: Outcome, skipped: int) -> FitResult:
+    def _result(self, outcome: RunOutcome, skipped: int) -> FitResult:
         return FitResult(
             outcome=outcome,
             step=self.state.step,
@@ -324,15 +324,15 @@ class _Run:
             log.info(text)
 
 
-def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: bool) -> tuple[Feed | None, Any]:
+def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: bool) -> tuple[TrainFeed | None, Any]:
     """What is evaluated on, and the state that brings it back to its beginning; None without a split val."""
     source = loader if val_loader is None else val_loader
     state = source.state_dict() if hasattr(source, "get_batch") and hasattr(source, "state_dict") else {}
     splits = state.get("splits", {})
     if "val" not in splits:
         if "position" in state:  # blocks of a stream, or packed rows
-            state = {**state, **({"epoch": 0} if "epoch" in state else {}), "position": 0}
-        return (None, None) if val_loader is None else (Feed(val_loader, ranks.device, "val"), state or None)
+            state = {**state, "epoch": 0, "position": 0}
+        return (None, None) if val_loader is None else (TrainFeed(val_loader, ranks.device, "val"), state or None)
     own = splits["val"]
     if isinstance(source, GPTEpisodeDataLoader):
         own = {**own, "place": {"epoch": 0, "position": 0}}
@@ -342,7 +342,7 @@ def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: boo
                 'epoch_drop_last out, or give val={"epoch_drop_last": False}'
             )
     # only the part that speaks of val: loading it again leaves train where it is
-    return Feed(source, ranks.device, "val", assistant_only=assistant_only), {**state, "splits": {"val": own}}
+    return TrainFeed(source, ranks.device, "val", assistant_only=assistant_only), {**state, "splits": {"val": own}}
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -219,7 +219,7 @@ def _bands(
 
 
 def _bar(node: _Node, x: float, kind: str, total: int) -> str:
-    """The bar of a node with its name and tokens: names of sources stand left of it, the others right."""
+    """The bar of a node with its name and tokens: names of sources are left of it, the others right."""
     name = FATE_NAMES.get(node.name, node.name) if kind == "fate" else node.name
     css = {"source": "source", "role": f"role-{node.name}", "fate": f"fate-{node.name}"}[kind]
     words = _words(node.tokens, total)

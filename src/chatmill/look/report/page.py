@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
@@ -42,16 +42,27 @@ def report_page(data: ReportData, *, version: str = "") -> str:
     made = [section for section in sections(data) if section.body]
     links = "".join(f'<a href="#{section.key}">{section.title}</a>' for section in made)
     body = "".join(f'<section id="{section.key}"><h2>{section.title}</h2>{section.body}</section>' for section in made)
+    head = f'<p class="soft">{escape(_subtitle(data.dataset))}</p>{_tiles(data.stats)}<nav>{links}</nav>'
+    return html_page(name, "report", f"{head}\n{body}", version)
+
+
+def html_page(name: str, kind: str, body: str, version: str, css: str = "") -> str:
+    """A page without scripts around HTML; `name` is escaped already."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{name} \u00b7 Chatmill report</title><style>{CSS}</style></head>\n<body><main>"
-        f'<h1>{name}</h1><p class="soft">{escape(_subtitle(data.dataset))}</p>{_tiles(data.stats)}'
-        f"<nav>{links}</nav>\n{body}\n<footer>Made by Chatmill {escape(version)} from the files of the dataset. "
-        "This page holds no scripts and loads nothing.</footer></main></body></html>\n"
+        f"<title>{name} \u00b7 Chatmill {kind}</title><style>{CSS}{css}</style></head>\n<body><main><h1>{name}</h1>"
+        f"{body}\n<footer>Made by Chatmill {escape(version)}. This page holds no scripts and loads nothing.</footer>"
+        "</main></body></html>\n"
     )
+
+
+def tile_boxes(tiles: Iterable[tuple[str, str]]) -> str:
+    """Numbers with a word below each; numbers are HTML already."""
+    boxes = "".join(f'<div class="tile"><b>{number}</b><span>{escape(words)}</span></div>' for number, words in tiles)
+    return f'<div class="tiles">{boxes}</div>'
 
 
 def _subtitle(dataset: LookDataset) -> str:
@@ -84,8 +95,7 @@ def _tiles(stats: DatasetStats) -> str:
         tiles.append((f"{tokens / room:.2%}", f"fill of rows of {stats.splits[0].capacity:,}"))
     lost = sum(split.nothing_trained for split in stats.splits)
     tiles.append((_count(lost), f"{stats.splits[0].item}s that train nothing"))
-    boxes = "".join(f'<div class="tile"><b>{number}</b><span>{escape(words)}</span></div>' for number, words in tiles)
-    return f'<div class="tiles">{boxes}</div>'
+    return tile_boxes(tiles)
 
 
 def _count(number: int) -> str:

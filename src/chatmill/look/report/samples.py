@@ -8,7 +8,6 @@ from itertools import groupby
 
 import numpy as np
 
-from chatmill.core.kinds import kind_name
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_view import DocumentView, ItemView, RunView, view_item
 from chatmill.look.items import Item, LookSplit
@@ -53,7 +52,7 @@ def _messages(view: ItemView, document: DocumentView) -> str:
     parts: list[str] = []
     for (_, label), group in groupby(document.runs[:MOST_RUNS], key=lambda run: (run.message, run.label)):
         runs = list(group)
-        body = "".join(part for run in runs for part in _run(view.decoder, run))
+        body = "".join(part for run in runs for part in _run(view, run))
         css = f"role-{escape(label)}" if label else "role-document"
         parts.append(
             f'<div class="message {css}"><div class="who">{escape(label)}</div><div class="text">{body}</div></div>'
@@ -63,24 +62,11 @@ def _messages(view: ItemView, document: DocumentView) -> str:
     return "".join(parts)
 
 
-def _run(decoder: Decoder | None, run: RunView) -> Iterator[str]:
+def _run(view: ItemView, run: RunView) -> Iterator[str]:
     """The spans of a run. All text passes through `visible` and `escape`: content is data, never markup."""
-    about = [kind_name(run.kind) if run.kind is not None else run.label, f"{len(run.ids):,} tokens"]
-    if run.weight is not None:
-        about.append(f"weight {run.weight:g}")
-    title = escape(", ".join(part for part in about if part))
-    css = "t" if run.trained else "c"
-    if decoder is None:
-        shown = " ".join(map(str, run.ids[: MOST_CHARACTERS // 6].tolist()))
-        left = len(run.ids) - MOST_CHARACTERS // 6
-        yield f'<span class="{css}" title="{title}">{shown} </span>'
-        if left > 0:
-            yield f"<em>\u2026 {left:,} more ids</em>"
-        return
-    for is_control, text in decoder.parts(run.ids):
-        if is_control:
-            yield f'<span class="{css} control" title="{title}">{escape(visible(text))}</span>'
-            continue
-        yield f'<span class="{css}" title="{title}">{escape(visible(text[:MOST_CHARACTERS]))}</span>'
+    title, css = escape(view.title(run)), "t" if run.trained else "c"
+    for is_control, text in view.parts(run):
+        kind = f"{css} control" if is_control else css
+        yield f'<span class="{kind}" title="{title}">{escape(visible(text[:MOST_CHARACTERS]))}</span>'
         if len(text) > MOST_CHARACTERS:
             yield f"<em>\u2026 {len(text) - MOST_CHARACTERS:,} more characters</em>"

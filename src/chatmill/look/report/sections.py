@@ -91,7 +91,7 @@ def _flow(data: ReportData) -> str:
         flow = flow_of_roles("the dataset", [(name, counts[0], counts[1]) for name, counts in roles.items()], padding)
         trained = sum(counts[1] for counts in roles.values())
         fates = {"trained": trained, "context": sum(c[0] for c in roles.values()) - trained, "padding": padding}
-        words = "There is no ledger of a build here; this is what stands in the files."
+        words = "There is no ledger of a build here; this is what the files hold."
     total = max(1, sum(fates.values()))
     rows = "".join(
         f'<tr><td><i class="dot fate-{fate}"></i>{FATE_NAMES[fate]}</td><td class="n">{fates[fate]:,}</td>'
@@ -214,8 +214,8 @@ def _samples(data: ReportData) -> str:
         return ""
     cards = "".join(sample_html(item, data.dataset.decoder, data.dataset.layout.item) for item in items)
     key = (
-        '<p class="soft">Trained tokens have a <span class="t">green ground</span>; control tokens stand in '
-        '<span class="control">frames</span>, so text that only spells one can be told apart; \u23ce is a newline.</p>'
+        '<p class="soft">Trained tokens have a <span class="t">green ground</span>; control tokens have '
+        '<span class="control">frames</span>, text that only spells one has none; \u23ce is a newline.</p>'
     )
     return key + cards
 
@@ -223,7 +223,7 @@ def _samples(data: ReportData) -> str:
 def _provenance(dataset: LookDataset) -> str:
     about = dataset.about
     if not about:
-        return '<p class="soft">No manifest stands beside these files: how they were made is not known.</p>'
+        return '<p class="soft">There is no manifest beside these files: how they were made is not known.</p>'
     rows = []
     for key, value in about.items():
         if key in ("recipe", "ledger", "files", "inputs", "splits"):

@@ -17,13 +17,13 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from chatmill.errors import ChatmillError, ConfigError, UnknownNameError
+from chatmill.errors import ChatmillError, ConfigError, UnknownNameError, member
 from chatmill.look.viewer.comparison import Compare, Comparison
 from chatmill.look.viewer.guard import Guard
 from chatmill.look.viewer.item_page import WINDOW, item_json, opening_text
 from chatmill.look.viewer.opened import Filter, OpenedDataset, OpenedSplit, Sort
 from chatmill.look.viewer.overview_page import overview_json
-from chatmill.look.viewer.search import Found, search
+from chatmill.look.viewer.search import SearchPart, search
 
 STATIC = Path(__file__).parent / "static"
 PAGE = 50
@@ -49,7 +49,7 @@ class Viewer:
 
     def _warm_up(self) -> None:
         for dataset in self.datasets.values():
-            # a tokenizer that fails to load is told when a page asks for it
+            # a tokenizer that fails to load is reported when a page asks for it
             with contextlib.suppress(ChatmillError):
                 if dataset.text.adds_up:
                     _ = dataset.text.lower_vocabulary
@@ -167,7 +167,7 @@ class Viewer:
         return {**line, "text": side.text.text(line["ids"])}
 
 
-def _next(batches: Iterator[Found]) -> Found | None:
+def _next(batches: Iterator[SearchPart]) -> SearchPart | None:
     return next(batches, None)
 
 
@@ -203,9 +203,6 @@ def _share(request: Request, name: str) -> float | None:
 
 def _filter(request: Request) -> Filter:
     asked = request.query_params
-    sort = asked.get("sort") or Sort.STORED
-    if sort not in list(Sort):
-        raise UnknownNameError("order", sort, [str(known) for known in Sort])
     return Filter(
         source=asked.get("source"),
         min_tokens=_number(request, "min_tokens", 0) or None,
@@ -213,7 +210,7 @@ def _filter(request: Request) -> Filter:
         min_share=_share(request, "min_share"),
         max_share=_share(request, "max_share"),
         role=asked.get("role") or None,
-        sort=Sort(sort),
+        sort=member(Sort, "order", asked.get("sort") or Sort.STORED),
     )
 
 

@@ -38,7 +38,7 @@ class Comparison:
         try:
             self._found = self._compare(self._note)
         except Exception as error:
-            # whatever went wrong is told: a page must not wait for ever
+            # any failure is reported: a page must not wait for ever
             self._problem = str(error) or type(error).__name__
 
     def _note(self, done: int, of: int) -> None:

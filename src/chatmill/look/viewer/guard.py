@@ -1,4 +1,4 @@
-"""What stands before every request: who may ask, and the headers that keep a page from running anything foreign."""
+"""The check before every request: who may ask; and the headers that keep a page from running anything foreign."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from chatmill.label.policy import Policy
 from chatmill.label.presets import PRESETS
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Ints, Item, LookSplit
-from chatmill.look.viewer.mapping import release
 from chatmill.look.viewer.pieces import TokenText
 from chatmill.look.viewer.scan import SplitScan
 
@@ -76,13 +75,11 @@ class OpenedSplit:
         """Held while the shared reader is asked for something; what it gave stays valid without it."""
         self._read = 0
         self._spare: list[LookSplit] = []
-        release(split)
+        split.release()
 
     def _reopened(self) -> LookSplit:
         """The split once more, with mappings of its own."""
-        split = open_for_looking(self.dataset.look.path).split(self.name)
-        release(split)
-        return split
+        return open_for_looking(self.dataset.look.path).split(self.name)
 
     def item(self, number: int) -> Item:
         """One item; a number that is not there is an error with the nearest one."""
@@ -90,7 +87,7 @@ class OpenedSplit:
         with self._reading:
             self._read += 1
             if self._read % ITEMS_BEFORE_RELEASE == 0:
-                release(self.split)
+                self.split.release()
             return self.split.item(position)
 
     def find(self, record_id: str) -> tuple[list[int], list[str]]:
@@ -108,6 +105,7 @@ class OpenedSplit:
         try:
             yield split
         finally:
+            split.release()
             with self._lock:
                 self._spare = [split]
 
@@ -116,7 +114,7 @@ class OpenedSplit:
         """Trained tokens of every item; None while they are being counted."""
         if not self.scan.needs_trained:
             return self.split.trained()
-        return self.scan.trained if self.scan.done else None
+        return self.scan.counts.trained if self.scan.done else None
 
     @cached_property
     def policies(self) -> tuple[Policy, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,10 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import KINDS, PARTS, Part, RoleCode
 from chatmill.label.policy import Policy, Scope
+from chatmill.look.counting import TokenCounts
 from chatmill.look.items import LookSplit
+from chatmill.look.stats import Share, role_shares, span_shares
 from chatmill.look.viewer.opened import OpenedSplit
-from chatmill.store.kd import SPAN_NAMES
 
 BARS = 40
 """Bars of a histogram, at most."""
@@ -33,9 +35,9 @@ def overview_json(opened: OpenedSplit) -> dict[str, Any]:
         "fill": _fill(split),
         "documents_per_item": histogram(split.documents) if split.capacity else None,
         "shares": None if trained is None else _shares(split, trained),
-        "by_role": _by_role(opened) if scan.done and split.has_kinds else None,
-        "by_part": _by_part(opened) if scan.done and split.has_kinds else None,
-        "by_span": _by_span(opened) if scan.done and split.has_spans else None,
+        "by_role": _shown(role_shares(scan.counts)) if scan.done and split.has_kinds else None,
+        "by_part": _shown(_by_part(scan.counts)) if scan.done and split.has_kinds else None,
+        "by_span": _shown(span_shares(scan.counts)) if scan.done and split.has_spans else None,
         "by_source": _by_source(split, trained),
         "policies": _policies(opened) if scan.done and split.has_kinds else None,
     }
@@ -104,40 +106,15 @@ def _shares(split: LookSplit, trained: NDArray[np.integer]) -> dict[str, Any] | 
     return found
 
 
-def _by_role(opened: OpenedSplit) -> list[dict[str, Any]]:
-    tokens, trained = (
-        counts.sum(axis=0).reshape(len(RoleCode), PARTS).sum(axis=1)
-        for counts in (opened.scan.kind_tokens, opened.scan.kind_trained)
-    )
-    return [
-        {
-            "name": "document" if role is RoleCode.NONE else role.name.lower(),
-            "tokens": int(tokens[role]),
-            "trained": int(trained[role]),
-        }
-        for role in RoleCode
-        if tokens[role]
-    ]
+def _shown(shares: Iterable[Share]) -> list[dict[str, Any]]:
+    return [{"name": one.name, "tokens": one.tokens, "trained": one.trained} for one in shares]
 
 
-def _by_part(opened: OpenedSplit) -> list[dict[str, Any]]:
-    tokens, trained = (
-        counts.sum(axis=0).reshape(len(RoleCode), PARTS).sum(axis=0)
-        for counts in (opened.scan.kind_tokens, opened.scan.kind_trained)
-    )
-    return [
-        {"name": part.name.lower().replace("_", " "), "tokens": int(tokens[part]), "trained": int(trained[part])}
-        for part in Part
-        if tokens[part]
-    ]
-
-
-def _by_span(opened: OpenedSplit) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "tokens": int(tokens), "trained": int(trained)}
-        for name, tokens, trained in zip(SPAN_NAMES, opened.scan.span_tokens, opened.scan.span_trained, strict=True)
-        if tokens
-    ]
+def _by_part(counts: TokenCounts) -> Iterator[Share]:
+    by_part = counts.kinds.reshape(len(RoleCode), PARTS, 2).sum(axis=0).tolist()
+    for part, (tokens, trained) in zip(Part, by_part, strict=True):
+        if tokens:
+            yield Share(name=part.name.lower().replace("_", " "), tokens=tokens, trained=trained)
 
 
 def _by_source(split: LookSplit, trained: NDArray[np.integer] | None) -> list[dict[str, Any]] | None:
@@ -167,5 +144,5 @@ def _policies(opened: OpenedSplit) -> list[dict[str, Any]]:
 def trained_under(opened: OpenedSplit, policy: Policy) -> int:
     """Tokens of the split that a policy would train, from the sums of the pass."""
     scan = opened.scan
-    counts = scan.kind_last_turn if policy.scope is Scope.LAST_TURN else scan.kind_trainable
-    return int(counts.sum(axis=0)[policy.table()[:KINDS] > 0].sum())
+    counts = scan.last_turn if policy.scope is Scope.LAST_TURN else scan.trainable
+    return int(counts[policy.table()[:KINDS] > 0].sum())

@@ -45,7 +45,7 @@ class TokenText:
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """For searches that tell upper from lower case."""
+        """For searches that match case."""
         return Vocabulary(self.table)
 
     @cached_property

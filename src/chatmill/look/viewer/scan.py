@@ -13,16 +13,14 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import KINDS, PLAIN, REPEATED, RoleCode, roles_of
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import PRESETS
-from chatmill.look.items import Ints, LookSplit, TokenBatch, segment_sums
-from chatmill.look.viewer.mapping import released_batches
-from chatmill.store.kd import SPAN_NAMES
+from chatmill.look.counting import TokenCounts
+from chatmill.look.items import Ints, LookSplit, TokenBatch
 
-SPANS = len(SPAN_NAMES)
 _LAST_TURN = Policy(name="after_last_user", weights=PRESETS["all"].weights, scope=Scope.LAST_TURN)
 
 
 class SplitScan:
-    """Columns and sums that the files do not hold. Memory: five bytes an item, whatever the number of tokens."""
+    """Columns and sums that the files do not hold. Memory: nine bytes an item, whatever the number of tokens."""
 
     def __init__(self, split: LookSplit, reader: Callable[[], AbstractContextManager[LookSplit]]) -> None:
         """`reader` lends a reader that no other thread uses meanwhile."""
@@ -36,19 +34,13 @@ class SplitScan:
         self.done = not self.needed
         self.problem = ""
         """Why the pass could not be finished."""
-        sources = len(split.source_names) + 1
         self.roles: NDArray[np.uint8] = np.zeros(len(split) if split.has_kinds else 0, dtype=np.uint8)
         """Bit `r` of an item is set when it has tokens of role `r`."""
-        self.trained: NDArray[np.uint32] = np.zeros(len(split) if self.needs_trained else 0, dtype=np.uint32)
-        self.kind_tokens: Ints = np.zeros((sources, KINDS), dtype=np.int64)
-        """Tokens of each kind, per source; the last row is for items without a source."""
-        self.kind_trainable: Ints = np.zeros((sources, KINDS), dtype=np.int64)
-        """Those that a policy may train: not answers that are trained in another row."""
-        self.kind_trained: Ints = np.zeros((sources, KINDS), dtype=np.int64)
-        self.kind_last_turn: Ints = np.zeros((sources, KINDS), dtype=np.int64)
+        self.counts = TokenCounts(len(split))
+        self.trainable: Ints = np.zeros(KINDS, dtype=np.int64)
+        """Tokens of each kind that a policy may train: not answers that are trained in another row."""
+        self.last_turn: Ints = np.zeros(KINDS, dtype=np.int64)
         """Those that come after the last user message of their document."""
-        self.span_tokens: Ints = np.zeros(SPANS, dtype=np.int64)
-        self.span_trained: Ints = np.zeros(SPANS, dtype=np.int64)
 
     def start(self) -> None:
         """Begin, once; nothing happens where the files hold everything."""
@@ -73,7 +65,7 @@ class SplitScan:
     def _run(self) -> None:
         try:
             with self._reader() as split:
-                for batch in released_batches(split):
+                for batch in split.batches():
                     self._add(batch)
                     self.tokens_done += int(batch.offsets[-1])
                     del batch
@@ -83,41 +75,18 @@ class SplitScan:
             self.problem = str(error) or type(error).__name__
 
     def _add(self, batch: TokenBatch) -> None:
-        lengths = np.diff(batch.offsets)
-        is_trained = batch.is_trained
-        if self.needs_trained:
-            sums = segment_sums(is_trained, batch.offsets)
-            np.add.at(self.trained, batch.items, sums.astype(np.uint32))
-        if batch.spans is not None:
-            self.span_tokens += np.bincount(batch.spans, minlength=SPANS)[:SPANS]
-            self.span_trained += np.bincount(batch.spans[is_trained], minlength=SPANS)[:SPANS]
-        if batch.kinds is None:
+        self.counts.add(batch)
+        if batch.kinds is None or not len(batch.kinds):
             return
-        full = lengths > 0
-        if full.any():
-            bits = np.left_shift(np.uint8(1), roles_of(batch.kinds))
-            found = np.bitwise_or.reduceat(bits, batch.offsets[:-1][full])
-            np.bitwise_or.at(self.roles, batch.items[full], found)
-        codes = self._codes(batch, lengths)
-        self._count(self.kind_tokens, codes)
-        self._count(self.kind_trainable, codes[(batch.kinds & REPEATED) == 0])
-        self._count(self.kind_trained, codes[is_trained])
+        full = np.diff(batch.offsets) > 0
+        bits = np.left_shift(np.uint8(1), roles_of(batch.kinds))
+        np.bitwise_or.at(self.roles, batch.items[full], np.bitwise_or.reduceat(bits, batch.offsets[:-1][full]))
+        plain = batch.kinds & PLAIN
+        self.trainable += np.bincount(plain[(batch.kinds & REPEATED) == 0], minlength=KINDS)
         after = _LAST_TURN.token_weights(batch.kinds, batch.offsets) > 0
-        self._count(self.kind_last_turn, codes[after])
-
-    def _codes(self, batch: TokenBatch, lengths: Ints) -> Ints:
-        """Source and kind of each token in one number."""
-        assert batch.kinds is not None
-        sources = self._split.sources
-        if sources is None:
-            return (batch.kinds & PLAIN).astype(np.int64) + (len(self.kind_tokens) - 1) * KINDS
-        mine = sources[batch.items].astype(np.int64) * KINDS
-        return np.repeat(mine, lengths) + (batch.kinds & PLAIN)
-
-    def _count(self, target: Ints, codes: Ints) -> None:
-        target += np.bincount(codes, minlength=target.size).reshape(target.shape)
+        self.last_turn += np.bincount(plain[after], minlength=KINDS)
 
     def role_names(self) -> list[str]:
         """Roles that some item has, as far as the pass has come."""
-        tokens = self.kind_tokens.sum(axis=0).reshape(len(RoleCode), -1).sum(axis=1)
+        tokens = self.counts.kinds[:, 0].reshape(len(RoleCode), -1).sum(axis=1)
         return [role.name.lower() for role in RoleCode if role is not RoleCode.NONE and tokens[role]]

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
 from chatmill.look.items import LookSplit, TokenBatch
-from chatmill.look.viewer.mapping import released_batches
 from chatmill.look.viewer.pieces import TokenText
 
 HITS_AT_ONCE = 20
@@ -27,7 +26,7 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """One item in which the words stand; the first place only."""
+    """One item that holds the words; the first place only."""
 
     number: int
     at: int
@@ -51,7 +50,7 @@ class Hit:
 
 
 @dataclass(slots=True)
-class Found:
+class SearchPart:
     """What a part of a search brought."""
 
     hits: list[Hit] = field(default_factory=list)
@@ -61,7 +60,7 @@ class Found:
 
 def search(
     split: LookSplit, text: TokenText, wanted: str, *, chosen: Bools | None = None, match_case: bool = False
-) -> Iterator[Found]:
+) -> Iterator[SearchPart]:
     """Go through a split about a million tokens at a time; `chosen` says which items count (default: all).
 
     Without `match_case` the letters A to Z are found in either case. Control tokens are found by their names.
@@ -70,15 +69,15 @@ def search(
     if not wanted.strip():
         raise ConfigError("there is nothing to search for: give some text")
     finder = _finder(text, wanted, match_case)
-    for batch in released_batches(split, ids=True):
+    for batch in split.batches(ids=True):
         yield from _search_batch(finder, batch, chosen)
         del batch
 
 
-def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: Bools | None) -> Iterator[Found]:
+def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: Bools | None) -> Iterator[SearchPart]:
     """What one batch brings, in parts: a page shows the first hits at once, and can stop between any two parts."""
     assert batch.ids is not None
-    part, begun = Found(), time.monotonic()
+    part, begun = SearchPart(), time.monotonic()
     seen = -1
     for document in finder.candidates(batch).tolist():
         number = int(batch.items[document])
@@ -92,13 +91,13 @@ def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: B
         part.items = number
         if len(part.hits) >= HITS_AT_ONCE or time.monotonic() - begun > SECONDS_AT_ONCE:
             yield part
-            part, begun = Found(), time.monotonic()
+            part, begun = SearchPart(), time.monotonic()
     part.items = int(batch.items[-1]) + 1 if len(batch.items) else 0
     yield part
 
 
 def _before(batch: TokenBatch, document: int) -> int:
-    """Tokens of the same item that stand before a document."""
+    """Tokens of the same item before a document."""
     first = int(np.searchsorted(batch.items, batch.items[document]))
     return int(batch.offsets[document] - batch.offsets[first])
 
@@ -112,7 +111,7 @@ def _finder(text: TokenText, wanted: str, match_case: bool) -> _Ids | _Bytes | _
 
 
 def _documents(batch: TokenBatch, places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The documents in which some tokens stand, each once, in order."""
+    """The documents of some tokens, each once, in order."""
     return np.unique(np.searchsorted(batch.offsets, places, side="right") - 1)
 
 
@@ -122,7 +121,7 @@ class _Bytes:
     def __init__(self, text: TokenText, wanted: str, match_case: bool) -> None:
         self._text, self._match_case = text, match_case
         self._wanted = self._folded(wanted.encode("utf-8", errors="replace"))
-        # A place either lies inside one token, or begins at the end of one and goes on in the next.
+        # A place either lies inside one token, or begins at the end of one and continues in the next.
         self._spelling = (text.vocabulary if match_case else text.lower_vocabulary).spelling(self._wanted)
 
     def _folded(self, raw: bytes) -> bytes:
@@ -172,7 +171,7 @@ class _Decoded:
         return np.arange(len(batch.items), dtype=np.int64)
 
     def look(self, ids: NDArray[np.integer], number: int, before: int) -> Hit | None:
-        """The first place; tokens are not told apart, so the document's beginning is named."""
+        """The first place; tokens have no bytes of their own, so the hit is the whole document."""
         text = self._text.text(ids)
         place = (text if self._match_case else text.lower()).find(self._wanted)
         if place < 0:
@@ -210,7 +209,7 @@ class _Ids:
         return np.flatnonzero(same)
 
     def candidates(self, batch: TokenBatch) -> NDArray[np.int64]:
-        """Documents in which the first of the ids that stand together stands."""
+        """Documents that hold the first of the ids."""
         assert batch.ids is not None
         return _documents(batch, self._places(batch.ids))
 

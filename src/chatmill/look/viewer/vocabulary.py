@@ -16,7 +16,7 @@ EDGE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelling:
-    """For each token of a vocabulary: what part it can have where the words stand. One value per id."""
+    """For each token of a vocabulary: what part of the words it can be. One value per id."""
 
     whole: Bools
     """It holds all of the words."""

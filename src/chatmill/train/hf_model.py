@@ -1,0 +1,48 @@
+"""Loads a model folder of transformers; nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from chatmill.errors import ConfigError, MissingExtraError
+
+
+def load_hf_model(
+    folder: str | Path,
+    *,
+    dtype: str = "float32",
+    attention: str | None = None,
+    random_weights: bool = False,
+    seed: int | None = None,
+    way_out: str = "",
+) -> Any:
+    """A causal language model with its weights, or with random ones (`seed`: default torch's global one).
+
+    `attention` is an attention of transformers (default: the model's own). `way_out` is what an error about missing
+    weights names.
+    """
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():  # before torch is imported, which takes seconds
+        raise ConfigError(f"{folder} has no config.json: give a folder made by model.save_pretrained")
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise MissingExtraError("transformers", "train,hf", "opening a transformers model") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    wanted: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if attention is not None:
+        wanted["attn_implementation"] = attention
+    kind = transformers.AutoModelForCausalLM
+    try:
+        if random_weights:
+            if seed is not None:
+                torch.manual_seed(seed)
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+            return kind.from_config(config, **wanted)
+        return kind.from_pretrained(folder, local_files_only=True, **wanted)
+    except (OSError, ValueError, ImportError) as error:
+        hint = f" (without weights: {way_out})" if way_out and not random_weights else ""
+        raise ConfigError(f"transformers cannot load {folder}: {error}{hint}") from None
