@@ -171,8 +171,9 @@ def test_every_policy_keeps_to_the_capacity_and_balances_its_ledger(
     assert_valid(made, result)
     trained_in = set(tokens.ids[tokens.per_token(weights) > 0].tolist())
     seen, trained = kept_by_id(tokens, result)
-    assert report.tokens_in == len(tokens.ids)
-    assert report.tokens_out == len(made.ids)
+    kept, lost = report.kept_trained + report.kept_untrained, report.lost_trained + report.lost_untrained
+    assert kept + lost == len(tokens.ids)
+    assert kept + report.injected == len(made.ids)
     assert report.kept_trained + report.lost_trained == len(trained_in)
     assert report.kept_trained == len(trained) == sum(trained.values()), "no token is trained twice"
     assert report.conversations == len(tokens)

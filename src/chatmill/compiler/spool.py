@@ -124,6 +124,7 @@ class PartWriter:
         file, self._file = self._file, None
         assert file is not None, "a part has bytes"
         with file, storing(file.path):
+            file.flush()  # a write behind it would change the time again
             os.utime(file.temporary, ns=(self._mtime_ns, self._mtime_ns))
         first = self.parts[-1].first + self.parts[-1].count if self.parts else 1
         self.parts.append(SpoolPart(name=file.path.name, bytes=file.size, sha256=file.sha256, first=first, count=count))

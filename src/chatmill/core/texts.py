@@ -208,13 +208,6 @@ class OptionalTexts(Sequence[str | None]):
         starts[places], lengths[places] = texts.starts, texts.lengths
         return cls(texts.data, starts, lengths)
 
-    @classmethod
-    def of_bytes(cls, texts: Sequence[bytes | None]) -> OptionalTexts:
-        """Bytes as columns, whatever they are; what is no UTF-8 cannot be had as a text."""
-        lengths = np.array([-1 if text is None else len(text) for text in texts], dtype=np.int64)
-        data = np.frombuffer(b"".join(text or b"" for text in texts), dtype=np.uint8)
-        return cls(data, offsets_of(np.maximum(lengths, 0))[:-1], lengths)
-
     def raw(self, index: int) -> bytes | None:
         """The bytes of a text."""
         start, length = int(self.starts[index]), int(self.lengths[index])

@@ -49,16 +49,6 @@ class OverflowReport:
         """The counts of two sets of conversations together."""
         return OverflowReport(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
-    @property
-    def tokens_in(self) -> int:
-        """Tokens of all conversations given."""
-        return self.kept_trained + self.kept_untrained + self.lost_trained + self.lost_untrained
-
-    @property
-    def tokens_out(self) -> int:
-        """Tokens of all episodes."""
-        return self.kept_trained + self.kept_untrained + self.injected
-
     def summary(self) -> str:
         """A few plain sentences."""
         if not self.over_long:
