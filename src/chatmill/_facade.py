@@ -81,7 +81,7 @@ PUBLIC: dict[str, str] = {
     "MixtureSource": "load.mixture",
     "PackedBatch": "load.packed_batch",
     "TrainingConfig": "load.config",
-    "check_episodes": "store.episode_check",
+    "check_episodes": "prove.columns",
     "to_hf_dataset": "load.hf",
     "EpisodeDataset": "store.episodes",
     "EpisodeWriter": "store.episode_writer",
