@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import DataError, RecordError, UnknownNameError
 from chatmill.read.conversations import DETECT_RECORDS, ConversationFile, read_conversations
-from chatmill.read.shapes import SHAPES, conversation_of, detect_shape, find_shape
+from chatmill.read.record_shape import conversation_of
+from chatmill.read.shapes import SHAPES, detect_shape, find_shape
 from tests.conftest import CONVERSATION_FILES, DATA
 
 Q, A = Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")

@@ -25,7 +25,8 @@ from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
-from chatmill.read.shapes import LABEL_FALSE, find_shape
+from chatmill.read.record_shape import LABEL_FALSE
+from chatmill.read.shapes import find_shape
 from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers

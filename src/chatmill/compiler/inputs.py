@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chatmill.compiler.cuts import Cut, LineCutter, entry_cuts, row_cuts, skips_too_much
+from chatmill.compiler.cuts import ChunkCut, LineCutter, entry_cuts, row_cuts, skips_too_much
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.publish import storing
 from chatmill.compiler.spool import BLOCK, Spool, SpoolPart, spool_entries, spool_lines, spool_rows, spool_table
@@ -201,7 +201,7 @@ class _Piece(NamedTuple):
     data: str
     file_bytes: int
     file_mtime_ns: int
-    cut: Cut
+    cut: ChunkCut
     bytes: int
 
 
@@ -213,16 +213,16 @@ class _Table(NamedTuple):
 
 def _scan_jsonl(scan: InputScan, status: os.stat_result) -> _Table:
     digest, cutter = hashlib.sha256(), LineCutter(scan.chunk_bytes, scan.path, line_limit())
-    cuts: list[Cut] = []
+    cuts: list[ChunkCut] = []
     seen = start = 0
     first = 1
     for block in _hashed_blocks(scan, digest):
         for end, count in cutter.feed(block):
-            cuts.append(Cut(start=start, stop=seen + end, first=first, count=count))
+            cuts.append(ChunkCut(start=start, stop=seen + end, first=first, count=count))
             start, first = seen + end, first + count
         seen += len(block)
     if cutter.last():
-        cuts.append(Cut(start=start, stop=seen, first=first, count=cutter.last()))
+        cuts.append(ChunkCut(start=start, stop=seen, first=first, count=cutter.last()))
     return _Table(ChunkKind.LINES, digest.hexdigest(), _own_pieces(scan, status, cuts))
 
 
@@ -288,7 +288,7 @@ _SCANNERS = {
 }
 
 
-def _own_pieces(scan: InputScan, status: os.stat_result, cuts: Iterable[Cut]) -> list[_Piece]:
+def _own_pieces(scan: InputScan, status: os.stat_result, cuts: Iterable[ChunkCut]) -> list[_Piece]:
     return [_Piece(scan.data, status.st_size, status.st_mtime_ns, cut, cut.stop - cut.start) for cut in cuts]
 
 
@@ -299,7 +299,7 @@ def _spool(scan: InputScan, status: os.stat_result, sha256: str, cut: str) -> Sp
 
 def _spooled_piece(spool: Spool, part: SpoolPart, stop: int) -> _Piece:
     data = str(spool.home / part.name)
-    cut = Cut(start=0, stop=stop, first=part.first, count=part.count)
+    cut = ChunkCut(start=0, stop=stop, first=part.first, count=part.count)
     return _Piece(data, part.bytes, os.stat(data).st_mtime_ns, cut, part.bytes)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from chatmill.compiler.cuts import ROW_LIMIT, Cut, LineCutter
+from chatmill.compiler.cuts import ROW_LIMIT, ChunkCut, LineCutter
 from chatmill.compiler.publish import AtomicFile, canonical_json, sha256_file, storing, write_atomic
 from chatmill.errors import DataError
 from chatmill.read.compressed import open_bytes
@@ -176,7 +176,7 @@ def spool_entries(entries: Sequence[bytes], chunk_bytes: int, out: PartWriter) -
         out.end_part(len(part))
 
 
-def spool_rows(path: Path, cuts: Sequence[Cut], out: PartWriter) -> None:
+def spool_rows(path: Path, cuts: Sequence[ChunkCut], out: PartWriter) -> None:
     """Spool the rows of a Parquet file as Arrow streams, so that a chunk far inside of a row group is near."""
     import pyarrow.ipc
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import shift_left_ragged
 from chatmill.errors import DataError
-from chatmill.export.trained import Padding, Targets, ends_in_eos, ids_of, record_batch
+from chatmill.export.trained import PaddedRows, Targets, ends_in_eos, ids_of, record_batch
 from chatmill.store.parquet import ParquetShards
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def to_levanter(export: Export) -> None:
             for batch in export.batches(split, rows, width=width):
                 if rows.packed:
                     _refuse_documents_that_would_mix(export, split, batch)
-                padding = Padding(batch, width)
+                padding = PaddedRows(batch, width)
                 weights = np.where(targets.of(batch), batch.documents.full_weights, 0).astype(np.float32)
                 weights = shift_left_ragged(weights, batch.documents.offsets)
                 columns = [

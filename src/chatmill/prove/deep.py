@@ -25,7 +25,7 @@ from chatmill.prove.reference import Reference, account, split_of
 from chatmill.prove.report import Finding, Notebook
 from chatmill.prove.spans import SpanCheck
 from chatmill.prove.stored import place_of
-from chatmill.read.shapes import LABEL_FALSE
+from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.store.episodes import Episode, EpisodeDataset
 from chatmill.store.receipts import MANIFEST
 from chatmill.tokenizer.protocol import Tokenizer

@@ -11,7 +11,8 @@ from chatmill.errors import DataError, RecordError, UnknownNameError
 from chatmill.read.field_maps import FieldMap
 from chatmill.read.files import Raw, read_records
 from chatmill.read.places import place
-from chatmill.read.shapes import LABEL_FALSE, Shape, conversation_of, detect_shape, find_shape, preferred
+from chatmill.read.record_shape import LABEL_FALSE, Shape, conversation_of
+from chatmill.read.shapes import detect_shape, find_shape, preferred
 
 DETECT_RECORDS = 32
 """How many records the shape of a file is told from."""

@@ -167,7 +167,7 @@ def pack_transcripts(
     )
 
 
-class Outcome(StrEnum):
+class TranscriptOutcome(StrEnum):
     """What became of a conversation on its way to a transcript."""
 
     WHOLE = "whole"
@@ -188,7 +188,7 @@ class Outcome(StrEnum):
 class Transcription:
     """One conversation as a transcript, or why there is none."""
 
-    outcome: Outcome
+    outcome: TranscriptOutcome
     messages: int = 0
     """How many messages of the conversation are in the transcript, from the first on."""
     tokens: int = 0
@@ -241,7 +241,7 @@ def _transcription(conversation: Conversation, lengths: Sequence[int], context_l
     """Choose the pairs and write them; `lengths` has the span tokens of the system message and all pairs."""
     messages = conversation.messages
     if not lengths:
-        return Transcription(outcome=Outcome.SKIPPED_NO_PAIR)
+        return Transcription(outcome=TranscriptOutcome.SKIPPED_NO_PAIR)
     first = used = len(lengths) % 2  # pairs are even: an odd one is the system message
     while used < len(lengths):
         together = lengths[used] + lengths[used + 1] + (sum(lengths[:first]) if used == first else 0)
@@ -249,17 +249,17 @@ def _transcription(conversation: Conversation, lengths: Sequence[int], context_l
             break
         used += 2
     if used == first:
-        return Transcription(outcome=Outcome.SKIPPED_TOO_LONG)
+        return Transcription(outcome=TranscriptOutcome.SKIPPED_TOO_LONG)
     for index, message in enumerate(messages[:used]):
         marker = _PATTERN.search(message.content)
         if marker:
             text = f"the content spells {marker[0]} at character {marker.start()}, so no transcript can hold it"
             error = _record_error(conversation, text, code="spells_marker", path=f"messages[{index}].content")
-            return Transcription(outcome=Outcome.UNWRITABLE, error=error)
+            return Transcription(outcome=TranscriptOutcome.UNWRITABLE, error=error)
     if used < len(lengths):
-        outcome = Outcome.CUT_TOO_LONG
+        outcome = TranscriptOutcome.CUT_TOO_LONG
     else:
-        outcome = Outcome.WHOLE if used == len(messages) else Outcome.CUT_UNPAIRED
+        outcome = TranscriptOutcome.WHOLE if used == len(messages) else TranscriptOutcome.CUT_UNPAIRED
     spans = [f"{_OPENING[message.role]}{message.content}{END}" for message in messages[:used]]
     return Transcription(outcome=outcome, messages=used, tokens=sum(lengths[:used]), text="".join(spans))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import kind_name
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.prove.compare.changes import Line, changed_lines
-from chatmill.prove.compare.manifests import Difference, decoder_of, manifest_differences
+from chatmill.prove.compare.manifests import ManifestDifference, decoder_of, manifest_differences
 from chatmill.prove.compare.pairing import Match, Pairs, pair_records
 from chatmill.prove.compare.side import Side, common_keys
 from chatmill.store.documents import StoredDataset, open_dataset
@@ -91,7 +91,7 @@ class DatasetDiff:
     matched: dict[Match, int]
     totals_a: Totals
     totals_b: Totals
-    manifest: tuple[Difference, ...]
+    manifest: tuple[ManifestDifference, ...]
     notes: tuple[str, ...]
     """What could not be compared, and the like."""
     shown: tuple[ChangedRecord, ...]
@@ -153,7 +153,7 @@ def diff_datasets(
     """
     old, new = Side(open_dataset(a)), Side(open_dataset(b))
     pairs = pair_records(*common_keys(old, new))
-    walk = _Walk(old, new, pairs, show)
+    walk = _RecordWalk(old, new, pairs, show)
     walk.run(on_progress or (lambda done, of: None))
     notes = [*_notes(old, new), *walk.notes]
     decoders: tuple[Tokenizer | None, Tokenizer | None] = (None, None)
@@ -176,7 +176,7 @@ def diff_datasets(
     )
 
 
-class _Walk:
+class _RecordWalk:
     """One pass over all records of A with their partners, then over what is only in B."""
 
     def __init__(self, a: Side, b: Side, pairs: Pairs, show: int) -> None:
