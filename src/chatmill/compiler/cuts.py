@@ -94,7 +94,7 @@ def _newlines(block: bytes, start: int, stop: int) -> int:
 def entry_cuts(data: bytes, entries: Sequence[bytes], chunk_bytes: int) -> list[ChunkCut]:
     """Byte ranges of a JSON list; an entry belongs to the chunk in which its first byte lies.
 
-    `entries` are the bytes of all entries as they stand in `data`; what is between two of them is a comma and blanks.
+    `entries` are the bytes of all entries as they are in `data`; what is between two of them is a comma and blanks.
     """
     starts, stops = [], []
     at = data.index(b"[") + 1

@@ -178,7 +178,7 @@ class Finish:
 
 CHANGE_GATE = (
     "Change the data or the recipe, or the gate (gates in the recipe, --gate NAME=LIMIT): with a changed gate alone, "
-    "--resume goes on from here."
+    "--resume continues from here."
 )
 
 

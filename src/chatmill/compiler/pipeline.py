@@ -1,4 +1,4 @@
-"""The road of one batch: conversations to rendered, labelled and fitted episodes, with every token accounted for."""
+"""The path of one batch: conversations to rendered, labelled and fitted episodes, with every token accounted for."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Compiled:
     """Conversations that the template refused."""
     ledger: Ledger
     stopped_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    """The first conversations that each gate speaks of; only of gates that the recipe sets a limit for."""
+    """The first conversations that each gate is about; only of gates that the recipe sets a limit for."""
 
     def columns(
         self, episodes: Sequence[int] | NDArray[np.int64]
@@ -306,7 +306,7 @@ def _per_episode(tokens: Tokens, per_run: NDArray[np.integer]) -> NDArray[np.int
 def _assistant_turns(tokens: Tokens, run_weights: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Assistant messages per episode, and those that are trained although their terminator is not (or is gone).
 
-    A message that the assistant goes on from with another one (Harmony's analysis before the final answer) needs none.
+    A message that another one of the assistant follows (Harmony's analysis before the final answer) needs none.
     """
     filled = np.flatnonzero(tokens.run_lengths)
     kinds = tokens.run_kinds[filled]

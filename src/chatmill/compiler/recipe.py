@@ -36,7 +36,7 @@ class Source(_Strict):
     path: str | list[str]
     """File names or globs, relative to the folder the build runs in."""
     shape: str | None = None
-    """Shape of the records, by name, the path of a shape file or what it says; told from the first ones when absent.
+    """Shape of the records, by name, the path of a shape file or what it says; found from the first ones when absent.
 
     The key `map` (field names by role) may be given instead, and becomes a shape here.
     """
@@ -86,7 +86,7 @@ class Pack(_Strict):
 
 
 class SplitOptions(_Strict):
-    """How records are parted into train and val."""
+    """How records are split into train and val."""
 
     val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the records whose id hashes into val."""
@@ -235,7 +235,7 @@ def _sentence(detail: Any, data: Any) -> str:
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that are known where an unknown one stands."""
+    """The keys that are known beside an unknown one."""
     models: dict[str, type[BaseModel]] = {"sources": Source, "packing": Packing, "pack": Pack}
     models |= {"split": SplitOptions, "gates": Gates}
     model = models.get(str(location[0]), Recipe) if len(location) > 1 else Recipe

@@ -94,7 +94,7 @@ def _is_file(path: Path, record: FileRecord) -> bool:
 
 
 class DiskSync:
-    """Brings shards to the disk in threads, while the workers go on; all of them are there after `wait`."""
+    """Syncs shards to disk in threads while the workers continue; all of them are there after `wait`."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="chatmill-to-disk")

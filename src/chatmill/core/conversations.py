@@ -32,7 +32,7 @@ class Places(Sequence[str]):
     """Places of records in one file, such as `chats.jsonl:17`."""
 
     before: str
-    """What stands before the number: `chats.jsonl:`, or `chats.parquet:row `."""
+    """What is before the number: `chats.jsonl:`, or `chats.parquet:row `."""
     numbers: Ints
 
     def __len__(self) -> int:

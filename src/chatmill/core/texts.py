@@ -105,11 +105,11 @@ class Texts(Sequence[str]):
         return counts
 
     def leading(self, byte: int) -> Ints:
-        """How often an ASCII character stands at the beginning of each text."""
+        """How often an ASCII character occurs at the beginning of each text."""
         return self._run_lengths(self.starts, self.lengths, _is_byte(byte))
 
     def trailing(self, byte: int) -> Ints:
-        """How often an ASCII character stands at the end of each text."""
+        """How often an ASCII character occurs at the end of each text."""
         return self._run_lengths(self.starts, self.lengths, _is_byte(byte), at_end=True)
 
     def _run_lengths(self, starts: Ints, lengths: Ints, wanted: NDArray[np.bool_], *, at_end: bool = False) -> Ints:

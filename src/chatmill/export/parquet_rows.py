@@ -25,7 +25,7 @@ def to_megatron_bridge(export: Export) -> None:
     """`SPLIT/shard_00000.idx.parquet`, ...: packed rows for `packed_train_data_path`.
 
     The loss mask is moved by one in each document: Megatron Bridge reads it beside the inputs, so its value at a token
-    speaks of the next one.
+    is that of the next one.
     """
     import pyarrow as pa
 

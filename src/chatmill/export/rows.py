@@ -24,7 +24,7 @@ ON_STORED = (Overflow.ERROR, Overflow.DROP, Overflow.CUT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """Which documents stand in which row: row `r` holds `documents[row_offsets[r]:row_offsets[r + 1]]`."""
+    """Which documents are in which row: row `r` holds `documents[row_offsets[r]:row_offsets[r + 1]]`."""
 
     documents: Ints
     """Numbers of documents, row after row."""

@@ -35,7 +35,7 @@ class OverflowReport:
     lost_trained: int = 0
     lost_untrained: int = 0
     injected: int = 0
-    """Untrained repetitions (head, lead of a parted turn, document end) that windows added."""
+    """Untrained repetitions (head, lead of a split turn, document end) that windows added."""
     assistant_lost: int = 0
     """Assistant messages of which no token is left."""
     assistant_cut: int = 0
@@ -43,7 +43,7 @@ class OverflowReport:
     results_lost: int = 0
     """Tool results that are gone, or only partly left."""
     heads_lost: int = 0
-    """Episodes that stand without (all of) the system prompt and tool definitions of their conversation."""
+    """Episodes without (all of) the system prompt and tool definitions of their conversation."""
 
     def __add__(self, other: OverflowReport) -> OverflowReport:
         """The counts of two sets of conversations together."""

@@ -30,7 +30,7 @@ class MessageSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An assistant message with the tool results behind it; never parted while it fits.
+    """An assistant message with the tool results behind it; never split while it fits.
 
     Several assistant messages are one step when all but the last call a tool: their results come later.
     """
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What stands before an assistant answers (user messages, as a rule), and the steps of the answer."""
+    """What comes before an assistant answers (user messages, as a rule), and the steps of the answer."""
 
     lead: Span
     lead_content: int
@@ -79,7 +79,7 @@ class Outline:
     def steps(self, first: int, limit: int) -> tuple[list[Step], int]:
         """The steps from message `first` up to the next message of another role, and the index of that one.
 
-        Assistant messages that belong together but are longer than `limit` tokens together are parted.
+        Assistant messages that belong together but are longer than `limit` tokens together are split.
         """
         steps: list[Step] = []
         at = first

@@ -11,7 +11,7 @@ from chatmill.pack.turns import Outline, Span, Step, Turn
 
 @dataclass(frozen=True, slots=True)
 class KeptSpan:
-    """A span of the conversation that stands in an episode."""
+    """A span of the conversation that is in an episode."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ def windows(outline: Outline, capacity: int, trains: Callable[[int, int], bool])
     """Episodes of at most `capacity` tokens that together train every assistant message once.
 
     Consecutive whole turns go into one window while they fit between head and tail. A turn that does not fit
-    into a window of its own is parted between its steps, and each further window opens with the turn's lead,
+    into a window of its own is split between its steps, and each further window opens with the turn's lead,
     injected. A step that does not fit behind head and lead is squeezed (see `_squeezed`). Windows in which
     `trains(start, end)` is true for no span are left out; the first window left holds the head, the last the
     tail, the others inject them.

@@ -22,7 +22,7 @@ from chatmill.store.episodes import EpisodeDataset
 
 @dataclass(slots=True)
 class ColumnCounts:
-    """What stands in a dataset; several splits add up."""
+    """What a dataset holds; several splits add up."""
 
     episodes: int = 0
     tokens: int = 0

@@ -160,7 +160,7 @@ class Derived:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the record stands in one episode, uncut."""
+        """Whether the record is one episode, uncut."""
         return self.spans == [[KeptSpan(0, len(self.ids))]]
 
 
@@ -225,7 +225,7 @@ class Reference:
         return PlainRow(self.template.write_prompt(before), self.tokenizer, self._known).ids
 
     def _spans(self, derived: Derived) -> list[list[KeptSpan]]:
-        """What of the conversation stands in which episode, by the overflow policy."""
+        """Which spans of the conversation are in which episode, by the overflow policy."""
         length, capacity = len(derived.ids), self.recipe.packing.max_length
         if capacity is None or length <= capacity:
             return [[KeptSpan(0, length)]]

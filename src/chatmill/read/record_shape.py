@@ -132,7 +132,7 @@ class Shape:
         try:
             return self._listed([message for some in plain for message in some], key)
         except RecordError as error:
-            number = re.compile(re.escape(key) + r"\[(\d+)\]")  # of the plain message; that of the item is told
+            number = re.compile(re.escape(key) + r"\[(\d+)\]")  # of the plain message; the error names the item
             error.path = number.sub(lambda found: f"{key}[{owners[int(found[1])]}]", error.path, count=1)
             raise
 

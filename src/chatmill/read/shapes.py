@@ -1,4 +1,4 @@
-"""The shapes of records: the table of the known ones, looking one up, and telling the shape of a file."""
+"""The shapes of records: the table of the known ones, looking one up, and finding the shape of a file."""
 
 from __future__ import annotations
 

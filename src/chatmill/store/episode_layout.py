@@ -13,7 +13,7 @@ TOKENS = "tokens.bin"
 INDEX = "episodes.idx"
 """Records of 16 bytes: start and length, uint64 little-endian, counted in tokens."""
 MASK = "mask.bin"
-"""uint8 or float32 weights, one per token; which of the two is told from the file size."""
+"""uint8 or float32 weights, one per token; the file size says which of the two."""
 MANIFEST = "episodes.json"
 """What was written: counts, columns and hashes; written last. Readers of the three files do not need it."""
 
@@ -31,7 +31,7 @@ def shard_name(number: int) -> str:
 
 
 def writing_mark(directory: Path, split: str) -> Path:
-    """The file that stands beside a split while a writer is at work, or after one was killed."""
+    """The file beside a split while a writer is at work, or after one was killed."""
     return directory / f".{split}.writing"
 
 

@@ -185,7 +185,7 @@ class MegatronIndex:
         found = file_size(data)
         if found != values * dtype.itemsize:
             raise FormatError(
-                f"{data}: {found:,} bytes, but its index speaks of {values:,} {dtype.name} values "
+                f"{data}: {found:,} bytes, but its index has {values:,} {dtype.name} values "
                 f"({values * dtype.itemsize:,} bytes): the file was cut or belongs to another index"
             )
         return cls(bin=data, idx=index, dtype=dtype, lengths=lengths, document_indices=ends, values=values)
@@ -218,7 +218,7 @@ def _header(index: Path, size: int) -> tuple[np.dtype[Any], int, int]:
 
 
 def _check_lengths(index: Path, lengths: NDArray[np.int32], pointers: NDArray[np.int64], itemsize: int) -> int:
-    """Lengths are not negative and every pointer is the sum of what stands before; the sum of all lengths."""
+    """Lengths are not negative and every pointer is the sum of the lengths before it; gives the sum of all lengths."""
     at = 0
     for first in range(0, len(lengths), SLICE):
         sizes = lengths[first : first + SLICE].astype(np.int64)

@@ -33,7 +33,7 @@ from chatmill.store.forms import (
 MANIFEST = "manifest.json"
 """The receipt of a build, written last: a folder with splits and without it was written by hand, or is unfinished."""
 EXPORT_MANIFEST = "export.json"
-"""Stands in a folder that `export_dataset` made; names the dataset it was made from."""
+"""In a folder that `export_dataset` made; names the dataset it was made from."""
 FORMAT, FORMAT_VERSION = "chatmill-dataset", 2
 EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
 KD_SCHEMA = "synth_kd_v1"

@@ -53,7 +53,7 @@ class MarkerIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedTranscripts:
-    """Token ids of R transcripts in one flat array; an eos stands only where a transcript spells it."""
+    """Token ids of R transcripts in one flat array; an eos is only where a transcript spells it."""
 
     ids: NDArray[np.int64]
     offsets: NDArray[np.int64]

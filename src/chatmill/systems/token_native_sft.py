@@ -154,7 +154,7 @@ def sft_loss_mask_for_ids(ids: list[int], *, sys_id: int, usr_id: int, asst_id: 
 
 class _Turn(NamedTuple):
     role_id: int | None
-    """None for tokens that stand outside of a turn: before the first role id, or between an eot and the next one."""
+    """None for tokens outside of a turn: before the first role id, or between an eot and the next one."""
     start: int
     end: int
 
@@ -196,7 +196,7 @@ def pack_sft_ids_and_mask(
 
 
 def _split_turns(ids: list[int], role_ids: set[int], eot_id: int) -> list[_Turn]:
-    """Cut ids into turns, each from a role id to its eot; what stands outside of turns is a piece of its own."""
+    """Cut ids into turns, each from a role id to its eot; what is outside of turns is a piece of its own."""
     turns: list[_Turn] = []
     role_id, start = None, 0
     for index, token in enumerate(ids):
@@ -221,7 +221,7 @@ def _final_assistant(turns: list[_Turn], asst_id: int) -> int | None:
 def _drop_oldest(turns: list[_Turn], limit: int, *, sys_id: int, usr_id: int, asst_id: int) -> list[_Turn]:
     """Drop the oldest pairs, or single imperfect turns, after the system turn until `limit` tokens are left.
 
-    The final assistant turn with the user turn before it is never dropped, nor what stands after it. Without any
+    The final assistant turn with the user turn before it is never dropped, nor what follows it. Without any
     assistant turn, the last turn is the one that stays.
     """
     first = 1 if turns and turns[0].role_id == sys_id else 0
@@ -244,8 +244,8 @@ def collate_sft_batch(
 ) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
     """Tensors `x, y, loss_mask` of shape `(B, T)` from rows of `T + 1` tokens with token-aligned masks.
 
-    `y` and `loss_mask` are label-aligned: position `t` speaks of token `t + 1`. `y` is `ignore_index` where the mask is
-    False.
+    `y` and `loss_mask` are label-aligned: position `t` is that of token `t + 1`. `y` is `ignore_index` where the mask
+    is False.
     """
     try:
         import torch

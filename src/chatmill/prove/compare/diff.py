@@ -15,8 +15,8 @@ from chatmill.core.kinds import kind_name
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.prove.compare.changes import Line, changed_lines
 from chatmill.prove.compare.manifests import ManifestDifference, decoder_of, manifest_differences
+from chatmill.prove.compare.numbered import Side, common_keys
 from chatmill.prove.compare.pairing import Match, Pairs, pair_records
-from chatmill.prove.compare.side import Side, common_keys
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.split import Documents
 from chatmill.tokenizer.protocol import Tokenizer
@@ -209,7 +209,7 @@ class _RecordWalk:
         for number in only_in_b[: max(0, self._show - len(self.shown))].tolist():
             self._take_apart(Change.ONLY_IN_B, -1, number)
         if not self._in_order:
-            self.notes.append("the records stand in another order; only what is in them is compared")
+            self.notes.append("the records are in another order; only their contents are compared")
 
     def _compare(self, numbers: Ints) -> None:
         partners = self._pairs.partner[numbers]

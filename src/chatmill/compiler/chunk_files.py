@@ -161,7 +161,7 @@ def _unpacked_blocks(path: Path) -> Iterator[bytes]:
 
 
 def spool_entries(entries: Sequence[bytes], chunk_bytes: int, out: PartWriter) -> None:
-    """Spool the entries of a JSON list that could not be taken from its bytes as they stand."""
+    """Spool the entries of a JSON list that cannot be taken from its bytes as they are."""
     part: list[bytes] = []
     size = 0
     for entry in entries:
