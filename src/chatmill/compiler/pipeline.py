@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from chatmill.compiler.ledger import ROLES, Ledger
 from chatmill.compiler.plain_recipe import PlainRecipe
 from chatmill.core.conversation import Conversation
-from chatmill.core.conversations import keys_of, sources_of
+from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.tokens import Tokens, offsets_of, ranges
@@ -126,7 +126,8 @@ class Pipeline:
 
     def compile(self, conversations: Sequence[Conversation]) -> Compiled:
         """Render, label and fit a batch."""
-        rendered = render(conversations, self.template, collect_failures=True)
+        batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
+        rendered = render(batch, self.template, collect_failures=True)
         tokens = rendered.tokens
         if self.vocabulary is not None:
             refuse_beyond(int(tokens.ids.max(initial=0)), self.vocabulary, "the conversations have", GROWN)
@@ -137,9 +138,9 @@ class Pipeline:
             run_weights,
             packing.max_length or NO_LIMIT,
             packing.overflow,
-            name_of=lambda row: keys_of(conversations)[int(rendered.kept[row])],
+            name_of=lambda row: batch.keys[int(rendered.kept[row])],
         )
-        names, codes = _source_codes(sources_of(conversations), rendered.kept)
+        names, codes = _source_codes(batch.sources, rendered.kept)
         ledger = Ledger()
         records = _Records(rendered.kept, fitted)
         _account(ledger, names, codes, tokens, run_weights, fitted)

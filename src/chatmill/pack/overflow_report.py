@@ -49,19 +49,6 @@ class OverflowReport:
         """The counts of two sets of conversations together."""
         return OverflowReport(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
 
-    def summary(self) -> str:
-        """A few plain sentences."""
-        if not self.over_long:
-            return f"all {self.conversations:,} conversations fit"
-        return (
-            f"{self.over_long:,} of {self.conversations:,} conversations are longer than the row: "
-            f"{self.dropped:,} dropped, the others made {self.episodes:,} episodes. "
-            f"Lost: {self.lost_trained:,} trained and {self.lost_untrained:,} untrained tokens "
-            f"({self.assistant_lost:,} assistant messages whole, {self.assistant_cut:,} in part, "
-            f"{self.results_lost:,} tool results); {self.heads_lost:,} episodes lack "
-            f"their system prompt. Injected: {self.injected:,} tokens."
-        )
-
 
 def total(reports: Iterable[OverflowReport]) -> OverflowReport:
     """The sum of the reports of many batches."""
