@@ -52,10 +52,8 @@ POINTS = [
     "after_receipt_write:2",
     "before_receipt_rename:2",
     "after_receipt_rename:2",
-    "before_shard_rename:2",
     "before_shard_folder_rename:2",
-    "after_shard_folder_rename:2",
-    "after_shard_rename:3",
+    "after_shard_folder_rename:3",
     "after_chunk:2",
     "after_val_receipt_write:1",
     "before_val_folder_rename:1",
@@ -261,7 +259,7 @@ def test_workers_killed_from_outside_in_the_middle(sets: Sets, fast: Path) -> No
 def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, ray_address: str) -> None:
     from chatmill.compiler.engines.ray_engine import RayExecutor
 
-    points = ["after_shard_write:2:kill_once", "after_shard_rename:3:kill_once"]
+    points = ["after_shard_write:2:kill_once", "after_shard_folder_rename:3:kill_once"]
     faults = {FAULTS: ",".join(points), FAULTS_LOG: str(fast / "log")}
 
     class Faulty:
@@ -283,7 +281,7 @@ def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, ray_address: s
 
 
 def test_resumed_with_other_workers(sets: Sets, fast: Path) -> None:
-    done = chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_shard_rename:5"})
+    done = chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_shard_folder_rename:5"})
     assert done.returncode == -signal.SIGKILL
     made = sorted(path.name for path in (fast / "out" / ".build" / "shards").iterdir())
     assert made == [f"{number:06d}" for number in range(5)]
@@ -340,7 +338,7 @@ def crashed(sets: Sets, fast_module: Path) -> Path:
     (path.parent / "recipe.yaml").write_text(json.dumps(recipe))
     run_build(recipe, path.parent / "whole", workers=0)
     command = ["build", path.parent / "recipe.yaml", "-o", path.parent / "out", "-w", "0"]
-    assert chatmill(*command, env={FAULTS: "after_shard_rename:4"}).returncode == -signal.SIGKILL
+    assert chatmill(*command, env={FAULTS: "after_shard_folder_rename:4"}).returncode == -signal.SIGKILL
     return path.parent
 
 
@@ -392,7 +390,7 @@ def test_killed_again_while_it_is_resumed(fast: Path, first: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["after_shard_rename:4", "after_shard_move:4", "before_manifest:1"])
+@pytest.mark.parametrize("first", ["after_shard_folder_rename:4", "after_shard_move:4", "before_manifest:1"])
 def test_killed_before_every_operation_of_a_resumed_build(fast: Path, first: str) -> None:
     reports = kills(fast, kill="everywhere", first=first)
     assert len(reports) == reports[0]["operations"] >= 20

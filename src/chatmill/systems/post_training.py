@@ -70,14 +70,6 @@ class EncodedTranscripts:
         """One array (a view) per transcript, for `pack_post_training_stream`."""
         return np.split(self.ids, self.offsets[1:-1]) if len(self) else []
 
-    @property
-    def stream(self) -> NDArray[np.int64]:
-        """All transcripts end to end, an eos after each one that does not end in it."""
-        ends = self.offsets[1:]
-        open_end = np.diff(self.offsets) == 0
-        open_end[~open_end] = self.ids[ends[~open_end] - 1] != self.markers.eos_id
-        return np.insert(self.ids, ends[open_end], self.markers.eos_id)
-
 
 def _with_markers(tokenizer: Any) -> tuple[AnyTokenizer, MarkerIds]:
     """The tokenizer and its marker ids; a Chatmill tokenizer that lacks some is replaced by one that has them."""
@@ -160,7 +152,7 @@ def pack_transcripts(
     """Encode transcripts and pack them into blocks of the post-training stream, in one call."""
     encoded = encode_transcripts(transcripts, tokenizer=tokenizer, places=places)
     return pack_post_training_stream(
-        [encoded.stream] if len(encoded) else [],
+        encoded.records,
         block_size=block_size,
         drop_last=drop_last,
         **encoded.markers.keywords(),
