@@ -55,7 +55,7 @@ def take_back(directory: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class BuildFinish:
     """The end of a build: gates, validation shards, everything to its place, the manifest."""
 
     directory: Path

@@ -19,7 +19,7 @@ from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_receipts
 from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.finish import Finish, check_gates, take_back
+from chatmill.compiler.finish import BuildFinish, check_gates, take_back
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.manifest import build_fingerprint
@@ -196,7 +196,7 @@ def _build(
             take_back(directory)
         receipts = run_chunks(compile_chunk, jobs, engine, watch.on_progress, on_whole=disk.add_chunk)
         planned.check_unchanged()
-        build = Finish(directory, recipe, pipeline, planned, fingerprint)
+        build = BuildFinish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, engine, disk)
 
 
@@ -249,7 +249,7 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
             sweep_orphans(directory)
         for job in jobs:
             disk.add(job.folder, receipts[job.number])
-        build = Finish(directory, recipe, pipeline, planned, fingerprint)
+        build = BuildFinish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, LocalExecutor(0), disk)
 
 
