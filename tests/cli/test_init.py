@@ -13,8 +13,9 @@ import yaml
 from typer.testing import CliRunner
 
 from chatmill.cli import init as module
-from chatmill.compiler.init import LONGEST_ROW, look_at, recipe_text
+from chatmill.compiler.init import LONGEST_ROW, look_at
 from chatmill.compiler.recipe import OnError, Recipe, recipe_of
+from chatmill.compiler.recipe_text import recipe_text
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.render.registry import find_template

@@ -223,10 +223,12 @@ def test_weights_that_labels_cannot_hold(fractional: Path, tmp_path: Path) -> No
 
 def test_parquet_holds_everything(episodes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_module, "BATCH_TOKENS", 10_000)
-    result = export_dataset(episodes, "parquet", tmp_path / "out", shard_tokens=30_000)
+    result = export_dataset(episodes, "parquet", tmp_path / "out", shard_tokens=5_000)
     assert result.not_held == ()
     names = sorted(path.name for path in (tmp_path / "out" / "train").iterdir())
     assert names[:2] == ["shard_00000.parquet", "shard_00001.parquet"]
+    files = [pq.read_table(tmp_path / "out" / "train" / name)["input_ids"].to_pylist() for name in names]
+    assert all(len(rows) == 1 or sum(map(len, rows)) <= 5_000 for rows in files), "also where a batch has more"
     for split in ("train", "val"):
         table = pq.read_table(tmp_path / "out" / split)
         rows = table.to_pylist()

@@ -150,7 +150,7 @@ def test_workers_killed_from_outside_in_the_middle(sets: Sets, fast: Path) -> No
 def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, ray_address: str) -> None:
     from chatmill.compiler.engines.ray_engine import RayExecutor
 
-    points = ["after_shard_write:2:kill_once", "after_shard_rename:3:kill_once"]
+    points = ["after_shard_write:2:kill_once", "after_shard_folder_rename:3:kill_once"]
     faults = {FAULTS: ",".join(points), FAULTS_LOG: str(fast / "log")}
 
     class Faulty:
@@ -172,7 +172,7 @@ def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, ray_address: s
 
 
 def test_resumed_with_other_workers(sets: Sets, fast: Path) -> None:
-    done = chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_shard_rename:5"})
+    done = chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_shard_folder_rename:5"})
     assert done.returncode == -signal.SIGKILL
     made = sorted(path.name for path in (fast / "out" / ".build" / "shards").iterdir())
     assert made == [f"{number:06d}" for number in range(5)]
@@ -227,7 +227,7 @@ def crashed(sets: Sets, fast_module: Path) -> Path:
     (path.parent / "recipe.yaml").write_text(json.dumps(recipe))
     run_build(recipe, path.parent / "whole", workers=0)
     command = ["build", path.parent / "recipe.yaml", "-o", path.parent / "out", "-w", "0"]
-    assert chatmill(*command, env={FAULTS: "after_shard_rename:4"}).returncode == -signal.SIGKILL
+    assert chatmill(*command, env={FAULTS: "after_shard_folder_rename:4"}).returncode == -signal.SIGKILL
     return path.parent
 
 

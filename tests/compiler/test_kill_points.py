@@ -30,10 +30,8 @@ POINTS = [
     "after_receipt_write:2",
     "before_receipt_rename:2",
     "after_receipt_rename:2",
-    "before_shard_rename:2",
     "before_shard_folder_rename:2",
-    "after_shard_folder_rename:2",
-    "after_shard_rename:3",
+    "after_shard_folder_rename:3",
     "after_chunk:2",
     "after_val_receipt_write:1",
     "before_val_folder_rename:1",
@@ -112,7 +110,7 @@ def test_killed_again_while_it_is_resumed(fast: Path, first: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["after_shard_rename:4", "after_shard_move:4", "before_manifest:1"])
+@pytest.mark.parametrize("first", ["after_shard_folder_rename:4", "after_shard_move:4", "before_manifest:1"])
 def test_killed_before_every_operation_of_a_resumed_build(fast: Path, first: str) -> None:
     reports = kills(fast, kill="everywhere", first=first)
     assert len(reports) == reports[0]["operations"] >= 20

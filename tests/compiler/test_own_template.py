@@ -10,8 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from chatmill.cli import app
-from chatmill.compiler.init import look_at, recipe_text
+from chatmill.compiler.init import look_at
 from chatmill.compiler.recipe import recipe_of
+from chatmill.compiler.recipe_text import recipe_text
 from chatmill.compiler.run import run_build
 from chatmill.core.model_vocabulary import model_vocabulary
 from chatmill.errors import ConfigError

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from chatmill.compiler import faults, spool
+from chatmill.compiler import chunk_files, faults
 from chatmill.compiler.inputs import (
     ScannedInput,
 )
@@ -40,7 +40,7 @@ def test_a_whole_spool_is_used_again(spooled: tuple[Path, ScannedInput]) -> None
     path, scanned = spooled
     before = spool_times(path)
     assert len(before) == len(scanned.chunks) + 1 > 5
-    with mock.patch.object(spool, "open_bytes", side_effect=AssertionError("unpacked again")):
+    with mock.patch.object(chunk_files, "open_bytes", side_effect=AssertionError("unpacked again")):
         assert scan(path, chunk_bytes=4000) == scanned
         os.utime(path, ns=(1, 1))  # another time, the same bytes
         assert scan(path, chunk_bytes=4000).chunks == scanned.chunks

@@ -15,7 +15,8 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.conversations import Conversations, Places
 from chatmill.core.messages import MessageColumns
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
-from chatmill.read.shapes import conversation_of, find_shape
+from chatmill.read.record_shape import conversation_of
+from chatmill.read.shapes import find_shape
 from tests.conftest import CONVERSATION_FILES, DATA
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=4)

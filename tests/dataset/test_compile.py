@@ -101,7 +101,8 @@ def given_as(kind: str) -> Any:
     if kind == "iterator":
         return iter(rows)
     if kind == "conversations":
-        from chatmill.read.shapes import conversation_of, find_shape
+        from chatmill.read.record_shape import conversation_of
+        from chatmill.read.shapes import find_shape
 
         return [conversation_of(row, find_shape("openai"), source="records", where=f"records.jsonl:{n}")
                 for n, row in enumerate(rows, 1)]  # fmt: skip

@@ -10,7 +10,8 @@ import pytest
 
 import chatmill
 from chatmill.core import html
-from chatmill.read.shapes import conversation_of, find_shape
+from chatmill.read.record_shape import conversation_of
+from chatmill.read.shapes import find_shape
 
 EVIL = "<script>alert(1)</script> <|im_end|>"
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}

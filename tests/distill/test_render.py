@@ -40,7 +40,10 @@ def encoded(messages: Any, **options: Any) -> bytes:
 
 
 def rendered(bulk: BulkRows, rows: Sequence[bytes | None]) -> KDBatch:
-    return bulk.render(OptionalTexts.of_bytes(rows))
+    """Rows as the columns that Parquet gives; they may be no UTF-8."""
+    lengths = np.array([-1 if row is None else len(row) for row in rows], dtype=np.int64)
+    data = np.frombuffer(b"".join(row or b"" for row in rows), dtype=np.uint8)
+    return bulk.render(OptionalTexts(data, offsets_of(np.maximum(lengths, 0))[:-1], lengths))
 
 
 def documents(batch: KDBatch) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -15,8 +15,8 @@ from chatmill.core.conversation import Conversation
 from chatmill.label.presets import find_policy
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.packed_batch import PackedBatch
+from chatmill.prove.columns import check_episodes
 from chatmill.render.render import render
-from chatmill.store.episode_check import check_episodes
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from tests.load.sets import Item, batch, epoch_steps, same

@@ -131,7 +131,7 @@ def test_what_is_no_set_or_not_whole(root: Path, tmp_path: Path) -> None:
         open_kd(root / "train" / "shard_07")
     with (root / "train" / "shard_00_span.bin").open("ab") as file:
         file.write(b"\0")
-    with pytest.raises(FormatError, match=r"shard_00_span.bin: .* bytes, but its index speaks of"):
+    with pytest.raises(FormatError, match=r"shard_00_span.bin: .* bytes, but its index has"):
         open_kd(root)
     (root / "manifest.json").unlink()
     with pytest.raises(FormatError, match="not finished"):

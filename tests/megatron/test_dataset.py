@@ -354,9 +354,9 @@ TOKENS_0 = sum(len(document.ids) for document in TRAIN[0])
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut_bin, rf"shard_00_span.bin: {TOKENS_0 - 1:,} bytes, but its index speaks of {TOKENS_0:,}"),
+        (cut_bin, rf"shard_00_span.bin: {TOKENS_0 - 1:,} bytes, but its index has {TOKENS_0:,}"),
         (cut_idx, r"shard_00_lossmask.idx: \d+ bytes, but 30 sequences and 30 documents need \d+"),
-        (cut_tokens, rf"shard_00_tokens.bin: {4 * TOKENS_0 - 4:,} bytes, but its index speaks of {TOKENS_0:,}"),
+        (cut_tokens, rf"shard_00_tokens.bin: {4 * TOKENS_0 - 4:,} bytes, but its index has {TOKENS_0:,}"),
         (no_sidecar, r"shard_00_span.idx: No such file"),
         (swap_columns, r"document 0 has the mask 2 and the span 1 at position \d+"),
         (sidecar_of_another_shard, r"shard_00_span.idx: 11 sequences, but shard_00_tokens.idx beside it has 30"),

@@ -8,7 +8,8 @@ from typing import Any
 from chatmill.core.conversation import Conversation
 from chatmill.errors import RecordError
 from chatmill.read.files import read_records
-from chatmill.read.shapes import conversation_of, find_shape
+from chatmill.read.record_shape import conversation_of
+from chatmill.read.shapes import find_shape
 from chatmill.render.registry import PYTHON_TEMPLATES
 from tests.conftest import DATA
 

@@ -17,7 +17,8 @@ from chatmill.core.native.scan import count_lines, scan_lines
 from chatmill.errors import RecordError
 from chatmill.read.columns import Lines, line_groups, read_lines, scanner_names
 from chatmill.read.files import decode_line
-from chatmill.read.shapes import SHAPES, Shape, conversation_of, find_shape
+from chatmill.read.record_shape import Shape, conversation_of
+from chatmill.read.shapes import SHAPES, find_shape
 from tests.both_ways import in_each_way
 from tests.core.native.mutations import mutated, real_lines, seeds
 from tests.read.converted import FROM_OPENAI, converted

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from chatmill.compiler.init import look_at, recipe_text
+from chatmill.compiler.init import look_at
 from chatmill.compiler.recipe import recipe_of
+from chatmill.compiler.recipe_text import recipe_text
 from chatmill.core.conversation import Message, Role
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.conversations import ConversationFile

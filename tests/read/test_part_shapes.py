@@ -10,8 +10,9 @@ import pytest
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
 from chatmill.read.columns import Lines, read_lines
+from chatmill.read.record_shape import Shape, conversation_of
 from chatmill.read.rows import read_rows
-from chatmill.read.shapes import Shape, conversation_of, detect_shape, find_shape
+from chatmill.read.shapes import detect_shape, find_shape
 from tests.read.converted import batch_of
 
 CALL = {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": 1}}

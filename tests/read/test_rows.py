@@ -19,8 +19,9 @@ from chatmill.core.conversation import Conversation
 from chatmill.errors import RecordError
 from chatmill.read import rows as reading
 from chatmill.read.files import batch_records
+from chatmill.read.record_shape import Shape, conversation_of
 from chatmill.read.rows import read_rows
-from chatmill.read.shapes import SHAPES, Shape, conversation_of, find_shape
+from chatmill.read.shapes import SHAPES, find_shape
 from tests.both_ways import in_each_way
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.read.converted import FROM_OPENAI, batch_of

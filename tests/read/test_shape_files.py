@@ -12,8 +12,9 @@ from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import ConfigError
 from chatmill.read.columns import Lines, read_lines, scanner_names
 from chatmill.read.conversations import ConversationFile
+from chatmill.read.record_shape import Shape, conversation_of
 from chatmill.read.rows import read_rows
-from chatmill.read.shapes import Shape, conversation_of, find_shape, shape_key
+from chatmill.read.shapes import find_shape, shape_key
 from tests.read.converted import batch_of
 
 DIALOG = """

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError, UnknownNameError
-from chatmill.read.shapes import SHAPES, conversation_of, detect_shape, find_shape
+from chatmill.read.record_shape import conversation_of
+from chatmill.read.shapes import SHAPES, detect_shape, find_shape
 from tests.read.shape_examples import ALPACA, EXAMPLES, OPENAI, PAIR, SHAREGPT, A, Q
 
 PART_SHAPES = {"anthropic", "llamafactory_v1"}

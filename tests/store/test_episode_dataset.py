@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from chatmill.errors import ConfigError, FormatError
-from chatmill.store.episode_check import check_episodes
+from chatmill.prove.columns import check_episodes
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.token_files import TokenFiles
@@ -275,7 +275,11 @@ def test_the_check_compares_columns(tmp_path: Path) -> None:
     (folder / "source.u32").write_bytes(np.full(12, 7, dtype="<u4").tobytes())
     (folder / "trained.u32").write_bytes(np.full(12, 1, dtype="<u4").tobytes())
     text = "\n".join(check_episodes(tmp_path).problems)
-    for part in ("code 255", "code 7; the manifest has 2 names", "says 1, its mask has 3"):
+    for part in (
+        "kinds.u8, byte 0, train episode 0, token 0: 255: no kind",
+        "the source code 7; the manifest has 2 names",
+        "trained.u32, byte 8, train episode 2: says 1 trained tokens; the mask has 2",
+    ):
         assert part in text
     with pytest.raises(FormatError, match="source code 7"):
         EpisodeDataset(tmp_path)[0]

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.prove.columns import check_episodes
 from chatmill.store import shard_writer
-from chatmill.store.episode_check import check_episodes
 from chatmill.store.episode_manifest import manifest_from_json
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset

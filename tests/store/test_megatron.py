@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.store.megatron import DTYPE_CODES, MegatronIndex, MegatronWriter, bin_path, idx_path, join_megatron
+from chatmill.store.megatron import DTYPE_CODES, MegatronIndex, MegatronWriter, bin_path, idx_path
 
 
 @pytest.fixture(scope="module")
@@ -61,22 +61,6 @@ def test_the_bytes_are_those_of_the_builder(megatron: Any, tmp_path: Path, dtype
     assert len(read) == 50
     assert np.array_equal(np.concatenate([read[i] for i in range(50)]), values)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ours.bin", "ours.idx", "theirs.bin", "theirs.idx"]
-
-
-def test_joined_parts_are_those_of_add_index(megatron: Any, tmp_path: Path) -> None:
-    parts = []
-    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=np.int32)
-    for seed, count in enumerate((3, 1, 30)):
-        values, lengths = documents(seed, count, np.int32)
-        parts.append(by_the_builder(megatron, tmp_path / f"part{seed}", values, lengths, np.int32))
-        builder.add_index(str(parts[-1]))
-    builder.finalize(str(tmp_path / "theirs.idx"))
-    writer = join_megatron(tmp_path / "ours", parts, np.int32)
-    assert writer.documents == 34
-    assert same_files(tmp_path / "ours", tmp_path / "theirs")
-    with pytest.raises(FormatError, match="int32 values cannot be joined into uint8"):
-        join_megatron(tmp_path / "other", parts, np.uint8)
-    assert not list(tmp_path.glob("*other*")), "nothing is left of it"
 
 
 def test_without_documents_there_is_an_index_of_none(megatron: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from chatmill.errors import RecordError
 from chatmill.pack.stream import post_training_loss_mask
 from chatmill.systems.post_training import (
     MARKERS,
-    Outcome,
+    TranscriptOutcome,
     conversation_to_transcript,
     encode_transcripts,
     pack_transcripts,
@@ -30,7 +30,7 @@ def write(conversation: Any, context_length: int = 1000) -> str | None:
     return conversation_to_transcript(conversation, tokenizer=BYTES, context_length=context_length)
 
 
-def outcome(conversation: Any, context_length: int = 1000) -> Outcome:
+def outcome(conversation: Any, context_length: int = 1000) -> TranscriptOutcome:
     return transcribe([conversation], tokenizer=BYTES, context_length=context_length)[0].outcome
 
 
@@ -38,7 +38,7 @@ def test_nothing_stands_between_spans() -> None:
     conversation = chat(("system", " s"), ("user", "u\n"), ("assistant", ""), ("user", "v"), ("assistant", "w"))
     expected = "<|SYSTEM|> s<|END|><|USER|>u\n<|END|><|ASSISTANT|><|END|><|USER|>v<|END|><|ASSISTANT|>w<|END|>"
     assert write(conversation) == expected
-    assert outcome(conversation) is Outcome.WHOLE
+    assert outcome(conversation) is TranscriptOutcome.WHOLE
 
 
 def test_the_first_pair_must_fit_with_the_system_span_and_later_ones_alone() -> None:
@@ -54,9 +54,9 @@ def test_the_first_pair_must_fit_with_the_system_span_and_later_ones_alone() -> 
     first = "<|SYSTEM|>sss<|END|><|USER|>uu<|END|><|ASSISTANT|>a<|END|>"
     # system 3+2, user 2+2, assistant 1+2: 12 tokens; the second pair has 8+2 + 1+2 = 13, more than the first.
     assert write(conversation, 11) is None
-    assert outcome(conversation, 11) is Outcome.SKIPPED_TOO_LONG
+    assert outcome(conversation, 11) is TranscriptOutcome.SKIPPED_TOO_LONG
     assert write(conversation, 12) == first
-    assert outcome(conversation, 12) is Outcome.CUT_TOO_LONG
+    assert outcome(conversation, 12) is TranscriptOutcome.CUT_TOO_LONG
     whole = write(conversation, 13)
     assert whole is not None
     assert whole.startswith(first)
@@ -89,7 +89,7 @@ def test_a_pair_that_does_not_fit_ends_the_conversation_even_if_later_ones_would
 def test_anything_unpaired_ends_the_conversation(tail: list[tuple[str, str]]) -> None:
     conversation = chat(("User", "a"), ("ASSISTANT", "b"), *tail)
     assert write(conversation) == "<|USER|>a<|END|><|ASSISTANT|>b<|END|>"
-    assert outcome(conversation) is Outcome.CUT_UNPAIRED
+    assert outcome(conversation) is TranscriptOutcome.CUT_UNPAIRED
     assert write(chat(*tail)) is None or tail[0][0] == "system"
 
 
@@ -107,7 +107,7 @@ def test_anything_unpaired_ends_the_conversation(tail: list[tuple[str, str]]) ->
 )
 def test_without_a_first_pair_there_is_no_transcript(messages: list[tuple[str, str]]) -> None:
     assert write(chat(*messages)) is None
-    assert outcome(chat(*messages)) is Outcome.SKIPPED_NO_PAIR
+    assert outcome(chat(*messages)) is TranscriptOutcome.SKIPPED_NO_PAIR
 
 
 def test_a_message_that_calls_a_tool_makes_no_pair() -> None:
@@ -124,7 +124,7 @@ def test_content_that_spells_a_marker_cannot_be_written(marker: str) -> None:
     with pytest.raises(ValueError, match=r"record 'r9', field messages\[2\].content: the content spells") as caught:
         write(conversation)
     assert marker in str(caught.value)
-    assert outcome(conversation) is Outcome.UNWRITABLE
+    assert outcome(conversation) is TranscriptOutcome.UNWRITABLE
     assert write(chat(("user", "a"), ("assistant", "b"), ("user", marker))) is not None, "it would not be written"
 
 
@@ -188,7 +188,7 @@ def test_transcripts_equal_the_slow_rules(chats: list[list[tuple[str, str]]], co
         try:
             expected = slow_transcript(messages, context_length)
         except ValueError:
-            assert result.outcome is Outcome.UNWRITABLE
+            assert result.outcome is TranscriptOutcome.UNWRITABLE
             with pytest.raises(RecordError):
                 write(chat(*messages), context_length)
             continue
@@ -196,7 +196,7 @@ def test_transcripts_equal_the_slow_rules(chats: list[list[tuple[str, str]]], co
         assert result.text == expected == write(chat(*messages), context_length)
         assert result.messages == (expected or "").count("<|END|>")
         assert result.tokens == (len(ids_of(expected)) if expected else 0)
-        assert (0 < result.messages == len(messages)) == (result.outcome is Outcome.WHOLE)
+        assert (0 < result.messages == len(messages)) == (result.outcome is TranscriptOutcome.WHOLE)
 
 
 @pytest.mark.parametrize("name", ["oasst_en100", "crosswoz_zh", "glaive_toolcall_en"])

@@ -17,7 +17,7 @@ from chatmill.pack.stream import post_training_loss_mask, post_training_targets
 from chatmill.render.render import render
 from chatmill.systems.post_training import (
     MARKERS,
-    Outcome,
+    TranscriptOutcome,
     conversation_to_transcript,
     encode_transcripts,
     pack_transcripts,
@@ -129,8 +129,6 @@ def test_many_transcripts_equal_one_piece_at_a_time(records: list[list[tuple[str
             ids += [EOS] if gap == "<|EOS|>" else []
         expected.append(ids)
     assert [record.tolist() for record in encoded.records] == expected
-    closed = [ids if ids and ids[-1] == EOS else [*ids, EOS] for ids in expected]
-    assert encoded.stream.tolist() == [token for ids in closed for token in ids]
 
 
 def test_packing_transcripts_marks_assistant_spans() -> None:
@@ -237,13 +235,14 @@ def test_the_bulk_renderer_and_its_policy_give_the_same_ids_and_mask() -> None:
         for record in real_conversations(name, 60)
     ]
     results = transcribe(chats, tokenizer=tokenizer, context_length=100_000)
-    whole = [(one, r.text or "") for one, r in zip(chats, results, strict=True) if r.outcome is Outcome.WHOLE]
+    whole = [(one, r.text or "") for one, r in zip(chats, results, strict=True) if r.outcome is TranscriptOutcome.WHOLE]
     assert len(whole) > 60
     encoded = encode_transcripts([text for _, text in whole], tokenizer=tokenizer)
     rendered = render([one for one, _ in whole], "markers", tokenizer).tokens
-    assert np.array_equal(rendered.ids, encoded.stream)
+    stream = np.concatenate([[*record, encoded.markers.eos_id] for record in encoded.records])
+    assert np.array_equal(rendered.ids, stream)
     weights = find_policy("post_training").token_weights(rendered.kinds, rendered.offsets)
-    mask = post_training_loss_mask(encoded.stream, **encoded.markers.keywords())
+    mask = post_training_loss_mask(stream, **encoded.markers.keywords())
     assert mask.any()
     assert np.array_equal(weights, mask)
 

@@ -34,7 +34,8 @@ def command(
     ] = 2000,
 ) -> None:
     """Look at the files and write a recipe."""
-    from chatmill.compiler.init import look_at, recipe_text, refuse_to_overwrite, write_recipe
+    from chatmill.compiler.init import look_at
+    from chatmill.compiler.recipe_text import recipe_text, refuse_to_overwrite, write_recipe
 
     path = Path(out)
     if out != "-" and path.exists():
@@ -57,7 +58,7 @@ def command(
 
 
 def _show(look: Look, path: Path) -> None:
-    from chatmill.compiler.init import gate_choices
+    from chatmill.compiler.recipe_text import gate_choices
     from chatmill.console import plain_console, plain_table
     from chatmill.core.conversations import unused_sentence
     from chatmill.look.safe_text import visible

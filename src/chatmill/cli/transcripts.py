@@ -80,9 +80,9 @@ class _Report:
     """Counts what became of the conversations, in the order they are shown."""
 
     def __init__(self) -> None:
-        from chatmill.systems.post_training import Outcome
+        from chatmill.systems.post_training import TranscriptOutcome
 
-        names = ("conversations", "written", *(str(outcome) for outcome in Outcome), "bad_records")
+        names = ("conversations", "written", *(str(outcome) for outcome in TranscriptOutcome), "bad_records")
         more = (
             "messages",
             "messages_left_out",

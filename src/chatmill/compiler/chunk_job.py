@@ -20,12 +20,13 @@ from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_c
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, hashes_below
 from chatmill.compiler.plain_recipe import OnError, plain_recipe
-from chatmill.core.collector import without_collector
 from chatmill.core.conversations import UNUSED, Conversations
+from chatmill.core.gc_pause import without_collector
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
-from chatmill.read.shapes import LABEL_FALSE, find_shape
+from chatmill.read.record_shape import LABEL_FALSE
+from chatmill.read.shapes import find_shape
 from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
@@ -205,7 +206,7 @@ class _Output(ChunkOutput):
         self._pipeline = pipeline
         self._rejected: list[tuple[int, str]] = []  # line or row of the piece that is being read, and the entry
         self._named: dict[str, list[str]] = {}
-        """The first records that each gate speaks of, in words."""
+        """The first records that each gate is about, in words."""
 
     def reject(self, error: RecordError, source: str) -> None:
         """Quarantine a record, or end the build; answers that people did not like may be left out on request."""

@@ -116,15 +116,15 @@ class StreamedOutput(ChunkOutput):
         return None if self._rejected is None else self._rejected.finish()
 
 
-def publish_chunk(final: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def publish_chunk(
+    final: Path, write: Callable[[Path], dict[str, Any]], *, step: str = "shard_folder"
+) -> dict[str, Any]:
     """Let `write` fill a folder, and give it its name; returns the receipt."""
     temporary = temporary_folder(final)
     try:
         with storing(final):
             receipt = write(temporary)
-            fault_point("before_shard_rename")
-            publish_folder(temporary, final, replace=True, step="shard_folder", durability=Durability.SCRATCH)
-            fault_point("after_shard_rename")
+            publish_folder(temporary, final, replace=True, step=step, durability=Durability.SCRATCH)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # on a full disk this may be what lets the others finish
         raise

@@ -19,7 +19,7 @@ _BETWEEN = re.compile(rb"[ \t\r\n,]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class ChunkCut:
     """One chunk of a file; ranges are without their end."""
 
     start: int
@@ -91,10 +91,10 @@ def _newlines(block: bytes, start: int, stop: int) -> int:
     return count_lines(block, start, stop) - (stop > start and block[stop - 1] != ord("\n"))
 
 
-def entry_cuts(data: bytes, entries: Sequence[bytes], chunk_bytes: int) -> list[Cut]:
+def entry_cuts(data: bytes, entries: Sequence[bytes], chunk_bytes: int) -> list[ChunkCut]:
     """Byte ranges of a JSON list; an entry belongs to the chunk in which its first byte lies.
 
-    `entries` are the bytes of all entries as they stand in `data`; what is between two of them is a comma and blanks.
+    `entries` are the bytes of all entries as they are in `data`; what is between two of them is a comma and blanks.
     """
     starts, stops = [], []
     at = data.index(b"[") + 1
@@ -108,11 +108,11 @@ def entry_cuts(data: bytes, entries: Sequence[bytes], chunk_bytes: int) -> list[
     for _, members in itertools.groupby(range(len(entries)), key=lambda i: starts[i] // chunk_bytes):
         first, *rest = members
         last = rest[-1] if rest else first
-        cuts.append(Cut(start=starts[first], stop=stops[last], first=first + 1, count=1 + len(rest)))
+        cuts.append(ChunkCut(start=starts[first], stop=stops[last], first=first + 1, count=1 + len(rest)))
     return cuts
 
 
-def row_cuts(groups: Sequence[tuple[int, int]], chunk_bytes: int, chunk_rows: int | None = None) -> list[Cut]:
+def row_cuts(groups: Sequence[tuple[int, int]], chunk_bytes: int, chunk_rows: int | None = None) -> list[ChunkCut]:
     """Row ranges of a Parquet file from the (rows, unpacked bytes) of its row groups.
 
     Small row groups share a chunk, large ones are cut into even parts, so that a chunk has about `chunk_bytes`, and at
@@ -124,7 +124,7 @@ def row_cuts(groups: Sequence[tuple[int, int]], chunk_bytes: int, chunk_rows: in
     else:
         starts = _even_starts([group for group in groups if group[0]], chunk_bytes)
     borders = itertools.pairwise([*starts, total])
-    return [Cut(start=start, stop=stop, first=start + 1, count=stop - start) for start, stop in borders]
+    return [ChunkCut(start=start, stop=stop, first=start + 1, count=stop - start) for start, stop in borders]
 
 
 def _even_starts(groups: Sequence[tuple[int, int]], chunk_bytes: int) -> list[int]:
@@ -142,7 +142,7 @@ def _even_starts(groups: Sequence[tuple[int, int]], chunk_bytes: int) -> list[in
     return starts
 
 
-def skips_too_much(groups: Sequence[tuple[int, int]], cuts: Sequence[Cut]) -> bool:
+def skips_too_much(groups: Sequence[tuple[int, int]], cuts: Sequence[ChunkCut]) -> bool:
     """Whether reaching the chunks inside of row groups would decode the file more than `SKIP_LIMIT` times over."""
     ends = list(itertools.accumulate((rows for rows, _ in groups), initial=0))
     skipped = sum(cut.start - ends[bisect_right(ends, cut.start) - 1] for cut in cuts)

@@ -55,7 +55,7 @@ def take_back(directory: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class BuildFinish:
     """The end of a build: gates, validation shards, everything to its place, the manifest."""
 
     directory: Path
@@ -178,7 +178,7 @@ class Finish:
 
 CHANGE_GATE = (
     "Change the data or the recipe, or the gate (gates in the recipe, --gate NAME=LIMIT): with a changed gate alone, "
-    "--resume goes on from here."
+    "--resume continues from here."
 )
 
 

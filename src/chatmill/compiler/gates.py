@@ -30,7 +30,7 @@ class GateError(ChatmillError, ValueError):
     """A build lost more than its recipe allows; the command line ends with exit status 3."""
 
     def __init__(self, failed: list[Gate], hint: str = "", named: Mapping[str, Sequence[str]] | None = None) -> None:
-        """`hint` says what to do about it; `named` has the first records that each gate speaks of."""
+        """`hint` says what to do about it; `named` has the first records that each gate is about."""
         lines = []
         for gate in failed:
             first = ", ".join((named or {}).get(gate.name, ()))

@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chatmill.compiler.cuts import Cut, LineCutter, entry_cuts, row_cuts, skips_too_much
+from chatmill.compiler.chunk_files import BLOCK, Spool, SpoolPart, spool_entries, spool_lines, spool_rows, spool_table
+from chatmill.compiler.cuts import ChunkCut, LineCutter, entry_cuts, row_cuts, skips_too_much
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.publish import storing
-from chatmill.compiler.spool import BLOCK, Spool, SpoolPart, spool_entries, spool_lines, spool_rows, spool_table
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.conversations import DETECT_RECORDS
@@ -49,12 +49,12 @@ __all__ = [
 CHUNK_BYTES = 32 << 20
 """Wanted bytes of a chunk, unpacked."""
 ANY_SHAPE = "openai"
-"""Stands for the shape of a file in which no record can be decoded, so that none needs one."""
+"""The shape of a file in which no record can be decoded: none needs one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """What was read: enough to tell later whether it is still the same."""
+    """What was read: enough to know later whether it is still the same."""
 
     path: str
     """As it was named."""
@@ -90,7 +90,7 @@ class InputScan:
     source: str | None = None
     """None: the file's name without its endings."""
     shape: str | None = None
-    """None: told from the first records."""
+    """None: found from the first records."""
     chunk_bytes: int = CHUNK_BYTES
     chunk_rows: int | None = None
     """Rows of each chunk of a Parquet file; None: as many as make about `chunk_bytes`."""
@@ -201,7 +201,7 @@ class _Piece(NamedTuple):
     data: str
     file_bytes: int
     file_mtime_ns: int
-    cut: Cut
+    cut: ChunkCut
     bytes: int
 
 
@@ -213,16 +213,16 @@ class _Table(NamedTuple):
 
 def _scan_jsonl(scan: InputScan, status: os.stat_result) -> _Table:
     digest, cutter = hashlib.sha256(), LineCutter(scan.chunk_bytes, scan.path, line_limit())
-    cuts: list[Cut] = []
+    cuts: list[ChunkCut] = []
     seen = start = 0
     first = 1
     for block in _hashed_blocks(scan, digest):
         for end, count in cutter.feed(block):
-            cuts.append(Cut(start=start, stop=seen + end, first=first, count=count))
+            cuts.append(ChunkCut(start=start, stop=seen + end, first=first, count=count))
             start, first = seen + end, first + count
         seen += len(block)
     if cutter.last():
-        cuts.append(Cut(start=start, stop=seen, first=first, count=cutter.last()))
+        cuts.append(ChunkCut(start=start, stop=seen, first=first, count=cutter.last()))
     return _Table(ChunkKind.LINES, digest.hexdigest(), _own_pieces(scan, status, cuts))
 
 
@@ -288,7 +288,7 @@ _SCANNERS = {
 }
 
 
-def _own_pieces(scan: InputScan, status: os.stat_result, cuts: Iterable[Cut]) -> list[_Piece]:
+def _own_pieces(scan: InputScan, status: os.stat_result, cuts: Iterable[ChunkCut]) -> list[_Piece]:
     return [_Piece(scan.data, status.st_size, status.st_mtime_ns, cut, cut.stop - cut.start) for cut in cuts]
 
 
@@ -299,12 +299,12 @@ def _spool(scan: InputScan, status: os.stat_result, sha256: str, cut: str) -> Sp
 
 def _spooled_piece(spool: Spool, part: SpoolPart, stop: int) -> _Piece:
     data = str(spool.home / part.name)
-    cut = Cut(start=0, stop=stop, first=part.first, count=part.count)
+    cut = ChunkCut(start=0, stop=stop, first=part.first, count=part.count)
     return _Piece(data, part.bytes, os.stat(data).st_mtime_ns, cut, part.bytes)
 
 
 def _shape_of(chunks: Sequence[Chunk], path: Place) -> str:
-    """The shape that the first records that can be decoded have, as `ConversationFile` tells it."""
+    """The shape that the first records that can be decoded have, as `ConversationFile` finds it."""
     records = itertools.chain.from_iterable(map(chunk_records, chunks))
     values = [raw.value for raw in itertools.islice((raw for raw in records if raw.error is None), DETECT_RECORDS)]
     return detect_shape(values, str(path)).name if values else ANY_SHAPE

@@ -15,7 +15,7 @@ from chatmill.errors import FormatError
 
 ROLES = len(RoleCode)
 TOKEN_FATES = ("trained", "context", "cut_trained", "cut_context", "dropped_trained", "dropped_context", "injected")
-"""What became of tokens: the first six part what was rendered; `injected` was added on top."""
+"""What became of tokens: the first six add up to what was rendered; `injected` was added on top."""
 assert KINDS == ROLES * PARTS
 
 
@@ -29,7 +29,7 @@ class Ledger:
     """Counts that add up; all keys are tuples of strings, so that ledgers of chunks can be summed and stored."""
 
     tokens: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """(source, role, fate) -> tokens; the fate `rendered` stands beside those of `TOKEN_FATES`."""
+    """(source, role, fate) -> tokens; the fate `rendered` is counted beside those of `TOKEN_FATES`."""
     records: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """(source, `read` | `built` | `skipped` | `quarantined`, reason) -> records."""
     notes: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from chatmill.errors import ConfigError
+from chatmill.store.durable import lock
 
 
 @contextlib.contextmanager
@@ -16,21 +16,10 @@ def folder_lock(folder: Path, *, shared: bool) -> Iterator[None]:
 
     Nothing is written. Where the system or the file system has no such locks, nothing is held.
     """
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this platform
-        yield
-        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{folder}: another build is at work in this folder now; wait until it ends, or choose another folder"
-            ) from None
-        except OSError:  # some network file systems
-            pass
+        held = f"{folder}: another build is at work in this folder now; wait until it ends, or choose another folder"
+        lock(descriptor, held, shared=shared)
         yield
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The road of one batch: conversations to rendered, labelled and fitted episodes, with every token accounted for."""
+"""The path of one batch: conversations to rendered, labelled and fitted episodes, with every token accounted for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from chatmill.compiler.ledger import ROLES, Ledger
 from chatmill.compiler.plain_recipe import PlainRecipe
 from chatmill.core.conversation import Conversation
-from chatmill.core.conversations import keys_of, sources_of
+from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.tokens import Tokens, offsets_of, ranges
@@ -65,7 +65,7 @@ class Compiled:
     """Conversations that the template refused."""
     ledger: Ledger
     stopped_by: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
-    """The first conversations that each gate speaks of; only of gates that the recipe sets a limit for."""
+    """The first conversations that each gate is about; only of gates that the recipe sets a limit for."""
 
     def columns(
         self, episodes: Sequence[int] | NDArray[np.int64]
@@ -126,7 +126,8 @@ class Pipeline:
 
     def compile(self, conversations: Sequence[Conversation]) -> Compiled:
         """Render, label and fit a batch."""
-        rendered = render(conversations, self.template, collect_failures=True)
+        batch = conversations if isinstance(conversations, Conversations) else Conversations.of(conversations)
+        rendered = render(batch, self.template, collect_failures=True)
         tokens = rendered.tokens
         if self.vocabulary is not None:
             refuse_beyond(int(tokens.ids.max(initial=0)), self.vocabulary, "the conversations have", GROWN)
@@ -137,9 +138,9 @@ class Pipeline:
             run_weights,
             packing.max_length or NO_LIMIT,
             packing.overflow,
-            name_of=lambda row: keys_of(conversations)[int(rendered.kept[row])],
+            name_of=lambda row: batch.keys[int(rendered.kept[row])],
         )
-        names, codes = _source_codes(sources_of(conversations), rendered.kept)
+        names, codes = _source_codes(batch.sources, rendered.kept)
         ledger = Ledger()
         records = _Records(rendered.kept, fitted)
         _account(ledger, names, codes, tokens, run_weights, fitted)
@@ -306,7 +307,7 @@ def _per_episode(tokens: Tokens, per_run: NDArray[np.integer]) -> NDArray[np.int
 def _assistant_turns(tokens: Tokens, run_weights: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Assistant messages per episode, and those that are trained although their terminator is not (or is gone).
 
-    A message that the assistant goes on from with another one (Harmony's analysis before the final answer) needs none.
+    A message that another one of the assistant follows (Harmony's analysis before the final answer) needs none.
     """
     filled = np.flatnonzero(tokens.run_lengths)
     kinds = tokens.run_kinds[filled]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import json
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import msgspec
 
 from chatmill.pack.overflow import Overflow
 from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
@@ -21,23 +21,20 @@ class OnError(StrEnum):
     """It goes to rejected.jsonl with its place and reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainPacking:
+class PlainPacking(msgspec.Struct, frozen=True):
     """See `chatmill.compiler.recipe.Packing`."""
 
     max_length: int | None
     overflow: Overflow
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainSplit:
-    """See `chatmill.compiler.recipe.Split`."""
+class PlainSplit(msgspec.Struct, frozen=True):
+    """See `chatmill.compiler.recipe.SplitOptions`."""
 
     val_fraction: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainRecipe:
+class PlainRecipe(msgspec.Struct, frozen=True):
     """Those parts of `chatmill.compiler.recipe.Recipe` that decide the work of a chunk, under the same names."""
 
     tokenizer: str
@@ -62,22 +59,4 @@ class PlainRecipe:
 
 def plain_recipe(text: str) -> PlainRecipe:
     """The JSON of a checked recipe with every default written out, as `Recipe.as_json` gives it."""
-    data = json.loads(text)
-    packing = data["packing"]
-    return PlainRecipe(
-        packing=PlainPacking(max_length=packing["max_length"], overflow=Overflow(packing["overflow"])),
-        split=PlainSplit(val_fraction=data["split"]["val_fraction"]),
-        on_error=OnError(data["on_error"]),
-        date=None if data["date"] is None else datetime.date.fromisoformat(data["date"]),
-        thinking=Thinking(data["thinking"]),
-        expand=Expand(data["expand"]),
-        unproved=Unproved(data["unproved"]),
-        traces=Traces(data["traces"]),
-        **{name: data[name] for name in _AS_THEY_ARE},
-    )
-
-
-_AS_THEY_ARE = (
-    *("tokenizer", "pattern", "add_control_tokens", "vocab_size", "template", "template_options", "strict_text"),
-    *("policy", "keep_kinds", "preferences"),
-)
+    return msgspec.json.decode(text, type=PlainRecipe)

@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import secrets
-import shutil
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from chatmill.compiler.faults import fault_point
 from chatmill.core.canonical import canonical_json as canonical_json  # used together with what is here
-from chatmill.errors import ChatmillError, ConfigError, FormatError
-from chatmill.store.durable import Durability, sync_folder
+from chatmill.errors import ChatmillError, ConfigError
+from chatmill.store.checksums import sha256_of
+from chatmill.store.durable import Durability, GrowingFile, remove_path, sync_folder, sync_tree
 
 TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
 """The names that nothing but this module gives."""
-READ_SIZE = 1 << 22
-REMOVERS = 8
-"""Files that are removed at a time."""
 
 _FULL = "free some space there or choose a folder on another disk; a build can then be resumed"
 _REFUSED = "choose a folder you may write to"
@@ -83,65 +78,48 @@ def temporary_beside(path: Path) -> Path:
 class AtomicFile:
     """A file that appears under its name when the `with` block ends well, and never in part.
 
-    Write large pieces: they go to the system as they come. `size` and `sha256` speak of the bytes written so far.
-    `step` names the fault points that tests use: `after_{step}_write`, `before_{step}_rename`, `after_{step}_rename`.
+    `size` and `sha256` are those of the bytes written so far. `step` names the fault points that tests use:
+    `after_{step}_write`, `before_{step}_rename`, `after_{step}_rename`.
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        verify: bool = False,
-        step: str = "file",
-        durability: Durability = Durability.SYNCED,
+        self, path: str | os.PathLike[str], *, step: str = "file", durability: Durability = Durability.SYNCED
     ) -> None:
-        """`verify`: read the file back before it is renamed, and compare its hash with that of what was written."""
-        self._durability = durability
+        """Create the temporary file; something under the name that is no plain file is never replaced."""
         self.path = Path(path)
         self.temporary = temporary_beside(self.path)
         if self.path.exists() and not self.path.is_file():
             raise ConfigError(f"{self.path} is there and is no plain file; it is not replaced: choose another name")
-        self.size = 0
-        self._verify, self._step = verify, step
-        self._hash = hashlib.sha256()
+        self._step, self._durability = step, durability
         with storing(self.path, "create the file"):
-            self._descriptor: int | None = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            self._file = GrowingFile(self.temporary, durability)
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._file.size
 
     @property
     def sha256(self) -> str:
         """Hex digest of the bytes written so far."""
-        return self._hash.hexdigest()
+        return self._file.sha256
 
-    def write(self, data: Any) -> int:
-        """Append bytes, or anything else with a contiguous buffer (a numpy array); returns the number of bytes."""
-        assert self._descriptor is not None, "the file is closed"
-        view = memoryview(data)
-        if view.nbytes == 0:
-            return 0
-        view = view.cast("B")
-        self._hash.update(view)
-        done = 0
+    def write(self, data: Any) -> None:
+        """Append bytes, an array, or anything else with a contiguous buffer."""
         with storing(self.path):
-            while done < len(view):
-                done += os.write(self._descriptor, view[done:])
-        self.size += done
-        return done
+            self._file.write(data)
+
+    def flush(self) -> None:
+        """Hand everything to the system."""
+        with storing(self.path):
+            self._file.flush()
 
     def commit(self) -> None:
-        """Sync, check when asked to, rename, sync the folder. An error before the rename discards the file."""
-        assert self._descriptor is not None, "the file is closed"
+        """Sync, rename, sync the folder. An error before the rename discards the file."""
         try:
             with storing(self.path):
                 fault_point(f"after_{self._step}_write")
-                if self._durability is Durability.SYNCED:
-                    os.fsync(self._descriptor)
-                descriptor, self._descriptor = self._descriptor, None
-                os.close(descriptor)
-                if self._verify and (found := verified_hash(self.temporary, self.size)) != self.sha256:
-                    raise FormatError(
-                        f"{self.path}: read back with sha256 {found}, but {self.sha256} was written "
-                        f"({self.size} bytes); it was not published. The disk or the memory here is not reliable"
-                    )
+                self._file.finish()
                 fault_point(f"before_{self._step}_rename")
                 os.replace(self.temporary, self.path)
                 fault_point(f"after_{self._step}_rename")
@@ -153,10 +131,7 @@ class AtomicFile:
 
     def discard(self) -> None:
         """Close and remove the temporary file; does nothing after `commit`."""
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None
+        self._file.discard()
         with contextlib.suppress(OSError):
             os.unlink(self.temporary)
 
@@ -209,7 +184,7 @@ def publish_folder(
         if target.exists() and not replace:
             raise ConfigError(f"{target}: is there already; a published folder is not replaced: remove it first")
         if durability is Durability.SYNCED:
-            _sync_tree(source)
+            sync_tree(source)
         fault_point(f"before_{step}_rename")
         if target.exists():
             old = temporary_beside(target)
@@ -220,22 +195,7 @@ def publish_folder(
             sync_folder(target.parent)
     if old is not None:
         with storing(old, "remove the replaced folder"):
-            _remove(old)
-
-
-def _sync_tree(root: Path) -> None:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            _sync_file(Path(folder, name))
-        sync_folder(Path(folder))
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            remove_path(old)
 
 
 def sweep_orphans(folder: str | os.PathLike[str]) -> list[Path]:
@@ -251,68 +211,12 @@ def sweep_orphans(folder: str | os.PathLike[str]) -> list[Path]:
             folders[:] = [name for name in folders if not TEMPORARY.fullmatch(name)]
             for name in ours:
                 path = Path(place, name)
-                _remove(path)
+                remove_path(path)
                 removed.append(path)
     return sorted(removed)
 
 
-def remove_at_once(folder: Path) -> None:
-    """Remove a folder so that, at any moment, it is there under its name whole or not at all."""
-    with storing(folder, "remove"):
-        doomed = temporary_beside(folder)
-        os.rename(folder, doomed)
-        _remove_folder(doomed, map)
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it, several files at a time: large ones may wait for the disk."""
-    with ThreadPoolExecutor(REMOVERS) as threads:
-        _remove_folder(folder, threads.map)
-
-
-def _remove_folder(folder: Path, apply: Callable[[Callable[[str], None], list[str]], Iterable[None]]) -> None:
-    """Remove a folder, its files by way of `apply`; links in it are removed and never followed.
-
-    `shutil.rmtree` is not used: when Ctrl-C comes at a bad moment it closes a descriptor twice, and then tells of that.
-    """
-    if os.path.islink(folder):
-        os.unlink(folder)
-        return
-    walked = list(os.walk(folder, topdown=False))
-    files = [os.path.join(place, name) for place, _, names in walked for name in names]
-    places = [os.path.join(place, name) for place, folders, _ in walked for name in folders]
-    list(apply(os.unlink, [*files, *filter(os.path.islink, places)]))
-    for place, _, _ in walked:
-        os.rmdir(place)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def sha256_file(path: str | os.PathLike[str]) -> str:
     """Hex digest of the bytes of a file."""
-    with storing(path, "read"), open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def verified_hash(path: str | os.PathLike[str], expected_size: int) -> str:
-    """Read a file back from disk and hash it; raises `FormatError` when its size is not the one written.
-
-    The system is asked to forget its cached copy first, so that the bytes come from the disk where that is possible:
-    sync the file before.
-    """
-    digest, size = hashlib.sha256(), 0
-    with storing(path, "read back"), open(path, "rb", buffering=0) as file:
-        if hasattr(os, "posix_fadvise"):
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while piece := file.read(READ_SIZE):
-            digest.update(piece)
-            size += len(piece)
-    if size != expected_size:
-        raise FormatError(f"{os.fspath(path)}: has {size} bytes on disk, but {expected_size} were written")
-    return digest.hexdigest()
+    with storing(path, "read"):
+        return sha256_of(Path(path))

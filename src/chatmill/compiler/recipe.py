@@ -23,8 +23,6 @@ from chatmill.render.registry import own_template, template_names
 
 RECIPE_VERSION = 1
 NO_TEMPLATE = "no_template"
-OLD_SHARDS = "shard_tokens"
-"""A key of recipes of 0.1.0."""
 MAX_ROW = 2**31 - 1
 
 
@@ -38,7 +36,7 @@ class Source(_Strict):
     path: str | list[str]
     """File names or globs, relative to the folder the build runs in."""
     shape: str | None = None
-    """Shape of the records, by name, the path of a shape file or what it says; told from the first ones when absent.
+    """Shape of the records, by name, the path of a shape file or what it says; found from the first ones when absent.
 
     The key `map` (field names by role) may be given instead, and becomes a shape here.
     """
@@ -87,8 +85,8 @@ class Pack(_Strict):
     """How rows are filled."""
 
 
-class Split(_Strict):
-    """How records are parted into train and val."""
+class SplitOptions(_Strict):
+    """How records are split into train and val."""
 
     val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the records whose id hashes into val."""
@@ -139,7 +137,7 @@ class Recipe(_Strict):
     packing: Packing = Packing()
     pack: Pack | None = None
     """Absent: the build plans no rows; loaders can still pack."""
-    split: Split = Split()
+    split: SplitOptions = SplitOptions()
     keep_kinds: bool = True
     """Store the kind of every token, so that the policy can be changed at load time."""
     shard_bytes: Annotated[int, Field(ge=1)] = 32 << 20
@@ -171,18 +169,6 @@ class Recipe(_Strict):
             {"holds_none": holds_none, "names": ", ".join(template_names())},
         )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_format(cls, given: Any) -> Any:
-        """Recipes of 0.1.0, and manifests with them, have two keys that mattered to blocks alone."""
-        if not isinstance(given, dict) or "format" not in given:
-            return given
-        refuse_old_format(given["format"])
-        kept = {key: value for key, value in given.items() if key != "format"}
-        if isinstance(packing := kept.get("packing"), dict):
-            kept["packing"] = {key: value for key, value in packing.items() if key != "packing_strategy"}
-        return kept
-
     @model_validator(mode="after")
     def _episodes_fit_rows(self) -> Self:
         """A row and the longest episode have the same length unless both are given."""
@@ -205,17 +191,6 @@ class Recipe(_Strict):
         return self.model_dump(mode="json")
 
 
-def refuse_old_format(value: Any) -> None:
-    """`format` was `episodes`, as all datasets are now, or `blocks`."""
-    if value == "blocks":
-        raise ValueError(
-            "the format 'blocks' is gone: remove 'format' and write pack: {length: N}, which packs episodes into rows "
-            "that every loader reads"
-        )
-    if value != "episodes":
-        raise ValueError(f"'format' is gone, since all datasets hold episodes: remove it (found {value!r})")
-
-
 def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe:
     """A recipe from an object, a dict, or the path of a YAML file."""
     if isinstance(given, Recipe):
@@ -232,8 +207,8 @@ def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe
 
 
 def recorded_recipe(manifest: Mapping[str, Any]) -> Recipe:
-    """The recipe that a manifest holds; one of 0.1.0 has a key that does not matter any more."""
-    return _validated({key: value for key, value in manifest["recipe"].items() if key != OLD_SHARDS}, "the manifest")
+    """The recipe that a manifest holds."""
+    return _validated(manifest["recipe"], "the manifest")
 
 
 def _validated(data: dict[str, Any], where: str) -> Recipe:
@@ -246,8 +221,6 @@ def _validated(data: dict[str, Any], where: str) -> Recipe:
 
 def _sentence(detail: Any, data: Any) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")
-    if detail["type"] == "extra_forbidden" and detail["loc"] == (OLD_SHARDS,):
-        return f"{OLD_SHARDS!r} is gone: a shard is what 'shard_bytes' bytes of input become; set that, or remove it"
     if detail["type"] == "extra_forbidden":
         known = _keys_beside(detail["loc"])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
@@ -262,8 +235,8 @@ def _sentence(detail: Any, data: Any) -> str:
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that are known where an unknown one stands."""
+    """The keys that are known beside an unknown one."""
     models: dict[str, type[BaseModel]] = {"sources": Source, "packing": Packing, "pack": Pack}
-    models |= {"split": Split, "gates": Gates}
+    models |= {"split": SplitOptions, "gates": Gates}
     model = models.get(str(location[0]), Recipe) if len(location) > 1 else Recipe
     return [*model.model_fields, *(["map"] if model is Source else [])]

@@ -1,7 +1,7 @@
 """Datasets that go to a store behind a URL: built in a folder of this machine, then copied, the manifest last.
 
 A store has no renames and no locks, but it publishes each object whole. So a dataset is there when its manifest is, and
-everything else is copied before. A mark says which build is being copied; the same build goes on from there.
+everything else is copied before. A mark says which build is being copied; the same build resumes from there.
 """
 
 from __future__ import annotations

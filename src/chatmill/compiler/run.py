@@ -19,7 +19,7 @@ from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_receipts
 from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.finish import Finish, check_gates, take_back
+from chatmill.compiler.finish import BuildFinish, check_gates, take_back
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.manifest import build_fingerprint
@@ -50,7 +50,7 @@ class Outcome(StrEnum):
 
     BUILT = "built"
     ALREADY_BUILT = "already_built"
-    """The same build stands there, finished; nothing was done."""
+    """The same build is there, finished; nothing was done."""
     SHARD_DONE = "shard_done"
     """This process's share of the chunks is done; `merge_build` makes the dataset when all are."""
 
@@ -68,7 +68,7 @@ class BuildResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """Callbacks of somebody who watches a build."""
+    """Callbacks that follow a build."""
 
     on_progress: OnProgress | None
     on_start: Callable[[], None] | None
@@ -89,7 +89,7 @@ def run_build(
 ) -> BuildResult:
     """Build the dataset that a recipe describes into the folder `out`.
 
-    The bytes depend on the input and the recipe alone: not on workers, engine or interruptions. `resume` goes on with a
+    The bytes depend on the input and the recipe alone: not on workers, engine or interruptions. `resume` continues a
     build that was stopped; the same build, finished, is left alone; another one there is refused. `shard=(i, n)` does
     every n-th chunk from the i-th on and stops; `merge_build` puts the shards of all shares together. `shard_bytes`
     replaces that of the recipe. Relative names of input files start from `base` (default: the current folder). `out`
@@ -119,7 +119,7 @@ def run_build(
     directory = Path(out)
     own = _own_engine(workers, checked, directory)
     with kept(executor) if executor is not None else own as engine:
-        pipeline = driver_pipeline(checked)  # a name that is not known is told before anything is made
+        pipeline = driver_pipeline(checked)  # an unknown name is reported before anything is made
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
@@ -196,7 +196,7 @@ def _build(
             take_back(directory)
         receipts = run_chunks(compile_chunk, jobs, engine, watch.on_progress, on_whole=disk.add_chunk)
         planned.check_unchanged()
-        build = Finish(directory, recipe, pipeline, planned, fingerprint)
+        build = BuildFinish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, engine, disk)
 
 
@@ -249,12 +249,12 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
             sweep_orphans(directory)
         for job in jobs:
             disk.add(job.folder, receipts[job.number])
-        build = Finish(directory, recipe, pipeline, planned, fingerprint)
+        build = BuildFinish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, LocalExecutor(0), disk)
 
 
 def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:
-    """What to say of a build that stands there finished: its gates may be others than before."""
+    """The outcome of a build that is there already; its gates may have changed."""
     _remove_work(directory)
     check_gates(recipe, Ledger.from_json(manifest["ledger"]), "The dataset is there already and was not touched.")
     return Outcome.ALREADY_BUILT

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -14,15 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from chatmill.compiler.chunk_output import RECEIPT, REJECTED
+from chatmill.compiler.chunk_output import RECEIPT, REJECTED, publish_chunk
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import (
     AtomicFile,
     canonical_json,
-    publish_folder,
     sha256_file,
     storing,
-    temporary_folder,
     write_atomic,
 )
 from chatmill.errors import FormatError
@@ -94,7 +91,7 @@ def _is_file(path: Path, record: FileRecord) -> bool:
 
 
 class DiskSync:
-    """Brings shards to the disk in threads, while the workers go on; all of them are there after `wait`."""
+    """Syncs shards to disk in threads while the workers continue; all of them are there after `wait`."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="chatmill-to-disk")
@@ -167,19 +164,14 @@ def join_val(job: ValJob) -> dict[str, Any]:
     for part in map(Path, job.parts):
         receipt = json.loads((part / RECEIPT).read_bytes())
         parts.append(_columns(part / VAL, shard_from_json(receipt["splits"][VAL], str(part)), codes))
-    temporary = temporary_folder(job.folder)
-    try:
-        with storing(job.folder):
-            record = write_shard(temporary / VAL, "", parts, sources=codes.names, durability=Durability.SCRATCH)
-            receipt = {"number": job.number, "splits": {VAL: record.to_json()}}
-            write_atomic(
-                temporary / RECEIPT, canonical_json(receipt), step="val_receipt", durability=Durability.SCRATCH
-            )
-            publish_folder(temporary, job.folder, replace=True, step="val_folder", durability=Durability.SCRATCH)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return receipt
+
+    def write(folder: Path) -> dict[str, Any]:
+        record = write_shard(folder / VAL, "", parts, sources=codes.names, durability=Durability.SCRATCH)
+        receipt = {"number": job.number, "splits": {VAL: record.to_json()}}
+        write_atomic(folder / RECEIPT, canonical_json(receipt), step="val_receipt", durability=Durability.SCRATCH)
+        return receipt
+
+    return publish_chunk(job.folder, write, step="val_folder")
 
 
 def _columns(folder: Path, record: ShardRecord, codes: SourceCodes) -> EpisodeColumns:

@@ -7,10 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
-from chatmill.compiler.publish import TEMPORARY, remove_tree, storing, temporary_beside, write_atomic
+from chatmill.compiler.publish import TEMPORARY, storing, temporary_beside, write_atomic
 from chatmill.errors import ConfigError
 from chatmill.store.documents import WORK
-from chatmill.store.durable import sync_folder
+from chatmill.store.durable import remove_path, sync_file, sync_folder, sync_tree
 
 MARK = ".chatmill-work"
 """In a folder behind a link: a build made this folder, so a build may remove it."""
@@ -69,7 +69,7 @@ def remove_work(directory: Path) -> None:
             return
         if work != directory / WORK and not (work / MARK).is_file():
             return
-        remove_tree(work)
+        remove_path(work)
 
 
 def move_path(source: Path, target: Path) -> None:
@@ -83,24 +83,10 @@ def move_path(source: Path, target: Path) -> None:
     copy = temporary_beside(target)
     if source.is_dir():
         shutil.copytree(source, copy, symlinks=True)
-        for place, _, names in os.walk(copy):
-            for name in names:
-                _sync_file(Path(place, name))
-            sync_folder(Path(place))
+        sync_tree(copy)
     else:
         shutil.copy2(source, copy)
-        _sync_file(copy)
+        sync_file(copy)
     os.replace(copy, target)
     sync_folder(target.parent)
-    if source.is_dir():
-        remove_tree(source)
-    else:
-        source.unlink()
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    remove_path(source)

@@ -1,6 +1,6 @@
 """Packed rows: from one list of document starts to positions, segment ids, cu_seqlens and the document mask.
 
-A row is a run of tokens in which several documents stand one after the other. `Boundaries` says where the
+A row is a run of tokens in which several documents follow each other. `Boundaries` says where the
 documents of B rows begin. `Segments` lays them into a grid of equally wide rows: the padding after the last
 document of a row becomes a segment of its own. Everything an attention kernel reads is derived from there,
 with numpy, and without a loop over documents.

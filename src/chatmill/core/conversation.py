@@ -55,12 +55,12 @@ class ToolCall(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message; `content` is the text as the source has it, "" where a tool call stands alone."""
+    """One message; `content` is the text as the source has it, "" where there is only a tool call."""
 
     role: Role
     content: str
     reasoning: str | None = None
-    """Reasoning text that stands apart from the content; None where the source has none ("" is kept)."""
+    """Reasoning text that is separate from the content; None where the source has none ("" is kept)."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None

@@ -32,7 +32,7 @@ class Places(Sequence[str]):
     """Places of records in one file, such as `chats.jsonl:17`."""
 
     before: str
-    """What stands before the number: `chats.jsonl:`, or `chats.parquet:row `."""
+    """What is before the number: `chats.jsonl:`, or `chats.parquet:row `."""
     numbers: Ints
 
     def __len__(self) -> int:
@@ -230,17 +230,3 @@ def options_json(options: Mapping[str, Any]) -> str:
 def record_key(conversation: Conversation) -> str:
     """What a record is known by in hashes and stored columns: its id, or its place where it has none."""
     return conversation.id or conversation.where
-
-
-def sources_of(conversations: Sequence[Conversation]) -> Sequence[str]:
-    """The source of every conversation."""
-    if isinstance(conversations, Conversations):
-        return conversations.sources
-    return [conversation.source for conversation in conversations]
-
-
-def keys_of(conversations: Sequence[Conversation]) -> Sequence[str]:
-    """The key of every conversation (see `record_key`)."""
-    if isinstance(conversations, Conversations):
-        return conversations.keys
-    return [record_key(conversation) for conversation in conversations]

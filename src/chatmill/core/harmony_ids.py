@@ -1,4 +1,4 @@
-"""The ids of o200k Harmony that the distillation dataset speaks of."""
+"""The ids of o200k Harmony that the distillation dataset uses."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Cell = str | int | float
 
 
 def table(rows: Iterable[Sequence[Cell]], head: Sequence[str] = ()) -> str:
-    """A table; numbers are written with separators and stand at the right."""
+    """A table; numbers are written with separators and aligned right."""
     lines = []
     if head:
         lines.append("".join(f'<th style="{_CELL};text-align:left;{SOFT}">{escape(name)}</th>' for name in head))

@@ -1,4 +1,4 @@
-"""Full disks and used-up memory: told apart from mistakes in data, in whatever form a library reports them."""
+"""Full disks and used-up memory are not mistakes in data: found in whatever form a library reports them."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def _remove(folder: Path, owner: int, lock: int | None) -> None:
 
 
 def _locked(folder: Path) -> int | None:
-    """Hold a lock on a folder; None where the system has none, or somebody else holds it."""
+    """Hold a lock on a folder; None where the system has none, or another process holds it."""
     try:
         import fcntl
 

@@ -1,7 +1,7 @@
 """The next-token shift, written once: token-aligned values in, label-aligned out, numpy or torch alike.
 
-Alignment: a token-aligned value at position `t` speaks of token `t`; a label-aligned value at position `t`
-speaks of token `t + 1`, the one a model predicts at position `t`. Polarity: a mask value other than 0 means
+Alignment: a token-aligned value at position `t` is that of token `t`; a label-aligned value at position `t`
+is that of token `t + 1`, the one a model predicts at position `t`. Polarity: a mask value other than 0 means
 "train on this token". Torch is never imported here: tensors are only sliced, cloned and assigned to.
 """
 

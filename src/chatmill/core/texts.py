@@ -105,11 +105,11 @@ class Texts(Sequence[str]):
         return counts
 
     def leading(self, byte: int) -> Ints:
-        """How often an ASCII character stands at the beginning of each text."""
+        """How often an ASCII character occurs at the beginning of each text."""
         return self._run_lengths(self.starts, self.lengths, _is_byte(byte))
 
     def trailing(self, byte: int) -> Ints:
-        """How often an ASCII character stands at the end of each text."""
+        """How often an ASCII character occurs at the end of each text."""
         return self._run_lengths(self.starts, self.lengths, _is_byte(byte), at_end=True)
 
     def _run_lengths(self, starts: Ints, lengths: Ints, wanted: NDArray[np.bool_], *, at_end: bool = False) -> Ints:
@@ -207,13 +207,6 @@ class OptionalTexts(Sequence[str | None]):
         starts, lengths = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
         starts[places], lengths[places] = texts.starts, texts.lengths
         return cls(texts.data, starts, lengths)
-
-    @classmethod
-    def of_bytes(cls, texts: Sequence[bytes | None]) -> OptionalTexts:
-        """Bytes as columns, whatever they are; what is no UTF-8 cannot be had as a text."""
-        lengths = np.array([-1 if text is None else len(text) for text in texts], dtype=np.int64)
-        data = np.frombuffer(b"".join(text or b"" for text in texts), dtype=np.uint8)
-        return cls(data, offsets_of(np.maximum(lengths, 0))[:-1], lengths)
 
     def raw(self, index: int) -> bytes | None:
         """The bytes of a text."""

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import SHARDS, StreamedOutput, publish_chunk
-from chatmill.core.collector import without_collector
+from chatmill.core.gc_pause import without_collector
 from chatmill.core.harmony_ids import kinds_of_spans
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of

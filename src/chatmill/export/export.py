@@ -38,7 +38,7 @@ class ExportResult:
     not_held: tuple[str, ...]
     """Sentences about what the target cannot hold, or was asked to leave out; empty when nothing is lost."""
     manifest: Mapping[str, Any]
-    """What stands in export.json."""
+    """The content of export.json."""
     config: str = ""
     """Lines for the config of the trainer that reads it; empty where there is no one place for them."""
     blend: BlendFiles | None = None

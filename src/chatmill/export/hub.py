@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from chatmill.export.targets import Columns
-from chatmill.store.parquet import ParquetShards
+from chatmill.store.parquet import parquet_file
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
@@ -27,15 +27,11 @@ def to_hub(export: Export) -> None:
     for split in export.source.splits:
         rows = export.rows(split)
         schema = columns.schema(rows, about=True)
-        folder = export.folder / f".{split}"
-        limit = min(export.shard_tokens, SHARD_TOKENS)
-        with ParquetShards(folder, schema, shard_tokens=limit) as shards:
-            for batch in export.batches(split, rows):
-                shards.append(columns.record_batch(split, rows, batch, schema), len(batch.documents.ids))
-        parts = sorted(folder.iterdir())
-        for number, path in enumerate(parts):
-            path.rename(data / f"{split}-{number:05d}-of-{len(parts):05d}.parquet")
-        folder.rmdir()
+        shards = export.shards(split, rows, most=min(export.shard_tokens, SHARD_TOKENS))
+        for number, shard in enumerate(shards):
+            with parquet_file(data / f"{split}-{number:05d}-of-{len(shards):05d}.parquet", schema) as file:
+                for batch in shard:
+                    file.write_batch(columns.record_batch(split, rows, batch, schema))
     columns.say_what_labels_lose()
     (export.folder / CARD).write_text(_card(export), encoding="utf-8")
     export.config += ["hf upload USER/NAME {out} --repo-type dataset"]

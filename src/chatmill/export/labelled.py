@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.export.rows import RowBatch, RowPlan
 from chatmill.export.targets import save_dataset
-from chatmill.export.trained import Padding, Targets, ids_of, numbers_in_row, positions_of, record_batch
+from chatmill.export.trained import PaddedRows, Targets, ids_of, numbers_in_row, positions_of, record_batch
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
@@ -71,7 +71,7 @@ def to_llamafactory(export: Export) -> None:
                 ids = ids_of(split, batch)
                 labels = _labels(ids, targets.of(batch))
                 if rows.packed:
-                    yield _packed(batch, ids, labels, Padding(batch, width), export.pad_id, schema)
+                    yield _packed(batch, ids, labels, PaddedRows(batch, width), export.pad_id, schema)
                 else:
                     columns = [ids, np.ones(len(ids), dtype=np.int8), labels]
                     yield record_batch([(values, batch.token_offsets) for values in columns], schema)
@@ -91,7 +91,7 @@ def _packed(
     batch: RowBatch,
     ids: NDArray[np.int32],
     labels: NDArray[np.int32],
-    padding: Padding,
+    padding: PaddedRows,
     pad_id: int,
     schema: Any,
 ) -> Any:

@@ -1,12 +1,11 @@
 """The export to Megatron Core: indexed datasets of tokens, loss mask and span, as spec 5 lays them out.
 
 Mask and span are written label-aligned, `values[1:] + [0]` of each document: the first token of a document is nobody's
-next token. A span tells reasoning (1) from the rest of what is trained (2); see `spans_of`.
+next token. A span is 1 for trained reasoning and 2 for the rest of what is trained; see `spans_of`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.texts import Texts
-from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
@@ -39,13 +37,17 @@ def to_megatron(export: Export) -> None:
         raise ConfigError("the dataset stores no record ids: leave out record_ids")
     lost = _Lost()
     for split, documents in export.source.splits.items():
-        with _Shards(export.folder / split, export.shard_tokens, export.record_ids) as shards:
-            for batch in export.batches(split, export.documents(split, "Megatron")):
-                some = batch.documents
-                if len(some.ids) and int(some.ids.max()) > MAX_ID:
-                    raise DataError(f"{split}: a token has the id {some.ids.max():,}; int32 holds up to {MAX_ID:,}")
-                record_ids = documents.facts("record_id", batch.numbers) if export.record_ids else None
-                shards.append(*_columns(some, export.eod_id, lost), record_ids=record_ids)
+        rows = export.documents(split, "Megatron")
+        for number, batches in enumerate(export.shards(split, rows, added=int(export.eod_id is not None))):
+            with MegatronShard(export.folder / split / f"shard_{number:02d}", record_ids=export.record_ids) as shard:
+                for batch in batches:
+                    some = batch.documents
+                    if len(some.ids) and int(some.ids.max()) > MAX_ID:
+                        raise DataError(f"{split}: a token has the id {some.ids.max():,}; int32 holds up to {MAX_ID:,}")
+                    names = documents.facts("record_id", batch.numbers) if export.record_ids else None
+                    record_ids = None if names is None else Texts.of(names)
+                    ids, lengths, span = _columns(some, export.eod_id, lost)
+                    shard.append(ids, lengths, span, record_ids)
     _say_what_is_lost(export, lost)
 
 
@@ -59,7 +61,7 @@ class _Lost:
     without_weights: bool = False
 
 
-def _columns(some: Documents, eod_id: int | None, lost: _Lost) -> tuple[NDArray[Any], ...]:
+def _columns(some: Documents, eod_id: int | None, lost: _Lost) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Ids, lengths, and label-aligned span of some documents."""
     ids, offsets = some.ids.astype(np.int32), some.offsets
     spans = spans_of(some)
@@ -179,62 +181,11 @@ class MegatronShard:
         for writer in self._writers.values():
             writer.discard()
 
-
-@dataclass
-class _Shards:
-    """The shards of one split: a new one where the next document would not fit; none where there is no document."""
-
-    folder: Path
-    shard_tokens: int
-    record_ids: bool
-    _shard: MegatronShard | None = None
-    _count: int = 0
-
-    def append(
-        self,
-        ids: NDArray[Any],
-        lengths: NDArray[np.int64],
-        span: NDArray[np.uint8],
-        *,
-        record_ids: list[str] | None = None,
-    ) -> None:
-        """Write documents, each whole into one shard."""
-        offsets = offsets_of(lengths)
-        names = None if record_ids is None else Texts.of(record_ids)
-        for first, last, shard in self._pieces(offsets):
-            place = slice(int(offsets[first]), int(offsets[last]))
-            shard.append(
-                ids[place], lengths[first:last], span[place], None if names is None else names.part(first, last)
-            )
-
-    def _pieces(self, offsets: NDArray[np.int64]) -> Iterator[tuple[int, int, MegatronShard]]:
-        """Ranges of documents, each with its shard."""
-        first, count = 0, len(offsets) - 1
-        while first < count:
-            room = 0 if self._shard is None else self.shard_tokens - self._shard.tokens
-            last = int(np.searchsorted(offsets, offsets[first] + room, side="right")) - 1
-            if last <= first or self._shard is None:
-                self._shard = self._next()
-                last = int(np.searchsorted(offsets, offsets[first] + self.shard_tokens, side="right")) - 1
-            last = max(last, first + 1)
-            yield first, last, self._shard
-            first = last
-
-    def _next(self) -> MegatronShard:
-        self._finish()
-        self._count += 1
-        return MegatronShard(self.folder / f"shard_{self._count - 1:02d}", record_ids=self.record_ids)
-
-    def _finish(self) -> None:
-        if self._shard is not None:
-            self._shard.finish()
-            self._shard = None
-
-    def __enter__(self) -> _Shards:
+    def __enter__(self) -> MegatronShard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._finish()
-        elif self._shard is not None:
-            self._shard.discard()
+            self.finish()
+        else:
+            self.discard()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,13 +41,10 @@ def to_olmo_core(export: Export) -> None:
         raise ConfigError(f"eod_id is {eos:,}; the vocabulary has {size:,} tokens")
     dtype = next(dtype for dtype in DTYPES if size - 1 <= np.iinfo(dtype).max)
     for split in export.source.splits:
-        with _Parts(export.folder / split, export.shard_tokens, dtype) as parts:
-            for batch in export.batches(split, export.documents(split, "OLMo-core")):
-                if len(batch.documents.ids) and int(batch.documents.ids.max()) >= size:
-                    raise DataError(
-                        f"{split}: a token has the id {batch.documents.ids.max():,}; the vocabulary has {size:,}"
-                    )
-                parts.append(*_ended(export, split, batch, targets.of(batch), eos))
+        rows = export.documents(split, "OLMo-core")
+        for number, shard in enumerate(export.shards(split, rows, added=int(export.eod_id is not None))):
+            documents = (_ended(export, split, _known(split, batch, size), targets.of(batch), eos) for batch in shard)
+            _write_part(export.folder / split, number, documents, dtype)
     targets.say_what_is_lost()
     export.config += [
         "NumpyPackedFSLDatasetConfig(",
@@ -93,43 +92,32 @@ def _ended(
     return np.insert(ids, ends[open_ended], eos), lengths, np.insert(trained, ends[open_ended], False)
 
 
-class _Parts:
-    """The files of one split: a new part where the next documents would not fit."""
+def _known(split: str, batch: RowBatch, size: int) -> RowBatch:
+    """The batch, all of whose ids are in the vocabulary."""
+    largest = int(batch.documents.ids.max(initial=0))
+    if largest >= size:
+        raise DataError(f"{split}: a token has the id {largest:,}; the vocabulary has {size:,}")
+    return batch
 
-    def __init__(self, folder: Path, limit: int, dtype: type[np.unsignedinteger[Any]]) -> None:
-        self._folder, self._limit, self._dtype = folder, limit, dtype
-        self._files: list[IO[bytes]] = []
-        self._bounds: list[NDArray[np.int64]] = []
-        self._tokens = self._count = 0
-        folder.mkdir(parents=True)
 
-    def append(self, ids: NDArray[np.uint32], lengths: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
-        """Write documents, all into one part."""
-        if self._files and self._tokens + len(ids) > self._limit:
-            self._close()
-        if not self._files:
-            number = f"part_{self._count:05d}"
-            self._files = [(self._folder / f"{name}_{number}.npy").open("wb") for name in ("token_ids", "labels_mask")]
-            self._count += 1
-        self._files[0].write(ids.astype(self._dtype).tobytes())
-        self._files[1].write(mask.tobytes())
-        offsets = offsets_of(lengths) + self._tokens
-        self._bounds.append(np.stack([offsets[:-1], offsets[1:]], axis=1))
-        self._tokens += len(ids)
-
-    def _close(self) -> None:
-        for file in self._files:
-            file.close()
-        name = self._folder / f"token_ids_part_{self._count - 1:05d}.csv.gz"
-        lines = "".join(f"{start},{end}\n" for start, end in np.concatenate(self._bounds).tolist())
-        name.write_bytes(gzip.compress(lines.encode(), mtime=0))
-        self._files, self._bounds, self._tokens = [], [], 0
-
-    def __enter__(self) -> _Parts:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._files:
-            self._close()
-        for file in self._files:
-            file.close()
+def _write_part(
+    folder: Path,
+    number: int,
+    documents: Iterable[tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.bool_]]],
+    dtype: type[np.unsignedinteger[Any]],
+) -> None:
+    """The three files of one part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens, lines = 0, []
+    with (
+        (folder / f"token_ids_part_{number:05d}.npy").open("wb") as ids_file,
+        (folder / f"labels_mask_part_{number:05d}.npy").open("wb") as mask_file,
+    ):
+        for ids, lengths, mask in documents:
+            ids_file.write(ids.astype(dtype).tobytes())
+            mask_file.write(mask.tobytes())
+            borders = (offsets_of(lengths) + tokens).tolist()
+            lines += [f"{start},{end}\n" for start, end in pairwise(borders)]
+            tokens = borders[-1]
+    bounds = gzip.compress("".join(lines).encode(), mtime=0)
+    (folder / f"token_ids_part_{number:05d}.csv.gz").write_bytes(bounds)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import shift_left_ragged
 from chatmill.errors import DataError
-from chatmill.export.trained import Padding, Targets, ends_in_eos, ids_of, record_batch
-from chatmill.store.parquet import ParquetShards
+from chatmill.export.trained import PaddedRows, Targets, ends_in_eos, ids_of, record_batch
+from chatmill.store.parquet import parquet_shard
 
 if TYPE_CHECKING:
     from chatmill.export.rows import RowBatch, RowPlan
@@ -25,7 +25,7 @@ def to_megatron_bridge(export: Export) -> None:
     """`SPLIT/shard_00000.idx.parquet`, ...: packed rows for `packed_train_data_path`.
 
     The loss mask is moved by one in each document: Megatron Bridge reads it beside the inputs, so its value at a token
-    speaks of the next one.
+    is that of the next one.
     """
     import pyarrow as pa
 
@@ -42,16 +42,15 @@ def to_megatron_bridge(export: Export) -> None:
         rows = export.rows(split)
         longest = max(longest, rows.capacity or int(rows.row_tokens.max(initial=0)))
         sizes += _sizes(rows)
-        with ParquetShards(
-            export.folder / split, schema, shard_tokens=export.shard_tokens, suffix=".idx.parquet"
-        ) as shards:
-            for batch in export.batches(split, rows):
-                ids, offsets = ids_of(split, batch), batch.documents.offsets
-                mask = shift_left_ragged(targets.of(batch).astype(np.int8), offsets)
-                _refuse_targets_after_eos(export, split, ids, mask)
-                tokens = batch.token_offsets
-                columns = [(ids, tokens), (batch.starts.astype(np.int32), batch.row_offsets), (mask, tokens)]
-                shards.append(record_batch(columns, schema), len(ids))
+        for number, shard in enumerate(export.shards(split, rows)):
+            with parquet_shard(export.folder / split, number, schema, ".idx.parquet") as file:
+                for batch in shard:
+                    ids, offsets = ids_of(split, batch), batch.documents.offsets
+                    mask = shift_left_ragged(targets.of(batch).astype(np.int8), offsets)
+                    _refuse_targets_after_eos(export, split, ids, mask)
+                    tokens = batch.token_offsets
+                    columns = [(ids, tokens), (batch.starts.astype(np.int32), batch.row_offsets), (mask, tokens)]
+                    file.write_batch(record_batch(columns, schema))
     (export.folder / METADATA).write_text(json.dumps(sizes, indent=1) + "\n")
     targets.say_what_is_lost()
     if export.eos_id is None:
@@ -104,12 +103,13 @@ def to_skyrl(export: Export) -> None:
     longest = 0
     for split, documents in export.source.splits.items():
         longest = max(longest, int(documents.lengths.max(initial=0)))
-        with ParquetShards(export.folder / split, schema, shard_tokens=export.shard_tokens) as shards:
-            for batch in export.batches(split, export.documents(split, "SkyRL")):
-                ids, trained = ids_of(split, batch), targets.of(batch)
-                targets.count_rows_without(batch, trained)
-                columns = [(ids, batch.token_offsets), (trained.astype(np.int8), batch.token_offsets)]
-                shards.append(record_batch(columns, schema), len(ids))
+        for number, shard in enumerate(export.shards(split, export.documents(split, "SkyRL"))):
+            with parquet_shard(export.folder / split, number, schema) as file:
+                for batch in shard:
+                    ids, trained = ids_of(split, batch), targets.of(batch)
+                    targets.count_rows_without(batch, trained)
+                    columns = [(ids, batch.token_offsets), (trained.astype(np.int8), batch.token_offsets)]
+                    file.write_batch(record_batch(columns, schema))
     targets.say_what_is_lost()
     export.config += [f'pretokenized_dataset_paths: ["{{out}}/{export.main_split}"]']
     export.config += ['eval_pretokenized_dataset_paths: ["{out}/val"]'] if "val" in export.source.splits else []
@@ -132,18 +132,19 @@ def to_levanter(export: Export) -> None:
         width = rows.capacity or 0
         widths.add(width)
         packed |= rows.packed
-        with ParquetShards(export.folder / split, schema, shard_tokens=export.shard_tokens) as shards:
-            for batch in export.batches(split, rows, width=width):
-                if rows.packed:
-                    _refuse_documents_that_would_mix(export, split, batch)
-                padding = Padding(batch, width)
-                weights = np.where(targets.of(batch), batch.documents.full_weights, 0).astype(np.float32)
-                weights = shift_left_ragged(weights, batch.documents.offsets)
-                columns = [
-                    (padding.of(ids_of(split, batch), export.pad_id), padding.offsets),
-                    (padding.of(weights, 0), padding.offsets),
-                ]
-                shards.append(record_batch(columns, schema), len(batch) * width)
+        for number, shard in enumerate(export.shards(split, rows, width=width)):
+            with parquet_shard(export.folder / split, number, schema) as file:
+                for batch in shard:
+                    if rows.packed:
+                        _refuse_documents_that_would_mix(export, split, batch)
+                    padding = PaddedRows(batch, width)
+                    weights = np.where(targets.of(batch), batch.documents.full_weights, 0).astype(np.float32)
+                    weights = shift_left_ragged(weights, batch.documents.offsets)
+                    columns = [
+                        (padding.of(ids_of(split, batch), export.pad_id), padding.offsets),
+                        (padding.of(weights, 0), padding.offsets),
+                    ]
+                    file.write_batch(record_batch(columns, schema))
     targets.say_what_is_lost()
     export.config += [
         "data:",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ ON_STORED = (Overflow.ERROR, Overflow.DROP, Overflow.CUT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPlan:
-    """Which documents stand in which row: row `r` holds `documents[row_offsets[r]:row_offsets[r + 1]]`."""
+    """Which documents are in which row: row `r` holds `documents[row_offsets[r]:row_offsets[r + 1]]`."""
 
     documents: Ints
     """Numbers of documents, row after row."""
@@ -38,6 +38,16 @@ class RowPlan:
     """Tokens of a row, padding included; None where rows have no fixed size."""
     left_out: tuple[str, ...] = ()
     """Sentences about documents that were dropped or cut."""
+
+    def part(self, first: int, last: int) -> RowPlan:
+        """Rows `first` up to `last - 1`."""
+        begin, end = int(self.row_offsets[first]), int(self.row_offsets[last])
+        return replace(
+            self,
+            documents=self.documents[begin:end],
+            lengths=self.lengths[begin:end],
+            row_offsets=self.row_offsets[first : last + 1] - begin,
+        )
 
     @property
     def row_tokens(self) -> Ints:
@@ -188,10 +198,9 @@ def _lost(documents: Split, too_long: Ints, kept: int) -> tuple[int, int, int]:
 def row_batches(documents: Split, rows: RowPlan, width: int = 0) -> Iterator[RowBatch]:
     """All rows in order, about a million tokens at a time; a row counts as `width` tokens where it has fewer."""
     for first, last in even_ranges(np.maximum(rows.row_tokens, width)):
-        begin, end = int(rows.row_offsets[first]), int(rows.row_offsets[last])
-        numbers = rows.documents[begin:end]
+        some = rows.part(first, last)
         yield RowBatch(
-            documents=documents.gather(numbers, rows.lengths[begin:end]),
-            numbers=numbers,
-            row_offsets=rows.row_offsets[first : last + 1] - begin,
+            documents=documents.gather(some.documents, some.lengths),
+            numbers=some.documents,
+            row_offsets=some.row_offsets,
         )

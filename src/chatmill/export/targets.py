@@ -19,11 +19,12 @@ from chatmill.errors import ConfigError, DataError, MissingExtraError
 from chatmill.export.rows import RowBatch, RowPlan, as_stored, one_each, packed_anew, row_batches
 from chatmill.store.documents import StoredDataset
 from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.store.parquet import ParquetShards
-from chatmill.store.split import Split
+from chatmill.store.parquet import parquet_shard
+from chatmill.store.split import Split, even_ranges
 
 FACTS = {"record_id": "string", "source": "string", "turns": "int32"}
 """What episodes know of their records beside tokens, and how Arrow holds it."""
+COUNTED = ("rows", "documents", "tokens", "trained")
 MAX_ID = 2**31 - 1
 SCAN = 1 << 22
 
@@ -90,7 +91,23 @@ class Export:
 
     def batches(self, split: str, rows: RowPlan, *, width: int = 0) -> Iterator[RowBatch]:
         """The rows of a split, counted as they pass; `width` is their length where the target pads them."""
-        counts = self.counts[split] = {"rows": 0, "documents": 0, "tokens": 0, "trained": 0}
+        self.counts[split] = dict.fromkeys(COUNTED, 0)
+        return self._counted(split, rows, width)
+
+    def shards(
+        self, split: str, rows: RowPlan, *, width: int = 0, added: int = 0, most: int | None = None
+    ) -> list[Iterator[RowBatch]]:
+        """The same for a target that writes files of up to `shard_tokens` (or `most`) tokens: the rows of each file.
+
+        `added`: tokens that the target puts behind each row.
+        """
+        self.counts[split] = dict.fromkeys(COUNTED, 0)
+        tokens = np.maximum(rows.row_tokens, width) + added
+        files = even_ranges(tokens, self.shard_tokens if most is None else most)
+        return [self._counted(split, rows.part(first, last), width) for first, last in files]
+
+    def _counted(self, split: str, rows: RowPlan, width: int) -> Iterator[RowBatch]:
+        counts = self.counts[split]
         for batch in row_batches(self.source.splits[split], rows, width):
             counts["rows"] += len(batch)
             counts["documents"] += len(batch.numbers)
@@ -158,9 +175,10 @@ def to_parquet(export: Export) -> None:
     for split in export.source.splits:
         rows = export.rows(split)
         schema = columns.schema(rows, about=True)
-        with ParquetShards(export.folder / split, schema, shard_tokens=export.shard_tokens) as shards:
-            for batch in export.batches(split, rows):
-                shards.append(columns.record_batch(split, rows, batch, schema), len(batch.documents.ids))
+        for number, shard in enumerate(export.shards(split, rows)):
+            with parquet_shard(export.folder / split, number, schema) as file:
+                for batch in shard:
+                    file.write_batch(columns.record_batch(split, rows, batch, schema))
 
 
 def to_hf(export: Export) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chatmill.core.shift import IGNORE_INDEX, shift_left_ragged
-from chatmill.export.trained import Padding, Targets, ids_of, positions_of
+from chatmill.export.trained import PaddedRows, Targets, ids_of, positions_of
 from chatmill.store.row_arrays import RowArrayWriter
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def to_torchtitan(export: Export) -> None:
     """`SPLIT/{input,labels,positions}.npy`: int32 arrays of shape (rows, length), for `numpy.load(mmap_mode="r")`.
 
     Labels are moved by one in each document, as torchtitan's loss expects them, and positions begin anew with each
-    document, which is where its attention masks find the bounds. Padding is a document of its own.
+    document, which is where its attention masks find the bounds. PaddedRows is a document of its own.
     """
     targets = Targets(export, "torchtitan")
     widths = set()
@@ -28,7 +28,7 @@ def to_torchtitan(export: Export) -> None:
         widths.add(width)
         with RowArrayWriter(export.folder / split, len(rows.row_offsets) - 1, width) as arrays:
             for batch in export.batches(split, rows, width=width):
-                ids, padding = ids_of(split, batch), Padding(batch, width)
+                ids, padding = ids_of(split, batch), PaddedRows(batch, width)
                 labels = np.where(targets.of(batch), ids, np.int32(IGNORE_INDEX))
                 labels = shift_left_ragged(labels, batch.documents.offsets, IGNORE_INDEX)
                 arrays.append(

@@ -85,7 +85,7 @@ def numbers_in_row(batch: RowBatch) -> NDArray[np.int32]:
     return np.repeat(documents, np.diff(batch.documents.offsets)).astype(np.int32)
 
 
-class Padding:
+class PaddedRows:
     """Rows of a batch, padded at their ends to one width."""
 
     def __init__(self, batch: RowBatch, width: int) -> None:

@@ -24,7 +24,7 @@ class PackedRows:
     ids: NDArray[np.int32]
     """B x capacity token ids."""
     row_lengths: Ints
-    """Tokens in each row; what stands behind them is padding, whatever its id."""
+    """Tokens in each row; what follows them is padding, whatever its id."""
     start_values: Ints
     """Where each document starts in its row, all rows after one another; the first of a row is 0."""
     start_offsets: Ints
@@ -60,7 +60,7 @@ def assemble_rows(
     """
     rows = range(plan.bins)[first:last]
     if len(offsets) != plan.documents + 1:
-        raise DataError(f"the plan is over {plan.documents} documents, and offsets speak of {len(offsets) - 1}")
+        raise DataError(f"the plan is over {plan.documents} documents, and the offsets of {len(offsets) - 1}")
     chosen = plan.order[plan.bin_offsets[rows.start] : plan.bin_offsets[rows.stop]]
     lengths = offsets[chosen + 1] - offsets[chosen]
     start_offsets = plan.bin_offsets[rows.start : rows.stop + 1] - plan.bin_offsets[rows.start]
@@ -110,7 +110,7 @@ def iter_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Which slices of a flat column stand in the rows; lists, because they are read one by one."""
+    """Which slices of a flat column are in the rows; lists, because they are read one by one."""
 
     starts: list[int]
     stops: list[int]

@@ -45,7 +45,7 @@ def balance(
     Bins are sorted from the dearest to the cheapest (ties: their order in the plan); the cheapest
     `bins % rows_per_batch` are left for the last, smaller batch. `within_batches` cuts the sorted bins into
     batches. `across_batches` deals them out in `rows_per_batch` rounds: each batch gets one bin a round, the
-    batch that is cheapest so far the dearest of them. Full batches then stand in the order of their earliest
+    batch that is cheapest so far the dearest of them. Full batches are then in the order of their earliest
     bin, and the bins inside a batch in the order of the plan. Bins themselves are not changed.
     """
     try:

@@ -13,7 +13,7 @@ from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import ConfigError, DataError, UnknownNameError
 from chatmill.pack.overflow_report import OverflowReport, counted, counted_untouched, head_lengths
 from chatmill.pack.turns import outline
-from chatmill.pack.windows import Piece, newest_turns, windows
+from chatmill.pack.windows import KeptSpan, newest_turns, windows
 
 Ints = NDArray[np.int64]
 
@@ -90,7 +90,7 @@ def apply_overflow(
             report=counted_untouched(tokens, run_weights),
         )
     episodes = [_episodes(tokens, run_weights, index, int(capacity), chosen) for index in over_long.tolist()]
-    return _result(tokens, run_weights, _Pieces.of(tokens, over_long, episodes))
+    return _result(tokens, run_weights, _Slices.of(tokens, over_long, episodes))
 
 
 def _too_long(tokens: Tokens, over_long: Ints, capacity: int, name_of: Callable[[int], str]) -> str:
@@ -113,12 +113,12 @@ def _too_long(tokens: Tokens, over_long: Ints, capacity: int, name_of: Callable[
 
 def _episodes(
     tokens: Tokens, run_weights: NDArray[np.float32], index: int, capacity: int, policy: Overflow
-) -> list[list[Piece]]:
+) -> list[list[KeptSpan]]:
     """The episodes of one over-long conversation."""
     if policy is Overflow.DROP:
         return []
     if policy is Overflow.CUT:
-        return [[Piece(0, capacity)]]
+        return [[KeptSpan(0, capacity)]]
     if policy is Overflow.DROP_OLDEST_TURNS:
         return [newest_turns(outline(tokens, index), capacity)]
     a, b = tokens.conversation_runs[index : index + 2]
@@ -133,7 +133,7 @@ def _episodes(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pieces:
+class _Slices:
     """Slices of the flat batch, in output order; a conversation that fits is one slice."""
 
     source: Ints
@@ -147,7 +147,7 @@ class _Pieces:
     over_long: Ints
 
     @classmethod
-    def of(cls, tokens: Tokens, over_long: Ints, episodes: list[list[list[Piece]]]) -> _Pieces:
+    def of(cls, tokens: Tokens, over_long: Ints, episodes: list[list[list[KeptSpan]]]) -> _Slices:
         fitting = np.delete(np.arange(len(tokens)), over_long)
         rows = [
             (source, window, piece.start, piece.end, piece.injected)
@@ -178,7 +178,7 @@ class _Pieces:
         )
 
 
-def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Pieces) -> OverflowResult:
+def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Slices) -> OverflowResult:
     """Copy the pieces into a new batch."""
     runs = pieces.last_run - pieces.first_run
     run = ranges(pieces.first_run, runs)
@@ -226,7 +226,7 @@ def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Pieces) -
     )
 
 
-def _without_head(tokens: Tokens, pieces: _Pieces, first_piece: Ints) -> int:
+def _without_head(tokens: Tokens, pieces: _Slices, first_piece: Ints) -> int:
     """How many episodes lack some token of their conversation's head."""
     if not len(first_piece):
         return 0

@@ -35,7 +35,7 @@ class OverflowReport:
     lost_trained: int = 0
     lost_untrained: int = 0
     injected: int = 0
-    """Untrained repetitions (head, lead of a parted turn, document end) that windows added."""
+    """Untrained repetitions (head, lead of a split turn, document end) that windows added."""
     assistant_lost: int = 0
     """Assistant messages of which no token is left."""
     assistant_cut: int = 0
@@ -43,34 +43,11 @@ class OverflowReport:
     results_lost: int = 0
     """Tool results that are gone, or only partly left."""
     heads_lost: int = 0
-    """Episodes that stand without (all of) the system prompt and tool definitions of their conversation."""
+    """Episodes without (all of) the system prompt and tool definitions of their conversation."""
 
     def __add__(self, other: OverflowReport) -> OverflowReport:
         """The counts of two sets of conversations together."""
         return OverflowReport(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
-
-    @property
-    def tokens_in(self) -> int:
-        """Tokens of all conversations given."""
-        return self.kept_trained + self.kept_untrained + self.lost_trained + self.lost_untrained
-
-    @property
-    def tokens_out(self) -> int:
-        """Tokens of all episodes."""
-        return self.kept_trained + self.kept_untrained + self.injected
-
-    def summary(self) -> str:
-        """A few plain sentences."""
-        if not self.over_long:
-            return f"all {self.conversations:,} conversations fit"
-        return (
-            f"{self.over_long:,} of {self.conversations:,} conversations are longer than the row: "
-            f"{self.dropped:,} dropped, the others made {self.episodes:,} episodes. "
-            f"Lost: {self.lost_trained:,} trained and {self.lost_untrained:,} untrained tokens "
-            f"({self.assistant_lost:,} assistant messages whole, {self.assistant_cut:,} in part, "
-            f"{self.results_lost:,} tool results); {self.heads_lost:,} episodes lack "
-            f"their system prompt. Injected: {self.injected:,} tokens."
-        )
 
 
 def total(reports: Iterable[OverflowReport]) -> OverflowReport:

@@ -31,7 +31,7 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Which documents stand in which bin: bin `b` holds `order[bin_offsets[b]:bin_offsets[b + 1]]`."""
+    """Which documents are in which bin: bin `b` holds `order[bin_offsets[b]:bin_offsets[b + 1]]`."""
 
     order: Ints
     """Document indices, bin after bin in opening order, in placing order inside a bin; each exactly once."""

@@ -34,7 +34,7 @@ class StreamReport(Mapping[str, int]):
     padded: int
     """Padding tokens in the last block."""
     left_out: int
-    """Record tokens (eos included) that stand in no block: rests of cut records, and a dropped last block."""
+    """Record tokens (eos included) that are in no block: rests of cut records, and a dropped last block."""
     records_cut: int
     """Records whose rest was not packed: a user span did not end within the block it was carried into."""
     system_not_injected: int
@@ -118,7 +118,7 @@ def post_training_loss_mask(
         closed = np.zeros(len(places), dtype=bool)
         closed[:-1] = (types[1:] == _END) & (rows[1:] == rows[:-1])
         index = np.arange(len(places))
-        # The latest user marker or reset up to each marker; marker 0 stands in where there is none.
+        # The latest user marker or reset up to each marker; marker 0 where there is none.
         back = np.maximum.accumulate(np.where(types <= _USER, index, 0))
         after_user = (types[back] == _USER) & closed[back] & (rows[back] == rows)
         trained = np.flatnonzero((types == _ASSISTANT) & closed & after_user)
@@ -141,7 +141,7 @@ def pack_post_training_stream(
     """Lay records (ids of one transcript each) end to end and cut the stream into blocks of `block_size`.
 
     A block that starts inside a user span opens with the latest whole system span of the conversation and the
-    user marker; the stream goes on behind them. No stream token is lost, but see `StreamReport.left_out`.
+    user marker; the stream continues after them. No stream token is lost, but see `StreamReport.left_out`.
     """
     size = operator.index(block_size)
     if size < 2:
@@ -194,9 +194,9 @@ class _UserSpans:
     """Every user span of the stream, in order; all values are positions in the stream."""
 
     markers: list[int]
-    """Where the user marker stands."""
+    """Where the user marker is."""
     closers: list[int]
-    """Where the next marker stands: the end marker, or what interrupts the span."""
+    """Where the next marker is: the end marker, or what interrupts the span."""
     insides: list[int]
     """One past the last token that lies inside: an end marker does, an interrupting marker does not."""
     record_ends: list[int]
@@ -311,7 +311,7 @@ def _one_stream(records: Iterable[ArrayLike], eos_id: int) -> NDArray[np.int64]:
 def _events(
     ids: NDArray[np.integer], system_id: int, user_id: int, assistant_id: int, end_id: int, eos_id: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
-    """Where the markers stand in flat ids, and what each one does; eos and system markers both reset."""
+    """Where the markers are in flat ids, and what each one does; eos and system markers both reset."""
     hits = ids == eos_id
     for marker in (system_id, user_id, assistant_id, end_id):
         hits |= ids == marker

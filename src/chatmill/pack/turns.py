@@ -16,7 +16,7 @@ REPLYING = frozenset({RoleCode.ASSISTANT, RoleCode.TOOL})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class MessageSpan:
     """One message behind the head, with all its tokens."""
 
     role: RoleCode
@@ -30,7 +30,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An assistant message with the tool results behind it; never parted while it fits.
+    """An assistant message with the tool results behind it; never split while it fits.
 
     Several assistant messages are one step when all but the last call a tool: their results come later.
     """
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What stands before an assistant answers (user messages, as a rule), and the steps of the answer."""
+    """What comes before an assistant answers (user messages, as a rule), and the steps of the answer."""
 
     lead: Span
     lead_content: int
@@ -73,13 +73,13 @@ class Outline:
     tail: int
     """Start of the tail: the document end, which belongs to no message."""
     length: int
-    messages: tuple[Message, ...]
+    messages: tuple[MessageSpan, ...]
     """Cover `head .. tail` without gaps."""
 
     def steps(self, first: int, limit: int) -> tuple[list[Step], int]:
         """The steps from message `first` up to the next message of another role, and the index of that one.
 
-        Assistant messages that belong together but are longer than `limit` tokens together are parted.
+        Assistant messages that belong together but are longer than `limit` tokens together are split.
         """
         steps: list[Step] = []
         at = first
@@ -123,7 +123,7 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _KindRun:
     role: RoleCode
     part: Part
     message: int
@@ -139,7 +139,7 @@ def outline(tokens: Tokens, index: int) -> Outline:
     last = len(runs)
     while last > first and runs[last - 1].role is RoleCode.NONE:
         last -= 1
-    groups: list[list[_Run]] = []
+    groups: list[list[_KindRun]] = []
     for run in runs[first:last]:
         # Tokens of no message (a document start between turns) open the message behind them.
         if groups and (groups[-1][-1].role is RoleCode.NONE or _continues(run, groups[-1][-1])):
@@ -154,11 +154,11 @@ def outline(tokens: Tokens, index: int) -> Outline:
     )
 
 
-def _continues(run: _Run, before: _Run) -> bool:
+def _continues(run: _KindRun, before: _KindRun) -> bool:
     return run.message == before.message and (run.message >= 0 or run.role is before.role)
 
 
-def _runs(tokens: Tokens, index: int) -> list[_Run]:
+def _runs(tokens: Tokens, index: int) -> list[_KindRun]:
     """The runs of one conversation that are not empty."""
     a, b = int(tokens.conversation_runs[index]), int(tokens.conversation_runs[index + 1])
     borders = (tokens.run_offsets[a : b + 1] - tokens.offsets[index]).tolist()
@@ -169,13 +169,13 @@ def _runs(tokens: Tokens, index: int) -> list[_Run]:
         borders[1:],
         strict=True,
     )
-    return [_Run(role_of(kind), part_of(kind), m, start, end) for kind, m, start, end in columns if end > start]
+    return [_KindRun(role_of(kind), part_of(kind), m, start, end) for kind, m, start, end in columns if end > start]
 
 
-def _message(runs: list[_Run]) -> Message:
+def _message(runs: list[_KindRun]) -> MessageSpan:
     role = next(run.role for run in runs if run.role is not RoleCode.NONE)
     behind = next((run for run in runs if run.role is not RoleCode.NONE and run.part is not Part.HEADER), None)
-    return Message(
+    return MessageSpan(
         role=role,
         start=runs[0].start,
         end=runs[-1].end,

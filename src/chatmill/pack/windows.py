@@ -10,8 +10,8 @@ from chatmill.pack.turns import Outline, Span, Step, Turn
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A span of the conversation that stands in an episode."""
+class KeptSpan:
+    """A span of the conversation that is in an episode."""
 
     start: int
     end: int
@@ -23,7 +23,7 @@ class Piece:
 class _Window:
     """A window while it is filled, without head and tail."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[KeptSpan] = field(default_factory=list)
     used: int = 0
     head: bool = True
     tail: bool = True
@@ -31,14 +31,14 @@ class _Window:
     def add(self, start: int, end: int, injected: bool = False) -> None:
         if start < end:
             self.used += end - start
-            self.pieces.append(Piece(start, end, injected))
+            self.pieces.append(KeptSpan(start, end, injected))
 
 
-def windows(outline: Outline, capacity: int, trains: Callable[[int, int], bool]) -> list[list[Piece]]:
+def windows(outline: Outline, capacity: int, trains: Callable[[int, int], bool]) -> list[list[KeptSpan]]:
     """Episodes of at most `capacity` tokens that together train every assistant message once.
 
     Consecutive whole turns go into one window while they fit between head and tail. A turn that does not fit
-    into a window of its own is parted between its steps, and each further window opens with the turn's lead,
+    into a window of its own is split between its steps, and each further window opens with the turn's lead,
     injected. A step that does not fit behind head and lead is squeezed (see `_squeezed`). Windows in which
     `trains(start, end)` is true for no span are left out; the first window left holds the head, the last the
     tail, the others inject them.
@@ -117,7 +117,7 @@ def _last_of_lead(turn: Turn, room: int) -> list[Span]:
     return [header, (end - left, end)]
 
 
-def _closed(made: list[_Window], outline: Outline) -> list[list[Piece]]:
+def _closed(made: list[_Window], outline: Outline) -> list[list[KeptSpan]]:
     """The pieces of each window between head and tail, original in one and injected in the others."""
     heads = [i for i, window in enumerate(made) if window.head]
     tails = [i for i, window in enumerate(made) if window.tail]
@@ -134,7 +134,7 @@ def _closed(made: list[_Window], outline: Outline) -> list[list[Piece]]:
     return episodes
 
 
-def newest_turns(outline: Outline, capacity: int) -> list[Piece]:
+def newest_turns(outline: Outline, capacity: int) -> list[KeptSpan]:
     """One episode of at most `capacity` tokens: head and newest turns, as the token-native format rules.
 
     1. While the rest is too long, the oldest pair (a user message and the step right behind it) is dropped,
@@ -189,12 +189,12 @@ def _items(outline: Outline) -> list[_Item]:
     return items
 
 
-def _last(spans: list[Span], room: int) -> list[Piece]:
+def _last(spans: list[Span], room: int) -> list[KeptSpan]:
     """The last `room` tokens of the spans."""
-    pieces: list[Piece] = []
+    pieces: list[KeptSpan] = []
     for start, end in reversed(spans):
         start = max(start, end - room)
         room -= end - start
         if start < end:
-            pieces.append(Piece(start, end))
+            pieces.append(KeptSpan(start, end))
     return pieces[::-1]

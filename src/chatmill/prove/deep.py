@@ -25,7 +25,7 @@ from chatmill.prove.reference import Reference, account, split_of
 from chatmill.prove.report import Finding, Notebook
 from chatmill.prove.spans import SpanCheck
 from chatmill.prove.stored import place_of
-from chatmill.read.shapes import LABEL_FALSE
+from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.store.episodes import Episode, EpisodeDataset
 from chatmill.store.receipts import MANIFEST
 from chatmill.tokenizer.protocol import Tokenizer
@@ -97,7 +97,7 @@ class DeepCheck:
         self._describe(engine)
 
     def copies(self, record: ReadRecord) -> list[Conversation]:
-        """A record as often as its weight says; the ledger is told."""
+        """A record as often as its weight says, entered in the ledger."""
         conversation = record.conversation
         assert conversation is not None
         if not record.copies:
@@ -150,7 +150,7 @@ class DeepCheck:
         self._ledger.add(ledger)
 
     def _reject(self, error: RecordError, source: str) -> None:
-        """A record that cannot be used must stand in rejected.jsonl."""
+        """A record that cannot be used must be in rejected.jsonl."""
         self._ledger.records[source, "quarantined", error.code] += 1
         self._book.counts["records_rejected"] += 1
         key = _rejected_key(error.where, error.record_id, error.code)
@@ -258,7 +258,7 @@ class DeepCheck:
                 f"the context of {{:,}} answers: {template} writes it otherwise once messages follow",
             ),
             ("contexts_cut", "the context of {:,} answers that are in windows or cut"),
-            ("answers_that_go_on", "the context of {:,} messages that go on in a turn"),
+            ("answers_that_go_on", "the context of {:,} messages that continue a turn"),
         ):
             if counts[name]:
                 self._book.unchecked.append(sentence.format(counts[name]))

@@ -17,7 +17,8 @@ from chatmill.prove.reference import uses_of
 from chatmill.prove.report import Notebook
 from chatmill.read.files import read_records
 from chatmill.read.places import STDIN, place, sha256_of, size_of
-from chatmill.read.shapes import conversation_of, find_shape
+from chatmill.read.record_shape import conversation_of
+from chatmill.read.shapes import find_shape
 
 
 class ReadRecord(NamedTuple):

@@ -28,7 +28,7 @@ from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
-from chatmill.pack.windows import Piece, newest_turns, windows
+from chatmill.pack.windows import KeptSpan, newest_turns, windows
 from chatmill.render.jinja.expressions import Path, root
 from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.rows import Counts, Row
@@ -154,14 +154,14 @@ class Derived:
     kinds: list[int]
     messages: list[int]
     weights: list[float]
-    spans: list[list[Piece]] = field(default_factory=list)
+    spans: list[list[KeptSpan]] = field(default_factory=list)
     """The spans of tokens of each episode."""
     episodes: list[DerivedEpisode] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the record stands in one episode, uncut."""
-        return self.spans == [[Piece(0, len(self.ids))]]
+        """Whether the record is one episode, uncut."""
+        return self.spans == [[KeptSpan(0, len(self.ids))]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,16 +224,16 @@ class Reference:
         before = conversation._replace(messages=conversation.messages[:index])
         return PlainRow(self.template.write_prompt(before), self.tokenizer, self._known).ids
 
-    def _spans(self, derived: Derived) -> list[list[Piece]]:
-        """What of the conversation stands in which episode, by the overflow policy."""
+    def _spans(self, derived: Derived) -> list[list[KeptSpan]]:
+        """Which spans of the conversation are in which episode, by the overflow policy."""
         length, capacity = len(derived.ids), self.recipe.packing.max_length
         if capacity is None or length <= capacity:
-            return [[Piece(0, length)]]
+            return [[KeptSpan(0, length)]]
         match self.recipe.packing.overflow:
             case Overflow.DROP:
                 return []
             case Overflow.CUT:
-                return [[Piece(0, capacity)]]
+                return [[KeptSpan(0, capacity)]]
             case Overflow.DROP_OLDEST_TURNS:
                 return [newest_turns(outline(_single_runs(derived), 0), capacity)]
             case Overflow.WINDOWS:
@@ -278,7 +278,7 @@ def _single_runs(derived: Derived) -> Tokens:
     )
 
 
-def _episode(derived: Derived, pieces: Sequence[Piece]) -> DerivedEpisode:
+def _episode(derived: Derived, pieces: Sequence[KeptSpan]) -> DerivedEpisode:
     """Copy the spans of one episode; what is injected is not trained."""
     places = [(place, piece.injected) for piece in pieces for place in range(piece.start, piece.end)]
     weights = [0.0 if injected else derived.weights[place] for place, injected in places]

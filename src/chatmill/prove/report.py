@@ -34,9 +34,9 @@ class Finding:
     where: str = ""
     """File and line or row of the record."""
     stored: str = ""
-    """What stands in the dataset, as text."""
+    """What the dataset has, as text."""
     derived: str = ""
-    """What should stand there."""
+    """What it should have."""
 
     def __str__(self) -> str:
         place = [self.file] + ([f"byte {self.offset:,}"] if self.offset is not None else [])

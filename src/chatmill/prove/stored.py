@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +14,15 @@ from chatmill.errors import FormatError
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
-
-SLICE_TOKENS = 4 << 20
-"""Tokens that are looked at together."""
+from chatmill.store.split import Documents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSlice:
-    """Consecutive episodes as flat columns."""
+    """Consecutive episodes."""
 
     numbers: NDArray[np.int64]
-    """The number of each episode in the order of the build."""
-    ids: NDArray[np.uint32]
-    offsets: NDArray[np.int64]
-    weights: NDArray[Any] | None
-    kinds: NDArray[np.uint8] | None
+    documents: Documents
     sources: NDArray[np.uint32] | None
     """Source codes, one per episode; None where they are not stored."""
     trained: NDArray[np.uint32] | None
@@ -82,22 +75,12 @@ def place_of(dataset: EpisodeDataset, number: int, column: str, token: int) -> t
 
 
 def slices(dataset: EpisodeDataset) -> Iterator[StoredSlice]:
-    """All episodes of a split without gaps, in the order of the files."""
-    for number in range(len(dataset.shards)):
-        shard = dataset.shard(number)
-        ends = np.cumsum(shard.index[:, 1].astype(np.int64))
-        first = 0
-        while first < shard.episodes:
-            begin = int(ends[first - 1]) if first else 0
-            last = max(first + 1, int(np.searchsorted(ends, begin + SLICE_TOKENS, side="right")))
-            tokens, rows = slice(begin, int(ends[last - 1])), slice(first, last)
-            yield StoredSlice(
-                numbers=np.arange(first, last) + dataset.episode_offsets[number],
-                ids=shard.token_ids[tokens],
-                offsets=offsets_of(np.diff(ends[rows], prepend=begin)),
-                weights=shard.mask[tokens] if dataset.has_masks else None,
-                kinds=shard.column("kinds")[tokens] if dataset.has_kinds else None,
-                sources=shard.column("source")[rows] if "source" in dataset.columns else None,
-                trained=shard.column("trained")[rows] if "trained" in dataset.columns else None,
-            )
-            first = last
+    """All episodes of a split in order, about a million tokens at a time."""
+    sources, trained = (dataset.column(name) if name in dataset.columns else None for name in ("source", "trained"))
+    for numbers in dataset.batches():
+        yield StoredSlice(
+            numbers=numbers,
+            documents=dataset.gather(numbers),
+            sources=None if sources is None else sources[numbers],
+            trained=None if trained is None else trained[numbers],
+        )

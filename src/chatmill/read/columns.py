@@ -1,8 +1,8 @@
 """Reads records straight into columns: by the compiled scanner, and what it declines one by one.
 
 The scanner reads a record only where it is sure what it says. Anything else (another spelling of a role, an unknown
-field in a message, any mistake) is for `read.files` and `read.shapes`, with their checks and their errors. Where the
-scanner does not decline, both give the same conversation, but for the metadata, which the scanner does not keep.
+field in a message, any mistake) is for `read.files` and `read.record_shape`, with their checks and their errors.
+Where the scanner does not decline, both give the same conversation, but for the metadata, which it does not keep.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from chatmill.core.tokens import offsets_of
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw, decode_line
-from chatmill.read.shapes import LABEL, Shape, Turn, conversation_of, decoded_tools, find_shape
+from chatmill.read.record_shape import LABEL, Shape, TurnField, conversation_of, decoded_tools
+from chatmill.read.shapes import find_shape
 
 Ints = NDArray[np.int64]
 Read = tuple[Conversations, list[RecordError]]
@@ -275,7 +276,7 @@ def _names(record: Mapping[str, RecordField | tuple[RecordField, RoleCode]], sha
         return None
 
 
-def _meaning(turn: Turn) -> RecordField:
+def _meaning(turn: TurnField) -> RecordField:
     if turn.or_list:
         return RecordField.TURN_OR_LIST
     if turn.joined:

@@ -11,10 +11,11 @@ from chatmill.errors import DataError, RecordError, UnknownNameError
 from chatmill.read.field_maps import FieldMap
 from chatmill.read.files import Raw, read_records
 from chatmill.read.places import place
-from chatmill.read.shapes import LABEL_FALSE, Shape, conversation_of, detect_shape, find_shape, preferred
+from chatmill.read.record_shape import LABEL_FALSE, Shape, conversation_of
+from chatmill.read.shapes import detect_shape, find_shape, preferred
 
 DETECT_RECORDS = 32
-"""How many records the shape of a file is told from."""
+"""How many records the shape of a file is found from."""
 
 
 class ConversationFile:
@@ -29,7 +30,7 @@ class ConversationFile:
         on_error: Callable[[RecordError], None] | None = None,
         preferences: str | None = None,
     ) -> None:
-        """`shape` is a name, a field map (`{"user": "question", "assistant": "answer"}`), or None to tell it from the
+        """`shape` is a name, a field map (`{"user": "question", "assistant": "answer"}`), or None to find it from the
         first records.
 
         `source` names the records that do not name their own source (default: the file's name without its endings).

@@ -180,7 +180,8 @@ def _named(keys: Sequence[str], words: Sequence[str]) -> list[str]:
 
 def sample_lines(record: Mapping[str, Any], fields: FieldMap) -> list[str]:
     """What a map makes of a record, a message a line: `user <- question: 'What is ...'`."""
-    from chatmill.read.shapes import conversation_of, find_shape
+    from chatmill.read.record_shape import conversation_of
+    from chatmill.read.shapes import find_shape
 
     shape = find_shape(mapped_shape(fields))
     try:

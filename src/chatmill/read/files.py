@@ -1,4 +1,4 @@
-"""Reads raw records from JSONL (plain, .gz, .zst), JSON lists, Parquet and tables, each with the place it stands at."""
+"""Reads raw records from JSONL (plain, .gz, .zst), JSON lists, Parquet and tables, each with its place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_ROWS, FEWEST_ROWS = 8192, 256
 
 
 class FileFormat(StrEnum):
-    """How a file holds records, told from its name."""
+    """How a file holds records, by its name."""
 
     JSONL = "jsonl"
     """One record a line."""

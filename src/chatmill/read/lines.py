@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import IO
 
 from chatmill.errors import ConfigError, FormatError
+from chatmill.read.compressed import open_bytes
 from chatmill.read.places import Place
+from chatmill.read.sniff import BOM
 
 LINE_LIMIT = 256 << 20
 """Bytes of the longest line that is read, unpacked; the environment variable below sets another limit."""
@@ -33,6 +35,15 @@ def limited_lines(stream: IO[bytes], path: str | Place) -> Iterator[bytes]:
         if len(line) - line.endswith(b"\n") > limit:
             raise line_too_long(path, number, limit)
         yield line
+
+
+def numbered_lines(path: Place) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, unpacked, with their numbers from 1; without a byte order mark."""
+    with open_bytes(path) as stream:
+        for number, line in enumerate(limited_lines(stream, path), 1):
+            line = line.removeprefix(BOM) if number == 1 else line
+            if line and not line.isspace():
+                yield number, line
 
 
 def line_too_long(path: str | Place, number: int, limit: int, what: str = "the line") -> FormatError:

@@ -218,7 +218,7 @@ def fetch(where: Elsewhere, folder: Path) -> Path:
     A copy appears when it is whole.
     """
     if where.url == STDIN:
-        target = folder / f"{_sha256(stdin_copy())[:32]}-{where.name}"
+        target = folder / f"{sha256_of(stdin_copy())[:32]}-{where.name}"
     else:
         info = where.info()
         state = {key: str(info[key]) for key in (*IDENTITY, "size") if key in info}
@@ -248,11 +248,6 @@ def sha256_of(where: Place) -> str:
         while block := file.read(BLOCK):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def stdin_copy() -> Path:

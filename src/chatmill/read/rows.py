@@ -1,8 +1,8 @@
 """Rows of Parquet straight into columns, by the columns that Arrow has; what is not sure is read row by row.
 
 A text column of Arrow is a buffer of UTF-8 with offsets, which is what `Texts` is: no text is copied, and no object is
-made. Rows that this way is not sure about go the way of `read.shapes`, with its checks and its errors. Where it is
-sure, both give the same conversation, but for the metadata.
+made. Rows that this way is not sure about go the way of `read.record_shape`, with its checks and its errors. Where it
+is sure, both give the same conversation, but for the metadata.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from chatmill.core.tokens import offsets_of, ranges
 from chatmill.core.tools import listed_tools
 from chatmill.read.columns import Read, merged, nested_names, read_declined, read_one_by_one, two_systems
 from chatmill.read.files import batch_records, without_nulls
-from chatmill.read.shapes import LABEL, Shape, decoded_tools, fields_read, options_text
+from chatmill.read.record_shape import LABEL, Shape, decoded_tools, fields_read, options_text
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -48,7 +48,7 @@ def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shap
     """The conversations of the rows of an Arrow batch; `first` is the number of the first one in its file."""
     count = batch.num_rows
     try:
-        rows_of = _Rows(batch, shape, source)
+        rows_of = _ArrowRows(batch, shape, source)
         found, sure = rows_of.conversations()
     except (_NotSureError, pa.ArrowInvalid):  # the latter where a text is not UTF-8
         return read_one_by_one(list(batch_records([batch], path, range(first, first + count))), shape, source)
@@ -60,7 +60,7 @@ def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shap
     return replace(merged(found, sure, slow), unused=unused), errors
 
 
-class _Rows:
+class _ArrowRows:
     """The columns of one Arrow batch under the names of a shape; notes which rows are sure."""
 
     def __init__(self, batch: pa.RecordBatch, shape: Shape, source: str) -> None:

@@ -78,7 +78,7 @@ class _Rejoined(io.RawIOBase):
 
 
 def _header(head: bytes, delimiter: str) -> tuple[str, list[str]]:
-    """The names of the columns; a first line with semicolons and no comma is parted by these."""
+    """The names of the columns; a first line with semicolons and no comma is split at these."""
     text = head.removeprefix(BOM).decode(errors="replace").lstrip("\r\n")
     first = text.splitlines()[0]
     if delimiter == "," and "," not in first and ";" in first:

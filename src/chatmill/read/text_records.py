@@ -9,28 +9,21 @@ from pathlib import Path
 import msgspec
 
 from chatmill.errors import RecordError
-from chatmill.read.compressed import open_bytes
-from chatmill.read.lines import limited_lines
-
-_BOM = b"\xef\xbb\xbf"
+from chatmill.read.lines import numbered_lines
 
 
 def read_texts(paths: Iterable[str | PathLike[str]], *, field: str = "text") -> Iterator[str]:
     """The texts of JSONL files (also .gz and .zst), in order; a line without a text in `field` is an error."""
     decoder = msgspec.json.Decoder(dict)
     for path in map(Path, paths):
-        with open_bytes(path) as file:
-            for number, line in enumerate(limited_lines(file, path), start=1):
-                line = line.removeprefix(_BOM) if number == 1 else line
-                if not line.strip():
-                    continue
-                try:
-                    text = decoder.decode(line).get(field)
-                except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise _bad(f"{error}", field, path, number) from None
-                if not isinstance(text, str):
-                    raise _bad(f"the field {field!r} holds {type(text).__name__}", field, path, number)
-                yield text
+        for number, line in numbered_lines(path):
+            try:
+                text = decoder.decode(line).get(field)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise _bad(f"{error}", field, path, number) from None
+            if not isinstance(text, str):
+                raise _bad(f"the field {field!r} holds {type(text).__name__}", field, path, number)
+            yield text
 
 
 def _bad(fact: str, field: str, path: Path, number: int) -> RecordError:

@@ -14,17 +14,16 @@ import msgspec
 
 from chatmill.errors import FormatError, RecordError
 from chatmill.read.compressed import open_bytes
-from chatmill.read.lines import limited_lines, line_limit, line_too_long
+from chatmill.read.lines import line_limit, line_too_long, numbered_lines
 
 EOS_MARKER = "<|EOS|>"
 USER_MARKER = "<|USER|>"
 
 _CHUNK = 1 << 20
-_BOM = b"\xef\xbb\xbf"
 
 
 class Transcript(NamedTuple):
-    """One record: the text as it stands in the file, and where it begins."""
+    """One record: the text as it is in the file, and where it begins."""
 
     text: str
     where: str
@@ -70,25 +69,20 @@ class _Line(msgspec.Struct):
 
 def _read_jsonl(path: Path) -> Iterator[Transcript]:
     decoder = msgspec.json.Decoder(_Line)
-    with open_bytes(path) as file:
-        for number, line in enumerate(limited_lines(file, path), start=1):
-            if number == 1:
-                line = line.removeprefix(_BOM)
-            if not line.strip():
-                continue
-            where = f"{fspath(path)}:{number}"
-            try:
-                text = decoder.decode(line).text
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise RecordError(
-                    f"{error}. Each line is a JSON object with a string in its field 'text'; the command "
-                    "'chatmill transcripts' makes such lines of conversations",
-                    code="bad_transcript_line",
-                    where=where,
-                ) from None
-            if not text.strip():
-                raise RecordError("the field 'text' holds no span", code="empty_transcript", where=where)
-            yield Transcript(text, where)
+    for number, line in numbered_lines(path):
+        where = f"{fspath(path)}:{number}"
+        try:
+            text = decoder.decode(line).text
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RecordError(
+                f"{error}. Each line is a JSON object with a string in its field 'text'; the command "
+                "'chatmill transcripts' makes such lines of conversations",
+                code="bad_transcript_line",
+                where=where,
+            ) from None
+        if not text.strip():
+            raise RecordError("the field 'text' holds no span", code="empty_transcript", where=where)
+        yield Transcript(text, where)
 
 
 def _read_split_at_eos(path: Path) -> Iterator[Transcript]:
@@ -119,10 +113,10 @@ def _check_length(path: Path, line: int, piece: str, limit: int) -> None:
 
 
 def _read_lines(path: Path) -> Iterator[Transcript]:
-    with open_bytes(path) as file, _decoded(path):
-        for number, data in enumerate(limited_lines(file, path), start=1):
-            line = (data.removeprefix(_BOM) if number == 1 else data).decode()
-            if not line or line.isspace():
+    with _decoded(path):
+        for number, data in numbered_lines(path):
+            line = data.decode()
+            if line.isspace():
                 continue
             where = f"{fspath(path)}:{number}"
             if USER_MARKER not in line:

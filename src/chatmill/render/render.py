@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core import html
-from chatmill.core.collector import without_collector
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
+from chatmill.core.gc_pause import without_collector
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError

@@ -5,26 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from chatmill.errors import ConfigError, FormatError
+from chatmill.store.episode_manifest import FileRecord
 
 
-class FileHash(Protocol):
-    """What a manifest says of a file."""
-
-    @property
-    def bytes(self) -> int:
-        """Its size."""
-        ...
-
-    @property
-    def sha256(self) -> str:
-        """In hexadecimal."""
-        ...
-
-
-def file_problems(folder: Path, files: Mapping[str, FileHash], manifest: str = "the manifest") -> Iterator[str]:
+def file_problems(folder: Path, files: Mapping[str, FileRecord], manifest: str = "the manifest") -> Iterator[str]:
     """One line for each file that is missing, has another size, or other bytes."""
     for name, record in files.items():
         path = folder / name
@@ -45,7 +31,7 @@ def sha256_of(path: Path) -> str:
 class CheckedShards:
     """Compares each shard once, when it is first asked for; a `FormatError` names the file and both hashes."""
 
-    def __init__(self, shards: Iterable[tuple[Path, Mapping[str, FileHash]]]) -> None:
+    def __init__(self, shards: Iterable[tuple[Path, Mapping[str, FileRecord]]]) -> None:
         """Folder and files of every shard, in order."""
         self._unchecked = dict(enumerate(shards))
 

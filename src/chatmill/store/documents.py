@@ -21,7 +21,7 @@ WORK = ".build"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFolder:
-    """What stands in the folder of a dataset, before any split is opened."""
+    """What is in the folder of a dataset, before any split is opened."""
 
     directory: Path
     splits: tuple[str, ...]

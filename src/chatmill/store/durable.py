@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any
@@ -24,8 +21,6 @@ PIECE = 1 << 16
 """Bytes that are hashed and handed to the system at a time, while they lie in the processor's cache."""
 BUFFER = PIECE // 2
 """Smaller writes are gathered up to this size; larger ones pass by."""
-STRETCH = 1 << 26
-"""Bytes of a file that are brought to the disk at a time while it grows."""
 
 
 class Durability(StrEnum):
@@ -38,84 +33,46 @@ class Durability(StrEnum):
 
 
 class GrowingFile:
-    """A file being written, with the hash of its bytes.
-
-    A large one that is to be synced is brought to the disk while it grows, so that the sync at its end has little left
-    to do, and what is on the disk and more than a stretch behind leaves the system's cache, so that a large dataset
-    does not drive out of the memory of the machine what others have there.
-    """
+    """A file being written, with the size and the hash of its bytes."""
 
     def __init__(self, path: Path, durability: Durability = Durability.SYNCED) -> None:
         """Create the file; one that is there is replaced."""
         self.path = path
-        self._synced = durability is Durability.SYNCED
+        self.size = 0
+        self._durability = durability
         self._hash = hashlib.sha256()
-        self._bytes = 0
-        self._pushed = 0
-        self._pushing: Future[None] | None = None
         self._file: IO[bytes] = path.open("wb", buffering=BUFFER)
 
-    def write(self, values: NDArray[Any] | bytes) -> None:
-        """Append the bytes of an array (or bytes)."""
-        data = as_buffer(values) if isinstance(values, np.ndarray) else values
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the bytes written so far."""
+        return self._hash.hexdigest()
+
+    def write(self, values: NDArray[Any] | bytes | memoryview) -> None:
+        """Append the bytes of an array, or anything else with a contiguous buffer."""
+        data = as_buffer(values) if isinstance(values, np.ndarray) else memoryview(values).cast("B")
         for first in range(0, len(data), PIECE):
             piece = data[first : first + PIECE]
             self._file.write(piece)
             self._hash.update(piece)
-        self._bytes += len(data)
-        if self._synced and self._bytes - self._pushed >= STRETCH:
-            self._push()
-
-    def _push(self) -> None:
-        """Let another thread bring what is there to the disk; waits, where that has not yet happened to the last."""
-        self._wait()
-        self._file.flush()
-        self._pushing = _pusher().submit(_bring_to_disk, self._file.fileno(), self._pushed)
-        self._pushed = self._bytes
-
-    def _wait(self) -> None:
-        """Wait for the other thread; an error of the disk that it met is told here, and only once by the system."""
-        if self._pushing is not None:
-            wait([self._pushing])  # interrupted here, it is still there to be waited for
-            pushing, self._pushing = self._pushing, None
-            pushing.result()
+        self.size += len(data)
 
     def flush(self) -> None:
         """Hand everything to the system."""
         self._file.flush()
 
     def finish(self) -> FileRecord:
-        """Flush, sync to disk where that is asked for, and close; size and hash of what was written."""
-        self._wait()
+        """Flush, sync to disk unless it is scratch, and close; size and hash of what was written."""
         self._file.flush()
-        if self._synced:
+        if self._durability is Durability.SYNCED:
             os.fsync(self._file.fileno())
         self._file.close()
-        return FileRecord(bytes=self._bytes, sha256=self._hash.hexdigest())
+        return FileRecord(bytes=self.size, sha256=self.sha256)
 
     def discard(self) -> None:
         """Close without a sync; a write error at this point changes nothing."""
         with contextlib.suppress(OSError):
-            self._wait()
-        with contextlib.suppress(OSError):
             self._file.close()
-
-
-@functools.cache
-def _pusher() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="chatmill-to-disk")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pusher.cache_clear)  # the thread stays behind
-
-
-def _bring_to_disk(descriptor: int, before: int) -> None:
-    """Sync a file, and let the system forget its copy of the first `before` bytes."""
-    os.fsync(descriptor)
-    if before and hasattr(os, "posix_fadvise"):  # 0 would mean all of it
-        with contextlib.suppress(OSError):  # a hint, which a file system need not know
-            os.posix_fadvise(descriptor, 0, before, os.POSIX_FADV_DONTNEED)
 
 
 def as_buffer(values: NDArray[Any]) -> memoryview:
@@ -138,29 +95,38 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def lock_file(path: Path) -> IO[bytes]:
-    """Open the mark and lock it; the system lets go of the lock when its process dies."""
-    lock: IO[bytes] = path.open("ab")
+def lock(descriptor: int, held: str, *, shared: bool = False) -> None:
+    """Lock an open file or folder until it is closed or its process dies; `held` is the error where another has it.
+
+    Where the system or the file system has no such locks, nothing is locked.
+    """
     try:
         import fcntl
-    except ImportError:  # no such locks on this platform
-        return lock
+    except ImportError:
+        return
     try:
-        fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
-        lock.close()
-        raise ConfigError(f"{path}: another process is writing this split now") from None
-    except OSError:  # a file system without locks; two writers at once are then not noticed
+        raise ConfigError(held) from None
+    except OSError:  # some network file systems
         pass
-    return lock
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file, a link (never what it leads to) or a folder with all that is in it; nothing there is fine."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    """Remove a file, a link (never what it leads to) or a folder with all that is in it; nothing there is fine.
+
+    `shutil.rmtree` is not used: interrupted at a bad moment, it closes a descriptor twice and reports that.
+    """
+    if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    for place, folders, names in os.walk(path, topdown=False):
+        for name in names:
+            os.unlink(os.path.join(place, name))
+        for name in folders:
+            below = os.path.join(place, name)
+            os.unlink(below) if os.path.islink(below) else os.rmdir(below)
+    os.rmdir(path)
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -179,12 +145,23 @@ def write_published(path: Path, data: bytes, durability: Durability) -> None:
         path.write_bytes(data)
 
 
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """Wait until a file is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_files(folder: Path, names: Iterable[str]) -> None:
     """Wait until files of a folder, and their names in it, are on disk."""
     for name in names:
-        descriptor = os.open(folder / name, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_file(folder / name)
     sync_folder(folder)
+
+
+def sync_tree(root: Path) -> None:
+    """Wait until a folder with all that is in it is on disk."""
+    for place, _, names in os.walk(root):
+        sync_files(Path(place), names)

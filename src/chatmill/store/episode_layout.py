@@ -13,12 +13,9 @@ TOKENS = "tokens.bin"
 INDEX = "episodes.idx"
 """Records of 16 bytes: start and length, uint64 little-endian, counted in tokens."""
 MASK = "mask.bin"
-"""uint8 or float32 weights, one per token; which of the two is told from the file size."""
+"""uint8 or float32 weights, one per token; the file size says which of the two."""
 MANIFEST = "episodes.json"
 """What was written: counts, columns and hashes; written last. Readers of the three files do not need it."""
-
-BLOCKS_MANIFEST = "blocks.json"
-"""In a split of packed blocks, which version 0.1.0 could write."""
 
 SPLITS = ("train", "val")
 SHARD_NAME = re.compile(r"shard_\d+")
@@ -34,7 +31,7 @@ def shard_name(number: int) -> str:
 
 
 def writing_mark(directory: Path, split: str) -> Path:
-    """The file that stands beside a split while a writer is at work, or after one was killed."""
+    """The file beside a split while a writer is at work, or after one was killed."""
     return directory / f".{split}.writing"
 
 
@@ -54,15 +51,6 @@ def split_folder(directory: Path, split: str) -> Path:
     raise FormatError(f"{folder}: no such folder; {directory} holds {', '.join(there) or 'nothing'}")
 
 
-def blocks_are_gone(where: Path) -> FormatError:
-    """The error of an old dataset of packed blocks, with the way out."""
-    return FormatError(
-        f"{where}: packed blocks, which this version no longer reads: build the dataset again with pack: {{length: N}} "
-        "in the recipe, which packs episodes into rows; chatmill 0.1.0 can still read this one, and `chatmill export "
-        "--to episodes` of 0.1.0 takes its rows apart"
-    )
-
-
 def shard_folders(folder: Path) -> list[Path]:
     """`shard_*` folders of a split in name order; empty for the flat layout."""
     with os.scandir(folder) as entries:
@@ -72,8 +60,6 @@ def shard_folders(folder: Path) -> list[Path]:
 
 def episode_folders(folder: Path) -> list[Path]:
     """The folders that hold the three files: the split itself (flat layout), or its shards in name order."""
-    if (folder / BLOCKS_MANIFEST).is_file():
-        raise blocks_are_gone(folder)
     flat = (folder / INDEX).exists() or (folder / TOKENS).exists()
     shards = shard_folders(folder)
     if flat and shards:
@@ -105,6 +91,4 @@ def refuse_gaps(folder: Path, shards: list[Path]) -> None:
 
 def is_episode_split(folder: Path) -> bool:
     """Whether a split folder holds episodes (flat or sharded) rather than plain token files."""
-    if (folder / BLOCKS_MANIFEST).is_file():
-        raise blocks_are_gone(folder)
     return (folder / INDEX).exists() or any((shard / INDEX).exists() for shard in shard_folders(folder))

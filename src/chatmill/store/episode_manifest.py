@@ -26,7 +26,7 @@ OWN_SOURCES = 2
 
 
 class Per(StrEnum):
-    """What one value of a column speaks of."""
+    """What a column has one value for."""
 
     TOKEN = "token"
     EPISODE = "episode"

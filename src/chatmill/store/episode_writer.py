@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -21,8 +20,8 @@ from numpy.typing import ArrayLike
 from chatmill.core.machine_limits import disk_way_out
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.store.durable import Durability, lock_file, remove_path, sync_folder, write_published
-from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, as_bytes, checked_columns
+from chatmill.store.durable import Durability, lock, remove_path, sync_folder, write_published
+from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, checked_columns
 from chatmill.store.episode_layout import MANIFEST, shard_name, writing_mark
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
 from chatmill.store.names import is_split_name
@@ -80,7 +79,12 @@ class EpisodeWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         mark = writing_mark(self.directory, self.split)
         left_by_another = mark.exists()
-        lock = lock_file(mark)
+        held: IO[bytes] = mark.open("ab")
+        try:
+            lock(held.fileno(), f"{mark}: another process is writing this split now")
+        except ConfigError:
+            held.close()
+            raise
         try:
             rests = [self._flat_folder]
             if self._folder.exists():
@@ -97,11 +101,11 @@ class EpisodeWriter:
                 self._folder.mkdir(exist_ok=True)
         except BaseException:
             if left_by_another:
-                lock.close()  # the split stays marked as unfinished
+                held.close()  # the split stays marked as unfinished
             else:
-                self._release(lock)
+                self._release(held)
             raise
-        return lock
+        return held
 
     @property
     def _flat_folder(self) -> Path:
@@ -165,19 +169,6 @@ class EpisodeWriter:
             first=self.episodes,
             sources=self._sources,
         )
-        self._append(columns)
-
-    def append_columns(self, columns: EpisodeColumns, sources: Sequence[str]) -> None:
-        """Append episodes that are known to be right; `sources` are the names of their source codes.
-
-        Nothing is checked: use `append_batch` for columns that come from elsewhere.
-        """
-        if self._closed:
-            raise DataError(f"{self._folder}: this writer is closed")
-        if columns.mask is not None:
-            columns = replace(columns, mask=as_bytes(columns.mask))
-        if columns.source is not None:
-            columns = replace(columns, source=self._sources.translate(columns.source, sources))
         self._append(columns)
 
     def _append(self, columns: EpisodeColumns) -> None:

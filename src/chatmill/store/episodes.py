@@ -263,8 +263,8 @@ class EpisodeDataset(Split):
     def fingerprint(self) -> str:
         """sha256 over shard names, sizes, the whole index and samples of the tokens and masks.
 
-        Files up to 256 KiB are hashed whole, larger ones at evenly spaced places: it is made to tell datasets apart
-        when a run goes on, at the price of milliseconds. The manifest's file hashes are what proves every byte.
+        Files up to 256 KiB are hashed whole, larger ones at evenly spaced places: it tells datasets apart
+        when a run is resumed, in milliseconds. The manifest's file hashes are what proves every byte.
         """
         digest = hashlib.sha256(b"chatmill-episodes-1")
         for i, shard in enumerate(self.shards):

@@ -1,7 +1,7 @@
 """Shards of a distillation set: token files with the two sidecars beside them, opened together or refused.
 
 A shard is `PREFIX_tokens`, `PREFIX_lossmask` and `PREFIX_span`, each a `.bin` with an `.idx`. On disk the two sidecars
-are *label-aligned*: the value at position `t` speaks of token `t + 1`, and the last value of a document is 0. A mask
+are *label-aligned*: the value at position `t` is that of token `t + 1`, and the last value of a document is 0. A mask
 of 1 means "train on that token"; a span is 1 (analysis), 2 (final) or 0 (neither, or not trained).
 """
 
@@ -239,7 +239,7 @@ class KDRoot:
 
     directory: Path
     manifest: Mapping[str, Any]
-    """What stands in its manifest.json (or export.json)."""
+    """Its manifest.json (or export.json)."""
     splits: dict[str, tuple[str, ...]]
     """The token prefixes of each split, in order; splits without a document are left out."""
 
@@ -259,7 +259,7 @@ def find_kd_root(directory: str | os.PathLike[str]) -> KDRoot:
     manifest = read_kd_manifest(folder, foreign=True) if (folder / MANIFEST).is_file() else read_export(folder)
     if manifest is None:
         raise FormatError(
-            f"{folder}: has shards but no {MANIFEST}, which is written last: the build is not finished; go on with "
+            f"{folder}: has shards but no {MANIFEST}, which is written last: the build is not finished; continue with "
             "chatmill synth-kd --resume"
         )
     _check_listed(folder, manifest)

@@ -1,6 +1,6 @@
 """A distillation dataset read as any other: documents with ids, token-aligned weights and kinds.
 
-On disk mask and span are label-aligned: position `t` speaks of token `t + 1`, and the last position of a document is 0.
+On disk mask and span are label-aligned: position `t` is that of token `t + 1`, and the last one of a document is 0.
 So the values of all documents, moved by one, are those of the tokens; only the first token of a document has none.
 """
 
@@ -133,7 +133,7 @@ def open_kd_dataset(directory: Path, splits: Sequence[str] | None) -> StoredData
 
 
 def _about(manifest: Any) -> dict[str, Any]:
-    """What a build would say of the same: the road of these datasets is fixed but for `config`."""
+    """What a build would say of the same: how these datasets are made is fixed but for `config`."""
     renderer = hashlib.sha256(canonical_json(manifest["renderer"])).hexdigest()
     split = hashlib.sha256(canonical_json(manifest["split"])).hexdigest()
     return {

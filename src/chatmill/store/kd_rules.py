@@ -73,7 +73,7 @@ class IdRules:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """A JSON object, as far as there is one: whoever reads the receipt for itself says what is wrong with it."""
+    """A JSON object, as far as there is one: the readers of receipts report what is wrong with it."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):

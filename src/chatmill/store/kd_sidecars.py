@@ -1,7 +1,7 @@
-"""Further sidecars of a distillation shard: any dtype, label-aligned, written by whoever has the values, and when.
+"""Further sidecars of a distillation shard: any dtype, label-aligned, written by any program, at any time.
 
-A teacher's log-probability of every token is the use. `PREFIX_NAME.{bin,idx}` lies beside `PREFIX_tokens`; the record
-ids that a build can store say which conversation each document is.
+A teacher's log-probability of every token is the typical one. `PREFIX_NAME.{bin,idx}` is beside `PREFIX_tokens`; the
+record ids that a build can store say which conversation each document is.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FILE = re.compile(r"([^/]+/shard_\d{2,})_([a-z][a-z0-9_]*)\.(?:bin|idx)")
 
 
 class Aligned(StrEnum):
-    """What a value speaks of."""
+    """Which token a value is about."""
 
     LABELS = "labels"
     """Position `t` has the value of token `t + 1`, the last one is 0: as on disk, and as a model's losses come."""

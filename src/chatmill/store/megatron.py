@@ -1,4 +1,4 @@
-"""Megatron Core's indexed datasets, `PREFIX.bin` + `PREFIX.idx`: written, joined and checked with NumPy alone.
+"""Megatron Core's indexed datasets, `PREFIX.bin` + `PREFIX.idx`: written and checked with NumPy alone.
 
 The bytes are those of Megatron's own `IndexedDatasetBuilder` (tests compare them); what it leaves out is done here:
 values and lengths are checked, files appear under their names when they are whole, and readers refuse what does not
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -30,8 +30,6 @@ HEADER = struct.Struct("<9sQBQQ")
 """Magic, version, dtype code, sequences, documents + 1: 34 bytes."""
 DTYPE_CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
 _DTYPES = {code: np.dtype(name) for name, code in DTYPE_CODES.items()}
-COPY = 1 << 22
-"""Bytes that are copied at a time when parts are joined."""
 SLICE = 1 << 20
 """Documents whose entries of an index are made or checked at a time."""
 
@@ -78,22 +76,11 @@ class MegatronWriter:
         if len(sizes) and not (int(sizes.min()) >= 1 and int(sizes.max()) <= np.iinfo(np.int32).max):
             at = int(np.flatnonzero((sizes < 1) | (sizes > np.iinfo(np.int32).max))[0])
             raise DataError(f"{self.paths['bin']}: document {self.documents + at} has {int(sizes[at])} values")
-        self._write(self._cast(values))
-        self._add_lengths(sizes.astype(np.int32))
-
-    def append_part(self, part: MegatronIndex) -> None:
-        """Write all documents of another dataset of the same dtype."""
-        if part.dtype != self.dtype:
-            raise FormatError(f"{part.bin}: {part.dtype.name} values cannot be joined into {self.dtype.name} ones")
-        with part.bin.open("rb") as file:
-            left = part.values * part.dtype.itemsize
-            while left:
-                piece = file.read(min(COPY, left))
-                if not piece:
-                    raise FormatError(f"{part.bin}: ends {left:,} bytes before its index says")
-                self._write(piece)
-                left -= len(piece)
-        self._add_lengths(part.lengths.astype(np.int32))
+        assert self._file is not None, "the writer is closed"
+        self._file.write(self._cast(values))
+        self._lengths.append(sizes.astype(np.int32))
+        self.documents += len(sizes)
+        self.values += total
 
     def finish(self) -> dict[str, FileRecord]:
         """Write the index, sync both files and give them their names; what `records` holds then."""
@@ -134,17 +121,6 @@ class MegatronWriter:
         path = self.paths[name]
         return path.with_name(f".{path.name}.partial")
 
-    def _write(self, data: NDArray[Any] | bytes) -> None:
-        assert self._file is not None, "the writer is closed"
-        # A view, since a file would turn an array into bytes first, which is one copy more.
-        view: Any = np.ascontiguousarray(data).view(np.uint8).data if isinstance(data, np.ndarray) else data
-        self._file.write(view)
-
-    def _add_lengths(self, lengths: NDArray[np.int32]) -> None:
-        self._lengths.append(lengths)
-        self.documents += len(lengths)
-        self.values += int(lengths.sum(dtype=np.int64))
-
     def _cast(self, values: NDArray[Any]) -> NDArray[Any]:
         """The values in the stored dtype; one that would not survive it is an error (the builder wraps it)."""
         if values.dtype == self.dtype or not len(values):
@@ -172,16 +148,6 @@ class MegatronWriter:
             at = int(ends[-1])
         for first in range(0, self.documents + 1, SLICE):
             yield np.arange(first, min(first + SLICE, self.documents + 1), dtype="<i8")
-
-
-def join_megatron(
-    prefix: str | os.PathLike[str], parts: Iterable[str | os.PathLike[str]], dtype: DTypeLike
-) -> MegatronWriter:
-    """Write the documents of all parts, in order, as one dataset; gives the finished writer with its counts."""
-    with MegatronWriter(prefix, dtype) as writer:
-        for part in parts:
-            writer.append_part(MegatronIndex.open(part))
-    return writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +185,7 @@ class MegatronIndex:
         found = file_size(data)
         if found != values * dtype.itemsize:
             raise FormatError(
-                f"{data}: {found:,} bytes, but its index speaks of {values:,} {dtype.name} values "
+                f"{data}: {found:,} bytes, but its index has {values:,} {dtype.name} values "
                 f"({values * dtype.itemsize:,} bytes): the file was cut or belongs to another index"
             )
         return cls(bin=data, idx=index, dtype=dtype, lengths=lengths, document_indices=ends, values=values)
@@ -252,7 +218,7 @@ def _header(index: Path, size: int) -> tuple[np.dtype[Any], int, int]:
 
 
 def _check_lengths(index: Path, lengths: NDArray[np.int32], pointers: NDArray[np.int64], itemsize: int) -> int:
-    """Lengths are not negative and every pointer is the sum of what stands before; the sum of all lengths."""
+    """Lengths are not negative and every pointer is the sum of the lengths before it; gives the sum of all lengths."""
     at = 0
     for first in range(0, len(lengths), SLICE):
         sizes = lengths[first : first + SLICE].astype(np.int64)

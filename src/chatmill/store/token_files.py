@@ -31,7 +31,7 @@ class TokenShard:
     """One flat file of uint32 token ids and, where it is there and fits, its mask."""
 
     def __init__(self, path: Path, mask: Path, mask_dtypes: tuple[str, ...]) -> None:
-        """The mask's type is told from its size, among `mask_dtypes`."""
+        """The mask's size decides its type, among `mask_dtypes`."""
         self._tokens = MappedFile(path, "<u4")
         self.tokens = self._tokens.records
         self._mask: MappedFile | None = None

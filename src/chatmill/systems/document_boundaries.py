@@ -52,7 +52,7 @@ class _Pieces:
     lengths: NDArray[np.int64]
     """Tokens of the piece, its own BOS included."""
     later: NDArray[np.bool_]
-    """True where the piece goes on with a document."""
+    """True where the piece continues a document."""
 
     def __getitem__(self, order: NDArray[np.int64]) -> _Pieces:
         return _Pieces(first=self.first[order], lengths=self.lengths[order], later=self.later[order])
@@ -115,7 +115,7 @@ def block_tokenize_fn(
     piece of a split one, begins at an entry of `document_starts`; the first entry is 0. Made for
     `datasets.Dataset.map(batched=True, remove_columns=...)`; the plan is global over the texts of one call.
 
-    - `overflow`: what does not fit goes on in another piece (else it is cut off and lost).
+    - `overflow`: what does not fit continues in another piece (else it is cut off and lost).
     - `packed`: several documents share a block, by `packing_strategy` "greedy", "best_fit" or "first_fit".
     - `stride`: tokens that a later piece repeats from the piece before.
     - `min_len`, `max_len`: documents with fewer or more text tokens are left out; so are blocks with fewer

@@ -53,7 +53,7 @@ class MarkerIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedTranscripts:
-    """Token ids of R transcripts in one flat array; an eos stands only where a transcript spells it."""
+    """Token ids of R transcripts in one flat array; an eos is only where a transcript spells it."""
 
     ids: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -69,14 +69,6 @@ class EncodedTranscripts:
     def records(self) -> list[NDArray[np.int64]]:
         """One array (a view) per transcript, for `pack_post_training_stream`."""
         return np.split(self.ids, self.offsets[1:-1]) if len(self) else []
-
-    @property
-    def stream(self) -> NDArray[np.int64]:
-        """All transcripts end to end, an eos after each one that does not end in it."""
-        ends = self.offsets[1:]
-        open_end = np.diff(self.offsets) == 0
-        open_end[~open_end] = self.ids[ends[~open_end] - 1] != self.markers.eos_id
-        return np.insert(self.ids, ends[open_end], self.markers.eos_id)
 
 
 def _with_markers(tokenizer: Any) -> tuple[AnyTokenizer, MarkerIds]:
@@ -160,14 +152,14 @@ def pack_transcripts(
     """Encode transcripts and pack them into blocks of the post-training stream, in one call."""
     encoded = encode_transcripts(transcripts, tokenizer=tokenizer, places=places)
     return pack_post_training_stream(
-        [encoded.stream] if len(encoded) else [],
+        encoded.records,
         block_size=block_size,
         drop_last=drop_last,
         **encoded.markers.keywords(),
     )
 
 
-class Outcome(StrEnum):
+class TranscriptOutcome(StrEnum):
     """What became of a conversation on its way to a transcript."""
 
     WHOLE = "whole"
@@ -188,7 +180,7 @@ class Outcome(StrEnum):
 class Transcription:
     """One conversation as a transcript, or why there is none."""
 
-    outcome: Outcome
+    outcome: TranscriptOutcome
     messages: int = 0
     """How many messages of the conversation are in the transcript, from the first on."""
     tokens: int = 0
@@ -241,7 +233,7 @@ def _transcription(conversation: Conversation, lengths: Sequence[int], context_l
     """Choose the pairs and write them; `lengths` has the span tokens of the system message and all pairs."""
     messages = conversation.messages
     if not lengths:
-        return Transcription(outcome=Outcome.SKIPPED_NO_PAIR)
+        return Transcription(outcome=TranscriptOutcome.SKIPPED_NO_PAIR)
     first = used = len(lengths) % 2  # pairs are even: an odd one is the system message
     while used < len(lengths):
         together = lengths[used] + lengths[used + 1] + (sum(lengths[:first]) if used == first else 0)
@@ -249,17 +241,17 @@ def _transcription(conversation: Conversation, lengths: Sequence[int], context_l
             break
         used += 2
     if used == first:
-        return Transcription(outcome=Outcome.SKIPPED_TOO_LONG)
+        return Transcription(outcome=TranscriptOutcome.SKIPPED_TOO_LONG)
     for index, message in enumerate(messages[:used]):
         marker = _PATTERN.search(message.content)
         if marker:
             text = f"the content spells {marker[0]} at character {marker.start()}, so no transcript can hold it"
             error = _record_error(conversation, text, code="spells_marker", path=f"messages[{index}].content")
-            return Transcription(outcome=Outcome.UNWRITABLE, error=error)
+            return Transcription(outcome=TranscriptOutcome.UNWRITABLE, error=error)
     if used < len(lengths):
-        outcome = Outcome.CUT_TOO_LONG
+        outcome = TranscriptOutcome.CUT_TOO_LONG
     else:
-        outcome = Outcome.WHOLE if used == len(messages) else Outcome.CUT_UNPAIRED
+        outcome = TranscriptOutcome.WHOLE if used == len(messages) else TranscriptOutcome.CUT_UNPAIRED
     spans = [f"{_OPENING[message.role]}{message.content}{END}" for message in messages[:used]]
     return Transcription(outcome=outcome, messages=used, tokens=sum(lengths[:used]), text="".join(spans))
 

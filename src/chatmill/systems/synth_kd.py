@@ -92,7 +92,7 @@ def official_encoding(vocabulary: Path) -> Any:
     from chatmill.render.official_harmony import encoding
 
     # The library takes a folder and looks for its own file name in it; a file of another name has the same bytes
-    # (its hash was checked), so the bundled copy stands in for it.
+    # (its hash was checked), so the bundled copy replaces it.
     file = vocabulary if vocabulary.name == O200K_FILE else bundled_o200k()
     with _environment("O200K_HARMONY_VOCAB_PATH", str(file.absolute())):
         return encoding()

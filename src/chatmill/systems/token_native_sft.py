@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
 from chatmill.core.conversation import Conversation, Role, parse_messages
+from chatmill.core.kinds import RoleCode
 from chatmill.core.shift import IGNORE_INDEX, inputs_and_targets, next_token
 from chatmill.errors import DataError, MissingExtraError, RecordError
 from chatmill.load.device import named_device
+from chatmill.pack.turns import MessageSpan, Outline
+from chatmill.pack.windows import newest_turns
 from chatmill.render.templates.token_native import ASST, DEFAULT_SYSTEM_TEXT, EOT, SYS, USR, TokenNative
 from chatmill.tokenizer.foreign import AnyTokenizer, whole_id
 
@@ -152,13 +155,6 @@ def sft_loss_mask_for_ids(ids: list[int], *, sys_id: int, usr_id: int, asst_id: 
     return mask
 
 
-class _Turn(NamedTuple):
-    role_id: int | None
-    """None for tokens that stand outside of a turn: before the first role id, or between an eot and the next one."""
-    start: int
-    end: int
-
-
 def pack_sft_ids_and_mask(
     ids: list[int],
     mask: list[bool],
@@ -183,60 +179,36 @@ def pack_sft_ids_and_mask(
         raise DataError(f"{len(ids)} ids and {len(mask)} mask values; there must be one mask value per id")
     if S < 2:
         raise DataError(f"S is {S}; a row needs at least 2 tokens, one to read and one to predict")
-    turns = _split_turns(ids, {sys_id, usr_id, asst_id}, eot_id)
-    kept = _drop_oldest(turns, S, sys_id=sys_id, usr_id=usr_id, asst_id=asst_id)
-    if _total(kept) > S:
-        final = _final_assistant(kept, asst_id)
-        if final is not None:
-            kept = kept[: final + 1]
-    packed = [token for turn in kept for token in ids[turn.start : turn.end]][-S:]
-    packed_mask = [value for turn in kept for value in mask[turn.start : turn.end]][-S:]
+    roles = {sys_id: RoleCode.SYSTEM, usr_id: RoleCode.USER, asst_id: RoleCode.ASSISTANT}
+    kept = newest_turns(_outline(ids, roles, eot_id), S)
+    packed = [token for span in kept for token in ids[span.start : span.end]]
+    packed_mask = [value for span in kept for value in mask[span.start : span.end]]
     padding = S - len(packed)
     return packed + [pad_id] * padding, packed_mask + [False] * padding
 
 
-def _split_turns(ids: list[int], role_ids: set[int], eot_id: int) -> list[_Turn]:
-    """Cut ids into turns, each from a role id to its eot; what stands outside of turns is a piece of its own."""
-    turns: list[_Turn] = []
-    role_id, start = None, 0
-    for index, token in enumerate(ids):
-        if token in role_ids:
-            turns.append(_Turn(role_id, start, index))
-            role_id, start = token, index
-        elif token == eot_id and role_id is not None:
-            turns.append(_Turn(role_id, start, index + 1))
-            role_id, start = None, index + 1
-    turns.append(_Turn(role_id, start, len(ids)))
-    return [turn for turn in turns if turn.start < turn.end]
+def _outline(ids: list[int], roles: Mapping[int, RoleCode], eot_id: int) -> Outline:
+    """Turns from a role id to its eot, behind a system turn at the very beginning; tokens outside of turns are a piece.
 
-
-def _total(turns: list[_Turn]) -> int:
-    return sum(turn.end - turn.start for turn in turns)
-
-
-def _final_assistant(turns: list[_Turn], asst_id: int) -> int | None:
-    return next((i for i in range(len(turns) - 1, -1, -1) if turns[i].role_id == asst_id), None)
-
-
-def _drop_oldest(turns: list[_Turn], limit: int, *, sys_id: int, usr_id: int, asst_id: int) -> list[_Turn]:
-    """Drop the oldest pairs, or single imperfect turns, after the system turn until `limit` tokens are left.
-
-    The final assistant turn with the user turn before it is never dropped, nor what stands after it. Without any
-    assistant turn, the last turn is the one that stays.
+    Those are before the first role id, or between an eot and the next one.
     """
-    first = 1 if turns and turns[0].role_id == sys_id else 0
-    final = _final_assistant(turns, asst_id)
-    if final is None:
-        protected = len(turns) - 1
-    else:
-        protected = final - 1 if final > first and turns[final - 1].role_id == usr_id else final
-    total, at = _total(turns), first
-    while total > limit and at < protected:
-        is_pair = turns[at].role_id == usr_id and at + 1 < protected and turns[at + 1].role_id == asst_id
-        step = 2 if is_pair else 1
-        total -= _total(turns[at : at + step])
-        at += step
-    return turns[:first] + turns[at:]
+    messages: list[MessageSpan] = []
+    role, start = RoleCode.NONE, 0
+
+    def close(end: int) -> None:
+        if start < end:
+            messages.append(MessageSpan(role=role, start=start, end=end, content=start, calls=False))
+
+    for index, token in enumerate(ids):
+        if token in roles:
+            close(index)
+            role, start = roles[token], index
+        elif token == eot_id and role is not RoleCode.NONE:
+            close(index + 1)
+            role, start = RoleCode.NONE, index + 1
+    close(len(ids))
+    head = messages.pop(0).end if messages and messages[0].role is RoleCode.SYSTEM else 0
+    return Outline(head=head, tail=len(ids), length=len(ids), messages=tuple(messages))
 
 
 def collate_sft_batch(
@@ -244,8 +216,8 @@ def collate_sft_batch(
 ) -> tuple[torch.LongTensor, torch.LongTensor, torch.BoolTensor]:
     """Tensors `x, y, loss_mask` of shape `(B, T)` from rows of `T + 1` tokens with token-aligned masks.
 
-    `y` and `loss_mask` are label-aligned: position `t` speaks of token `t + 1`. `y` is `ignore_index` where the mask is
-    False.
+    `y` and `loss_mask` are label-aligned: position `t` is that of token `t + 1`. `y` is `ignore_index` where the mask
+    is False.
     """
     try:
         import torch

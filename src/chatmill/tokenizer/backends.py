@@ -118,7 +118,7 @@ def as_awkward(texts: Texts) -> Any:
 
 
 class HuggingFaceBackend:
-    """The `tokenizers` library: slower, knows every model type, and tells where each token lies in the text."""
+    """The `tokenizers` library: slower, knows every model type, and reports where each token is in the text."""
 
     name = "tokenizers"
 

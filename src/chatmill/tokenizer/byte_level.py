@@ -14,7 +14,7 @@ from chatmill.tokenizer.protocol import Encoded
 
 
 class ByteTokenizer:
-    """Id `b` is the byte `b`; control tokens stand from 256 on."""
+    """Id `b` is the byte `b`; control tokens are those from 256 on."""
 
     def __init__(self, control_tokens: Sequence[str] = ("<|bos|>", "<|eos|>", "<|pad|>")) -> None:
         """Control tokens get the ids 256, 257, ... in the order given."""

@@ -136,9 +136,9 @@ def refuse_altering(tokenizer: Any) -> None:
     for name in ("truncation", "padding"):
         settings = getattr(tokenizer, name, None)
         if isinstance(settings, Mapping):
-            told = ", ".join(f"{key}={value!r}" for key, value in settings.items() if key in ("max_length", "length"))
+            found = ", ".join(f"{key}={value!r}" for key, value in settings.items() if key in ("max_length", "length"))
             raise TokenizerError(
-                f"the {type(tokenizer).__name__} has {name} on ({told}), which alters texts without a word: call its "
+                f"the {type(tokenizer).__name__} has {name} on ({found}), which alters texts silently: call its "
                 f"no_{name}() first, or use chatmill.load_tokenizer(tokenizer)"
             )
 

@@ -27,7 +27,7 @@ class TokenizerJson:
     """The parts of a tokenizer.json; vocabulary and merges are decoded when they are first needed."""
 
     def __init__(self, raw: bytes, name: str) -> None:
-        """`raw` is the file; `name` stands in errors."""
+        """`raw` is the file; errors call it `name`."""
         try:
             self._parts = _PARTS.decode(raw)
             self._model = _PARTS.decode(self._parts["model"])
@@ -152,7 +152,7 @@ class SpelledTokens(Mapping[int, bytes]):
     """The bytes of every id of a vocabulary that only a reference engine reads, spelled when they are asked for."""
 
     def __init__(self, file: TokenizerJson, added: Mapping[str, int]) -> None:
-        """`file` tells the tokens, and whether they are in the byte-level alphabet; `added` are spelled as they are."""
+        """`file` has the tokens, in the byte-level alphabet or not; `added` are spelled as they are."""
         self._names = file.names()
         byte_level = "ByteLevel" in str(file.part("decoder")) or "ByteLevel" in str(file.part("pre_tokenizer"))
         self._spell = _byte_level_bytes if byte_level else _plain_bytes

@@ -122,11 +122,11 @@ def load_tiktoken(
 
 
 def _fast(path: Path, ranks: dict[bytes, int], pattern: str, engine: Engine) -> Backend:
-    """gigatoken, compared with the reference on the probe where there is one, unless somebody else does that."""
+    """gigatoken, compared with the reference on the probe where there is one, unless the caller does that."""
     try:
         backend = GigatokenBackend.from_tiktoken(str(path), pattern)
     except FastEngineMissing as missing:
-        if engine is Engine.UNCHECKED:  # whoever asked for it has a way of its own
+        if engine is Engine.UNCHECKED:  # the caller has a fallback of its own
             raise
         return _instead(path, ranks, pattern, missing)
     except ENGINE_FAILURES as error:

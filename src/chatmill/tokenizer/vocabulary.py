@@ -54,7 +54,7 @@ class VocabularyTokenizer:
         """Assemble the parts; `load_tokenizer` is the way in.
 
         `bytes_add_up`: the bytes of a text's tokens, joined, are the normalised text; if not, `normalizer` must be
-        given and tells where tokens lie. `unknown_id` may come out of text although it is listed as special.
+        given and finds where tokens are. `unknown_id` may come out of text although it is listed as special.
         `document_backend` reads finished documents where control tokens match in ways of their own (stripping white
         space, say); without one they match as they are spelled. `ordinary` names the control tokens that text may
         spell, since the vocabulary lists them without calling them special.
@@ -190,7 +190,7 @@ class VocabularyTokenizer:
         return out, offsets_of(counts.astype(np.int64))
 
     def _encode_between(self, texts: Sequence[str]) -> Encoded:
-        """Encode what stands between the control tokens that `_document_pattern` finds."""
+        """Encode what is between the control tokens that `_document_pattern` finds."""
         if self._document_backend is None:
             return self.encode_batch(texts)
         try:
@@ -348,7 +348,7 @@ class VocabularyTokenizer:
         return made
 
     def with_added(self, names: Sequence[str]) -> VocabularyTokenizer:
-        """A tokenizer with these control tokens too; missing ones stand above the vocabulary, in the order given."""
+        """A tokenizer with these control tokens too; missing ones go above the vocabulary, in the order given."""
         added = object.__new__(type(self))  # a copy would load everything anew: it goes by way of `__reduce__`
         added.__dict__ = {k: v for k, v in self.__dict__.items() if k not in _CACHED}
         added.control_ids = dict(self.control_ids)

@@ -109,10 +109,10 @@ class ShapeNames:
         self._roles = np.zeros(len(names), dtype=np.uint8)
         self._roles[: len(pairs)] = [role for _, role in pairs]
         arrays = (self._text, self._lengths, self._meanings, self._roles)
-        self.struct = _Names(len(record), len(message), len(roles), *(array.ctypes.data for array in arrays))
+        self.struct = _NameTable(len(record), len(message), len(roles), *(array.ctypes.data for array in arrays))
 
 
-class _Names(ctypes.Structure):
+class _NameTable(ctypes.Structure):
     """The struct `shape_names` of names.h."""
 
     _fields_ = (

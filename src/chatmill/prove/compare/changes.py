@@ -40,7 +40,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _TokenRun:
     kind: int | None
     weight: float
     ids: Ids
@@ -75,10 +75,10 @@ def _borders(document: Documents, kinds: bool) -> NDArray[np.int64]:
     return np.concatenate([[0], np.flatnonzero(changes) + 1, [len(document.ids)]])
 
 
-def _runs(document: Documents, borders: NDArray[np.int64], kinds: bool) -> list[_Run]:
+def _runs(document: Documents, borders: NDArray[np.int64], kinds: bool) -> list[_TokenRun]:
     codes, weights = document.kinds if kinds else None, document.full_weights
     return [
-        _Run(
+        _TokenRun(
             None if codes is None else int(codes[first]),
             float(weights[first]),
             document.ids[first:last],
@@ -88,7 +88,7 @@ def _runs(document: Documents, borders: NDArray[np.int64], kinds: bool) -> list[
     ]
 
 
-def _relabelled(old: Sequence[_Run], new: Sequence[_Run]) -> Iterator[Line]:
+def _relabelled(old: Sequence[_TokenRun], new: Sequence[_TokenRun]) -> Iterator[Line]:
     """The same ids cut at the same places: only kinds and weights differ."""
     for equal, pairs in itertools.groupby(zip(old, new, strict=True), key=lambda pair: pair[0].key == pair[1].key):
         if equal:
@@ -106,13 +106,13 @@ def _same_beginning(a: Sequence[Any], b: Sequence[Any]) -> int:
     return count
 
 
-def _equal_line(runs: Sequence[_Run]) -> Iterator[Line]:
+def _equal_line(runs: Sequence[_TokenRun]) -> Iterator[Line]:
     tokens = sum(len(run.ids) for run in runs)
     if tokens:
         yield Line(sign=" ", tokens=tokens, ids=np.empty(0, dtype=np.uint32))
 
 
-def _middle(old: Sequence[_Run], new: Sequence[_Run]) -> Iterator[Line]:
+def _middle(old: Sequence[_TokenRun], new: Sequence[_TokenRun]) -> Iterator[Line]:
     if max(len(old), len(new)) > MOST_RUNS:
         yield from _replaced(old, new)
         return
@@ -121,7 +121,7 @@ def _middle(old: Sequence[_Run], new: Sequence[_Run]) -> Iterator[Line]:
         yield from _equal_line(old[a0:a1]) if what == "equal" else _replaced(old[a0:a1], new[b0:b1])
 
 
-def _replaced(old: Sequence[_Run], new: Sequence[_Run]) -> Iterator[Line]:
+def _replaced(old: Sequence[_TokenRun], new: Sequence[_TokenRun]) -> Iterator[Line]:
     """Old runs against new ones: one by one at both ends while their kinds fit, the rest old ones first."""
     kinds_old, kinds_new = [run.kind for run in old], [run.kind for run in new]
     head = _same_beginning(kinds_old, kinds_new)
@@ -134,7 +134,7 @@ def _replaced(old: Sequence[_Run], new: Sequence[_Run]) -> Iterator[Line]:
         yield from _replaced_run(one, other)
 
 
-def _replaced_run(old: _Run, new: _Run) -> Iterator[Line]:
+def _replaced_run(old: _TokenRun, new: _TokenRun) -> Iterator[Line]:
     """Two runs of one kind; where the weight is the same, the equal tokens at both ends are left out."""
     if old.key == new.key:
         yield from _equal_line([old])
@@ -154,6 +154,6 @@ def _equal_tokens(a: Ids, b: Ids) -> int:
     return int(different[0]) if len(different) else len(a)
 
 
-def _line(sign: str, run: _Run, before: int, after: int) -> Line:
+def _line(sign: str, run: _TokenRun, before: int, after: int) -> Line:
     shown = run.ids[before : len(run.ids) - after]
     return Line(sign=sign, tokens=len(run.ids), kind=run.kind, weight=run.weight, ids=shown, before=before, after=after)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import kind_name
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.prove.compare.changes import Line, changed_lines
-from chatmill.prove.compare.manifests import Difference, decoder_of, manifest_differences
+from chatmill.prove.compare.manifests import ManifestDifference, decoder_of, manifest_differences
+from chatmill.prove.compare.numbered import Side, common_keys
 from chatmill.prove.compare.pairing import Match, Pairs, pair_records
-from chatmill.prove.compare.side import Side, common_keys
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.split import Documents
 from chatmill.tokenizer.protocol import Tokenizer
@@ -91,7 +91,7 @@ class DatasetDiff:
     matched: dict[Match, int]
     totals_a: Totals
     totals_b: Totals
-    manifest: tuple[Difference, ...]
+    manifest: tuple[ManifestDifference, ...]
     notes: tuple[str, ...]
     """What could not be compared, and the like."""
     shown: tuple[ChangedRecord, ...]
@@ -153,7 +153,7 @@ def diff_datasets(
     """
     old, new = Side(open_dataset(a)), Side(open_dataset(b))
     pairs = pair_records(*common_keys(old, new))
-    walk = _Walk(old, new, pairs, show)
+    walk = _RecordWalk(old, new, pairs, show)
     walk.run(on_progress or (lambda done, of: None))
     notes = [*_notes(old, new), *walk.notes]
     decoders: tuple[Tokenizer | None, Tokenizer | None] = (None, None)
@@ -176,7 +176,7 @@ def diff_datasets(
     )
 
 
-class _Walk:
+class _RecordWalk:
     """One pass over all records of A with their partners, then over what is only in B."""
 
     def __init__(self, a: Side, b: Side, pairs: Pairs, show: int) -> None:
@@ -209,7 +209,7 @@ class _Walk:
         for number in only_in_b[: max(0, self._show - len(self.shown))].tolist():
             self._take_apart(Change.ONLY_IN_B, -1, number)
         if not self._in_order:
-            self.notes.append("the records stand in another order; only what is in them is compared")
+            self.notes.append("the records are in another order; only their contents are compared")
 
     def _compare(self, numbers: Ints) -> None:
         partners = self._pairs.partner[numbers]

@@ -13,7 +13,7 @@ from chatmill.tokenizer.protocol import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ManifestDifference:
     """One thing that the manifests say differently; None where one of them does not say it."""
 
     what: str
@@ -40,14 +40,14 @@ def decoder_of(about: Mapping[str, Any]) -> tuple[Tokenizer | None, str]:
     return tokenizer, ""
 
 
-def manifest_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
+def manifest_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[ManifestDifference]:
     """Everything that decides the bytes of a dataset and is not the same in two manifests; none without manifests."""
     if not a or not b:
         return
     said_a, said_b = _said(a), _said(b)
     for what in dict.fromkeys([*said_a, *said_b]):
         if said_a.get(what) != said_b.get(what):
-            yield Difference(what=what, a=said_a.get(what), b=said_b.get(what))
+            yield ManifestDifference(what=what, a=said_a.get(what), b=said_b.get(what))
 
 
 def _said(manifest: Mapping[str, Any]) -> dict[str, Any]:

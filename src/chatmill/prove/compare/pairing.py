@@ -101,7 +101,7 @@ class _Pairing:
         self._take(how, rest_a[found_a], rest_b[found_b])
 
     def match_places(self) -> None:
-        """Pair records without ids that stand behind the same neighbour, in their order there."""
+        """Pair records without ids that follow the same neighbour, in their order there."""
         a, b = self._a, self._b
         rest_a, rest_b = self._rest(named=False)
         if a.named.any() and b.named.any():
@@ -163,7 +163,7 @@ def _equal(a: Sequence[NDArray[np.integer]], b: Sequence[NDArray[np.integer]]) -
 
 
 def _ranks(codes: Ints) -> Ints:
-    """For each entry, how many equal ones stand before it."""
+    """For each entry, how many equal ones are before it."""
     order = np.argsort(codes, kind="stable")
     opens = np.ones(len(order), dtype=np.bool_)
     opens[1:] = np.diff(codes[order]) != 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from chatmill.compiler.cuts import ROW_LIMIT, Cut, LineCutter
+from chatmill.compiler.cuts import ROW_LIMIT, ChunkCut, LineCutter
 from chatmill.compiler.publish import AtomicFile, canonical_json, sha256_file, storing, write_atomic
 from chatmill.errors import DataError
 from chatmill.read.compressed import open_bytes
@@ -124,6 +124,7 @@ class PartWriter:
         file, self._file = self._file, None
         assert file is not None, "a part has bytes"
         with file, storing(file.path):
+            file.flush()  # a write behind it would change the time again
             os.utime(file.temporary, ns=(self._mtime_ns, self._mtime_ns))
         first = self.parts[-1].first + self.parts[-1].count if self.parts else 1
         self.parts.append(SpoolPart(name=file.path.name, bytes=file.size, sha256=file.sha256, first=first, count=count))
@@ -160,7 +161,7 @@ def _unpacked_blocks(path: Path) -> Iterator[bytes]:
 
 
 def spool_entries(entries: Sequence[bytes], chunk_bytes: int, out: PartWriter) -> None:
-    """Spool the entries of a JSON list that could not be taken from its bytes as they stand."""
+    """Spool the entries of a JSON list that cannot be taken from its bytes as they are."""
     part: list[bytes] = []
     size = 0
     for entry in entries:
@@ -175,7 +176,7 @@ def spool_entries(entries: Sequence[bytes], chunk_bytes: int, out: PartWriter) -
         out.end_part(len(part))
 
 
-def spool_rows(path: Path, cuts: Sequence[Cut], out: PartWriter) -> None:
+def spool_rows(path: Path, cuts: Sequence[ChunkCut], out: PartWriter) -> None:
     """Spool the rows of a Parquet file as Arrow streams, so that a chunk far inside of a row group is near."""
     import pyarrow.ipc
 

@@ -1,0 +1,359 @@
+"""A shape says what the fields of records are called; a record of a known shape becomes a conversation here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Any
+
+from chatmill.core.conversation import (
+    MEDIA_FIELDS,
+    ROLE_ALIASES,
+    Conversation,
+    Message,
+    Role,
+    checked_text,
+    json_type,
+    parse_messages,
+    refuse_media,
+)
+from chatmill.core.conversations import options_json
+from chatmill.errors import RecordError
+from chatmill.read.files import TOO_DEEP, decode_line
+from chatmill.read.looks import Record
+from chatmill.read.nesting import json_inside
+from chatmill.read.part_shapes import PartForm
+from chatmill.read.preferences import PAIR_FIELDS, behind_system, chosen_messages
+
+NO_OPTIONS: Mapping[str, Any] = {}
+LABEL, LABEL_FALSE = "label", "label_false"
+"""The field that says whether people liked an answer (KTO), and the reason code of a record where they did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnField:
+    """A message that is a field of its record."""
+
+    key: str
+    role: Role
+    optional: bool = False
+    """No message where the field is missing, null or empty."""
+    joined: bool = False
+    """Added to the turn before it, with a newline between; nothing where it is missing, null or empty."""
+    or_list: bool = False
+    """May be a list of messages too, if all turns of the record are."""
+    or_parts: bool = False
+    """May be a list of text parts too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shape:
+    """One way to write a conversation as a record: what its fields are called.
+
+    The slow reader and the compiled scanner both go by these names.
+    """
+
+    name: str
+    lists: tuple[str, ...] = ()
+    """Fields that may hold the list of messages; the first one that a record has counts."""
+    role: str = "role"
+    content: str = "content"
+    roles: Mapping[str, Role] = field(default_factory=lambda: ROLE_ALIASES)
+    """Spellings of roles."""
+    calls_role: str = ""
+    """Spelling of a role whose content is tool calls, as JSON."""
+    turns: tuple[TurnField, ...] = ()
+    """Messages that are fields of the record; they go before those of the list."""
+    history: str = ""
+    """Field with pairs of texts, a question and an answer each, that go before the first turn which is not optional."""
+    nested: str = ""
+    """Field with a text that holds an object with `messages`; it counts before the list."""
+    parts: PartForm | None = None
+    """How contents are written as typed parts; None: as OpenAI does."""
+    covers: str = ""
+    """Another shape, all records of which this one reads as well."""
+    id: str = "id"
+    source: str = "source"
+    tools: str = "tools"
+    functions: str = "functions"
+    """Field with tool definitions in the older form, without `type` and `function` around them."""
+    system_beside: str = ""
+    """Field with a system text that goes before all turns; records with one are read one by one."""
+    pairs: bool = False
+    """Records hold two answers, `chosen` and `rejected`."""
+    options: str = "chat_template_kwargs"
+    fits: Callable[[Record], bool] = lambda record: False
+    """Whether a record looks like this shape (used for detection only)."""
+    definition: str = ""
+    """What a user's file says, as JSON; empty for a shape that is built in."""
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Fields it gives a meaning to; the others are kept as metadata."""
+        common = (self.id, self.source, self.tools, self.functions, self.system_beside, self.options)
+        common += (self.history, self.nested, *(PAIR_FIELDS if self.pairs else ()))
+        return frozenset({*common, *self.lists, *(turn.key for turn in self.turns)} - {""})
+
+    def messages(self, record: Record) -> tuple[Message, ...]:
+        """The messages of a record, or a `RecordError`."""
+        if self.pairs:
+            return chosen_messages(record)
+        if self.nested and self.nested in record:
+            return _nested(record, self.nested)
+        if not self.lists:
+            return (*_system(record, self.system_beside), *_turns(record, self))
+        key = next((key for key in self.lists if key in record), None)
+        if key is None:
+            raise RecordError(
+                f"the record has no {self.lists[0]!r}; it has: {_keys(record)}",
+                code="missing_field",
+                path=self.lists[0],
+            )
+        items = record[key]
+        if isinstance(items, str):
+            items = _decoded(items, key)
+        if self.calls_role and isinstance(items, list):
+            items = [_with_calls(item, f"{key}[{i}]", self) for i, item in enumerate(items)]
+        found = self._part_messages(items, key) if self.parts and isinstance(items, list) else self._listed(items, key)
+        return behind_system(tuple(_turns(record, self)), found) if self.turns else found
+
+    def _listed(self, items: object, key: str) -> tuple[Message, ...]:
+        return parse_messages(items, path=key, role_key=self.role, content_key=self.content, aliases=self.roles)
+
+    def _part_messages(self, items: list[Any], key: str) -> tuple[Message, ...]:
+        """Messages whose contents are typed parts; one item may become several."""
+        assert self.parts is not None
+        plain = [self.parts.messages(item, f"{key}[{i}]") for i, item in enumerate(items)]
+        owners = [i for i, some in enumerate(plain) for _ in some]
+        try:
+            return self._listed([message for some in plain for message in some], key)
+        except RecordError as error:
+            number = re.compile(re.escape(key) + r"\[(\d+)\]")  # of the plain message; the error names the item
+            error.path = number.sub(lambda found: f"{key}[{owners[int(found[1])]}]", error.path, count=1)
+            raise
+
+
+def conversation_of(record: object, shape: Shape, *, where: str = "", source: str = "") -> Conversation:
+    """One conversation from one decoded record; a `RecordError` knows the place, the record id and the field."""
+    record_id = ""
+    try:
+        if not isinstance(record, Mapping):
+            raise RecordError(f"a record must be an object, found {json_type(record)}", code="record_type")
+        record_id = _label(record, shape.id, code="id_type")
+        known = fields_read(shape)
+        _refuse_unfit(record, shape)
+        messages = shape.messages(record)
+        tools = _tools(record, shape.tools)
+        if shape.parts is not None:
+            tools = tuple(map(shape.parts.tool, tools))
+        tools = _functions(record, shape, tools)
+        return Conversation(
+            messages,
+            record_id,
+            _label(record, shape.source, code="field_type") or source,
+            tools,
+            where,
+            {key: value for key, value in record.items() if key not in known and not _is_liked(key, value)},
+            _options(record, shape.options),
+        )
+    except RecordError as error:
+        error.where, error.record_id = where, record_id
+        raise
+    except RecursionError:
+        raise RecordError(TOO_DEEP, code="invalid_json", where=where, record_id=record_id) from None
+
+
+def _label(record: Record, key: str, *, code: str) -> str:
+    """What names a record: a string, or an integer as text; "" where there is none."""
+    value = record.get(key)
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise RecordError(f"{key!r} must be a string or an integer, found {str(value)[:60]}", code=code, path=key)
+    return checked_text(str(value), key)
+
+
+@cache
+def fields_read(shape: Shape) -> frozenset[str]:
+    """Fields of records that a shape gives a meaning to."""
+    return shape.fields
+
+
+def _is_liked(key: str, value: object) -> bool:
+    """`label: true`, which says that the answer is a good one."""
+    return key == LABEL and value is True
+
+
+def _refuse_unfit(record: Record, shape: Shape) -> None:
+    """`RecordError` for what must not be trained as it is: images, and answers that people did not like."""
+    messages = {*shape.lists, *(turn.key for turn in shape.turns)}
+    refuse_media({key: record[key] for key in MEDIA_FIELDS if key in record and key not in messages})
+    if record.get(LABEL) is False and LABEL not in messages:
+        raise RecordError(
+            "'label' is false: people did not like this answer (KTO), and training on it would teach it. Leave such "
+            "records out with preferences: chosen (--preferences chosen)",
+            code="label_false",
+            path=LABEL,
+        )
+
+
+def _system(record: Record, key: str) -> tuple[Message, ...]:
+    text = _text(record, key, default="") if key else ""
+    return (Message(Role.SYSTEM, text),) if text else ()
+
+
+def _functions(record: Record, shape: Shape, tools: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tool definitions; those of the older field are put into the form of `tools`."""
+    functions = _tools(record, shape.functions) if shape.functions not in ("", shape.tools) else ()
+    if not functions:
+        return tools
+    if tools:
+        raise RecordError(
+            f"{shape.tools!r} and {shape.functions!r} are both given; keep one", code="bad_tools", path=shape.functions
+        )
+    return tuple(one if "function" in one else {"type": "function", "function": one} for one in functions)
+
+
+def _tools(record: Record, key: str) -> tuple[Any, ...]:
+    tools = record.get(key)
+    if not tools:
+        return ()
+    if isinstance(tools, str):
+        try:
+            tools = json_inside(tools)
+        except json.JSONDecodeError as error:
+            raise RecordError(f"{key!r} is a string and not JSON: {error}", code="bad_tools", path=key) from None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RecordError(f"{key!r} must be a list of objects", code="bad_tools", path=key)
+    _check_json(tools, key, "bad_tools")
+    return tuple(tools)
+
+
+@lru_cache(maxsize=256)
+def decoded_tools(text: str) -> tuple[Any, ...] | None:
+    """Tool definitions from the JSON of a list; None where they must be looked at with the whole record."""
+    try:
+        return _tools({"tools": text}, "tools")
+    except RecordError:
+        return None
+
+
+def _options(record: Record, key: str) -> Mapping[str, Any]:
+    options = record.get(key)
+    if options is None:
+        return NO_OPTIONS
+    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
+        raise RecordError(
+            f"{key!r} must be an object with the options of the chat template, found {json_type(options)}",
+            code="bad_options",
+            path=key,
+        )
+    _check_json(options, key, "bad_options")
+    return options
+
+
+def options_text(value: Any) -> str | None:
+    """Template options as JSON, empty for none; None where they must be looked at with the whole record."""
+    try:
+        options = _options({"options": value}, "options")
+    except RecordError:
+        return None
+    return options_json(options) if options else ""
+
+
+def _check_json(value: Any, path: str, code: str) -> None:
+    """Refuses lone surrogates, and what Parquet knows and JSON does not: dates, bytes."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except TypeError as error:
+        raise RecordError(f"{path!r} holds a value that has no form in JSON: {error}", code=code, path=path) from None
+    checked_text(text, path)
+
+
+def _nested(record: Record, key: str) -> tuple[Message, ...]:
+    line = _text(record, key).encode()
+    _, decoded, error = decode_line(line, "")
+    if error is not None:
+        raise RecordError(error.message, code=error.code, path=key)
+    if not isinstance(decoded, dict) or "messages" not in decoded:
+        raise RecordError("must hold an object with 'messages'", code="missing_field", path=key)
+    return parse_messages(decoded["messages"], path=f"{key}.messages")
+
+
+def _decoded(text: str, key: str) -> Any:
+    """Messages that are a text of JSON, as in a column of a CSV file; another text is left to the checks."""
+    if not text.lstrip().startswith("["):
+        return text
+    _, decoded, error = decode_line(text.encode(errors="surrogatepass"), "")
+    if error is not None:
+        raise RecordError(f"a text with a list of messages: {error.message}", code=error.code, path=key)
+    return decoded
+
+
+def _with_calls(item: object, path: str, shape: Shape) -> object:
+    """A turn that holds calls as JSON text becomes an assistant message with tool calls."""
+    if not isinstance(item, dict) or str(item.get(shape.role)).strip().lower() != shape.calls_role:
+        return item
+    try:
+        calls = json_inside(item[shape.content])
+    except (KeyError, TypeError, json.JSONDecodeError):
+        raise RecordError(
+            f"a {shape.calls_role} turn must hold the call as JSON",
+            code="bad_tool_call",
+            path=f"{path}.{shape.content}",
+        ) from None
+    rest = {key: value for key, value in item.items() if key != shape.content}
+    return {**rest, shape.content: "", "tool_calls": calls if isinstance(calls, list) else [calls]}
+
+
+def _turns(record: Record, shape: Shape) -> Iterator[Message]:
+    """The messages that are fields of their own."""
+    if all(turn.or_list and isinstance(record.get(turn.key), list) for turn in shape.turns):
+        for turn in shape.turns:
+            yield from parse_messages(record[turn.key], path=turn.key, aliases=shape.roles)
+        return
+    told_history = not shape.history
+    for number, turn in enumerate(shape.turns):
+        if turn.joined:
+            continue
+        if turn.or_parts and isinstance(record.get(turn.key), list):
+            yield from parse_messages([{"role": turn.role, "content": record[turn.key]}], path=turn.key)
+            continue
+        text = _text(record, turn.key, default="" if turn.optional else None)
+        if not turn.optional and not told_history:
+            yield from _history(record, shape.history)
+            told_history = True
+        for other in itertools.takewhile(lambda other: other.joined, shape.turns[number + 1 :]):
+            more = _text(record, other.key, default="")
+            text = f"{text}\n{more}" if more else text
+        if text or not turn.optional:
+            yield Message(turn.role, text)
+
+
+def _history(record: Record, key: str) -> Iterator[Message]:
+    history = record.get(key) or []
+    if not isinstance(history, list):
+        raise RecordError(f"{key!r} must be a list of pairs of texts", code="bad_history", path=key)
+    for i, pair in enumerate(history):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+            raise RecordError("each entry must be a pair of texts", code="bad_history", path=f"{key}[{i}]")
+        yield Message(Role.USER, checked_text(pair[0], f"{key}[{i}][0]"))
+        yield Message(Role.ASSISTANT, checked_text(pair[1], f"{key}[{i}][1]"))
+
+
+def _text(record: Record, key: str, default: str | None = None) -> str:
+    value = record.get(key)
+    if value is None and default is not None:
+        return default
+    if not isinstance(value, str):
+        found = "nothing" if key not in record else json_type(value)
+        raise RecordError(f"{key!r} must be a string, found {found}", code="missing_field", path=key)
+    return checked_text(value, key)
+
+
+def _keys(record: Record) -> str:
+    return ", ".join(map(str, list(record)[:12])) or "nothing"
