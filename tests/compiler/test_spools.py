@@ -104,7 +104,7 @@ def test_a_killed_spool_is_taken_up_again(tmp_path: Path, step: str) -> None:
 def test_two_builders_of_one_spool_do_not_disturb_each_other(spooled: tuple[Path, ScannedInput]) -> None:
     """What a second builder writes at the same time is equal to the byte, the time included."""
     path, scanned = spooled
-    with mock.patch.object(spool.Spool, "_whole_parts", return_value=None):
+    with mock.patch.object(chunk_files.Spool, "_whole_parts", return_value=None):
         assert scan(path, chunk_bytes=4000) == scanned
     assert len(in_chunks(scanned)) == 3000
 

@@ -16,10 +16,10 @@ from chatmill.store.forms import (
     SPLIT,
     TEXT,
     TEXTS,
-    Keyed,
     Leaf,
     Listed,
     Maybe,
+    Named,
     check_form,
 )
 
@@ -47,7 +47,7 @@ def test_leaves(name: str) -> None:
 
 
 def test_places_and_missing_keys() -> None:
-    form = {"a": Listed({"b": COUNT}), "c?": Keyed(COUNT, TEXT)}
+    form = {"a": Listed({"b": COUNT}), "c?": Named(COUNT, TEXT)}
     check_form({"a": [{"b": 1, "more": 2}], "other": 3}, form, "file")
     for value, words in (
         ({}, "file lacks a:"),

@@ -23,6 +23,8 @@ from chatmill.render.registry import own_template, template_names
 
 RECIPE_VERSION = 1
 NO_TEMPLATE = "no_template"
+OLD_SHARDS = "shard_tokens"
+"""A key of recipes of 0.1.0."""
 MAX_ROW = 2**31 - 1
 
 
@@ -169,6 +171,18 @@ class Recipe(_Strict):
             {"holds_none": holds_none, "names": ", ".join(template_names())},
         )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_format(cls, given: Any) -> Any:
+        """Recipes of 0.1.0, and manifests with them, have two keys that mattered to blocks alone."""
+        if not isinstance(given, dict) or "format" not in given:
+            return given
+        refuse_old_format(given["format"])
+        kept = {key: value for key, value in given.items() if key != "format"}
+        if isinstance(packing := kept.get("packing"), dict):
+            kept["packing"] = {key: value for key, value in packing.items() if key != "packing_strategy"}
+        return kept
+
     @model_validator(mode="after")
     def _episodes_fit_rows(self) -> Self:
         """A row and the longest episode have the same length unless both are given."""
@@ -191,6 +205,17 @@ class Recipe(_Strict):
         return self.model_dump(mode="json")
 
 
+def refuse_old_format(value: Any) -> None:
+    """`format` was `episodes`, as all datasets are now, or `blocks`."""
+    if value == "blocks":
+        raise ValueError(
+            "the format 'blocks' is gone: remove 'format' and write pack: {length: N}, which packs episodes into rows "
+            "that every loader reads"
+        )
+    if value != "episodes":
+        raise ValueError(f"'format' is gone, since all datasets hold episodes: remove it (found {value!r})")
+
+
 def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe:
     """A recipe from an object, a dict, or the path of a YAML file."""
     if isinstance(given, Recipe):
@@ -207,8 +232,8 @@ def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe
 
 
 def recorded_recipe(manifest: Mapping[str, Any]) -> Recipe:
-    """The recipe that a manifest holds."""
-    return _validated(manifest["recipe"], "the manifest")
+    """The recipe that a manifest holds; one of 0.1.0 has a key that does not matter any more."""
+    return _validated({key: value for key, value in manifest["recipe"].items() if key != OLD_SHARDS}, "the manifest")
 
 
 def _validated(data: dict[str, Any], where: str) -> Recipe:
@@ -221,6 +246,8 @@ def _validated(data: dict[str, Any], where: str) -> Recipe:
 
 def _sentence(detail: Any, data: Any) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")
+    if detail["type"] == "extra_forbidden" and detail["loc"] == (OLD_SHARDS,):
+        return f"{OLD_SHARDS!r} is gone: a shard is what 'shard_bytes' bytes of input become; set that, or remove it"
     if detail["type"] == "extra_forbidden":
         known = _keys_beside(detail["loc"])
         close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)

@@ -30,7 +30,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Keyed:
+class Named:
     """An object with any keys that fit, whose values all have one form."""
 
     value: Any
@@ -76,7 +76,7 @@ def check_form(value: Any, form: Any, where: str, place: str = "") -> None:
             check_form(entry, form.entry, where, f"{place}[{number}]")
     elif not isinstance(value, dict):
         raise _refused(where, place, value, "an object")
-    elif isinstance(form, Keyed):
+    elif isinstance(form, Named):
         for key, inner in value.items():
             if not form.key.fits(key):
                 raise _refused(where, f"a key of {place}", key, form.key.words)

@@ -14,6 +14,7 @@ from typing import Any
 
 from chatmill.core.canonical import canonical_json
 from chatmill.errors import FormatError
+from chatmill.store.episode_layout import blocks_are_gone
 from chatmill.store.forms import (
     COUNT,
     FLAG,
@@ -24,9 +25,9 @@ from chatmill.store.forms import (
     SPLIT,
     TEXT,
     TEXTS,
-    Keyed,
     Listed,
     Maybe,
+    Named,
     check_form,
 )
 
@@ -35,6 +36,8 @@ MANIFEST = "manifest.json"
 EXPORT_MANIFEST = "export.json"
 """In a folder that `export_dataset` made; names the dataset it was made from."""
 FORMAT, FORMAT_VERSION = "chatmill-dataset", 2
+OLDEST_FORMAT = 1
+"""Datasets of version 1 have kinds without flags; everything else is read alike."""
 EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
 KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"
@@ -59,11 +62,11 @@ _RECIPE = {
     "shard_bytes?": COUNT,
 }
 _INPUT = {**_FILE, "path": TEXT, "source": TEXT, "shape": TEXT, "lines": Maybe(COUNT), "records": Maybe(COUNT)}
-_COUNTS = Keyed(COUNT, TEXT)
+_COUNTS = Named(COUNT, TEXT)
 _LEDGER = {
-    "tokens": Keyed(Keyed(_COUNTS, TEXT), TEXT),
-    "records": Keyed(Keyed(_COUNTS, TEXT), TEXT),
-    "notes": Keyed(_COUNTS, TEXT),
+    "tokens": Named(Named(_COUNTS, TEXT), TEXT),
+    "records": Named(Named(_COUNTS, TEXT), TEXT),
+    "notes": Named(_COUNTS, TEXT),
     "padding": COUNT,
 }
 _ABOUT = {
@@ -82,9 +85,9 @@ _DATASET = {
     "created_unix_s": COUNT,
     "recipe_sha256": SHA256,
     "template": {**_NAMED, "declares": TEXT},
-    "splits": Keyed({"tokens": COUNT, "episodes": COUNT, "rows?": COUNT}, SPLIT),
+    "splits": Named({"tokens": COUNT, "episodes?": COUNT, "documents?": COUNT, "rows?": COUNT}, SPLIT),
     "ledger": _LEDGER,
-    "files": Keyed(_FILE, PATH),
+    "files": Named(_FILE, PATH),
     f"{SEAL}?": SHA256,
 }
 _EXPORT = {
@@ -94,12 +97,12 @@ _EXPORT = {
     "source": {
         "name": TEXT,
         "fingerprint": SHA256,
-        "layout": Keyed(TEXT, SPLIT),
+        "layout": Named(TEXT, SPLIT),
         "about": {f"{key}?": form for key, form in _ABOUT.items()},
     },
-    "splits": Keyed({"rows": COUNT, "documents": COUNT, "tokens": COUNT, "trained": COUNT}, SPLIT),
+    "splits": Named({"rows": COUNT, "documents": COUNT, "tokens": COUNT, "trained": COUNT}, SPLIT),
     "not_held": TEXTS,
-    "files": Keyed(_FILE, PATH),
+    "files": Named(_FILE, PATH),
     f"{SEAL}?": SHA256,
 }
 _KD_FILE = {**_FILE, "path": PATH}
@@ -141,7 +144,10 @@ def receipt_bytes(content: Mapping[str, Any]) -> bytes:
 def seal_problem(content: Mapping[str, Any]) -> str:
     """What is wrong with the hash of a receipt's contents; empty where nothing is."""
     if SEAL not in content:
-        return "has no hash of its own contents: it was removed, and changes cannot be found"
+        return (
+            "has no hash of its own contents: an older version of Chatmill wrote it, or the hash was removed; changes "
+            "in it cannot be found"
+        )
     found = _seal(content)
     if found != content[SEAL]:
         return f"was changed after it was written: the sha256 of its contents is {found}, it says {content[SEAL]}"
@@ -161,7 +167,9 @@ def read_manifest(directory: Path, *, check_seal: bool = True) -> dict[str, Any]
     manifest = _read(path)
     if manifest is None:
         return None
-    _check_kind(path, manifest, FORMAT, FORMAT_VERSION, "the manifest of a")
+    _check_kind(path, manifest, FORMAT, range(OLDEST_FORMAT, FORMAT_VERSION + 1), "the manifest of a")
+    if isinstance(recipe := manifest.get("recipe"), dict) and recipe.get("format") == "blocks":
+        raise blocks_are_gone(directory)
     return _checked(path, manifest, _DATASET, check_seal)
 
 
@@ -171,7 +179,7 @@ def read_export(directory: Path, *, check_seal: bool = True) -> dict[str, Any] |
     manifest = _read(path)
     if manifest is None:
         return None
-    _check_kind(path, manifest, EXPORT_FORMAT, EXPORT_VERSION, "the receipt of a")
+    _check_kind(path, manifest, EXPORT_FORMAT, range(EXPORT_VERSION, EXPORT_VERSION + 1), "the receipt of a")
     return _checked(path, manifest, _EXPORT, check_seal)
 
 
@@ -228,12 +236,13 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _check_kind(path: Path, content: Mapping[str, Any], format: str, version: int, what: str) -> None:
+def _check_kind(path: Path, content: Mapping[str, Any], format: str, versions: range, what: str) -> None:
     if content.get("format") != format:
         raise FormatError(f"{path} is not {what} {format}")
     found = content.get("format_version")
-    if type(found) is not int or found != version:
-        raise FormatError(f"{path} has format version {found!r}; this package reads {version}")
+    if type(found) is not int or found not in versions:
+        readable = " and ".join(map(str, versions))
+        raise FormatError(f"{path} has format version {found!r}; this package reads {readable}")
 
 
 def _checked(path: Path, content: dict[str, Any], form: Mapping[str, Any], check_seal: bool) -> dict[str, Any]:
