@@ -133,6 +133,10 @@ class Forked:
         assert self.poll() is None
         os.kill(self.pid, number)
 
+    def heard(self) -> str:
+        """What it has printed so far."""
+        return os.pread(self.said.fileno(), 1 << 20, 0).decode()
+
     def communicate(self) -> tuple[str, str]:
         """What it wrote, when it has ended."""
         self.wait()
@@ -182,8 +186,6 @@ def serve(address: str) -> None:
         connection.close()
         attending.add(child)
         attending -= {child for child in attending if os.waitpid(child, os.WNOHANG)[0]}
-    for child in attending:
-        os.waitpid(child, 0)
 
 
 def attend(connection: socket.socket) -> None:

@@ -54,36 +54,24 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_job, "_KEPT", {})
 
 
-@pytest.fixture(scope="module")
-def recipe(fast_module: Path) -> dict[str, Any]:
-    (fast_module / "own.py").write_text(TEMPLATE)
-    path = write_jsonl(fast_module / "chats.jsonl", chats(60))
-    return plain_recipe(path, tokenizer=str(unpacked("gpt2")), template=str(fast_module / "own.py"))
-
-
-@pytest.fixture(scope="module")
-def good(recipe: dict[str, Any], fast_module: Path) -> dict[str, str]:
-    """What a worker with a sound engine builds."""
-    run_build(recipe, fast_module / "good", workers=1, shard_bytes=4000)
-    return digest(fast_module / "good")
+@pytest.fixture
+def recipe(fast: Path) -> dict[str, Any]:
+    (fast / "own.py").write_text(TEMPLATE)
+    path = write_jsonl(fast / "chats.jsonl", chats(60))
+    return plain_recipe(path, tokenizer=str(unpacked("gpt2")), template=str(fast / "own.py"))
 
 
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("engine", ["wrong", "missing"])
 def test_workers_with_a_bad_engine_build_the_same_bytes(
-    engine: str,
-    prepared: bool,
-    recipe: dict[str, Any],
-    good: dict[str, str],
-    fast: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    forgotten: None,
+    engine: str, prepared: bool, recipe: dict[str, Any], fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
 ) -> None:
+    run_build(recipe, fast / "good", workers=1, shard_bytes=4000)
     if not prepared:
         monkeypatch.setattr(LocalExecutor, "prepare", lambda self, job, spec, most: None)
     monkeypatch.setenv("TEST_ENGINE", engine)
     run_build(recipe, fast / "bad", workers=2, shard_bytes=4000)
-    assert digest(fast / "bad") == good
+    assert digest(fast / "bad") == digest(fast / "good")
     assert leftovers(fast / "bad") == []
 
 
