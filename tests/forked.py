@@ -15,6 +15,7 @@ import os
 import pkgutil
 import runpy
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -40,7 +41,7 @@ IMPORTED = (
     "chatmill.prove.verify",
 )
 """Beside the modules of the commands, which import less than they use; torch imports the first with its first step."""
-SHIM = f"""#!{sys.executable} -ISE
+SHIM = f"""
 import array, json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect(os.environ["{ADDRESS}"])
@@ -66,7 +67,9 @@ class Server:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="forks"))  # short: sockets with long paths cannot be made
         self.address = self.folder / "socket"
-        (self.folder / "chatmill").write_text(SHIM)
+        (self.folder / "shim.py").write_text(SHIM)
+        words = shlex.join([sys.executable, "-ISE", str(self.folder / "shim.py")])
+        (self.folder / "chatmill").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         (self.folder / "chatmill").chmod(0o755)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(self.address)],
