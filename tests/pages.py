@@ -9,6 +9,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.forked import for_shells
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [*(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted(DOCS.rglob("*.md"))]
@@ -54,12 +56,15 @@ def anchors(page: Path) -> set[str]:
 
 
 def run_bash(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a block as it stands, in one shell that stops at the first error, with this environment's commands first."""
+    """Run a block as it stands, in one shell that stops at the first error, with this environment's commands first.
+
+    `chatmill` is a fork of a process that has imported it.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-eo", "pipefail", "-c", script],
         cwd=folder,
-        env={**os.environ, "PATH": path, "COLUMNS": "80", **QUIET},
+        env=for_shells({**os.environ, "PATH": path, "COLUMNS": "80", **QUIET}),
         capture_output=True,
         text=True,
         check=False,

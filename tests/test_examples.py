@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import run_forked
 from tests.pages import DOCS, ROOT, fences, run_bash
 
 RECIPES = sorted(page for page in (DOCS / "recipes").glob("*.md") if page.name != "index.md")
@@ -72,7 +71,7 @@ def test_the_other_examples_are_run_by_a_test() -> None:
 
 @pytest.mark.parametrize("script", [path for path in EXAMPLES if path.name not in RUN_ELSEWHERE], ids=lambda p: p.name)
 def test_an_example_runs(script: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_forked(script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert script.name != "demo.py" or "trained" in done.stdout

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import run_forked
 from tests.pages import ROOT, fences, run_bash
 
 PAGE = ROOT / "README.md"
@@ -45,8 +44,9 @@ def test_commands_run_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [fence.body for fence in fences(PAGE) if fence.language == "python"])
-def test_code_runs(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+def test_code_runs(code: str, tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(code)
+    done = run_forked(tmp_path / "code.py", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "trained" in done.stdout
     assert len(code.splitlines()) <= 11, "ten lines and a blank one"

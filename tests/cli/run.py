@@ -1,4 +1,4 @@
-"""Runs the command line as a user would, in a process of its own or in this one."""
+"""Runs the command line as a user would, in a process of its own, a fork, or in this one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import typer
 
 from chatmill.cli import app
 from chatmill.cli.statuses import ended, show_warning
+from tests.forked import run_forked
 
 
 def chatmill(
@@ -27,9 +28,20 @@ def chatmill(
         capture_output=True,
         text=True,
         cwd=cwd,
-        env={**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", **(env or {})},
+        env=_environment(columns, env),
         check=False,
     )
+
+
+def forked(
+    *arguments: str | Path, cwd: Path | None = None, columns: int = 80, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The same in a process that finds everything imported: for tests that end it, or look at what it leaves."""
+    return run_forked("chatmill", *arguments, cwd=cwd, env=_environment(columns, env))
+
+
+def _environment(columns: int, more: Mapping[str, str] | None) -> dict[str, str]:
+    return {**os.environ, "COLUMNS": str(columns), "NO_COLOR": "1", **(more or {})}
 
 
 def here(*arguments: str | Path, cwd: Path | None = None, columns: int = 80) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from chatmill.cli import build as module
 from chatmill.cli import main
 from chatmill.compiler.engines.ray_engine import RayExecutor
 from chatmill.compiler.run import BuildProgress
-from tests.cli.run import chatmill
+from tests.cli.run import chatmill, forked
 from tests.compiler.builds import chats, digest, files_of, leftovers, plain_recipe, write_jsonl
 
 BYTES = ["-t", "bytes", "--add-control-tokens"]
@@ -73,7 +73,7 @@ def test_a_build_as_a_process(recipe: Path, tmp_path: Path) -> None:
     built = tmp_path / "data" / "built"
     assert {path.name for path in built.iterdir()} == {"manifest.json", "train", "val"}
     files_of(built)
-    again = chatmill("build", recipe, "--out", "data/built", "--shard-bytes", "3000", cwd=tmp_path)
+    again = forked("build", recipe, "--out", "data/built", "--shard-bytes", "3000", cwd=tmp_path)
     assert again.returncode == 0
     assert "data/built already holds exactly this build; nothing to do." in again.stdout
     assert "tokens/s" not in again.stdout, "nothing was built"
@@ -148,7 +148,7 @@ def test_a_mistake_is_one_message_and_status_2(
 
 def test_a_bad_record_is_one_message_that_names_it(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n{"messages": 5}\n')
-    done = chatmill("build", "chats.jsonl", "-o", "out", "-w", "1", *BYTES, cwd=tmp_path)
+    done = forked("build", "chats.jsonl", "-o", "out", "-w", "1", *BYTES, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.count("chatmill: ") == 1
     assert "Traceback" not in done.stderr

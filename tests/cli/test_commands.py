@@ -27,7 +27,7 @@ from chatmill.cli.layout import Panel, help_of
 from chatmill.cli.statuses import Status, ended
 from chatmill.compiler.faults import faults_hit
 from chatmill.core.native.library import library
-from tests.cli.run import chatmill
+from tests.cli.run import chatmill, forked
 from tests.compiler.builds import chats, write_jsonl
 
 ROOT = Path(__file__).parents[2]
@@ -266,10 +266,10 @@ def chat_file(tmp_path: Path) -> Path:
 
 def test_status_0_1_and_141(chat_file: Path, tmp_path: Path) -> None:
     for out, policy in (("a", "assistant"), ("b", "all")):
-        done = chatmill("build", chat_file, "-o", out, *BYTES, "-p", policy, cwd=tmp_path)
+        done = forked("build", chat_file, "-o", out, *BYTES, "-p", policy, cwd=tmp_path)
         assert done.returncode == Status.DONE, done.stderr
-    assert chatmill("diff", "a", "a", cwd=tmp_path).returncode == Status.DONE
-    assert chatmill("diff", "a", "b", cwd=tmp_path).returncode == Status.FOUND
+    assert forked("diff", "a", "a", cwd=tmp_path).returncode == Status.DONE
+    assert forked("diff", "a", "b", cwd=tmp_path).returncode == Status.FOUND
     for extra in ("--json", "--full"):
         code = (
             "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)\n"
@@ -343,7 +343,7 @@ def test_junk_is_a_mistake_and_never_a_traceback(
 
 def test_status_3(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "chats.jsonl", [{"messages": [{"role": "user", "content": "nothing to learn"}]}])
-    done = chatmill("build", "chats.jsonl", "-o", "out", *BYTES, cwd=tmp_path)
+    done = forked("build", "chats.jsonl", "-o", "out", *BYTES, cwd=tmp_path)
     assert done.returncode == Status.GATE
     assert done.stderr.startswith("chatmill: GateError: ")
 
@@ -410,7 +410,7 @@ def test_status_130_and_the_build_goes_on(tmp_path: Path) -> None:
     assert said.splitlines() == ["What is done is kept in out: the same command with --resume continues.", "Stopped."]
     assert "episodes" not in out, "the choices are printed, and no result"
     assert not (tmp_path / "out" / "manifest.json").exists()
-    done = chatmill(*arguments, "--resume", "--json", cwd=tmp_path)
+    done = forked(*arguments, "--resume", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["splits"]["train"]["episodes"] == 400
 

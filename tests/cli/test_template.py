@@ -16,7 +16,7 @@ from chatmill.look.item_view import ItemView
 from chatmill.look.template_look import TemplateLook, look_at_template
 from chatmill.look.template_probes import PROBES
 from chatmill.render.registry import bundled_names, given_options
-from tests.cli.run import chatmill, here
+from tests.cli.run import forked, here
 from tests.look.sets import tokenizer_once
 
 TOKENIZERS = Path(__file__).parents[1] / "data" / "tokenizers"
@@ -89,7 +89,7 @@ def test_what_a_person_sees(write: Any) -> None:
 
 
 def test_json_has_everything(write: Any) -> None:
-    done = chatmill("template", write(CHATML), "--json")
+    done = forked("template", write(CHATML), "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert set(found) == {

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from tests.compiler.builds import (
     write_jsonl,
 )
 from tests.conftest import CONVERSATION_FILES
+from tests.forked import Forked
 
 SMALL = 1500
 """Bytes of a shard that cut the mixed input into more than 12."""
@@ -182,14 +181,13 @@ def test_shares_one_after_the_other_in_any_order(reference: Reference, fast: Pat
 def test_shares_that_run_at_the_same_time(reference: Reference, fast: Path) -> None:
     """They spool the same packed file and write beside each other; none may sweep what another is writing."""
     (fast / "recipe.yaml").write_text(json.dumps(reference.recipe))
-    code = (
+    (fast / "share.py").write_text(
         "import sys; from chatmill.compiler.run import run_build; "
         f"run_build({str(fast / 'recipe.yaml')!r}, {str(fast / 'out')!r}, workers=0, shard=(int(sys.argv[1]), 4))"
     )
-    shares = [subprocess.Popen([sys.executable, "-c", code, str(i)], stderr=subprocess.PIPE) for i in range(4)]
-    for share in shares:
-        _, stderr = share.communicate(timeout=600)
-        assert share.returncode == 0, stderr.decode()
+    for share in [Forked(fast / "share.py", str(number)) for number in range(4)]:
+        _, stderr = share.communicate()
+        assert share.returncode == 0, stderr
     merge_build(fast / "out")
     reference.check(fast / "out")
 

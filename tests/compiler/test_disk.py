@@ -16,7 +16,7 @@ from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.compiler.publish import StorageError
 from chatmill.compiler.run import run_build
 from chatmill.errors import ChatmillError
-from tests.cli.run import chatmill
+from tests.cli.run import forked
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
 
 FULL = [
@@ -87,7 +87,7 @@ def test_a_full_disk_on_the_command_line(fast: Path) -> None:
         "--chunk-bytes",
         "4000",
     ]
-    done = chatmill(*command, env={FAULTS: "after_shard_write:2:enospc"})
+    done = forked(*command, env={FAULTS: "after_shard_write:2:enospc"})
     text = " ".join(done.stderr.replace("│", " ").split())
     assert done.returncode == 2
     assert done.stderr.count("chatmill: ") == 1, "one message"
@@ -96,7 +96,7 @@ def test_a_full_disk_on_the_command_line(fast: Path) -> None:
     assert "Traceback" not in done.stderr
     assert "episodes" not in done.stdout
     assert published(fast / "out") == []
-    again = chatmill(*command, "--resume")
+    again = forked(*command, "--resume")
     assert again.returncode == 0, again.stderr
 
 

@@ -24,7 +24,7 @@ from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.compiler.run import BuildProgress, Outcome, merge_build, run_build
 from chatmill.compiler.shards import join_val
 from chatmill.errors import ConfigError
-from tests.cli.run import chatmill
+from tests.cli.run import forked
 from tests.compiler.builds import (
     chats,
     digest,
@@ -64,14 +64,14 @@ def sets(fast_module: Path) -> Sets:
 
 def test_the_command_killed_at_its_end_and_resumed(sets: Sets, fast: Path) -> None:
     faults = {FAULTS: "after_shard_move:2", FAULTS_LOG: str(fast / "log")}
-    done = chatmill(*sets.command(fast / "out", "-w", "2"), env=faults)
+    done = forked(*sets.command(fast / "out", "-w", "2"), env=faults)
     assert done.returncode == -signal.SIGKILL
     assert faults_hit(fast / "log") == ["after_shard_move"]
     assert not (fast / "out" / "manifest.json").exists()
-    refused = chatmill(*sets.command(fast / "out"))
+    refused = forked(*sets.command(fast / "out"))
     assert refused.returncode == 2
     assert "holds an unfinished build of this recipe: continue with --resume" in unboxed(refused.stderr)
-    again = chatmill(*sets.command(fast / "out", "-w", "2", "--resume"))
+    again = forked(*sets.command(fast / "out", "-w", "2", "--resume"))
     assert again.returncode == 0, again.stderr
     sets.check(fast / "out")
 
@@ -172,7 +172,7 @@ def test_ray_workers_killed_in_the_middle(sets: Sets, fast: Path, ray_address: s
 
 
 def test_resumed_with_other_workers(sets: Sets, fast: Path) -> None:
-    done = chatmill(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_shard_folder_rename:5"})
+    done = forked(*sets.command(fast / "out", "-w", "0"), env={FAULTS: "after_shard_folder_rename:5"})
     assert done.returncode == -signal.SIGKILL
     made = sorted(path.name for path in (fast / "out" / ".build" / "shards").iterdir())
     assert made == [f"{number:06d}" for number in range(5)]
@@ -227,7 +227,7 @@ def crashed(sets: Sets, fast_module: Path) -> Path:
     (path.parent / "recipe.yaml").write_text(json.dumps(recipe))
     run_build(recipe, path.parent / "whole", workers=0)
     command = ["build", path.parent / "recipe.yaml", "-o", path.parent / "out", "-w", "0"]
-    assert chatmill(*command, env={FAULTS: "after_shard_folder_rename:4"}).returncode == -signal.SIGKILL
+    assert forked(*command, env={FAULTS: "after_shard_folder_rename:4"}).returncode == -signal.SIGKILL
     return path.parent
 
 
@@ -255,12 +255,19 @@ def test_a_share_damaged_by_a_crash_is_found_by_merge(crashed: Path, fast: Path)
     assert digest(fast / "out") == digest(crashed / "whole")
 
 
+@pytest.fixture(scope="module")
+def shares(sets: Sets) -> Path:
+    """Both shares of a build, which nobody has merged."""
+    for share in range(2):
+        run_build(sets.recipe, sets.home / "shares", workers=0, shard=(share, 2))
+    return sets.home / "shares"
+
+
 @pytest.mark.parametrize("point", ["after_val_folder_rename:1", "after_shard_move:9", "before_manifest:1"])
 @pytest.mark.parametrize("then", ["merge", "share", "build"])
-def test_a_merge_that_was_killed(sets: Sets, fast: Path, point: str, then: str) -> None:
-    for share in range(2):
-        run_build(sets.recipe, fast / "out", workers=0, shard=(share, 2))
-    done = chatmill("merge", fast / "out", env={FAULTS: point})
+def test_a_merge_that_was_killed(sets: Sets, shares: Path, fast: Path, point: str, then: str) -> None:
+    shutil.copytree(shares, fast / "out")
+    done = forked("merge", fast / "out", env={FAULTS: point})
     assert done.returncode == -signal.SIGKILL
     if then == "share":  # for nothing, but somebody may
         run_build(sets.recipe, fast / "out", workers=0, shard=(1, 2))

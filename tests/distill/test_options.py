@@ -16,7 +16,7 @@ from chatmill.distill.run import build_synth_kd
 from chatmill.distill.shards import read_input
 from chatmill.errors import ConfigError, DataError
 from chatmill.store.kd import KDShard
-from tests.cli.run import chatmill
+from tests.cli.run import forked
 from tests.compiler.builds import digest
 from tests.conftest import DATA
 from tests.distill.inputs import chat, row, write_input
@@ -161,6 +161,6 @@ def test_training_on_such_a_root_is_one_clear_error(tmp_path: Path) -> None:
     build_synth_kd(DATA / "synth_harmony", tmp_path / "kd", workers=0, max_tokens=5000, audit=0)
     recipe = {"out": str(tmp_path / "run"), "model": {"layers": 1}, "data": {"dataset": str(tmp_path / "kd")}}
     (tmp_path / "train.yaml").write_text(json.dumps(recipe))
-    done = chatmill("train", str(tmp_path / "train.yaml"))
+    done = forked("train", str(tmp_path / "train.yaml"))
     assert done.returncode == 2
     assert "Megatron's indexed datasets" in done.stderr

@@ -18,6 +18,7 @@ import torch
 
 from chatmill.train.span_loss import span_normalized_loss
 from tests.megatron.kd_sets import EOD, Document, make_documents, write_root
+from tests.train.ranks import run_two_ranks
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[1] / "examples" / "megatron" / "pretrain_synth_kd.py"
@@ -44,13 +45,8 @@ def few(count: int, seed: int) -> list[Document]:
 def ranks(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks found, each for itself."""
     out = tmp_path_factory.mktemp("ranks") / "found"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--log-dir", str(out.parent / "logs")]
-    done = subprocess.run(
-        [*command, str(HERE / "train_ranks.py"), str(root), str(out)],
-        capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    parts = ("parallel_state", "distributed", "models.gpt", "optimizer", "pipeline_parallel", "tensor_parallel")
+    run_two_ranks(HERE / "train_ranks.py", root, out, preload=tuple(f"megatron.core.{part}" for part in parts))
     return [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -1,4 +1,4 @@
-"""Run under torchrun on 2 CPU ranks: the example's own functions against plain autograd over the whole batch."""
+"""Run by two ranks on the CPU: the example's own functions against plain autograd over the whole batch."""
 
 from __future__ import annotations
 
@@ -78,4 +78,4 @@ def main(root: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[2:])

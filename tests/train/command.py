@@ -1,19 +1,18 @@
-"""Runs training commands in a process of their own, with one thread; the command line is there to be signalled too."""
+"""Runs training commands in a process of their own, with one thread; one that was started can be signalled too."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-SCRIPT = "from chatmill.cli import main; main()"
+from tests.forked import Forked, run_forked
 
 
-def command_line(*arguments: str | Path) -> list[str]:
-    """What to start; the first argument is the name of the command."""
-    return [sys.executable, "-c", SCRIPT, *map(str, arguments)]
+def started(*arguments: str | Path) -> Forked:
+    """Start and do not wait; the first argument is the name of the command."""
+    return Forked("chatmill", *arguments, env=environment())
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -25,6 +24,4 @@ def run_command(
     *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run and wait; nothing is raised for a failing exit status."""
-    return subprocess.run(
-        command_line(*arguments), capture_output=True, text=True, cwd=cwd, env=environment(env), check=False
-    )
+    return run_forked("chatmill", *arguments, cwd=cwd, env=environment(env))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from chatmill.train.generate import Sampling, generate
 from chatmill.train.gpt import GPT
 from chatmill.train.open_model import open_model
 from chatmill.train.trainer import FitResult, RunOutcome
+from tests.forked import Forked
 from tests.load.sets import write_set
 from tests.train.test_trainer import loader_over, small_items
 from tests.train.tiny import StopAfter, tiny_gpt
@@ -106,11 +106,11 @@ def test_sigkill_while_saving_leaves_the_checkpoint_before_it(
     script = tmp_path / "run.py"
     script.write_text(RUN)
     root = str(Path(__file__).parents[2])
-    command = [sys.executable, str(script), root, str(dataset), str(tmp_path / "out")]
-    killed = subprocess.Popen([*command, "slow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert killed.stdout is not None
-    assert killed.stdout.readline() == "saving\n", killed.communicate()
-    killed.kill()
+    killed = Forked(script, root, dataset, tmp_path / "out", "slow")
+    while killed.heard() != "saving\n":
+        assert killed.poll() is None, killed.communicate()
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
     assert [step for step, _ in checkpoints(tmp_path / "out")] == [3, 6]

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import logging
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.gpt import GPT
 from chatmill.train.prompt import prompt_ids, stop_ids
 from tests.load.sets import items, write_by_hand
-from tests.train.command import command_line, environment, run_command
+from tests.train.command import run_command, started
 from tests.train.tiny import short_conversations
 
 STEPS = 24
@@ -68,22 +67,18 @@ def recipe_file(folder: Path, built: Path, out: str = "run", text: str = RECIPE)
 
 def test_sigterm_saves_ends_with_143_and_goes_on_to_the_same_loss(built: Path, tmp_path: Path) -> None:
     """Both runs are processes of the same command with one thread; another process may round differently."""
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": environment()}
     recipe = recipe_file(tmp_path, built)
     log = tmp_path / "run" / "log.jsonl"
-    with (
-        subprocess.Popen(command_line("train", recipe_file(tmp_path, built, "unbroken")), **pipes) as unbroken,
-        subprocess.Popen(command_line("train", recipe), **pipes) as process,
-    ):
-        while not log.exists() or '"step": 3,' not in log.read_text():
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        out, errors = process.communicate()
-        assert process.returncode == 143, errors
-        assert "stopped: step" in out
-        _, errors = unbroken.communicate()
-        assert unbroken.returncode == 0, errors
+    unbroken, process = started("train", recipe_file(tmp_path, built, "unbroken")), started("train", recipe)
+    while not log.exists() or '"step": 3,' not in log.read_text():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    out, errors = process.communicate()
+    assert process.returncode == 143, errors
+    assert "stopped: step" in out
+    _, errors = unbroken.communicate()
+    assert unbroken.returncode == 0, errors
 
     done = run_command("train", recipe, "--json")
     assert done.returncode == 0, done.stderr

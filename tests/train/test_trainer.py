@@ -6,7 +6,6 @@ import itertools
 import json
 import logging
 import math
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,12 @@ from chatmill.train.span_twin import twin_of
 from chatmill.train.step import Trainer
 from chatmill.train.trainer import FitResult, RunOutcome, fit
 from tests.load.sets import Item, items, write_set
+from tests.train.ranks import run_two_ranks
 from tests.train.tiny import (
     gpt2_chatml,
     prompt_of,
     short_conversations,
-    single_thread_environment,
     tiny_gpt,
-    torchrun,
     write_episodes,
 )
 
@@ -293,7 +291,6 @@ TWO = """
 import json, sys
 from pathlib import Path
 import torch
-sys.path.insert(0, sys.argv[1])
 from tests.train.test_trainer import loader_over
 from tests.train.tiny import tiny_gpt
 from chatmill.load.distributed import rank_and_world
@@ -309,12 +306,7 @@ def test_one_process_and_two_give_the_same_curve(tmp_path: Path) -> None:
     write_set(tmp_path / "set", small_items(40), small_items(8, seed=1))
     script = tmp_path / "two.py"
     script.write_text(TWO)
-    root = str(Path(__file__).parents[2])
-    command = torchrun(script, root, str(tmp_path / "set"), str(tmp_path / "two"), "pack")
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=single_thread_environment(), timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_two_ranks(script, tmp_path / "set", tmp_path / "two", "pack", preload=("tests.train.test_trainer",))
     two = json.loads((tmp_path / "two" / "losses.json").read_text())
     loader = loader_over(tmp_path / "set", pack=True)
     one = tiny_gpt().fit(loader, steps=12, learning_rate=1e-2, accumulation=2, log_every=1).history

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -71,17 +70,6 @@ def tiny_gpt(vocab_size: int = 97, **sizes: Any) -> GPT:
     torch.manual_seed(0)
     options = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, **sizes}
     return GPT(GPTConfig(vocab_size=vocab_size, **options))
-
-
-def torchrun(script: Path, *arguments: str, processes: int = 2) -> list[str]:
-    """The command line that starts `processes` copies of a script; its logs are beside the script."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    return [*launcher, "--log-dir", str(script.with_name("logs")), str(script), *arguments]
-
-
-def single_thread_environment() -> dict[str, str]:
-    """Without what an outer torchrun set, and with one thread a process."""
-    return {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE"}} | {"OMP_NUM_THREADS": "1"}
 
 
 class StopAfter:

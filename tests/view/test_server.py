@@ -23,7 +23,7 @@ import pytest
 from chatmill.errors import ConfigError
 from chatmill.look.viewer.serve import bind, is_loopback
 from chatmill.store.episode_writer import EpisodeWriter
-from tests.cli.run import chatmill
+from tests.cli.run import forked
 from tests.view.sets import HOSTILE, Running, running, write_hostile
 
 
@@ -120,10 +120,10 @@ def test_every_request_needs_the_token(tmp_path: Path, host: str) -> None:
 
 
 def test_the_token_can_be_left_out_on_this_machine_alone(tmp_path: Path) -> None:
-    result = chatmill("view", tmp_path, "--tokenizer", "bytes", "--no-token", "--host", "0.0.0.0", "--port", "0")
+    result = forked("view", tmp_path, "--tokenizer", "bytes", "--no-token", "--host", "0.0.0.0", "--port", "0")
     assert result.returncode == 2
     write_hostile(tmp_path)
-    result = chatmill("view", tmp_path, "--tokenizer", "bytes", "--no-token", "--host", "0.0.0.0", "--port", "0")
+    result = forked("view", tmp_path, "--tokenizer", "bytes", "--no-token", "--host", "0.0.0.0", "--port", "0")
     assert result.returncode == 2
     assert "--no-token is for this machine alone" in result.stderr
     command = [sys.executable, "-c", "from chatmill.cli import main; main()"]
