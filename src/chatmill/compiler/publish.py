@@ -21,7 +21,7 @@ from typing import Any, Self
 from chatmill.compiler.faults import fault_point
 from chatmill.core.canonical import canonical_json as canonical_json  # used together with what is here
 from chatmill.errors import ChatmillError, ConfigError, FormatError
-from chatmill.store.durable import Durability, sync_folder
+from chatmill.store.durable import Digest, Durability, sync_folder
 
 TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
 """The names that nothing but this module gives."""
@@ -295,8 +295,13 @@ def _remove(path: Path) -> None:
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
     """Hex digest of the bytes of a file."""
+    return file_digest(path, hashlib.sha256)
+
+
+def file_digest(path: str | os.PathLike[str], digest: Callable[[], Digest]) -> str:
+    """A digest of the bytes of a file, as text."""
     with storing(path, "read"), open(path, "rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, digest).hexdigest()  # type: ignore[arg-type]
 
 
 def verified_hash(path: str | os.PathLike[str], expected_size: int) -> str:

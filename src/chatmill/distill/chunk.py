@@ -100,11 +100,8 @@ def _append(output: StreamedOutput, batch: KDBatch, rows: RowBatch, valid_thresh
     if not len(batch.rows):
         return
     offsets, kinds = offsets_of(batch.lengths), kinds_of_spans(batch.spans)
-    ids = [rows.ids[row] or b"" for row in batch.rows.tolist()]
-    valid = _is_valid(ids, valid_threshold)
-    names = Texts.packed_in(
-        np.frombuffer(b"".join(ids), dtype=np.uint8), np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-    )
+    names = rows.ids.texts.take(batch.rows).packed()
+    valid = _is_valid(names, valid_threshold)
     borders = [0, *(np.flatnonzero(valid[1:] != valid[:-1]) + 1).tolist(), len(valid)]
     for first, last in itertools.pairwise(borders):
         tokens = slice(int(offsets[first]), int(offsets[last]))
@@ -117,18 +114,19 @@ def _append(output: StreamedOutput, batch: KDBatch, rows: RowBatch, valid_thresh
         output.append(Split.VALID if valid[first] else Split.TRAIN, columns)
 
 
-def _is_valid(ids: list[bytes], threshold: int) -> NDArray[np.bool_]:
-    """Which rows are in `valid`."""
+def _is_valid(names: Texts, threshold: int) -> NDArray[np.bool_]:
+    """Which rows are in `valid`; their names are packed."""
     if threshold == 2**64:
-        return np.ones(len(ids), dtype=np.bool_)
-    digests = b"".join([blake2b(row_id, digest_size=8).digest() for row_id in ids])
+        return np.ones(len(names), dtype=np.bool_)
+    data, borders = names.data.tobytes(), itertools.pairwise(names.offsets.tolist())
+    digests = b"".join([blake2b(data[start:stop], digest_size=8).digest() for start, stop in borders])
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64) < np.uint64(threshold)
 
 
 def _refuse(job: KDChunk, batch: KDBatch, rows: RowBatch, output: StreamedOutput) -> None:
     """The rows that failed: the first one ends the build, or all are put aside."""
     for place, error in batch.failed:
-        if not rows.ids[place]:
+        if not rows.ids.raw(place):
             message = "the row has no synth_id, which decides its split"
             error = RecordError(message, code="no_synth_id", path="synth_id")
         error.where, error.record_id = rows.where(place), rows.id_text(place)
@@ -143,7 +141,7 @@ def _refuse(job: KDChunk, batch: KDBatch, rows: RowBatch, output: StreamedOutput
             )
         output.ledger.records[job.shard.name, "quarantined", error.code] += 1
         line = {
-            "shard": job.shard.name, "row": rows.first + place + 1, "synth_id": shown(rows.ids[place]),
+            "shard": job.shard.name, "row": rows.first + place + 1, "synth_id": shown(rows.ids.raw(place)),
             "code": error.code, "field": error.path, "reason": error.message,
             "messages_json": shown(rows.texts.raw(place)),
         }  # fmt: skip

@@ -151,7 +151,7 @@ class _Check:
             known |= dict(fast.failed)
         found: list[Rendered | RecordError] = []
         for place in range(len(rows.ids)):
-            if not rows.ids[place]:
+            if not rows.ids.raw(place):
                 found.append(RecordError("the row has no synth_id", code="no_synth_id", path="synth_id"))
                 continue
             if chosen is not None and first + place not in chosen:
@@ -187,7 +187,7 @@ class _Check:
         self._ledger.notes[shard.name, "episodes"] += 1
         tokens = role_tokens(made.ids, np.array([0, len(made.ids)]))
         enter_tokens(self._ledger, shard.name, tokens, int(np.count_nonzero(made.spans[1:])))
-        split = Split.VALID if is_valid(rows.ids[place] or b"", self._threshold) else Split.TRAIN
+        split = Split.VALID if is_valid(rows.ids.raw(place) or b"", self._threshold) else Split.TRAIN
         documents, file = splits.get(split), f"{split}/{shard.name}"
         if documents is None or documents.next >= len(documents):
             message = "must have a document of this row, and ends before it"
