@@ -44,6 +44,8 @@ class KDChunk:
     renderer: Renderer
     audit_rate: float
     quarantine: bool
+    record_ids: bool
+    """Whether they are kept."""
     vocabulary: str
     """A checked o200k file."""
     work: str
@@ -86,7 +88,7 @@ def _write(job: KDChunk, folder: Path) -> dict[str, Any]:
                 batch = renderer.render(rows.usable)
                 _refuse(job, batch, rows, output)
                 audit.add(batch, rows)
-                _append(output, batch, rows, job.valid_threshold)
+                _append(output, batch, rows, job)
                 account(output.ledger, job.shard.name, batch, len(rows.ids))
             audit.compare()
         return output.write(job.number, folder, audited=audit.rows)
@@ -95,13 +97,13 @@ def _write(job: KDChunk, folder: Path) -> dict[str, Any]:
         raise
 
 
-def _append(output: StreamedOutput, batch: KDBatch, rows: RowBatch, valid_threshold: int) -> None:
+def _append(output: StreamedOutput, batch: KDBatch, rows: RowBatch, job: KDChunk) -> None:
     """The rows of a batch to their splits, in order; runs of rows of one split are written as slices."""
     if not len(batch.rows):
         return
     offsets, kinds = offsets_of(batch.lengths), kinds_of_spans(batch.spans)
     names = rows.ids.texts.take(batch.rows).packed()
-    valid = _is_valid(names, valid_threshold)
+    valid = _is_valid(names, job.valid_threshold)
     borders = [0, *(np.flatnonzero(valid[1:] != valid[:-1]) + 1).tolist(), len(valid)]
     for first, last in itertools.pairwise(borders):
         tokens = slice(int(offsets[first]), int(offsets[last]))
@@ -109,7 +111,7 @@ def _append(output: StreamedOutput, batch: KDBatch, rows: RowBatch, valid_thresh
             ids=batch.ids[tokens].view(np.uint32),
             lengths=batch.lengths[first:last],
             kinds=kinds[tokens],
-            record_id=names.part(first, last),
+            record_id=names.part(first, last) if job.record_ids else None,
         )
         output.append(Split.VALID if valid[first] else Split.TRAIN, columns)
 

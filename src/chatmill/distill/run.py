@@ -266,6 +266,7 @@ class _Build:
                 renderer=options.renderer,
                 audit_rate=options.audit,
                 quarantine=options.on_error is OnError.QUARANTINE,
+                record_ids=options.config.record_ids,
                 vocabulary=str(options.vocabulary[0].absolute()),
                 work=str(self._work.absolute()),
             )

@@ -65,7 +65,8 @@ class WordSum:
         head = (8 - phase) % 8
         tail = head + max(len(data) - head, 0) // 8 * 8
         self._sum += int.from_bytes(data[:head], "little") << 8 * phase
-        self._sum += int(np.frombuffer(data[head:tail], dtype="<u8").sum()) + int.from_bytes(data[tail:], "little")
+        self._sum += int(np.add.reduce(np.frombuffer(data[head:tail], dtype="<u8")))
+        self._sum += int.from_bytes(data[tail:], "little")
         self._size += len(data)
 
     def hexdigest(self) -> str:
