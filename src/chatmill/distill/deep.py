@@ -17,6 +17,7 @@ from chatmill.compiler.ledger import Ledger
 from chatmill.core.shift import shift_left
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import enter_tokens, role_tokens
+from chatmill.distill.audit import first_difference
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, library_version
 from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.distill.shard_export import QUARANTINE
@@ -198,7 +199,7 @@ class _Check:
         span = shift_left(made.spans)
         expected: dict[str, NDArray[Any]] = {TOKENS: made.ids, SPAN: span, LOSSMASK: (span > 0).astype(np.uint8)}
         for column, values in expected.items():
-            at = _difference(stored[column], values)
+            at = first_difference(stored[column], values)
             if at is not None:
                 around = slice(max(0, at - CONTEXT), at + CONTEXT)
                 self._book.found(
@@ -235,15 +236,6 @@ class _Check:
                     self._book.wrong(
                         MANIFEST, f"its ledger says {said[key]:,} {what} {name}; the input gives {found[key]:,}"
                     )
-
-
-def _difference(stored: NDArray[Any], expected: NDArray[Any]) -> int | None:
-    """The first position that differs; None: there is none."""
-    short = min(len(stored), len(expected))
-    wrong = np.flatnonzero(stored[:short] != expected[:short])
-    if len(wrong):
-        return int(wrong[0])
-    return None if len(stored) == len(expected) else short
 
 
 def _sentence(stored: NDArray[Any], expected: NDArray[Any], at: int) -> str:

@@ -137,13 +137,14 @@ def _read(texts: OptionalTexts) -> tuple[Conversations, NDArray[np.int64], NDArr
         if found is not None:
             slow[place] = found
     if scanned is None:
-        found = Conversations.of(list(slow.values()))
-        return found, np.array(list(slow), dtype=np.int64), _message_spans(found.messages)
+        batch = Conversations.of(list(slow.values()))
+        return batch, np.array(list(slow), dtype=np.int64), _message_spans(batch.messages)
     places = sure.copy()
     places[list(slow)] = True
-    found = merged(scanned_batch(scanned, "row ", 1, ""), sure, slow)
-    known = spans if found.messages is scanned.messages else _message_spans(found.messages)
-    return found, np.flatnonzero(places), known
+    batch = merged(scanned_batch(scanned, "row ", 1, ""), sure, slow)
+    if batch.messages is not scanned.messages:
+        spans = _message_spans(batch.messages)
+    return batch, np.flatnonzero(places), spans
 
 
 def _is_known(scanned: Scanned, spans: NDArray[np.uint8]) -> NDArray[np.bool_]:

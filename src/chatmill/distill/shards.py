@@ -40,7 +40,7 @@ _NAME = re.compile(r"synth_harmony_shard_(\d{2,})\.parquet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One input file: how much of it is used, and what tells it apart from another version of itself."""
+    """One input file: how much of it is used, and what distinguishes it from another version of itself."""
 
     name: str
     """`shard_NN`, as its output is called."""

@@ -116,7 +116,7 @@ class GrowingFile:
         self._pushed = self._bytes
 
     def _wait(self) -> None:
-        """Wait for the other thread; an error of the disk that it met is told here, and only once by the system."""
+        """Wait for the other thread; an error that it met is raised here; the system reports it only once."""
         if self._pushing is not None:
             wait([self._pushing])  # interrupted here, it is still there to be waited for
             pushing, self._pushing = self._pushing, None

@@ -239,7 +239,7 @@ class KDRoot:
 
     directory: Path
     manifest: Mapping[str, Any]
-    """What stands in its manifest.json (or export.json)."""
+    """What is in its manifest.json (or export.json)."""
     splits: dict[str, tuple[str, ...]]
     """The token prefixes of each split, in order; splits without a document are left out."""
 
