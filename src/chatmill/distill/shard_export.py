@@ -31,7 +31,7 @@ from chatmill.systems.synth_kd import Split
 
 QUARANTINE = "quarantine.jsonl"
 """In the dataset: the rows of all shards that could not be used."""
-SLICE_TOKENS = 1 << 18
+SLICE_TOKENS = 1 << 19
 """Tokens that are copied at a time: few enough to stay in the processor's cache while they are hashed."""
 
 
