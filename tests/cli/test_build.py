@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from chatmill.cli import build as module
 from chatmill.cli import main
+from chatmill.compiler.engines.named import named_executor
 from chatmill.compiler.engines.ray_engine import RayExecutor
 from chatmill.compiler.run import BuildProgress
+from chatmill.errors import UnknownNameError
 from tests.cli.run import chatmill, forked
 from tests.compiler.builds import chats, digest, files_of, leftovers, plain_recipe, write_jsonl
 
@@ -245,11 +246,12 @@ def test_quarantine_is_shown(call: Call, tmp_path: Path) -> None:
 
 
 def test_engines_by_name() -> None:
-    engine = module._executor("ray", "ray://head:10001", 3)
+    engine = named_executor("ray", 3, "ray://head:10001")
     assert isinstance(engine, RayExecutor)
     assert (engine.address, engine.workers) == ("ray://head:10001", 3)
-    assert module._executor("ray", None, None).workers is None
-    assert module._executor("local", None, 3) is None, "the build makes its own"
+    assert named_executor("local", 3) is None, "a build makes its own"
+    with pytest.raises(UnknownNameError, match="'rey'"):
+        named_executor("rey")
 
 
 def test_progress_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,6 +82,7 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Build a dataset."""
+    from chatmill.compiler.engines.named import named_executor
     from chatmill.compiler.progress import shown_progress
     from chatmill.compiler.run import run_build
 
@@ -99,7 +100,7 @@ def command(
             recipe,
             out,
             workers=workers,
-            executor=_executor(engine, ray_address, workers),
+            executor=named_executor(engine, workers, ray_address),
             resume=resume,
             shard=_share(shard),
             shard_bytes=shard_bytes,
@@ -206,18 +207,6 @@ def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: l
     if other_own(recipe) is not None and (found := compare_with_own(recipe, sampled(recipe))) is not None:
         for sentence in found.sentences():
             console.print(sentence, style="yellow" if found.differs else None)
-
-
-def _executor(engine: str, address: str | None, workers: int | None) -> Any:
-    from chatmill.errors import UnknownNameError
-
-    if engine == "local":
-        return None
-    if engine == "ray":
-        from chatmill.compiler.engines.ray_engine import RayExecutor
-
-        return RayExecutor(address, workers=workers)
-    raise UnknownNameError("engine", engine, ["local", "ray"])
 
 
 def _share(text: str | None) -> tuple[int, int] | None:

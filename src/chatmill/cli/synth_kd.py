@@ -76,8 +76,9 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Build a distillation dataset."""
+    from chatmill.compiler.engines.named import named_executor
     from chatmill.compiler.progress import shown_progress
-    from chatmill.distill.run import build_synth_kd, executor_of
+    from chatmill.distill.run import build_synth_kd
 
     options.report_missing_library()
     with nullcontext() if quiet else shown_progress() as on_progress:
@@ -90,7 +91,8 @@ def command(
             max_tokens=max_tokens,
             max_tokens_per_shard=max_tokens_per_shard,
             record_ids=record_ids,
-            executor=executor_of(engine, workers, ray_address),
+            workers=workers,
+            executor=named_executor(engine, workers, ray_address),
             audit=audit,
             on_error=on_error,
             renderer=renderer,

@@ -16,7 +16,7 @@ from typing import Any
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
-from chatmill.store.durable import Durability, GrowingFile
+from chatmill.store.durable import Durability, GrowingFile, WordSum
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
 from chatmill.store.episode_manifest import COLUMNS, FileRecord, ShardRecord
 from chatmill.store.shard_writer import ShardWriter, write_shard
@@ -80,7 +80,10 @@ class ChunkOutput:
 
 
 class StreamedOutput(ChunkOutput):
-    """The same, written while it comes, for chunks whose size nothing bounds; episodes have no masks and no sources."""
+    """The same, written while it comes, for chunks whose size nothing bounds; episodes have no masks and no sources.
+
+    Its shards are no part of a dataset: an export reads them, which has hashes of its own.
+    """
 
     def __init__(self, folder: Path) -> None:
         """`folder` is the one that `write` gets."""
@@ -93,7 +96,9 @@ class StreamedOutput(ChunkOutput):
         """Write episodes behind those that are there."""
         if split not in self._writers:
             specs = [column for column in COLUMNS if column.name in columns.names]
-            self._writers[split] = ShardWriter(self._folder / split, specs, masks=False, durability=Durability.SCRATCH)
+            self._writers[split] = ShardWriter(
+                self._folder / split, specs, masks=False, durability=Durability.SCRATCH, digest=WordSum
+            )
         self._writers[split].append(columns)
 
     def reject(self, line: str) -> None:

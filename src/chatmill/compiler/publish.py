@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,8 +19,7 @@ from typing import Any, Self
 from chatmill.compiler.faults import fault_point
 from chatmill.core.canonical import canonical_json as canonical_json  # used together with what is here
 from chatmill.errors import ChatmillError, ConfigError
-from chatmill.store.checksums import sha256_of
-from chatmill.store.durable import Durability, GrowingFile, remove_path, sync_folder, sync_tree
+from chatmill.store.durable import Digest, Durability, GrowingFile, remove_path, sync_folder, sync_tree
 
 TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
 """The names that nothing but this module gives."""
@@ -218,5 +218,10 @@ def sweep_orphans(folder: str | os.PathLike[str]) -> list[Path]:
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
     """Hex digest of the bytes of a file."""
-    with storing(path, "read"):
-        return sha256_of(Path(path))
+    return file_digest(path, hashlib.sha256)
+
+
+def file_digest(path: str | os.PathLike[str], digest: Callable[[], Digest]) -> str:
+    """A digest of the bytes of a file, as text."""
+    with storing(path, "read"), open(path, "rb", buffering=0) as file:
+        return hashlib.file_digest(file, digest).hexdigest()  # type: ignore[arg-type]

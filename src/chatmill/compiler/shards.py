@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,12 +19,12 @@ from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import (
     AtomicFile,
     canonical_json,
-    sha256_file,
+    file_digest,
     storing,
     write_atomic,
 )
 from chatmill.errors import FormatError
-from chatmill.store.durable import Durability, remove_path, sync_files, sync_folder
+from chatmill.store.durable import Durability, WordSum, remove_path, sync_files, sync_folder
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
 from chatmill.store.episode_layout import MANIFEST, shard_name
 from chatmill.store.episode_manifest import (
@@ -87,7 +88,10 @@ def _file_records(receipt: Mapping[str, Any], where: str) -> Iterator[tuple[str,
 
 def _is_file(path: Path, record: FileRecord) -> bool:
     """Whether a file is there with the bytes of its record."""
-    return path.is_file() and path.stat().st_size == record.bytes and sha256_file(path) == record.sha256
+    if not path.is_file() or path.stat().st_size != record.bytes:
+        return False
+    digest = WordSum if record.sha256.startswith(WordSum.PREFIX) else hashlib.sha256
+    return file_digest(path, digest) == record.sha256
 
 
 class DiskSync:

@@ -47,7 +47,7 @@ def audited(first: int, count: int, rate: float) -> NDArray[np.bool_]:
 
 
 class _Row(NamedTuple):
-    """A row to compare: what it was, what the fast path made of it, and where it stands, in words."""
+    """A row to compare: what it was, what the fast path made of it, and where it is, in words."""
 
     text: bytes | None
     ids: NDArray[np.int32]
@@ -87,15 +87,22 @@ class Audit:
         for row in self._pending:
             expected = self._official.render(row.text)
             for name, ours, theirs in (("id", row.ids, expected.ids), ("span", row.spans, expected.spans)):
-                if not np.array_equal(ours, theirs):
-                    raise AuditError(_difference(name, ours, theirs, row.where))
+                at = first_difference(ours, theirs)
+                if at is not None:
+                    raise AuditError(_sentence(name, at, ours, theirs, row.where))
         self._pending = []
 
 
-def _difference(name: str, ours: NDArray[Any], theirs: NDArray[Any], where: str) -> str:
-    length = min(len(ours), len(theirs))
-    different = np.flatnonzero(ours[:length] != theirs[:length])
-    at = int(different[0]) if len(different) else length
+def first_difference(one: NDArray[Any], other: NDArray[Any]) -> int | None:
+    """The first position at which two arrays differ, or where the shorter one ends; None: they are equal."""
+    short = min(len(one), len(other))
+    different = np.flatnonzero(one[:short] != other[:short])
+    if len(different):
+        return int(different[0])
+    return None if len(one) == len(other) else short
+
+
+def _sentence(name: str, at: int, ours: NDArray[Any], theirs: NDArray[Any], where: str) -> str:
     mine, official = (str(values[at]) if at < len(values) else "nothing" for values in (ours, theirs))
     return (
         f"{where}: {name} {at} is {mine}, the official renderer has {official} ({len(ours)} and {len(theirs)} tokens). "

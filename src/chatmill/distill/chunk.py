@@ -44,6 +44,8 @@ class KDChunk:
     renderer: Renderer
     audit_rate: float
     quarantine: bool
+    record_ids: bool
+    """Whether they are kept."""
     vocabulary: str
     """A checked o200k file."""
     work: str
@@ -86,7 +88,7 @@ def _write(job: KDChunk, folder: Path) -> dict[str, Any]:
                 batch = renderer.render(rows.usable)
                 _refuse(job, batch, rows, output)
                 audit.add(batch, rows)
-                _append(output, batch, rows, job.valid_threshold)
+                _append(output, batch, rows, job)
                 account(output.ledger, job.shard.name, batch, len(rows.ids))
             audit.compare()
         return output.write(job.number, folder, audited=audit.rows)
@@ -95,16 +97,13 @@ def _write(job: KDChunk, folder: Path) -> dict[str, Any]:
         raise
 
 
-def _append(output: StreamedOutput, batch: KDBatch, rows: RowBatch, valid_threshold: int) -> None:
+def _append(output: StreamedOutput, batch: KDBatch, rows: RowBatch, job: KDChunk) -> None:
     """The rows of a batch to their splits, in order; runs of rows of one split are written as slices."""
     if not len(batch.rows):
         return
     offsets, kinds = offsets_of(batch.lengths), kinds_of_spans(batch.spans)
-    ids = [rows.ids[row] or b"" for row in batch.rows.tolist()]
-    valid = _is_valid(ids, valid_threshold)
-    names = Texts.packed_in(
-        np.frombuffer(b"".join(ids), dtype=np.uint8), np.fromiter(map(len, ids), dtype=np.int64, count=len(ids))
-    )
+    names = rows.ids.texts.take(batch.rows).packed()
+    valid = _is_valid(names, job.valid_threshold)
     borders = [0, *(np.flatnonzero(valid[1:] != valid[:-1]) + 1).tolist(), len(valid)]
     for first, last in itertools.pairwise(borders):
         tokens = slice(int(offsets[first]), int(offsets[last]))
@@ -112,23 +111,24 @@ def _append(output: StreamedOutput, batch: KDBatch, rows: RowBatch, valid_thresh
             ids=batch.ids[tokens].view(np.uint32),
             lengths=batch.lengths[first:last],
             kinds=kinds[tokens],
-            record_id=names.part(first, last),
+            record_id=names.part(first, last) if job.record_ids else None,
         )
         output.append(Split.VALID if valid[first] else Split.TRAIN, columns)
 
 
-def _is_valid(ids: list[bytes], threshold: int) -> NDArray[np.bool_]:
-    """Which rows are in `valid`."""
+def _is_valid(names: Texts, threshold: int) -> NDArray[np.bool_]:
+    """Which rows are in `valid`; their names are packed."""
     if threshold == 2**64:
-        return np.ones(len(ids), dtype=np.bool_)
-    digests = b"".join([blake2b(row_id, digest_size=8).digest() for row_id in ids])
+        return np.ones(len(names), dtype=np.bool_)
+    data, borders = names.data.tobytes(), itertools.pairwise(names.offsets.tolist())
+    digests = b"".join([blake2b(data[start:stop], digest_size=8).digest() for start, stop in borders])
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64) < np.uint64(threshold)
 
 
 def _refuse(job: KDChunk, batch: KDBatch, rows: RowBatch, output: StreamedOutput) -> None:
     """The rows that failed: the first one ends the build, or all are put aside."""
     for place, error in batch.failed:
-        if not rows.ids[place]:
+        if not rows.ids.raw(place):
             message = "the row has no synth_id, which decides its split"
             error = RecordError(message, code="no_synth_id", path="synth_id")
         error.where, error.record_id = rows.where(place), rows.id_text(place)
@@ -143,7 +143,7 @@ def _refuse(job: KDChunk, batch: KDBatch, rows: RowBatch, output: StreamedOutput
             )
         output.ledger.records[job.shard.name, "quarantined", error.code] += 1
         line = {
-            "shard": job.shard.name, "row": rows.first + place + 1, "synth_id": shown(rows.ids[place]),
+            "shard": job.shard.name, "row": rows.first + place + 1, "synth_id": shown(rows.ids.raw(place)),
             "code": error.code, "field": error.path, "reason": error.message,
             "messages_json": shown(rows.texts.raw(place)),
         }  # fmt: skip

@@ -17,6 +17,7 @@ from chatmill.compiler.ledger import Ledger
 from chatmill.core.shift import shift_left
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import enter_tokens, role_tokens
+from chatmill.distill.audit import first_difference
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, library_version
 from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.distill.shard_export import QUARANTINE
@@ -151,7 +152,7 @@ class _Check:
             known |= dict(fast.failed)
         found: list[Rendered | RecordError] = []
         for place in range(len(rows.ids)):
-            if not rows.ids[place]:
+            if not rows.ids.raw(place):
                 found.append(RecordError("the row has no synth_id", code="no_synth_id", path="synth_id"))
                 continue
             if chosen is not None and first + place not in chosen:
@@ -187,7 +188,7 @@ class _Check:
         self._ledger.notes[shard.name, "episodes"] += 1
         tokens = role_tokens(made.ids, np.array([0, len(made.ids)]))
         enter_tokens(self._ledger, shard.name, tokens, int(np.count_nonzero(made.spans[1:])))
-        split = Split.VALID if is_valid(rows.ids[place] or b"", self._threshold) else Split.TRAIN
+        split = Split.VALID if is_valid(rows.ids.raw(place) or b"", self._threshold) else Split.TRAIN
         documents, file = splits.get(split), f"{split}/{shard.name}"
         if documents is None or documents.next >= len(documents):
             message = "must have a document of this row, and ends before it"
@@ -198,7 +199,7 @@ class _Check:
         span = shift_left(made.spans)
         expected: dict[str, NDArray[Any]] = {TOKENS: made.ids, SPAN: span, LOSSMASK: (span > 0).astype(np.uint8)}
         for column, values in expected.items():
-            at = _difference(stored[column], values)
+            at = first_difference(stored[column], values)
             if at is not None:
                 around = slice(max(0, at - CONTEXT), at + CONTEXT)
                 self._book.found(
@@ -235,15 +236,6 @@ class _Check:
                     self._book.wrong(
                         MANIFEST, f"its ledger says {said[key]:,} {what} {name}; the input gives {found[key]:,}"
                     )
-
-
-def _difference(stored: NDArray[Any], expected: NDArray[Any]) -> int | None:
-    """The first position that differs; None: there is none."""
-    short = min(len(stored), len(expected))
-    wrong = np.flatnonzero(stored[:short] != expected[:short])
-    if len(wrong):
-        return int(wrong[0])
-    return None if len(stored) == len(expected) else short
 
 
 def _sentence(stored: NDArray[Any], expected: NDArray[Any], at: int) -> str:

@@ -93,12 +93,12 @@ class BulkRows:
 
     def render(self, texts: OptionalTexts) -> KDBatch:
         """Render rows given as JSON texts; a row that fails does not touch the others."""
-        conversations, places = _read(texts)
+        conversations, places, spans = _read(texts)
         rendered = render(conversations, self.template, collect_failures=True)
         rows = places[rendered.kept]
         batch = KDBatch(
             ids=rendered.tokens.ids,
-            spans=_token_spans(rendered.tokens, rendered.kept, conversations),
+            spans=_token_spans(rendered.tokens, conversations.offsets[rendered.kept], spans),
             lengths=rendered.tokens.lengths,
             rows=rows,
             official=frozenset(),
@@ -123,28 +123,33 @@ class OfficialBatches:
         return _with_official(batch, texts, list(range(len(texts))), self.official)
 
 
-def _read(texts: OptionalTexts) -> tuple[Conversations, NDArray[np.int64]]:
-    """The rows whose meaning is certain, and their places."""
+def _read(texts: OptionalTexts) -> tuple[Conversations, NDArray[np.int64], NDArray[np.uint8]]:
+    """The rows whose meaning is certain, their places, and the span id of every message."""
     starts, lengths = texts.starts, np.maximum(texts.lengths, 0)
     offsets = np.append(starts, starts[-1:] + lengths[-1:]) if len(texts) else np.zeros(1, dtype=np.int64)
     scanned = scan_texts(texts.data, offsets, _names())
     sure = np.diff(offsets) == texts.lengths
-    sure &= scanned is not None and _is_known(scanned)
+    spans = np.empty(0, dtype=np.uint8) if scanned is None else _message_spans(scanned.messages)
+    sure &= scanned is not None and _is_known(scanned, spans)
     slow: dict[int, Conversation] = {}
     for place in np.flatnonzero(~sure & texts.present).tolist():
         found = _conversation(texts.raw(place))
         if found is not None:
             slow[place] = found
     if scanned is None:
-        return Conversations.of(list(slow.values())), np.array(list(slow), dtype=np.int64)
+        batch = Conversations.of(list(slow.values()))
+        return batch, np.array(list(slow), dtype=np.int64), _message_spans(batch.messages)
     places = sure.copy()
     places[list(slow)] = True
-    return merged(scanned_batch(scanned, "row ", 1, ""), sure, slow), np.flatnonzero(places)
+    batch = merged(scanned_batch(scanned, "row ", 1, ""), sure, slow)
+    if batch.messages is not scanned.messages:
+        spans = _message_spans(batch.messages)
+    return batch, np.flatnonzero(places), spans
 
 
-def _is_known(scanned: Scanned) -> NDArray[np.bool_]:
+def _is_known(scanned: Scanned, spans: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Which rows keep the rules of the dataset: an assistant message, and every one of them in a known channel."""
-    spans, assistant = _message_spans(scanned.messages), scanned.messages.roles == RoleCode.ASSISTANT
+    assistant = scanned.messages.roles == RoleCode.ASSISTANT
     owners = np.repeat(np.arange(len(scanned.read)), np.diff(scanned.offsets))
     known = np.zeros(len(scanned.read), dtype=np.bool_)
     known[owners[assistant]] = True
@@ -162,11 +167,14 @@ def _message_spans(messages: MessageColumns) -> NDArray[np.uint8]:
     return spans
 
 
-def _token_spans(tokens: Tokens, kept: NDArray[np.int64], batch: Conversations) -> NDArray[np.uint8]:
-    """The span id of every token: that of its message, wrappers included."""
-    firsts = np.repeat(batch.offsets[kept], np.diff(tokens.conversation_runs))
-    spans = np.append(_message_spans(batch.messages), np.uint8(0))  # the last for what is of no message
-    return tokens.per_token(spans[np.where(tokens.run_messages >= 0, firsts + tokens.run_messages, -1)])
+def _token_spans(tokens: Tokens, firsts: NDArray[np.int64], spans: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The span id of every token: that of its message, wrappers included.
+
+    `firsts` are the first messages of the rows, `spans` those of all messages.
+    """
+    of_runs = np.repeat(firsts, np.diff(tokens.conversation_runs)) + tokens.run_messages
+    of_runs[tokens.run_messages < 0] = len(spans)  # what is of no message
+    return tokens.per_token(np.append(spans, np.uint8(0))[of_runs])
 
 
 def _conversation(row: bytes | None) -> Conversation | None:

@@ -19,6 +19,7 @@ from chatmill.compiler.chunk_runs import OnProgress, run_chunks
 from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor
+from chatmill.compiler.engines.named import named_executor
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.publish import (
@@ -119,7 +120,7 @@ def build_synth_kd(
         "chunk_bytes": chunk_bytes,
         "chunk_rows": chunk_rows,
     }
-    running = executor or executor_of(engine, workers)
+    running = executor or named_executor(engine, workers) or LocalExecutor(workers)
     with storing(root, "create the folder"):
         root.mkdir(parents=True, exist_ok=True)
     with folder_lock(root, shared=False), kept(running):
@@ -147,17 +148,6 @@ def _read_source(
     if any(cap is not None for cap in caps.values()):
         source = cap_tokens(source, renderer_of(options.renderer, str(options.vocabulary[0].absolute())).render, **caps)
     return source
-
-
-def executor_of(engine: str, workers: int | None = None, address: str | None = None) -> Executor:
-    """The engine of a name."""
-    if engine == "local":
-        return LocalExecutor(workers)
-    if engine == "ray":
-        from chatmill.compiler.engines.ray_engine import RayExecutor
-
-        return RayExecutor(address, workers=workers)
-    raise UnknownNameError("engine", engine, ["local", "ray"])
 
 
 def _choice(what: str, value: str, kind: Any) -> Any:
@@ -266,6 +256,7 @@ class _Build:
                 renderer=options.renderer,
                 audit_rate=options.audit,
                 quarantine=options.on_error is OnError.QUARANTINE,
+                record_ids=options.config.record_ids,
                 vocabulary=str(options.vocabulary[0].absolute()),
                 work=str(self._work.absolute()),
             )

@@ -31,7 +31,7 @@ from chatmill.systems.synth_kd import Split
 
 QUARANTINE = "quarantine.jsonl"
 """In the dataset: the rows of all shards that could not be used."""
-SLICE_TOKENS = 1 << 18
+SLICE_TOKENS = 1 << 19
 """Tokens that are copied at a time: few enough to stay in the processor's cache while they are hashed."""
 
 
@@ -81,7 +81,7 @@ def export_shard(job: KDExport) -> dict[str, Any]:
 
 def _export_split(job: KDExport, receipts: Sequence[dict[str, Any]], split: Split, folder: Path) -> dict[str, Any]:
     """The datasets of a split; a split without rows has no files."""
-    columns = [column for column in COLUMNS if column.name in ("kinds", "record_id")]
+    columns = [column for column in COLUMNS if column.name in ("kinds", *(("record_id",) if job.record_ids else ()))]
     parts = [
         EpisodeShard(Path(part) / split, columns)
         for part, receipt in zip(job.parts, receipts, strict=True)
@@ -93,7 +93,7 @@ def _export_split(job: KDExport, receipts: Sequence[dict[str, Any]], split: Spli
     shard, spans = MegatronShard(folder / split / job.name, record_ids=job.record_ids), np.zeros(3, dtype=np.int64)
     try:
         for part in parts:
-            spans += _append(shard, part)
+            spans += _append(shard, part, record_ids=job.record_ids)
             fault_point("during_export")
         files = shard.finish()
     except BaseException:
@@ -107,7 +107,7 @@ def _export_split(job: KDExport, receipts: Sequence[dict[str, Any]], split: Spli
     }
 
 
-def _append(shard: MegatronShard, part: EpisodeShard) -> NDArray[np.int64]:
+def _append(shard: MegatronShard, part: EpisodeShard, *, record_ids: bool) -> NDArray[np.int64]:
     """Copy what a chunk became; how many tokens each span has."""
     lengths = part.index[:, 1].astype(np.int64)
     offsets, counts = offsets_of(lengths), np.zeros(3, dtype=np.int64)
@@ -115,7 +115,8 @@ def _append(shard: MegatronShard, part: EpisodeShard) -> NDArray[np.int64]:
     for first, last in even_ranges(lengths, SLICE_TOKENS):
         tokens = slice(int(offsets[first]), int(offsets[last]))
         span = shift_left_ragged(spans_of_kinds(kinds[tokens]), offsets[first : last + 1] - offsets[first])
-        shard.append(ids[tokens], lengths[first:last], span, part.texts("record_id", first, last))
+        names = part.texts("record_id", first, last) if record_ids else None
+        shard.append(ids[tokens], lengths[first:last], span, names)
         analysis, final = (int(np.count_nonzero(span == number)) for number in (1, 2))
         counts += [len(span) - analysis - final, analysis, final]
     return counts

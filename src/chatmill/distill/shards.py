@@ -31,8 +31,8 @@ CHUNK_BYTES = 64 << 20
 """Wanted bytes of a chunk, unpacked."""
 GROUP_ROWS = 1 << 21
 """Rows of a chunk at most, so that a build can be resumed and shared out."""
-BATCH_ROWS = 1024
-"""Rows that are decoded and rendered together; bounds the memory of a worker."""
+BATCH_BYTES = 16 << 20
+"""Bytes of rows that are decoded and rendered together, about; bounds the memory of a worker."""
 _PATH, _BYTES, _ROWS = ("path", "file", "filename", "name"), ("bytes", "size_bytes"), ("rows", "num_rows")
 """What the entry of a shard may call these in a manifest."""
 _NAME = re.compile(r"synth_harmony_shard_(\d{2,})\.parquet")
@@ -40,7 +40,7 @@ _NAME = re.compile(r"synth_harmony_shard_(\d{2,})\.parquet")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One input file: how much of it is used, and what tells it apart from another version of itself."""
+    """One input file: how much of it is used, and what distinguishes it from another version of itself."""
 
     name: str
     """`shard_NN`, as its output is called."""
@@ -78,14 +78,13 @@ class RowBatch(NamedTuple):
     """The path of the shard."""
     first: int
     """The number of the first row, counted from 0."""
-    ids: list[bytes | None]
+    ids: OptionalTexts
     texts: OptionalTexts
 
     @property
     def usable(self) -> OptionalTexts:
         """The texts; None also for a row without an id, which has no split."""
-        unnamed = [place for place, row_id in enumerate(self.ids) if not row_id]
-        return self.texts.without(np.array(unnamed, dtype=np.int64))
+        return self.texts.without(np.flatnonzero(self.ids.lengths <= 0))
 
     def where(self, place: int) -> str:
         """The place of a row in words; rows are counted from 1 there."""
@@ -93,7 +92,7 @@ class RowBatch(NamedTuple):
 
     def id_text(self, place: int) -> str:
         """The `synth_id` of a row, as far as it can be shown."""
-        return shown(self.ids[place]) or ""
+        return shown(self.ids.raw(place)) or ""
 
 
 def shown(value: bytes | None) -> str | None:
@@ -279,10 +278,10 @@ def shard_batches(shard: Shard, start: int, stop: int) -> Iterator[RowBatch]:
 
     check_unchanged(shard.data, shard.bytes, shard.mtime_ns)
     seen = start
-    for batch in parquet_batches(Path(shard.data), start, stop, columns=COLUMNS, batch_rows=BATCH_ROWS):
-        ids, column = (batch.column(name) for name in COLUMNS)
-        texts = texts_of(column.cast(pyarrow.large_string()), check=False)  # whoever reads them looks at every byte
-        yield RowBatch(shard.path, seen, ids.cast(pyarrow.large_binary()).to_pylist(), texts)
+    for batch in parquet_batches(Path(shard.data), start, stop, columns=COLUMNS, batch_bytes=BATCH_BYTES):
+        # Whoever reads them looks at every byte.
+        columns = (texts_of(batch.column(name).cast(pyarrow.large_string()), check=False) for name in COLUMNS)
+        yield RowBatch(shard.path, seen, *columns)
         seen += batch.num_rows
     if seen != stop:
         raise FormatError(f"{shard.path}: rows {seen} to {stop} could not be read; the file says it has {shard.rows:,}")

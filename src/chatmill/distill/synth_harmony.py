@@ -68,7 +68,7 @@ class SynthHarmonyResult:
     rows: int
     rejected: int
     manifest: Mapping[str, Any]
-    """What stands in manifest.json."""
+    """What is in manifest.json."""
 
 
 def write_synth_harmony(

@@ -273,11 +273,11 @@ def parquet_batches(
     stop: int | None = None,
     *,
     columns: Sequence[str] | None = None,
-    batch_rows: int | None = None,
+    batch_bytes: int = ROW_BATCH_BYTES,
 ) -> Iterator[Any]:
     """Arrow batches of the rows from `start` up to `stop` (counted from 0; None: the end) of a Parquet file.
 
-    `columns`: only these are read. `batch_rows`: rows of a batch, at most; by default as their size suggests.
+    `columns`: only these are read. `batch_bytes`: how many a batch is wanted to have, unpacked.
 
     Row groups outside of the range are not read; inside of one the rows before `start` are decoded and passed over.
     """
@@ -288,8 +288,8 @@ def parquet_batches(
         groups = [i for i, end in enumerate(ends) if end > start and end - sizes[i] < stop]
         at = ends[groups[0]] - sizes[groups[0]] if groups else stop
         unpacked = sum(file.metadata.row_group(i).total_byte_size for i in groups)
-        wanted = ROW_BATCH_BYTES * sum(sizes[i] for i in groups) // max(unpacked, 1)
-        rows = batch_rows or min(max(wanted, FEWEST_ROWS), MOST_ROWS)
+        wanted = batch_bytes * sum(sizes[i] for i in groups) // max(unpacked, 1)
+        rows = min(max(wanted, FEWEST_ROWS), MOST_ROWS)
         batches = file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False) if groups else ()
         for batch in batches:
             low, high = max(start - at, 0), min(stop - at, batch.num_rows)

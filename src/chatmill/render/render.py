@@ -123,6 +123,8 @@ def render(
 def _stripped(batch: Conversations, chosen: Ints, numbers: Ints, book: PlanBook) -> Ints:
     """Characters of contents and reasoning that a conversation's rows do not show."""
     stripped, plans, firsts = np.zeros(len(chosen), dtype=np.int64), book.plans.columns, batch.offsets[chosen]
+    if not any(len(fields.entries) for fields in (plans.hidden, plans.trimmed, plans.pieced)):
+        return stripped
     hidden, hidden_in = plans.hidden.of(numbers)
     trimmed, trimmed_in = plans.trimmed.of(numbers)
     for origin, texts in ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning)):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
-from chatmill.store.durable import Durability, GrowingFile, sync_folder
+from chatmill.store.durable import Digest, Durability, GrowingFile, sync_folder
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import COLUMNS, RECORD_ID, ColumnSpec, ShardRecord
@@ -33,6 +34,7 @@ class ShardWriter:
         masks: bool,
         durability: Durability,
         mask_dtype: np.dtype[Any] = BYTE,
+        digest: Callable[[], Digest] = hashlib.sha256,
     ) -> None:
         """Create the folder and open its files; what an earlier, killed writer left there goes."""
         self.folder = folder
@@ -48,7 +50,7 @@ class ShardWriter:
         folder.mkdir(parents=True)
         names = [TOKENS, INDEX, *([MASK] if masks else []), *(c.file for c in columns)]
         names += [c.offsets_file for c in columns if c.offsets_file]
-        self._files = {name: GrowingFile(folder / name, durability) for name in names}
+        self._files = {name: GrowingFile(folder / name, durability, digest) for name in names}
         if RECORD_ID in self._specs:
             self._files[RECORD_ID.offsets_file].write(np.zeros(1, dtype="<u8"))
 
