@@ -27,7 +27,7 @@ __all__ = ["ChatmillDataLoader", "RowSource"]
 Sample = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
-class _Rows(IterableDataset[Sample]):
+class _PackedRows(IterableDataset[Sample]):
     """The rows of one rank, epoch after epoch, each in an order of its own; knows where it is."""
 
     def __init__(self, source: RowSource, rank: int, ranks: int, *, seed: int | None, infinite: bool) -> None:
@@ -95,7 +95,7 @@ class ChatmillDataLoader(ParallelAwareDataloader):  # type: ignore[misc]
         if len(source) < dp_world_size:
             raise ConfigError(f"{source.folder} has {len(source):,} rows for {dp_world_size:,} ranks")
         super().__init__(
-            _Rows(source, dp_rank, dp_world_size, seed=config.seed, infinite=config.infinite),
+            _PackedRows(source, dp_rank, dp_world_size, seed=config.seed, infinite=config.infinite),
             dp_rank=dp_rank,
             dp_world_size=dp_world_size,
             batch_size=local_batch_size,

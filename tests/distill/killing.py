@@ -17,7 +17,7 @@ from typing import Any
 from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.distill.chunk import renderer_of
 from chatmill.distill.run import build_synth_kd
-from chatmill.systems.synth_kd import Renderer, vocabulary_file
+from chatmill.systems.synth_kd import HarmonyRenderer, vocabulary_file
 from tests.compiler.builds import digest
 from tests.compiler.killing import in_child, report_of, watch_files
 from tests.distill.inputs import leftovers
@@ -38,7 +38,7 @@ def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str
 
 def main() -> None:
     order = json.load(sys.stdin)
-    renderer_of(Renderer.BULK, str(vocabulary_file()[0].absolute()))
+    renderer_of(HarmonyRenderer.BULK, str(vocabulary_file()[0].absolute()))
     home = Path(order["home"])
     out, log, note = home / "out", home / "log", home / "note"
     assert in_child(builder(order, home / "whole")) == 0, "the undisturbed build failed"

@@ -18,7 +18,7 @@ from chatmill.core.texts import OptionalTexts
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.errors import ConfigError, RecordError, TokenizerError
-from chatmill.systems.synth_kd import EOD, Split, synth_kd_split, valid_threshold, vocabulary_file
+from chatmill.systems.synth_kd import EOD, KDSplit, synth_kd_split, valid_threshold, vocabulary_file
 from tests.distill.inputs import chat, real_rows, text
 from tests.distill.straightforward import Straightforward
 
@@ -346,14 +346,14 @@ def test_the_split_rule_on_known_ids() -> None:
     known = {"synth-00000449": 0x24FE9E62B7470A4D, "é": 0xCB1ABF8BEFF3192F, "": 0xE4A6A0577479B2B4}
     for synth_id, number in known.items():
         share = number / 2**64
-        assert synth_kd_split(synth_id, share + 1e-6) is Split.VALID
-        assert synth_kd_split(synth_id, share - 1e-6) is Split.TRAIN
+        assert synth_kd_split(synth_id, share + 1e-6) is KDSplit.VALID
+        assert synth_kd_split(synth_id, share - 1e-6) is KDSplit.TRAIN
     assert valid_threshold(0.001) == 18446744073709551
     assert valid_threshold(0.1) == 1844674407370955161, "the decimal fraction, not its binary neighbour"
     assert valid_threshold(1.0) == 2**64
     ids = [f"synth-{n:08d}" for n in range(20_000)]
-    assert 5 <= sum(synth_kd_split(i) is Split.VALID for i in ids) <= 45
-    assert all(synth_kd_split(i, 0.0) is Split.TRAIN and synth_kd_split(i, 1.0) is Split.VALID for i in ids[:50])
+    assert 5 <= sum(synth_kd_split(i) is KDSplit.VALID for i in ids) <= 45
+    assert all(synth_kd_split(i, 0.0) is KDSplit.TRAIN and synth_kd_split(i, 1.0) is KDSplit.VALID for i in ids[:50])
     with pytest.raises(ConfigError, match="from 0 to 1"):
         valid_threshold(1.5)
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from chatmill.cli import synth_harmony as synth_harmony_command
 from chatmill.distill import synth_harmony, synth_harmony_chunks
 from chatmill.distill.synth_harmony import write_synth_harmony
-from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, Frame
+from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame
 from chatmill.errors import ConfigError, DataError, RecordError, UnknownNameError
 from chatmill.read.conversations import read_conversations
 from tests.conftest import DATA
@@ -106,7 +106,7 @@ def test_the_same_bytes_again_whatever_the_container(tmp_path: Path) -> None:
 @settings(max_examples=100)
 @given(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 3)
 def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: str) -> None:
-    frame = Frame(system=DEFAULT_SYSTEM, developer=DEFAULT_DEVELOPER)
+    frame = HarmonyFrame(system=DEFAULT_SYSTEM, developer=DEFAULT_DEVELOPER)
     written = frame.messages_json(query, reasoning, answer)
     decoded = json.loads(written)
     assert json.dumps(decoded, ensure_ascii=False) == written

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from chatmill.systems.synth_kd import Split, synth_kd_split
+from chatmill.systems.synth_kd import KDSplit, synth_kd_split
 from tests.distill.inputs import real_rows
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -38,11 +38,11 @@ def test_the_snippets_of_the_megatron_page_are_those_of_the_examples() -> None:
 def test_the_share_of_the_page_gives_both_splits() -> None:
     """Of the bundled rows, which is what a reader tries first; the default gives no `valid` there, as the page says."""
     ids = [row["synth_id"] for row in real_rows()]
-    assert {synth_kd_split(one) for one in ids} == {Split.TRAIN}
+    assert {synth_kd_split(one) for one in ids} == {KDSplit.TRAIN}
     for text in ((DOCS / "megatron.md").read_text(), (EXAMPLES / "pretrain_synth_kd.py").read_text()):
         shares = re.findall(r"synth-kd .*--valid-fraction ([\d.]+)", text)
         assert shares
-        assert all({synth_kd_split(one, float(share)) for one in ids} == set(Split) for share in shares)
+        assert all({synth_kd_split(one, float(share)) for one in ids} == set(KDSplit) for share in shares)
 
 
 def test_synth_harmony_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ BATCH_ROWS = 1024
 """Entries of a list that are rendered together."""
 
 
-class Piece(NamedTuple):
+class ChunkPiece(NamedTuple):
     """A range of one input file, and what its source says about it."""
 
     range: Chunk
@@ -54,7 +54,7 @@ class ChunkJob:
 
     number: int
     """Place of the chunk in the build's order."""
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChunkPiece, ...]
     """Its input, in order: a range of a large file, or several small files."""
     recipe: str
     """The recipe as JSON."""
@@ -145,7 +145,7 @@ def _check_reach(job: ChunkJob) -> None:
         )
 
 
-def _batches(piece: Piece, output: _Output) -> Iterator[Conversations]:
+def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
     """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger."""
     for batch, errors in _read(piece):
         output.read.update(batch.sources)
@@ -171,7 +171,7 @@ def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversati
     return batch.take(chosen)
 
 
-def _read(piece: Piece) -> Iterator[tuple[Conversations, list[RecordError]]]:
+def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]]:
     """The records of a piece in groups that are bounded in number or in text, with the errors among them."""
     chunk, shape, left = piece.range, find_shape(piece.range.shape), piece.max_records
     path, source = chunk.path, chunk.source

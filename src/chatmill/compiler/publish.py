@@ -19,7 +19,7 @@ from typing import Any, Self
 from chatmill.compiler.faults import fault_point
 from chatmill.core.canonical import canonical_json as canonical_json  # used together with what is here
 from chatmill.errors import ChatmillError, ConfigError
-from chatmill.store.durable import Digest, Durability, GrowingFile, remove_path, sync_folder, sync_tree
+from chatmill.store.durable import Durability, GrowingFile, RunningDigest, remove_path, sync_folder, sync_tree
 
 TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
 """The names that nothing but this module gives."""
@@ -221,7 +221,7 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
     return file_digest(path, hashlib.sha256)
 
 
-def file_digest(path: str | os.PathLike[str], digest: Callable[[], Digest]) -> str:
+def file_digest(path: str | os.PathLike[str], digest: Callable[[], RunningDigest]) -> str:
     """A digest of the bytes of a file, as text."""
     with storing(path, "read"), open(path, "rb", buffering=0) as file:
         return hashlib.file_digest(file, digest).hexdigest()  # type: ignore[arg-type]

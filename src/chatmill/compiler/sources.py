@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from chatmill.compiler.chunk_job import Piece
+from chatmill.compiler.chunk_job import ChunkPiece
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor, available_cores
@@ -38,7 +38,7 @@ class SourcePlan:
     """All input of a build, in order."""
 
     files: tuple[InputFile, ...]
-    chunks: tuple[tuple[Piece, ...], ...]
+    chunks: tuple[tuple[ChunkPiece, ...], ...]
     """The input of each shard: a range of a large file, or several small files."""
     capped: Counter[str]
     """Lines or rows of each source that its `max_records` leaves out."""
@@ -76,7 +76,7 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None, 
             scans = list(threads.map(fetched, scans))
     check_inputs(scans)
     scanned = [_read_as(one, recipe.preferences) for one in scan_all(scans, executor)]
-    pieces: list[Piece] = []
+    pieces: list[ChunkPiece] = []
     capped: Counter[str] = Counter()
     left = [source.max_records for source in recipe.sources]
     for owner, one in zip(owners, scanned, strict=True):
@@ -89,7 +89,7 @@ def plan_sources(recipe: Recipe, spool: Path, executor: Executor | None = None, 
             if taken:
                 numbered = replace(chunk, ordinal=len(pieces))
                 limit = taken if taken < chunk.count else None
-                pieces.append(Piece(numbered, recipe.sources[owner].weight, limit))
+                pieces.append(ChunkPiece(numbered, recipe.sources[owner].weight, limit))
     chunks = shared_chunks(pieces, recipe.shard_bytes)
     return SourcePlan(files=tuple(one.file for one in scanned), chunks=chunks, capped=capped, base=base)
 
@@ -109,9 +109,9 @@ def _read_as(scanned: ScannedInput, preferences: str | None) -> ScannedInput:
     return replace(scanned, file=replace(scanned.file, shape=shape), chunks=chunks)
 
 
-def shared_chunks(pieces: Sequence[Piece], shard_bytes: int) -> tuple[tuple[Piece, ...], ...]:
+def shared_chunks(pieces: Sequence[ChunkPiece], shard_bytes: int) -> tuple[tuple[ChunkPiece, ...], ...]:
     """Put neighbours together while they are small, so that many small files make few shards."""
-    chunks: list[list[Piece]] = []
+    chunks: list[list[ChunkPiece]] = []
     room = 0.0
     for piece in pieces:
         size = piece.range.bytes * max(1.0, piece.weight)

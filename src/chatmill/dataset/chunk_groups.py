@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_job import ChunkJob, Piece, compile_chunk
+from chatmill.compiler.chunk_job import ChunkJob, ChunkPiece, compile_chunk
 from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.publish import canonical_json, write_atomic
@@ -33,7 +33,7 @@ _NUMBERS = itertools.count()
 class ChunkWork:
     """What it takes to compile any chunk of an input; picklable, and the same in every process."""
 
-    chunks: tuple[tuple[Piece, ...], ...]
+    chunks: tuple[tuple[ChunkPiece, ...], ...]
     recipe: str
     fingerprint: str
     answers: ProbeAnswers | None

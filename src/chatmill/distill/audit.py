@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.rows import KDBatch
-from chatmill.distill.shards import RowBatch
+from chatmill.distill.shards import ShardRows
 from chatmill.errors import ChatmillError, ConfigError
 from chatmill.systems.synth_kd import OfficialRows
 
@@ -68,7 +68,7 @@ class Audit:
         self.rows = 0
         """Rows that were chosen."""
 
-    def add(self, batch: KDBatch, rows: RowBatch) -> None:
+    def add(self, batch: KDBatch, rows: ShardRows) -> None:
         """Choose from a rendered batch; the first difference that is found is an `AuditError`."""
         chosen = np.flatnonzero(audited(rows.first, len(rows.ids), self._rate)[batch.rows])
         offsets = offsets_of(batch.lengths)

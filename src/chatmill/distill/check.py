@@ -27,7 +27,7 @@ from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard
 from chatmill.store.kd_rules import IdRules
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
-from chatmill.systems.synth_kd import Split
+from chatmill.systems.synth_kd import KDSplit
 
 SLICE_DOCUMENTS = 4096
 
@@ -71,7 +71,7 @@ def verify_synth_kd(
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     check_others(folder, names - {*listed, MANIFEST}, "not in the manifest; the build did not write it", book)
     found = Ledger()
-    for split in Split:
+    for split in KDSplit:
         _check_split(folder, split, manifest["splits"][split], found, book)
     book.compared.append("tokens, lossmask and span at every position, and all counts with the manifest")
     _check_ledger(folder, manifest, found, book)
@@ -82,7 +82,7 @@ def verify_synth_kd(
 
 def _listed(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """All files that the manifest names."""
-    entries = [file for split in Split for shard in manifest["splits"][split]["shards"] for file in shard["files"]]
+    entries = [file for split in KDSplit for shard in manifest["splits"][split]["shards"] for file in shard["files"]]
     if manifest["failed"]["file"] is not None:
         entries.append(manifest["failed"]["file"])
     return {str(entry["path"]): entry for entry in entries}
@@ -112,7 +112,7 @@ def _check_ledger(folder: Path, manifest: Mapping[str, Any], found: Ledger, book
     book.compared.append("the ledger with itself and with the files")
 
 
-def _check_split(folder: Path, split: Split, recorded: Mapping[str, Any], ledger: Ledger, book: Notebook) -> None:
+def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], ledger: Ledger, book: Notebook) -> None:
     """The shards of a split, and their sums; their tokens go into the ledger."""
     spans = np.zeros(len(SPAN_NAMES), dtype=np.int64)
     rows = tokens = 0
@@ -155,7 +155,7 @@ def _check_split(folder: Path, split: Split, recorded: Mapping[str, Any], ledger
 
 
 def _check_values(
-    shard: KDShard, split: Split, name: str, book: Notebook
+    shard: KDShard, split: KDSplit, name: str, book: Notebook
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Every value of a shard; how many tokens each span and each role has."""
     counts, roles = np.zeros(len(SPAN_NAMES), dtype=np.int64), np.zeros(len(RoleCode), dtype=np.int64)

@@ -24,10 +24,10 @@ from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import account
 from chatmill.distill.audit import Audit
 from chatmill.distill.rows import BulkRows, KDBatch, OfficialBatches
-from chatmill.distill.shards import RowBatch, Shard, shard_batches, shown
+from chatmill.distill.shards import Shard, ShardRows, shard_batches, shown
 from chatmill.errors import RecordError
 from chatmill.store.episode_columns import EpisodeColumns
-from chatmill.systems.synth_kd import Renderer, Split
+from chatmill.systems.synth_kd import HarmonyRenderer, KDSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class KDChunk:
     stop: int
     """Rows of the shard, counted from 0."""
     valid_threshold: int
-    renderer: Renderer
+    renderer: HarmonyRenderer
     audit_rate: float
     quarantine: bool
     record_ids: bool
@@ -68,9 +68,9 @@ class KDChunk:
 
 
 @lru_cache(maxsize=2)
-def renderer_of(renderer: Renderer, vocabulary: str) -> BulkRows | OfficialBatches:
+def renderer_of(renderer: HarmonyRenderer, vocabulary: str) -> BulkRows | OfficialBatches:
     """Kept, so that a worker loads its tokenizer once."""
-    return (BulkRows if renderer is Renderer.BULK else OfficialBatches)(Path(vocabulary))
+    return (BulkRows if renderer is HarmonyRenderer.BULK else OfficialBatches)(Path(vocabulary))
 
 
 def render_chunk(job: KDChunk) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _write(job: KDChunk, folder: Path) -> dict[str, Any]:
         raise
 
 
-def _append(output: StreamedOutput, batch: KDBatch, rows: RowBatch, job: KDChunk) -> None:
+def _append(output: StreamedOutput, batch: KDBatch, rows: ShardRows, job: KDChunk) -> None:
     """The rows of a batch to their splits, in order; runs of rows of one split are written as slices."""
     if not len(batch.rows):
         return
@@ -113,7 +113,7 @@ def _append(output: StreamedOutput, batch: KDBatch, rows: RowBatch, job: KDChunk
             kinds=kinds[tokens],
             record_id=names.part(first, last) if job.record_ids else None,
         )
-        output.append(Split.VALID if valid[first] else Split.TRAIN, columns)
+        output.append(KDSplit.VALID if valid[first] else KDSplit.TRAIN, columns)
 
 
 def _is_valid(names: Texts, threshold: int) -> NDArray[np.bool_]:
@@ -125,7 +125,7 @@ def _is_valid(names: Texts, threshold: int) -> NDArray[np.bool_]:
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64) < np.uint64(threshold)
 
 
-def _refuse(job: KDChunk, batch: KDBatch, rows: RowBatch, output: StreamedOutput) -> None:
+def _refuse(job: KDChunk, batch: KDBatch, rows: ShardRows, output: StreamedOutput) -> None:
     """The rows that failed: the first one ends the build, or all are put aside."""
     for place, error in batch.failed:
         if not rows.ids.raw(place):

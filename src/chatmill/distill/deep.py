@@ -21,16 +21,16 @@ from chatmill.distill.audit import first_difference
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, library_version
 from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.distill.shard_export import QUARANTINE
-from chatmill.distill.shards import KDInput, RowBatch, Shard, read_input, shard_batches
+from chatmill.distill.shards import KDInput, Shard, ShardRows, read_input, shard_batches
 from chatmill.errors import ChatmillError, FormatError, RecordError
 from chatmill.prove.report import Finding, Notebook
 from chatmill.store.kd import LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.receipts import MANIFEST
 from chatmill.systems.synth_kd import (
     BUNDLED,
+    KDSplit,
     OfficialRows,
-    Rendered,
-    Split,
+    RenderedRow,
     is_valid,
     official_encoding,
     valid_threshold,
@@ -131,26 +131,26 @@ class _Check:
         slow_rows = self._book.counts["records_derived"]
         self._book.compared.append(f"{slow_rows:,} rows rendered again by openai-harmony{more}; the ledger as a whole")
 
-    def _open(self, number: int, shard: Shard) -> dict[Split, _Documents]:
+    def _open(self, number: int, shard: Shard) -> dict[KDSplit, _Documents]:
         opened = {}
-        for split in Split:
+        for split in KDSplit:
             if self._manifest["splits"][split]["shards"][number]["rows"]:
                 prefix = self._folder / split / f"{shard.name}_{TOKENS}"
                 opened[split] = _Documents(prefix, record_ids=bool(self._manifest["config"].get("record_ids")))
         return opened
 
     def _rendered(
-        self, rows: RowBatch, fast: KDBatch | None, first: int, chosen: set[int] | None
-    ) -> list[Rendered | RecordError]:
+        self, rows: ShardRows, fast: KDBatch | None, first: int, chosen: set[int] | None
+    ) -> list[RenderedRow | RecordError]:
         """Every row as it must be, or why it cannot be used."""
-        known: dict[int, Rendered | RecordError] = {}
+        known: dict[int, RenderedRow | RecordError] = {}
         if fast is not None:
             offsets = offsets_of(fast.lengths).tolist()
             for number, place in enumerate(fast.rows.tolist()):
                 own = slice(offsets[number], offsets[number + 1])
-                known[place] = Rendered(fast.ids[own], fast.spans[own])
+                known[place] = RenderedRow(fast.ids[own], fast.spans[own])
             known |= dict(fast.failed)
-        found: list[Rendered | RecordError] = []
+        found: list[RenderedRow | RecordError] = []
         for place in range(len(rows.ids)):
             if not rows.ids.raw(place):
                 found.append(RecordError("the row has no synth_id", code="no_synth_id", path="synth_id"))
@@ -169,10 +169,10 @@ class _Check:
     def _row(
         self,
         shard: Shard,
-        rows: RowBatch,
+        rows: ShardRows,
         place: int,
-        made: Rendered | RecordError,
-        splits: Mapping[Split, _Documents],
+        made: RenderedRow | RecordError,
+        splits: Mapping[KDSplit, _Documents],
     ) -> None:
         self._ledger.records[shard.name, "read", ""] += 1
         where, name = rows.where(place), rows.id_text(place)
@@ -188,7 +188,7 @@ class _Check:
         self._ledger.notes[shard.name, "episodes"] += 1
         tokens = role_tokens(made.ids, np.array([0, len(made.ids)]))
         enter_tokens(self._ledger, shard.name, tokens, int(np.count_nonzero(made.spans[1:])))
-        split = Split.VALID if is_valid(rows.ids.raw(place) or b"", self._threshold) else Split.TRAIN
+        split = KDSplit.VALID if is_valid(rows.ids.raw(place) or b"", self._threshold) else KDSplit.TRAIN
         documents, file = splits.get(split), f"{split}/{shard.name}"
         if documents is None or documents.next >= len(documents):
             message = "must have a document of this row, and ends before it"

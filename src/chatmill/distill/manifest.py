@@ -20,7 +20,7 @@ from chatmill.errors import FormatError, MissingExtraError
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import SPAN_NAMES
 from chatmill.store.receipts import KD_SCHEMA, sealed
-from chatmill.systems.synth_kd import FLAGS, SPLIT_RULE, Split
+from chatmill.systems.synth_kd import FLAGS, SPLIT_RULE, KDSplit
 from chatmill.tokenizer.assets import O200K_SHA256
 
 SCHEMA = KD_SCHEMA
@@ -115,7 +115,7 @@ def make_manifest(
         "split": {"rule": SPLIT_RULE, "valid_fraction": config.valid_fraction},
         "alignment": "lossmask and span are label-aligned: values[1:] + [0] of each document",
         "span_names": list(SPAN_NAMES),
-        "splits": {split.value: _split(split, receipts) for split in Split},
+        "splits": {split.value: _split(split, receipts) for split in KDSplit},
         "failed": {
             "rows": sum(reasons.values()),
             "reasons": reasons,
@@ -147,7 +147,7 @@ def failures(ledger: Ledger) -> dict[str, int]:
     return dict(sorted(reasons.items()))
 
 
-def _split(split: Split, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _split(split: KDSplit, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shards = [(receipt["shard"], receipt["splits"][split]) for receipt in receipts]
     spans = [sum(counts["span_tokens"][span] for _, counts in shards) for span in range(3)]
     return {

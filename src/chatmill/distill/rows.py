@@ -32,7 +32,7 @@ from chatmill.render.render import render
 from chatmill.render.row_items import Ids, TextPart
 from chatmill.render.template import DOCUMENT
 from chatmill.render.templates.harmony import Harmony
-from chatmill.systems.synth_kd import ROLES, SPANS, OfficialRows, Rendered, checked_messages, row_text
+from chatmill.systems.synth_kd import ROLES, SPANS, OfficialRows, RenderedRow, checked_messages, row_text
 from chatmill.tokenizer.tiktoken_file import load_o200k
 
 _FIELDS = ("name", "recipient", "channel", "content_type")
@@ -208,7 +208,7 @@ def _message(message: Mapping[str, Any]) -> Message | None:
 def _with_official(batch: KDBatch, texts: OptionalTexts, places: list[int], official: OfficialRows) -> KDBatch:
     """A batch with the rows at these places between its own, rendered by the official library; they are rare."""
     offsets = offsets_of(batch.lengths)
-    pieces: dict[int, Rendered] = {}
+    pieces: dict[int, RenderedRow] = {}
     failed: list[tuple[int, RecordError]] = []
     for place in places:
         try:
@@ -218,7 +218,7 @@ def _with_official(batch: KDBatch, texts: OptionalTexts, places: list[int], offi
     rendered = frozenset(pieces)
     for number, place in enumerate(batch.rows.tolist() if pieces else ()):
         own = slice(int(offsets[number]), int(offsets[number + 1]))
-        pieces[place] = Rendered(batch.ids[own], batch.spans[own])
+        pieces[place] = RenderedRow(batch.ids[own], batch.spans[own])
     if not pieces:
         rows, ids, spans, lengths = batch.rows, batch.ids, batch.spans, batch.lengths
     else:

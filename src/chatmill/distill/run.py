@@ -44,7 +44,7 @@ from chatmill.store.documents import WORK
 from chatmill.store.durable import remove_path, sync_folder
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
-from chatmill.systems.synth_kd import Renderer, Split, valid_threshold, vocabulary_file
+from chatmill.systems.synth_kd import HarmonyRenderer, KDSplit, valid_threshold, vocabulary_file
 
 DEFAULT_INPUT = "data/synth_harmony"
 DEFAULT_ROOT = "data/megatron/synth_kd_v1"
@@ -81,7 +81,7 @@ def build_synth_kd(
     audit: float = AUDIT_RATE,
     on_error: str = OnError.FAIL,
     resume: bool = False,
-    renderer: str = Renderer.BULK,
+    renderer: str = HarmonyRenderer.BULK,
     tokenizer_path: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
     chunk_bytes: int = CHUNK_BYTES,
@@ -105,9 +105,9 @@ def build_synth_kd(
             max_tokens_per_shard=max_tokens_per_shard,
             record_ids=record_ids,
         ),
-        renderer=_choice("renderer", renderer, Renderer),
+        renderer=_choice("renderer", renderer, HarmonyRenderer),
         on_error=_choice("on_error", on_error, OnError),
-        audit=check_rate(audit) if renderer != Renderer.OFFICIAL else 0.0,
+        audit=check_rate(audit) if renderer != HarmonyRenderer.OFFICIAL else 0.0,
         threshold=valid_threshold(float(valid_fraction)),
         vocabulary=vocabulary_file(tokenizer_path),
     )
@@ -159,7 +159,7 @@ def _choice(what: str, value: str, kind: Any) -> Any:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
     config: KDConfig
-    renderer: Renderer
+    renderer: HarmonyRenderer
     on_error: OnError
     audit: float
     threshold: int
@@ -335,7 +335,7 @@ class _Build:
                     if (self._exported(shard) / path).exists():
                         move_path(self._exported(shard) / path, self._root / path)
                     fault_point("after_file_move")
-            for split in Split:
+            for split in KDSplit:
                 if (self._root / split).exists():
                     sync_folder(self._root / split)
             quarantine = join_rejected(

@@ -27,7 +27,7 @@ from chatmill.store.episode_manifest import COLUMNS
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.names import is_inner_path
 from chatmill.store.split import even_ranges
-from chatmill.systems.synth_kd import Split
+from chatmill.systems.synth_kd import KDSplit
 
 QUARANTINE = "quarantine.jsonl"
 """In the dataset: the rows of all shards that could not be used."""
@@ -64,7 +64,7 @@ def export_shard(job: KDExport) -> dict[str, Any]:
                 ledger.add(Ledger.from_json(receipt["ledger"]))
             result = {
                 "shard": job.name,
-                "splits": {split.value: _export_split(job, receipts, split, temporary) for split in Split},
+                "splits": {split.value: _export_split(job, receipts, split, temporary) for split in KDSplit},
                 "ledger": ledger.as_json(),
                 "audited": sum(receipt["audited"] for receipt in receipts),
             }
@@ -79,7 +79,7 @@ def export_shard(job: KDExport) -> dict[str, Any]:
     return result
 
 
-def _export_split(job: KDExport, receipts: Sequence[dict[str, Any]], split: Split, folder: Path) -> dict[str, Any]:
+def _export_split(job: KDExport, receipts: Sequence[dict[str, Any]], split: KDSplit, folder: Path) -> dict[str, Any]:
     """The datasets of a split; a split without rows has no files."""
     columns = [column for column in COLUMNS if column.name in ("kinds", *(("record_id",) if job.record_ids else ()))]
     parts = [

@@ -71,7 +71,7 @@ class Shard:
         return self.bytes / max(self.rows, 1)
 
 
-class RowBatch(NamedTuple):
+class ShardRows(NamedTuple):
     """Some rows of a shard that follow each other; texts are the bytes of the file, None for a null."""
 
     shard: str
@@ -270,7 +270,7 @@ def _listed(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return listed
 
 
-def shard_batches(shard: Shard, start: int, stop: int) -> Iterator[RowBatch]:
+def shard_batches(shard: Shard, start: int, stop: int) -> Iterator[ShardRows]:
     """The rows of a shard from `start` up to `stop` (counted from 0), a batch at a time."""
     import pyarrow
 
@@ -281,7 +281,7 @@ def shard_batches(shard: Shard, start: int, stop: int) -> Iterator[RowBatch]:
     for batch in parquet_batches(Path(shard.data), start, stop, columns=COLUMNS, batch_bytes=BATCH_BYTES):
         # Whoever reads them looks at every byte.
         columns = (texts_of(batch.column(name).cast(pyarrow.large_string()), check=False) for name in COLUMNS)
-        yield RowBatch(shard.path, seen, *columns)
+        yield ShardRows(shard.path, seen, *columns)
         seen += batch.num_rows
     if seen != stop:
         raise FormatError(f"{shard.path}: rows {seen} to {stop} could not be read; the file says it has {shard.rows:,}")

@@ -43,7 +43,7 @@ from chatmill.distill.synth_harmony_chunks import (
     count_records,
     write_parquet_shard,
 )
-from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, Frame, RowFields, column_names
+from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame, RowFields, column_names
 from chatmill.errors import ConfigError, DataError, UnknownNameError
 from chatmill.read.files import SUFFIXES
 from chatmill.read.ranges import ChunkKind
@@ -101,7 +101,7 @@ def write_synth_harmony(
     - `resume`: go on with a run that was stopped. Otherwise `out` must not be there.
     """
     policy = _on_error(on_error)
-    Frame(system=system, developer=developer)  # what it cannot use is reported before anything is made
+    HarmonyFrame(system=system, developer=developer)  # what it cannot use is reported before anything is made
     fields = RowFields(
         columns=column_names(columns or {}), metadata=tuple(metadata), id_prefix=id_prefix,
         allow_no_reasoning=allow_no_reasoning,
@@ -115,7 +115,7 @@ def write_synth_harmony(
     with storing(final, "create the folder"):
         final.mkdir(parents=True, exist_ok=True)
     with folder_lock(final, shared=False):
-        run = _Run(final, files, fields, config, dataset, policy, workers, on_progress)
+        run = _HarmonyRun(final, files, fields, config, dataset, policy, workers, on_progress)
         rows, ledger, manifest = run.run()
     return SynthHarmonyResult(
         directory=final, rows=rows, rejected=ledger.total_records("quarantined"), manifest=manifest
@@ -136,7 +136,7 @@ def _refuse_existing(final: Path, *, resume: bool) -> None:
 
 
 @dataclass
-class _Run:
+class _HarmonyRun:
     """One run in a folder that is held by this process."""
 
     out: Path

@@ -14,7 +14,7 @@ from typing import Any
 from chatmill.compiler.chunk_output import RECEIPT, SHARDS, StreamedOutput, publish_chunk
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
-from chatmill.distill.synth_harmony_rows import Frame, RowFields
+from chatmill.distill.synth_harmony_rows import HarmonyFrame, RowFields
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw
 from chatmill.read.ranges import Chunk, chunk_records
@@ -77,8 +77,8 @@ class HarmonyChunk:
 
 
 @lru_cache(maxsize=2)
-def _frame(system: str, developer: str | None) -> Frame:
-    return Frame(system=json.loads(system), developer=developer)
+def _frame(system: str, developer: str | None) -> HarmonyFrame:
+    return HarmonyFrame(system=json.loads(system), developer=developer)
 
 
 def convert_chunk(job: HarmonyChunk) -> dict[str, Any]:

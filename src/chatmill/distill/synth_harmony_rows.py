@@ -41,7 +41,7 @@ def column_names(given: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return COLUMNS | {name: (theirs,) for name, theirs in given.items()}
 
 
-class Frame:
+class HarmonyFrame:
     """The JSON around the texts of a conversation: made once, checked once by the official renderer."""
 
     def __init__(self, *, system: Mapping[str, Any] | None, developer: str | None) -> None:
@@ -101,7 +101,7 @@ class RowFields:
             "allow_no_reasoning": self.allow_no_reasoning,
         }
 
-    def row(self, record: object, number: int, frame: Frame) -> tuple[str, ...]:
+    def row(self, record: object, number: int, frame: HarmonyFrame) -> tuple[str, ...]:
         """The five values of one output row; raises `RecordError` with the id of the row."""
         if not isinstance(record, Mapping):
             raise RecordError(f"a row must be an object, found {json_type(record)}", code="not_an_object")

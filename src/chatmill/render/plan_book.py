@@ -23,7 +23,7 @@ from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.record import Arguments, RecordView, shape_by_value
 from chatmill.render.jinja.renderings import TraceError, Variants
 from chatmill.render.plan_table import HiddenField, Origin, PlanTable, RecordPlan
-from chatmill.render.record_keys import Key, Keys, RecordKeys
+from chatmill.render.record_keys import BatchKeys, Key, RecordKeys
 from chatmill.render.record_plans import RecordPlans
 from chatmill.render.row_items import TextPart
 
@@ -107,7 +107,7 @@ class PlanBook:
         return numbers, sorted(failed, key=lambda pair: pair[0])
 
     def _look_up(
-        self, batch: Conversations, first: int, keys: Keys, numbers: Ints, failed: list[tuple[int, RecordError]]
+        self, batch: Conversations, first: int, keys: BatchKeys, numbers: Ints, failed: list[tuple[int, RecordError]]
     ) -> int | None:
         """Fill in the numbers of some conversations; the index behind which new questions call for new keys."""
         known, count = self._by_key, len(keys.which)

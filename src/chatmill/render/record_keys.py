@@ -35,7 +35,7 @@ Key = bytes | tuple[bytes, str | int, str]
 """A few bytes per message; with tools or options, these too."""
 
 
-class Keys(NamedTuple):
+class BatchKeys(NamedTuple):
     """The keys of some conversations."""
 
     which: NDArray[np.int64]
@@ -99,7 +99,7 @@ class RecordKeys:
             return None
         return (what, place.origin, place.call, place.operations, argument)
 
-    def of(self, batch: Conversations) -> Keys:
+    def of(self, batch: Conversations) -> BatchKeys:
         """The keys of some conversations."""
         codes = self._codes(batch)
         flat, starts = codes.reshape(-1), codes.shape[1] * batch.offsets
@@ -114,7 +114,7 @@ class RecordKeys:
             shown = self._tools_key(text, batch, index) if text else ""
             which[index] = len(keys)
             keys.append((own(index), shown, batch.options[index]))
-        return Keys(which, keys)
+        return BatchKeys(which, keys)
 
     def _tools_key(self, text: str, batch: Conversations, index: int) -> int | str:
         if self._tools_by_value:

@@ -32,7 +32,7 @@ class Durability(StrEnum):
     """They may be damaged until somebody syncs them, so whoever uses them after a restart checks their hashes."""
 
 
-class Digest(Protocol):
+class RunningDigest(Protocol):
     """A running digest, as those of `hashlib`."""
 
     def update(self, data: Any, /) -> None:
@@ -76,7 +76,7 @@ class GrowingFile:
         self,
         path: Path,
         durability: Durability = Durability.SYNCED,
-        digest: Callable[[], Digest] = hashlib.sha256,
+        digest: Callable[[], RunningDigest] = hashlib.sha256,
     ) -> None:
         """Create the file; one that is there is replaced."""
         self.path = path

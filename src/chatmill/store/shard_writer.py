@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
-from chatmill.store.durable import Digest, Durability, GrowingFile, sync_folder
+from chatmill.store.durable import Durability, GrowingFile, RunningDigest, sync_folder
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import COLUMNS, RECORD_ID, ColumnSpec, ShardRecord
@@ -34,7 +34,7 @@ class ShardWriter:
         masks: bool,
         durability: Durability,
         mask_dtype: np.dtype[Any] = BYTE,
-        digest: Callable[[], Digest] = hashlib.sha256,
+        digest: Callable[[], RunningDigest] = hashlib.sha256,
     ) -> None:
         """Create the folder and open its files; what an earlier, killed writer left there goes."""
         self.folder = folder

@@ -38,14 +38,14 @@ BUNDLED = f"chatmill:{O200K_FILE}"
 """What a manifest says for the vocabulary file that comes with the package."""
 
 
-class Split(StrEnum):
+class KDSplit(StrEnum):
     """The two parts of the dataset."""
 
     TRAIN = "train"
     VALID = "valid"
 
 
-class Renderer(StrEnum):
+class HarmonyRenderer(StrEnum):
     """Who makes the ids; both give the same."""
 
     BULK = "bulk"
@@ -54,7 +54,7 @@ class Renderer(StrEnum):
     """openai-harmony, one conversation at a time."""
 
 
-class Rendered(NamedTuple):
+class RenderedRow(NamedTuple):
     """One row: ids with their EOD, and a token-aligned span id for each."""
 
     ids: NDArray[np.int32]
@@ -69,9 +69,9 @@ def valid_threshold(valid_fraction: float) -> int:
     return int(fraction * 2**64)
 
 
-def synth_kd_split(synth_id: str, valid_fraction: float = 0.001) -> Split:
+def synth_kd_split(synth_id: str, valid_fraction: float = 0.001) -> KDSplit:
     """The split of a row: a pure function of its id."""
-    return Split.VALID if is_valid(synth_id.encode(), valid_threshold(valid_fraction)) else Split.TRAIN
+    return KDSplit.VALID if is_valid(synth_id.encode(), valid_threshold(valid_fraction)) else KDSplit.TRAIN
 
 
 def is_valid(synth_id: bytes, threshold: int) -> bool:
@@ -135,7 +135,7 @@ class OfficialRows:
             message = f"the Harmony renderer refuses the row: {error}"
             raise RecordError(message, code="harmony_refused") from None
 
-    def render(self, row: bytes | None) -> Rendered:
+    def render(self, row: bytes | None) -> RenderedRow:
         """One row; what the rules or the renderer refuse is a `RecordError` without a place."""
         messages = checked_messages(row_text(row))
         rendered = self.ids(messages)
@@ -148,7 +148,7 @@ class OfficialRows:
         lengths = np.diff(np.append(starts, len(ids) - 1))
         spans = np.zeros(len(ids), dtype=np.uint8)
         spans[:-1] = np.repeat(np.array([span_of(m) for m in messages], dtype=np.uint8), lengths)
-        return Rendered(ids, spans)
+        return RenderedRow(ids, spans)
 
 
 def row_text(row: bytes | None) -> str:

@@ -99,13 +99,13 @@ def fit(
         raise ConfigError(f"give config or single options, not both: {', '.join(options)}")
     torch.manual_seed(config.seed)
     with joined_ranks(config.device) as ranks:
-        run = _Run(model, loader, val_loader, Path(out) if out is not None else None, config, ranks)
+        run = _TrainingRun(model, loader, val_loader, Path(out) if out is not None else None, config, ranks)
         run.settings = {**(settings or {}), "train": asdict(config), "ranks": ranks.world}
         run.begin(tokenizer, notes or {}, resume=resume)
         return run.go(progress=progress)
 
 
-class _Run:
+class _TrainingRun:
     """One call of `fit`: its state, and the loop."""
 
     def __init__(
