@@ -55,6 +55,15 @@ def test_a_chosen_loss_is_counted_and_printed(folder: Path, caplog: pytest.LogCa
         to_hf_dataset(folder, max_length=2, overflow="drop")
 
 
+def test_many_long_episodes_are_sampled_at_opening_and_counted_for_the_report(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(long_episodes, "MOST_COUNTED", 20)
+    loader = GPTEpisodeDataLoader(CONFIG, None, folder)
+    assert "22 of their tokens, and about 73% of the trained ones (counted in 1 of these episodes)" in caplog.text
+    assert loader.data_report()["trained_tokens_left_out"] == 12
+
+
 @pytest.mark.parametrize("pack", [False, True])
 def test_loaders_cut_as_the_format_says_and_warn(folder: Path, caplog: pytest.LogCaptureFixture, pack: bool) -> None:
     loader = GPTEpisodeDataLoader(CONFIG, None, folder, pack=pack)

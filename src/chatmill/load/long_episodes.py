@@ -25,6 +25,8 @@ Ints = NDArray[np.int64]
 Trains = Callable[["EpisodeShard", Ints, Ints], NDArray[np.bool_]]
 """Which tokens of episodes are trained: a shard, and the starts and lengths of the episodes in it."""
 TOKENS_AT_A_TIME = 1 << 22
+MOST_COUNTED = 1 << 26
+"""Tokens of long episodes that are read to count trained ones; of more, a sample is read: opening stays quick."""
 
 
 class LongEpisodes(StrEnum):
@@ -48,34 +50,39 @@ class LongEpisodesReport:
     longest: int
     tokens: int
     """Tokens that are lost."""
+    counted: int
+    """Episodes that were read to count trained tokens: all that are too long, or a part of them, evenly spread."""
     trained: int
-    """Trained ones among them."""
+    """Trained tokens among those that these lose."""
     trained_before: int
-    """Trained tokens of the episodes that are too long."""
+    """Trained tokens of these."""
 
     def words(self, width: int) -> str:
         """The facts in a sentence without its end."""
-        share = f" ({self.trained / self.trained_before:.0%})" if self.trained_before else ""
+        share = f"{self.trained / self.trained_before:.0%}" if self.trained_before else "none"
+        trained = f"{self.trained:,} of the {self.trained_before:,} trained ones ({share})"
+        if self.counted < self.too_long:
+            trained = f"about {share} of the trained ones (counted in {self.counted:,} of these episodes)"
         return (
             f"{self.too_long:,} of {self.episodes:,} episodes are longer than a row of {width:,} tokens (the longest "
-            f"has {self.longest:,}): {self.tokens:,} of their tokens, and {self.trained:,} of the "
-            f"{self.trained_before:,} trained ones{share}"
+            f"has {self.longest:,}): {self.tokens:,} of their tokens, and {trained}"
         )
 
 
 def report_long_episodes(
-    dataset: EpisodeDataset, *, width: int, min_tokens: int, overflow: LongEpisodes, trains: Trains
+    dataset: EpisodeDataset, *, width: int, min_tokens: int, overflow: LongEpisodes, trains: Trains, exact: bool = True
 ) -> LongEpisodesReport | None:
-    """Count what is lost; None where every episode fits. Only the episodes that are too long are read."""
+    """Count what is lost; None where every episode fits. Only episodes that are too long are read."""
     lengths = dataset.lengths
     long = np.flatnonzero((lengths > width) & (lengths >= min_tokens))
     if not len(long):
         return None
     kept = 0 if overflow is LongEpisodes.DROP else width
+    counted = long if exact else long[:: -(-int(lengths[long].sum()) // MOST_COUNTED)]
     before = left = 0
-    borders = np.searchsorted(long, dataset.episode_offsets)
+    borders = np.searchsorted(counted, dataset.episode_offsets)
     for number in np.flatnonzero(np.diff(borders)).tolist():
-        _, starts, sizes = dataset.locate(long[borders[number] : borders[number + 1]])
+        _, starts, sizes = dataset.locate(counted[borders[number] : borders[number + 1]])
         for first, last in _groups(sizes):
             chosen = sizes[first:last]
             trained = trains(dataset.shard(number), starts[first:last], chosen)
@@ -87,6 +94,7 @@ def report_long_episodes(
         too_long=len(long),
         longest=int(lengths.max()),
         tokens=int((lengths[long] - kept).sum()),
+        counted=len(counted),
         trained=before - left,
         trained_before=before,
     )
@@ -104,7 +112,7 @@ def check_long_episodes(rows: EpisodeRows, where: object, option: str, spare: in
 
     `option` is the name of the length; a row holds `spare` tokens more than it says.
     """
-    lost = rows.long_episodes()
+    lost = rows.long_episodes(exact=False)
     if lost is None:
         return
     if rows.overflow is LongEpisodes.ERROR:

@@ -106,11 +106,18 @@ class EpisodeRows:
         self._valid: Ints | None = None if self.episodes == len(dataset) else np.flatnonzero(valid)
         self._orders: _Recent[Ints] = _Recent(self._order)
 
-    def long_episodes(self) -> LongEpisodesReport | None:
-        """What is lost of the episodes that are longer than a row; None where all fit. Counted once."""
-        if not self._long:
-            options = {"width": self.width, "min_tokens": self.min_tokens}
-            found = report_long_episodes(self.dataset, **options, overflow=self.overflow, trains=self._trains)
+    def long_episodes(self, *, exact: bool = True) -> LongEpisodesReport | None:
+        """What is lost of episodes that are longer than a row; unless `exact`, counted in a part of them where they are many."""
+        known = self._long[0] if self._long else None
+        if not self._long or (exact and known is not None and known.counted < known.too_long):
+            found = report_long_episodes(
+                self.dataset,
+                width=self.width,
+                min_tokens=self.min_tokens,
+                overflow=self.overflow,
+                trains=self._trains,
+                exact=exact,
+            )
             self._long = (found,)
         return self._long[0]
 
