@@ -107,7 +107,7 @@ class EpisodeRows:
         self._orders: _Recent[Ints] = _Recent(self._order)
 
     def long_episodes(self, *, exact: bool = True) -> LongEpisodesReport | None:
-        """What is lost of episodes that are longer than a row; unless `exact`, counted in a part of them where they are many."""
+        """What is lost of episodes that are longer than a row; of many, unless `exact`, counted in a sample."""
         known = self._long[0] if self._long else None
         if not self._long or (exact and known is not None and known.counted < known.too_long):
             found = report_long_episodes(
