@@ -125,6 +125,20 @@ def test_everything_can_be_reached_by_keys(page: Page, pair: Running) -> None:
     page.watch.check(pair.url)
 
 
+def test_a_page_that_is_being_left_does_not_call_the_reader_back(page: Page, pair: Running) -> None:
+    """A list that has just been loaded notes its first row in the address: not over the address of the next page."""
+    show(page, pair, "browse")
+    page.evaluate(
+        """async () => {
+            const { go, note } = await import(new URL('state.js', document.querySelector('script[src]').src));
+            go({ page: 'compare' });
+            note({ first: 50 });
+        }"""
+    )
+    page.wait_for_selector("#sides")
+    assert "compare" in page.url
+
+
 def test_every_control_has_a_name_and_focus_is_seen(page: Page, pair: Running) -> None:
     for name in PLACES:
         show(page, pair, name)

@@ -42,6 +42,7 @@ async function show() {
   const route = parse(location.hash);
   const before = state.route;
   state.route = route;
+  state.hash = location.hash;
   drawBar(route);
   const main = byId("main");
   if (!before || before.page !== route.page) scrollTo(0, 0);

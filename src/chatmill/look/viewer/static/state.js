@@ -1,6 +1,6 @@
 // What all pages share: the opened datasets, the place in the address, and the theme.
 
-export const state = { about: null, route: null };
+export const state = { about: null, route: null, hash: "" };
 
 export const splitPath = (dataset, split) => `${encodeURIComponent(dataset)}/${encodeURIComponent(split)}`;
 
@@ -40,9 +40,12 @@ export function go(route) {
 }
 
 // Changes parameters of the page without a new entry in the history, and without drawing the page again.
+// Nothing where the reader is already on the way to another page: its address is set, and it is not drawn yet.
 export function note(params, rest = state.route.rest) {
+  if (location.hash !== state.hash) return;
   state.route = { ...state.route, rest, params: { ...state.route.params, ...params } };
   history.replaceState(null, "", address(state.route));
+  state.hash = location.hash;
 }
 
 const remembered = {
