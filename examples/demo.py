@@ -8,6 +8,7 @@ Writes a small dataset to ./demo_out.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,6 +20,8 @@ from chatmill import GPTEpisodeDataLoader, load_tokenizer, plan, verify_dataset
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.ledger import ledger_table
 from chatmill.look.report.page import make_report
+from chatmill.look.stats_view import stats_parts
+from chatmill.look.terminal import Screen
 
 DATA = Path(__file__).parent / "data" / "conversations.jsonl"
 OUT = Path("demo_out")
@@ -50,7 +53,8 @@ def main() -> None:
     tokenizer = load_tokenizer("o200k")
     data = chatmill.Dataset(OUT)
     console.print(Rule("3. stats", align="left"))
-    print(data.stats())
+    screen = Screen()
+    screen.show(stats_parts(replace(data.stats(), ledger=None), width=screen.width, ascii_only=screen.ascii_only))
     table = Table("packed into rows of 2,048", "rows", "lower bound", "fill", box=None, pad_edge=False)
     for strategy in ("greedy", "best_fit"):
         packed = plan(data.episodes.lengths, ROW, strategy)

@@ -71,6 +71,7 @@ PUBLIC: dict[str, str] = {
     # spec 5: the Harmony distillation dataset
     "SynthKDDataset": "megatron",
     "build_synth_kd": "distill.run",
+    "synth_kd_blend": "store.kd",
     "synth_kd_blends": "store.kd",
     "verify_synth_kd": "distill.check",
     "write_synth_harmony": "distill.synth_harmony",

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from chatmill.cli import app
@@ -185,3 +187,49 @@ def test_other_wrong_types_are_one_clear_error() -> None:
 
     with pytest.raises(TokenizerError, match="'1' as the id"):
         sft_token_ids(Digits())
+
+
+def slow_turns(ids: list[int]) -> list[tuple[int | None, list[int]]]:
+    """Turns from a role id to its eot, with the places of their tokens; None for what is outside of turns."""
+    turns: list[tuple[int | None, list[int]]] = [(None, [])]
+    for place, token in enumerate(ids):
+        if token in (ROLES["sys_id"], ROLES["usr_id"], ROLES["asst_id"]):
+            turns.append((token, []))
+        turns[-1][1].append(place)
+        if token == ROLES["eot_id"] and turns[-1][0] is not None:
+            turns.append((None, []))
+    return [turn for turn in turns if turn[1]]
+
+
+def slow_places(ids: list[int], size: int) -> list[int]:
+    """The places of the tokens that a row of `size` keeps: the rules of the page, one turn after the other."""
+    turns = slow_turns(ids)
+    system = turns[:1] if turns and turns[0][0] == ROLES["sys_id"] else []
+    rest = turns[len(system) :]
+    answers = [number for number, (role, _) in enumerate(rest) if role == ROLES["asst_id"]]
+    stays = answers[-1] if answers else len(rest) - 1
+    if answers and stays > 0 and rest[stays - 1][0] == ROLES["usr_id"]:
+        stays -= 1
+
+    def tokens() -> int:
+        return sum(len(places) for _, places in system + rest)
+
+    while tokens() > size and stays > 0:
+        is_pair = stays > 1 and (rest[0][0], rest[1][0]) == (ROLES["usr_id"], ROLES["asst_id"])
+        del rest[: 1 + is_pair]
+        stays -= 1 + is_pair
+    if tokens() > size and answers:
+        rest = rest[: max(number for number, (role, _) in enumerate(rest) if role == ROLES["asst_id"]) + 1]
+    return [place for _, places in system + rest for place in places][-size:]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from([*ROLES.values(), *[99] * 4]), max_size=24), st.integers(2, 26))
+def test_turns_are_dropped_as_the_slow_rules_say(ids: list[int], size: int) -> None:
+    mask = [place % 3 == 0 for place in range(len(ids))]
+    places = slow_places(ids, size)
+    padding = size - len(places)
+    assert pack_sft_ids_and_mask(ids, mask, S=size, pad_id=0, **ROLES) == (
+        [ids[place] for place in places] + [0] * padding,
+        [mask[place] for place in places] + [False] * padding,
+    )

@@ -18,7 +18,7 @@ def to_torchtitan(export: Export) -> None:
     """`SPLIT/{input,labels,positions}.npy`: int32 arrays of shape (rows, length), for `numpy.load(mmap_mode="r")`.
 
     Labels are moved by one in each document, as torchtitan's loss expects them, and positions begin anew with each
-    document, which is where its attention masks find the bounds. PaddedRows is a document of its own.
+    document, which is where its attention masks find the bounds. Padding is a document of its own.
     """
     targets = Targets(export, "torchtitan")
     widths = set()

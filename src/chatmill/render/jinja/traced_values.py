@@ -109,7 +109,24 @@ TracedFloat: Any = type(
 )
 
 
-class TracedDict(RecordValue, dict[Any, Any]):
+class _Container(RecordValue):  # noqa: PLW1641 - as plain ones, they have no hash
+    """What objects and lists share: compared or printed as a whole, their exact value matters."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        note_exact(self)
+        return bool(self._raw == other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __repr__(self) -> str:
+        note_exact(self)
+        return repr(self._raw)
+
+
+class TracedDict(_Container, dict[Any, Any]):
     """A JSON object of a record; what a template looks at is noted, and what it takes out is traced."""
 
     __slots__ = ("_notes", "_path", "_raw")
@@ -170,21 +187,8 @@ class TracedDict(RecordValue, dict[Any, Any]):
         """A plain dict of traced values."""
         return dict(self.items())
 
-    def __eq__(self, other: object) -> bool:
-        note_exact(self)
-        return bool(self._raw == other)
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = None
-
-    def __repr__(self) -> str:
-        note_exact(self)
-        return repr(self._raw)
-
-
-class TracedList(RecordValue, list[Any]):
+class TracedList(_Container, list[Any]):
     """A JSON list of a record."""
 
     __slots__ = ("_notes", "_path", "_raw")
@@ -226,19 +230,6 @@ class TracedList(RecordValue, list[Any]):
 
     def __radd__(self, other: Any) -> Any:
         return [*other, *self]
-
-    def __eq__(self, other: object) -> bool:
-        note_exact(self)
-        return bool(self._raw == other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = None
-
-    def __repr__(self) -> str:
-        note_exact(self)
-        return repr(self._raw)
 
 
 def wrapped(value: Any, path: Path, notes: Notes) -> Any:
