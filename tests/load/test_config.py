@@ -245,3 +245,20 @@ def test_ids_of_sentencepiece_are_methods_and_minus_one_is_none() -> None:
     with pytest.raises(TokenizerError, match=r"gives \[1, 2\] as eos_token_id"):
         special_id(SimpleNamespace(eos_token_id=[1, 2]), "eos")
     assert DataCollatorForCausalLM(_SentencePiece(5)).pad_id == 5
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1.5, True, "x"])
+def test_what_is_no_whole_number_is_one_clear_error(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"batch_size> is .*; allowed: a whole number, 1 or more"):
+        load_training_config(batch_size=value, block_size=8)
+
+
+@pytest.mark.parametrize("text", ["", "yes", "off", "2"])
+def test_a_flag_of_an_xml_file_is_true_or_false(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.xml"
+    path.write_text(
+        "<config><training><batch_size>2</batch_size><block_size>8</block_size>"
+        f"<use_loss_mask>{text}</use_loss_mask></training></config>"
+    )
+    with pytest.raises(ConfigError, match=r"use_loss_mask> is .*; allowed: true, false"):
+        load_training_config(path)

@@ -55,6 +55,17 @@ def test_a_chosen_loss_is_counted_and_printed(folder: Path, caplog: pytest.LogCa
         to_hf_dataset(folder, max_length=2, overflow="drop")
 
 
+def test_episodes_that_train_nothing_are_said_to_lose_nothing_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_set(tmp_path, [Item(ids=list(range(10, 30)), weights=[0] * 20)] * 2)
+    GPTEpisodeDataLoader(CONFIG, None, tmp_path)
+    assert "and 0 of the 0 trained ones, are lost" in caplog.text
+    monkeypatch.setattr(long_episodes, "MOST_COUNTED", 20)
+    GPTEpisodeDataLoader(CONFIG, None, tmp_path)
+    assert "and perhaps none of the trained ones (counted in 1 of these episodes), are lost" in caplog.text
+
+
 def test_many_long_episodes_are_sampled_at_opening_and_counted_for_the_report(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,10 +59,12 @@ class LongEpisodesReport:
 
     def words(self, width: int) -> str:
         """The facts in a sentence without its end."""
-        share = f"{self.trained / self.trained_before:.0%}" if self.trained_before else "none"
-        trained = f"{self.trained:,} of the {self.trained_before:,} trained ones ({share})"
-        if self.counted < self.too_long:
-            trained = f"about {share} of the trained ones (counted in {self.counted:,} of these episodes)"
+        share = f"{self.trained / self.trained_before:.0%}" if self.trained_before else ""
+        if self.counted == self.too_long:
+            trained = f"{self.trained:,} of the {self.trained_before:,} trained ones{share and f' ({share})'}"
+        else:
+            about = f"about {share}" if share else "perhaps none"
+            trained = f"{about} of the trained ones (counted in {self.counted:,} of these episodes)"
         return (
             f"{self.too_long:,} of {self.episodes:,} episodes are longer than a row of {width:,} tokens (the longest "
             f"has {self.longest:,}): {self.tokens:,} of their tokens, and {trained}"

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from chatmill.errors import ConfigError
 
-FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+SPEC_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+"""Texts that mean a flag in the XML of the loaders."""
+LOOSE_FLAGS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+    "": False,
+}
+"""Texts that mean one in recipes of training and in the environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +38,7 @@ class Check:
             return None
         try:
             return self._typed(value, text)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):  # the last: infinity is no whole number
             raise ConfigError(f"{name} is {value!r}; allowed: {self._allowed}") from None
 
     def _typed(self, value: Any, text: bool) -> Any:
@@ -83,18 +97,25 @@ class OneOf(Check):
 class Flag(Check):
     """True or false."""
 
+    words: Mapping[str, bool] = field(default_factory=lambda: SPEC_FLAGS)
+    """Texts that mean one."""
+
     def _typed(self, value: Any, text: bool) -> bool:
         if isinstance(value, bool):
             return value
-        if not text or str(value).strip().lower() not in (*FLAGS, ""):
+        word = str(value).strip().lower()
+        if not text or word not in self.words:
             raise ValueError
-        return FLAGS.get(str(value).strip().lower(), False)
+        return self.words[word]
 
     @property
     def _allowed(self) -> str:
-        return "true, false"
+        return "true, false" if self.words is SPEC_FLAGS else ", ".join(filter(None, self.words))
+
+
+LOOSE_FLAG = Flag(words=LOOSE_FLAGS)
 
 
 def as_flag(name: str, value: Any) -> bool:
     """A flag, or text that means one (an empty text is false)."""
-    return bool(Flag()(name, value, text=True))
+    return bool(LOOSE_FLAG(name, value, text=True))

@@ -9,7 +9,7 @@ from typing import Any
 
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.load.config_files import close_name
-from chatmill.load.option_checks import Check, Flag, Number, OneOf
+from chatmill.load.option_checks import LOOSE_FLAG, Check, Number, OneOf
 from chatmill.train.losses import LossKind
 
 
@@ -112,9 +112,9 @@ CHECKS: dict[str, Check] = {
     "w_f": Number(),
     "precision": OneOf(members=Precision),
     "device": Check(),
-    "compile": Flag(),
+    "compile": LOOSE_FLAG,
     "seed": Number(most=2**32 - 1, whole=True),
-    "post_training": Flag(),
+    "post_training": LOOSE_FLAG,
     "eval_every": _COUNT_OR_NONE,
     "eval_batches": _COUNT_OR_NONE,
     "save_every": _COUNT_OR_NONE,
