@@ -64,14 +64,15 @@ def packing_options(given: dict[str, Any], where: str) -> dict[str, Any]:
     from chatmill.systems.document_boundaries import tokenize_blocks
 
     known = {name: p.default for name, p in signature(tokenize_blocks).parameters.items() if p.default is not p.empty}
+    checked = dict(given)
     for name, value in given.items():
         if name not in known:
             raise UnknownNameError(f"option of {where}", name, list(known))
         if isinstance(known[name], bool):
-            Flag()(f"{where}: {name}", value)
+            checked[name] = Flag()(f"{where}: {name}", value)
         elif isinstance(known[name], int) or name == "max_len":
-            Number(whole=True, optional=name == "max_len")(f"{where}: {name}", value)
-    return dict(given)
+            checked[name] = Number(whole=True, optional=name == "max_len")(f"{where}: {name}", value)
+    return checked
 
 
 def pack_texts(
