@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatmill.core.native.find import positions_by_python, positions_of
-from chatmill.core.texts import LONG_RUN, Chosen, Texts, joined
+from chatmill.core.texts import Chosen, Texts, joined
 
 TEXT = st.text(alphabet=st.sampled_from("ab\n é\u2003𝄞\u00a0\x1c"), max_size=8)
 LISTS = st.lists(TEXT, max_size=6)
@@ -35,30 +36,56 @@ def test_texts_are_a_sequence_of_strings(texts: list[str]) -> None:
         assert list(packed) == texts
         assert packed.data.tobytes() == "".join(texts).encode()
         np.testing.assert_array_equal(packed.starts, columns.offsets[:-1])
-        assert columns.characters().tolist() == [len(text) for text in texts]
         assert list(columns.part(1, 3)) == texts[1:3]
 
 
+@pytest.mark.parametrize("native", ["0", "1"])
 @given(texts=LISTS)
-def test_trimming(texts: list[str]) -> None:
+def test_trimming_and_counting(native: str, texts: list[str]) -> None:
     columns = shuffled(texts)
-    assert list(columns.trimmed(ord("\n"))) == [text.strip("\n") for text in texts]
-    assert list(columns.trimmed(ord("\n"), end=False)) == [text.lstrip("\n") for text in texts]
-    assert list(columns.trimmed_end(ord("\n"))) == [text.rstrip("\n") for text in texts]
-    assert list(columns.stripped()) == [text.strip() for text in texts]
-    assert columns.leading(ord("a")).tolist() == [len(text) - len(text.lstrip("a")) for text in texts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CHATMILL_NATIVE", native)
+        for byte in (ord("\n"), ord("a"), None):
+            characters = None if byte is None else chr(byte)
+            assert list(columns.trimmed(byte)) == [text.strip(characters) for text in texts]
+            assert list(columns.trimmed(byte, end=False)) == [text.lstrip(characters) for text in texts]
+            assert list(columns.trimmed(byte, begin=False)) == [text.rstrip(characters) for text in texts]
+        assert columns.characters().tolist() == [len(text) for text in texts]
+        assert columns.not_ascii().tolist() == [not text.isascii() for text in texts]
 
 
-def test_long_runs_are_trimmed() -> None:
-    runs = [" \n" * (LONG_RUN // 2), " " * (LONG_RUN - 1), "\n" * (LONG_RUN + 1), " " * 1_000_000]
+SPACES = [chr(point) for point in range(sys.maxunicode + 1) if chr(point).isspace()]
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_every_white_space_is_stripped(native: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATMILL_NATIVE", native)
+    near = [chr(ord(space) + step) for space in SPACES for step in (-1, 1)]  # most of them are no white space
+    every = (*SPACES, *near, "\u00e0", "\u2083")
+    texts = [side.format(one) for one in every for side in ("{0}a{0}", "a{0}", "{0}", "é{0}é")]
+    assert list(shuffled(texts).trimmed(None)) == [text.strip() for text in texts]
+
+
+def test_long_texts() -> None:
+    runs = [" \n" * 40, " " * 63, "\n" * 65, " " * 1_000_000]
     texts = [
         text for run in runs for text in (run, run + "a", "a" + run, run + "a b" + run, "\n" + run[::-1] + "\u3000x")
     ]
+    texts += ["a" * before + "é" + "a" * behind for before in (0, 63, 64, 65, 130) for behind in (0, 1, 64)]
     columns = shuffled(texts)
-    assert list(columns.stripped()) == [text.strip() for text in texts]
-    for byte in " \n":
-        assert list(columns.trimmed(ord(byte))) == [text.strip(byte) for text in texts]
-        assert columns.trailing(ord(byte)).tolist() == [len(text) - len(text.rstrip(byte)) for text in texts]
+    assert list(columns.trimmed(None)) == [text.strip() for text in texts]
+    assert columns.characters().tolist() == [len(text) for text in texts]
+    assert columns.not_ascii().tolist() == [not text.isascii() for text in texts]
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize(("start", "length"), [(-1, 1), (0, -1), (0, 10), (10, 0), (9, 1), (2**62, 2**62)])
+def test_a_text_outside_of_the_buffer(native: str, start: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHATMILL_NATIVE", native)
+    outside = Texts(np.full(9, 32, dtype=np.uint8), np.array([0, start]), np.array([1, length]))
+    for ask in (outside.characters, outside.not_ascii, lambda: outside.trimmed(None)):
+        with pytest.raises(IndexError, match="outside of its buffer"):
+            ask()
 
 
 @given(texts=st.lists(TEXT, min_size=1, max_size=6), data=st.data())

@@ -9,25 +9,13 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.native import text_ranges
 from chatmill.core.native.gather import gathered
 from chatmill.core.tokens import offsets_of
 
 Ints = NDArray[np.int64]
-_IS_SPACE = np.array([byte < 0x80 and chr(byte).isspace() for byte in range(256)])
-"""White space of one byte."""
-_WIDE_SPACES = [chr(point).encode() for point in range(0x80, 0x3001) if chr(point).isspace()]
-_SPACES_OF = {size: {int.from_bytes(space) for space in _WIDE_SPACES if len(space) == size} for size in (2, 3)}
-"""White space of two and of three bytes, as numbers."""
-LONG_RUN = 64
-"""Bytes of white space after which a text is looked at by itself, not together with all others byte by byte."""
 _NO_BYTES = np.empty(0, dtype=np.uint8)
 _ZERO, _MISSING = (np.int64(number).tobytes() for number in (0, -1))
-
-
-def _is_byte(byte: int) -> NDArray[np.bool_]:
-    """For each byte, whether it is this one."""
-    wanted: NDArray[np.bool_] = np.arange(256) == byte
-    return wanted
 
 
 def _repeated(number: bytes, count: int) -> Ints:
@@ -99,76 +87,16 @@ class Texts(Sequence[str]):
 
     def characters(self) -> Ints:
         """Characters (code points) of each text."""
-        packed = self.packed()
-        begins = offsets_of((packed.data & 0xC0) != 0x80)
-        counts: Ints = begins[packed.starts + packed.lengths] - begins[packed.starts]
-        return counts
+        return text_ranges.characters(self.data, self.starts, self.lengths)
 
-    def leading(self, byte: int) -> Ints:
-        """How often an ASCII character occurs at the beginning of each text."""
-        return self._run_lengths(self.starts, self.lengths, _is_byte(byte))
+    def not_ascii(self) -> NDArray[np.bool_]:
+        """Which texts are not ASCII."""
+        return text_ranges.not_ascii(self.data, self.starts, self.lengths)
 
-    def trailing(self, byte: int) -> Ints:
-        """How often an ASCII character occurs at the end of each text."""
-        return self._run_lengths(self.starts, self.lengths, _is_byte(byte), at_end=True)
-
-    def _run_lengths(self, starts: Ints, lengths: Ints, wanted: NDArray[np.bool_], *, at_end: bool = False) -> Ints:
-        """How many bytes of some kind are at the beginning of each range, or at its end."""
-        counts = np.zeros(len(starts), dtype=np.int64)
-        going = np.flatnonzero(lengths > 0)
-        for _ in range(LONG_RUN):
-            if not len(going):
-                return counts
-            places = starts[going] + (lengths[going] - 1 - counts[going] if at_end else counts[going])
-            going = going[wanted[self.data[places]]]
-            counts[going] += 1
-            going = going[counts[going] < lengths[going]]
-        for place in going.tolist():  # a step for each byte of all texts would take long
-            run = wanted[self.data[starts[place] : starts[place] + lengths[place]]]
-            others = np.flatnonzero(~(run[::-1] if at_end else run))
-            counts[place] = others[0] if len(others) else len(run)
-        return counts
-
-    def trimmed(self, byte: int, *, end: bool = True) -> Texts:
-        """Without that ASCII character at the beginning, and at the end too unless `end` is false."""
-        leading = self.leading(byte)
-        begun = Texts(self.data, self.starts + leading, self.lengths - leading)
-        return begun.trimmed_end(byte) if end else begun
-
-    def trimmed_end(self, byte: int) -> Texts:
-        """Without that ASCII character at the end."""
-        return Texts(self.data, self.starts, self.lengths - self.trailing(byte))
-
-    def stripped(self) -> Texts:
-        """Without white space at both ends, as `str.strip` sees it."""
-        if not len(self.data):
-            return self
-        starts, lengths = self.starts.copy(), self.lengths.copy()
-        leading = self._run_lengths(starts, lengths, _IS_SPACE)
-        starts += leading
-        lengths -= leading
-        lengths -= self._run_lengths(starts, lengths, _IS_SPACE, at_end=True)
-        stripped = Texts(self.data, starts, lengths)  # of what is below
-        for place in np.flatnonzero(self._has_wide_space(starts, lengths)).tolist():
-            text = stripped[place]
-            begun = text.lstrip()
-            starts[place] += len(text.encode()) - len(begun.encode())
-            lengths[place] = len(begun.rstrip().encode())
-        return stripped
-
-    def _has_wide_space(self, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
-        """Which of these ranges begin or end with white space of several bytes."""
-        found = np.zeros(len(starts), dtype=np.bool_)
-        for size, spaces in _SPACES_OF.items():
-            places = np.flatnonzero(lengths >= size)
-            begins, stops = starts[places], starts[places] + lengths[places]
-            for first in (begins, stops - size):
-                wide = np.flatnonzero(self.data[first] >= 0x80)
-                number = np.zeros(len(wide), dtype=np.int64)
-                for offset in range(size):
-                    number = number << 8 | self.data[first[wide] + offset]
-                found[places[wide[np.isin(number, list(spaces))]]] = True
-        return found
+    def trimmed(self, byte: int | None, *, begin: bool = True, end: bool = True) -> Texts:
+        """Without an ASCII character at both ends, or (None) without white space, as `str.strip` sees it."""
+        sides = begin * text_ranges.AT_BEGIN + end * text_ranges.AT_END
+        return Texts(self.data, *text_ranges.trimmed(self.data, self.starts, self.lengths, byte, sides))
 
     def replaced(self, places: Ints, others: Texts) -> Texts:
         """With other texts at these places."""

@@ -151,12 +151,10 @@ def tool_lines(tools: Texts, conversations: Ints, numbers: NDArray[np.int32]) ->
 def applied(texts: Texts, operations: Operations) -> Texts:
     """Texts after string operations; stripping is done on columns, anything else text by text."""
     for name, arguments in operations:
-        characters = arguments[0] if name in ("strip", "lstrip", "rstrip") else None
-        if name == "strip" and characters is None:
-            texts = texts.stripped()
-        elif isinstance(characters, str) and len(characters) == 1 and characters.isascii():
-            byte = ord(characters)
-            texts = texts.trimmed_end(byte) if name == "rstrip" else texts.trimmed(byte, end=name == "strip")
+        characters = arguments[0] if name in ("strip", "lstrip", "rstrip") else ""
+        if characters is None or (isinstance(characters, str) and len(characters) == 1 and characters.isascii()):
+            byte = None if characters is None else ord(characters)
+            texts = texts.trimmed(byte, begin=name != "rstrip", end=name != "lstrip")
         else:
             texts = Texts.of([APPLIED[name](text, *arguments) for text in texts])
     return texts

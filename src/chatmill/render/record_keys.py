@@ -6,7 +6,7 @@ for all messages of a batch at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ KEPT_TOOLS = 4096
 
 ColumnQuestion = tuple[str, Origin, int, Any, Any]
 """What is asked, of which column and which call of a message, after which operations, with which argument."""
+Ints = NDArray[np.int64]
 Key = bytes | tuple[bytes, str | int, str]
 """A few bytes per message; with tools or options, these too."""
 
@@ -38,7 +39,7 @@ Key = bytes | tuple[bytes, str | int, str]
 class BatchKeys(NamedTuple):
     """The keys of some conversations."""
 
-    which: NDArray[np.int64]
+    which: Ints
     """For each of them the number of its key."""
     different: list[Key]
 
@@ -109,12 +110,27 @@ class RecordKeys:
             return flat[starts[index] : starts[index + 1]].tobytes()
 
         keys: list[Key] = [own(index) for index in firsts.tolist()]
-        for index in np.flatnonzero((batch.tools.lengths > 0) | (batch.options.lengths > 0)).tolist():
-            text = batch.tools[index]
-            shown = self._tools_key(text, batch, index) if text else ""
-            which[index] = len(keys)
-            keys.append((own(index), shown, batch.options[index]))
+        rich = np.flatnonzero((batch.tools.lengths > 0) | (batch.options.lengths > 0))
+        if len(rich):
+            self._add_rich(batch, rich, which, keys)
         return BatchKeys(which, keys)
+
+    def _add_rich(self, batch: Conversations, rich: Ints, which: Ints, keys: list[Key]) -> None:
+        """The keys of conversations with tools or options: what they have is looked at once for all that share it."""
+        listed, given = batch.tools.take(rich), batch.options.take(rich)
+        tools_of, tool_firsts = distinct(listed.data, listed.starts, listed.lengths)
+        options_of, option_firsts = distinct(given.data, given.starts, given.lengths)
+        shown = [
+            self._tools_key(text, batch, int(rich[first])) if (text := listed[first]) else ""
+            for first in tool_firsts.tolist()
+        ]
+        chosen = [given[first] for first in option_firsts.tolist()]
+        joint = np.stack([which[rich], tools_of, options_of], axis=1)
+        width = joint.strides[0]
+        starts = np.arange(0, joint.nbytes, width)
+        number, firsts = distinct(joint.reshape(-1).view(np.uint8), starts, np.full(len(rich), width))
+        which[rich] = len(keys) + number
+        keys += [(keys[own], shown[tools], chosen[options]) for own, tools, options in joint[firsts].tolist()]
 
     def _tools_key(self, text: str, batch: Conversations, index: int) -> int | str:
         if self._tools_by_value:
@@ -156,7 +172,7 @@ class RecordKeys:
         mixed = (with_id > 0) & (with_id < calls)
         columns = [flags, np.minimum(calls, 255).astype(np.uint8), ((with_id > 0) + 2 * mixed).astype(np.uint8)]
         columns += self._values(batch) if self._by_value else self._rarities(batch, mixed)
-        answers = [self._answers(batch, column) for column in self._columns]
+        answers = list(self._answers(batch))
         if answers:
             columns += list(np.packbits(np.stack(answers), axis=0))
         return np.stack(columns, axis=1)
@@ -217,14 +233,18 @@ class RecordKeys:
             numbers[places] = np.array(known, dtype=np.uint32)[which]
         return list(numbers.view(np.uint8).reshape(-1, 4).T)
 
-    @staticmethod
-    def _answers(batch: Conversations, column: ColumnQuestion) -> NDArray[np.bool_]:
-        """The answer of every message; False for those that do not have what is asked about."""
-        what, origin, call, operations, argument = column
-        places, texts = _texts_of(batch.messages, origin, call)
-        answers = np.zeros(len(batch.messages), dtype=np.bool_)
-        answers[places] = _answered(what, applied(texts, operations), argument)
-        return answers
+    def _answers(self, batch: Conversations) -> Iterator[NDArray[np.bool_]]:
+        """The answers of every message to each question; False for those that do not have what is asked about."""
+        asked: dict[Any, tuple[NDArray[Any] | slice, Texts]] = {}
+        for what, origin, call, operations, argument in self._columns:
+            texts_asked = (origin, call, operations)
+            if texts_asked not in asked:
+                places, texts = _texts_of(batch.messages, origin, call)
+                asked[texts_asked] = places, applied(texts, operations)
+            places, texts = asked[texts_asked]
+            answers = np.zeros(len(batch.messages), dtype=np.bool_)
+            answers[places] = _answered(what, texts, argument)
+            yield answers
 
 
 def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDArray[Any] | slice, Texts]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.native.distinct import distinct
 from chatmill.core.native.points import token_points
 from chatmill.core.texts import Chosen, Texts
 from chatmill.core.tokens import offsets_of, ranges
@@ -150,8 +151,10 @@ class VocabularyTokenizer:
             ids, offsets = self.backend.encode_batch(texts)
         except (UnicodeError, TypeError):  # the engines refuse text without a UTF-8 form in their own ways
             raise TokenizerError(_lone_surrogate(texts)) from None
-        if self._forbidden is not None and self._forbidden[ids[ids >= self._first_forbidden]].any():
-            self._refuse_control(texts, ids, offsets)
+        if self._forbidden is not None:
+            high = np.flatnonzero(ids >= self._first_forbidden)
+            if self._forbidden[ids[high]].any():
+                self._refuse_control(texts, ids, offsets)
         return ids, offsets
 
     def _refuse_control(self, texts: Sequence[str], ids: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
@@ -230,7 +233,7 @@ class VocabularyTokenizer:
         if self.normal_form and len(moved):
             tails = texts.lengths[which[moved]] - prefix_bytes[moved]
             behind = Texts(texts.data, texts.starts[which[moved]] + prefix_bytes[moved], tails)
-            plain = ~_with_high_bytes(behind)  # no normal form changes ASCII text, or joins it to what is before it
+            plain = ~behind.not_ascii()  # no normal form changes ASCII text, or joins it to what is before it
             at_end = moved[plain]
             points[at_end] = self._points_before_end(encoded, which[at_end], tails[plain])
             moved = moved[~plain]
@@ -246,21 +249,29 @@ class VocabularyTokenizer:
         """The pairs whose byte may be another one after the normalizer."""
         if self.normal_form == "":
             return np.empty(0, dtype=np.int64)
-        doubtful = np.flatnonzero(_with_high_bytes(texts)[which]) if self._keeps_ascii else np.arange(len(which))
+        doubtful = np.flatnonzero(texts.not_ascii()[which]) if self._keeps_ascii else np.arange(len(which))
         if self.normal_form is None or not self._keeps_ascii or not len(doubtful):
             return doubtful
         begins, prefixes = texts.starts[which[doubtful]], prefix_bytes[doubtful]
-        moved = _with_high_bytes(Texts(texts.data, begins, prefixes))
+        moved = Texts(texts.data, begins, prefixes).not_ascii()
         inside = np.flatnonzero(~moved & (prefixes < texts.lengths[which[doubtful]]))
         beside = texts.data[(begins + prefixes)[inside]]  # the first byte behind ASCII text: of what joins to it?
-        for place in inside[~_NEVER_JOINS[beside]].tolist():
-            moved[place] = not self._keeps_border(texts, int(begins[place]), int(prefixes[place]))
+        asked = inside[~_NEVER_JOINS[beside]]
+        borders, sizes = begins[asked] + prefixes[asked], np.minimum(prefixes[asked], 1)
+        around = np.minimum(borders + 4, len(texts.data)) - borders + sizes
+        for is_inner in (0, 1):  # few of them are different
+            mine = np.flatnonzero(sizes == is_inner)
+            which_border, firsts = distinct(texts.data, (borders - sizes)[mine], around[mine])
+            joins = [
+                not self._keeps_border(texts.data[border - is_inner : border + 4].tobytes(), is_inner)
+                for border in borders[mine[firsts]].tolist()
+            ]
+            moved[asked[mine]] = np.array(joins, dtype=np.bool_)[which_border]
         return doubtful[moved]
 
-    def _keeps_border(self, texts: Texts, begin: int, prefix: int) -> bool:
-        """Whether a normal form joins nothing across the end of a text's beginning, which is ASCII."""
-        around = texts.data[begin + max(prefix - 1, 0) : begin + prefix + 4].tobytes()
-        pair = around.decode(errors="ignore")[: 1 + (prefix > 0)]
+    def _keeps_border(self, around: bytes, before: int) -> bool:
+        """Whether a normal form joins nothing to ASCII text; `around` is its last byte (or none) and what follows."""
+        pair = around.decode(errors="ignore")[: 1 + before]
         is_normal = unicodedata.is_normalized(self.normal_form, pair)  # type: ignore[arg-type]
         return is_normal and not unicodedata.combining(pair[-1:] or " ")
 
@@ -410,16 +421,6 @@ def _lone_surrogate(texts: Sequence[str]) -> str:
         except UnicodeEncodeError as error:
             return f"text {index} has a lone surrogate at character {error.start}: it has no UTF-8 form"
     return "the texts cannot be encoded"
-
-
-def _with_high_bytes(texts: Texts) -> NDArray[np.bool_]:
-    """Which texts are not ASCII."""
-    found = np.zeros(len(texts), dtype=np.bool_)
-    filled = np.flatnonzero(texts.lengths > 0)
-    if len(filled):
-        packed = texts.take(filled).packed()
-        found[filled] = np.maximum.reduceat(packed.data, packed.starts) >= 0x80
-    return found
 
 
 _NEVER_JOINS = np.zeros(256, dtype=np.bool_)

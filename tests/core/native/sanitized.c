@@ -162,6 +162,12 @@ static int64_t copy(const uint8_t *data, int64_t size)
     int64_t *numbers = INTS(count), *firsts = INTS(count), *table = INTS(slots);
     memset(table, 0xFF, (size_t)slots * sizeof(int64_t));
     if (count < slots) sum += chatmill_distinct(data, size, starts, lengths, count, numbers, firsts, table, slots) > 0;
+    static const uint8_t trims[256] = {[' '] = 1, ['"'] = 1}, wide_spaces[] = {2, 0xC2, 0xA0, 3, 0xE2, 0x80, 0x83};
+    sum += chatmill_not_ascii(data, size, starts, lengths, count, which) > 0;
+    sum += chatmill_characters(data, size, starts, lengths, count, numbers) > 0;
+    for (int sides = 1; sides <= 3; sides++) {
+        sum += chatmill_trim(data, size, starts, lengths, count, trims, wide_spaces, 7, sides, numbers, firsts) > 0;
+    }
     free(numbers), free(firsts), free(table);
     int64_t found[2];
     sum += chatmill_find(data, size, (const uint8_t *)"\"role", 5, found, 2) > 0;

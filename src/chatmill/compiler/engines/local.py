@@ -49,6 +49,8 @@ from chatmill.errors import ChatmillError, ConfigError
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 """Set to 1 in workers, unless the user has set them: a worker is meant to use one core."""
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""Has workers keep what they free for their next batch (with glibc), unless the user has set it: new pages cost."""
 BOOT_VARIABLE = "CHATMILL_WORKER"
 BOOT = (
     f"import json, os, sys; boot = json.loads(os.environ.pop({BOOT_VARIABLE!r})); sys.path[:] = boot['path']; "
@@ -255,7 +257,7 @@ def _start_process(connection: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", BOOT, "chatmill-worker"]
     return subprocess.Popen(
         command,
-        env=dict.fromkeys(ONE_THREAD, "1") | os.environ | {BOOT_VARIABLE: json.dumps(boot)},
+        env=dict.fromkeys(ONE_THREAD, "1") | KEEP_MEMORY | os.environ | {BOOT_VARIABLE: json.dumps(boot)},
         pass_fds=(connection,),
         stdin=subprocess.DEVNULL,
         stdout=2,  # a job that prints must not get into what the driver prints

@@ -1,0 +1,77 @@
+/* Questions about many texts (text_ranges.py): which are not ASCII, how many characters they have, and where they begin and
+ * end without what is trimmed off. */
+
+static inline int is_outside(int64_t start, int64_t length, int64_t size)
+{
+    return start < 0 || length < 0 || start > size || length > size - start;
+}
+
+/* Whether each text has a byte above 0x7F. Returns `count`, or -1 where a text lies outside of the data. */
+EXPORT int64_t chatmill_not_ascii(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *lengths,
+                                  int64_t count, uint8_t *out)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (is_outside(starts[i], lengths[i], size)) return -1;
+        const uint8_t *p = data + starts[i], *const stop = p + lengths[i];
+        uint64_t high = 0;
+        for (; stop - p >= 64 && !high; p += 64) {
+            uint64_t words[8];
+            memcpy(words, p, 64);
+            for (int k = 0; k < 8; k++) high |= words[k] & HIGHS;
+        }
+        for (; p < stop && !high; p++) high = *p & 0x80;
+        out[i] = high != 0;
+    }
+    return count;
+}
+
+/* Code points of each text. Returns as above. */
+EXPORT int64_t chatmill_characters(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *lengths,
+                                   int64_t count, int64_t *out)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (is_outside(starts[i], lengths[i], size)) return -1;
+        const uint8_t *const text = data + starts[i];
+        int64_t characters = 0;
+        for (int64_t k = 0; k < lengths[i]; k++) characters += (text[k] & 0xC0) != 0x80;
+        out[i] = characters;
+    }
+    return count;
+}
+
+/* Bytes of the white space of several bytes that is at `p`: one of `wide`, each with its length in front. */
+static inline int wide_space(const uint8_t *p, int64_t room, const uint8_t *wide, int64_t wide_size)
+{
+    for (int64_t at = 0; at < wide_size; at += 1 + wide[at]) {
+        if (wide[at] <= room && !memcmp(p, wide + at + 1, wide[at])) return wide[at];
+    }
+    return 0;
+}
+
+enum { AT_BEGIN = 1, AT_END = 2 };
+
+/* Texts without the bytes that `trims` says at their beginning, at their end (`sides`), and without the `wide` white
+ * space there. Texts are UTF-8, so the last bytes of a text are a wide space only where they are that character.
+ * Returns as above. */
+EXPORT int64_t chatmill_trim(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *lengths,
+                             int64_t count, const uint8_t *trims, const uint8_t *wide, int64_t wide_size, int64_t sides,
+                             int64_t *begins, int64_t *sizes)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (is_outside(starts[i], lengths[i], size)) return -1;
+        const uint8_t *first = data + starts[i], *last = first + lengths[i];
+        for (int step = 1; (sides & AT_BEGIN) && first < last && step; first += step) {
+            step = trims[*first] ? 1 : *first < 0x80 ? 0 : wide_space(first, last - first, wide, wide_size);
+        }
+        for (int step = 1; (sides & AT_END) && first < last && step; last -= step) {
+            step = trims[last[-1]];
+            if (step || last[-1] < 0x80) continue;
+            for (int64_t bytes = 2; bytes <= 3 && bytes <= last - first && !step; bytes++) {
+                if (wide_space(last - bytes, bytes, wide, wide_size) == bytes) step = (int)bytes;
+            }
+        }
+        begins[i] = first - data;
+        sizes[i] = last - first;
+    }
+    return count;
+}
