@@ -47,19 +47,16 @@ class MissingDateError(ConfigError):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`: accepted, and without effect on the text."""
+    """`{% generation %}`: accepted, and without effect on the text but for the marks of the environment."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class has a plain set)
+    environment: PlainSandbox
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
-
-    def _written(self, caller: Callable[[], str]) -> str:
-        marked = getattr(self.environment, "marked", None)
-        text = caller()
-        return text if marked is None else marked(text)
+        first, last = (nodes.Output([nodes.TemplateData(mark)]) for mark in self.environment.generation_marks)
+        return nodes.Scope([first, *body, last], lineno=line)
 
 
 class _CountingGenerator(CodeGenerator):
@@ -142,6 +139,8 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
     """Renders templates on plain values, as transformers does, within limits: the reference of all proofs."""
 
     code_generator_class = _CountingGenerator
+    generation_marks = ("", "")
+    """What is written before and behind the text of a `{% generation %}` block."""
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, today: date | None = None) -> None:
