@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -348,7 +348,7 @@ class VocabularyTokenizer:
         made.named_tokens = self.named_tokens
         return made
 
-    def with_added(self, names: Sequence[str]) -> VocabularyTokenizer:
+    def with_added(self, names: Sequence[str]) -> Self:
         """A tokenizer with these control tokens too; missing ones go above the vocabulary, in the order given."""
         added = object.__new__(type(self))  # a copy would load everything anew: it goes by way of `__reduce__`
         added.__dict__ = {k: v for k, v in self.__dict__.items() if k not in _CACHED}
