@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chatmill.core.native.find import positions_by_python, positions_of
-from chatmill.core.texts import Chosen, Texts, joined
+from chatmill.core.texts import Texts, joined
 
 TEXT = st.text(alphabet=st.sampled_from("ab\n é\u2003𝄞\u00a0\x1c"), max_size=8)
 LISTS = st.lists(TEXT, max_size=6)
@@ -94,8 +94,6 @@ def test_choosing_and_replacing(texts: list[str], data: st.DataObject) -> None:
     columns = shuffled(texts)
     at = np.array(places, dtype=np.int64)
     assert list(columns.take(at)) == [texts[i] for i in places]
-    chosen = Chosen(texts, at)
-    assert list(chosen) == list(chosen.columns()) == [texts[i] for i in places]
     once = np.unique(at)
     wanted = [text.upper() if i in once else text for i, text in enumerate(texts)]
     others = Texts.of([texts[i].upper() for i in once.tolist()])

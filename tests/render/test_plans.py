@@ -108,11 +108,8 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
         assert together.tokens.conversation(index).ids.tolist() == alone.ids.tolist()
 
 
-@pytest.mark.parametrize(
-    "limit", ["chatmill.render.plan_book.MAX_QUESTIONS", "chatmill.render.jinja.segments.MAX_KEPT"]
-)
-def test_what_is_forgotten_is_learned_again(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limit, 20)
+def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chatmill.render.plan_book.MAX_QUESTIONS", 20)
     monkeypatch.setattr("chatmill.render.jinja.renderings.MAX_KEPT", 20)
     options = TemplateOptions(today=date(2026, 1, 2))
     conversations = [with_tools(number, "a") for number in range(6)]

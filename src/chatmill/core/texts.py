@@ -202,30 +202,6 @@ class TextJoiner:
         return type(columns[0])(self._data, np.concatenate(starts), np.concatenate([c.lengths for c in columns]))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chosen(Sequence[str]):
-    """Texts out of few different ones: text `i` is `texts[which[i]]`."""
-
-    texts: Sequence[str]
-    which: Ints
-
-    def __len__(self) -> int:
-        return len(self.which)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self.texts[i] for i in self.which[index].tolist()]
-        return self.texts[int(self.which[index])]
-
-    def columns(self) -> Texts:
-        """The same texts in one buffer, which holds each of the different ones once."""
-        return Texts.of(self.texts).take(self.which)
-
-
 def joined(*columns: Texts) -> Texts:
     """Text `i` of every column, one behind the other, as one text."""
     count, width = len(columns[0]), len(columns)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 
 _LISTED: dict[int, tuple[tuple[Any, ...], str]] = {}
 _LISTED_KEPT = 256
-_KNOWN: dict[str, tuple[Any, ...]] = {}
 
 
 def listed_tools(tools: tuple[Any, ...]) -> str:
@@ -26,16 +26,7 @@ def listed_tools(tools: tuple[Any, ...]) -> str:
     return text
 
 
+@lru_cache(maxsize=_LISTED_KEPT)
 def tools_of(listed: str) -> tuple[Any, ...]:
-    """The tool definitions that `listed_tools` has written.
-
-    Those of the last few texts are kept, so that equal texts mostly give the same tuple.
-    """
-    if not listed:
-        return ()
-    found = _KNOWN.get(listed)
-    if found is None:
-        if len(_KNOWN) >= _LISTED_KEPT:
-            _KNOWN.clear()
-        found = _KNOWN[listed] = tuple(json.loads(line) for line in listed.split("\n")[1:])
-    return found
+    """The tool definitions that `listed_tools` has written; equal texts mostly give the same tuple."""
+    return tuple(json.loads(line) for line in listed.split("\n")[1:])

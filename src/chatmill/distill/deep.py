@@ -24,6 +24,7 @@ from chatmill.distill.shard_export import QUARANTINE
 from chatmill.distill.shards import KDInput, Shard, ShardRows, read_input, shard_batches
 from chatmill.errors import ChatmillError, FormatError, RecordError
 from chatmill.prove.report import Finding, Notebook
+from chatmill.render.official_harmony import encoding
 from chatmill.store.kd import LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.receipts import MANIFEST
 from chatmill.systems.synth_kd import (
@@ -32,7 +33,6 @@ from chatmill.systems.synth_kd import (
     OfficialRows,
     RenderedRow,
     is_valid,
-    official_encoding,
     valid_threshold,
     vocabulary_file,
 )
@@ -100,7 +100,7 @@ class _Check:
     def __init__(self, folder: Path, manifest: Mapping[str, Any], vocabulary: Path, book: Notebook) -> None:
         self._folder, self._manifest, self._book = folder, manifest, book
         self._vocabulary = vocabulary
-        self._official, self._encoding = OfficialRows(vocabulary), official_encoding(vocabulary)
+        self._official, self._encoding = OfficialRows(vocabulary), encoding(vocabulary)
         self._threshold = valid_threshold(manifest["config"]["valid_fraction"])
         self._ledger = Ledger()
         self._refused = _refused(folder / QUARANTINE)

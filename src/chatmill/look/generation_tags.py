@@ -46,10 +46,7 @@ class TagDifference(NamedTuple):
 class _Marking(PlainSandbox):
     """Writes a character before and behind everything that is tagged."""
 
-    @staticmethod
-    def marked(text: str) -> str:
-        """As the tag's extension asks for it."""
-        return f"{OPENS}{text}{CLOSES}"
+    generation_marks = (OPENS, CLOSES)
 
 
 def has_tags(text: str) -> bool:

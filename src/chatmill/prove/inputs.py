@@ -86,30 +86,29 @@ def sources_of(recipe: Recipe, inputs: Sequence[Mapping[str, Any]]) -> list[Sour
 
 def read_inputs(recipe: Recipe, inputs: Sequence[Mapping[str, Any]]) -> Iterator[ReadRecord]:
     """Every record that the build has read, in its order."""
-    left = {id(source): source.max_records for source in recipe.sources}
-    for file, source in zip(inputs, sources_of(recipe, inputs), strict=True):
-        lines = _size(file)
-        limit = left[id(source)]
-        if limit is not None:
-            left[id(source)] = max(0, limit - lines)
-        if limit != 0:
-            yield from _read_file(file, source, lines if limit is None else limit)
+    for file, source, lines, limit in _limits(recipe, inputs):
+        if limit:
+            yield from _read_file(file, source, min(lines, limit))
 
 
 def capped(recipe: Recipe, inputs: Sequence[Mapping[str, Any]]) -> Counter[str]:
     """Lines or rows of each source that `max_records` leaves out."""
     out: Counter[str] = Counter()
+    for file, _, lines, limit in _limits(recipe, inputs):
+        out[file["source"]] += max(0, lines - limit)
+    return +out
+
+
+def _limits(
+    recipe: Recipe, inputs: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], Source, int, int]]:
+    """Every input with its source, its lines or rows, and how many of them its source may still read."""
     left = {id(source): source.max_records for source in recipe.sources}
     for file, source in zip(inputs, sources_of(recipe, inputs), strict=True):
-        limit = left[id(source)]
+        lines, limit = int(file["lines"] if file["lines"] is not None else file["records"]), left[id(source)]
         if limit is not None:
-            out[file["source"]] += max(0, _size(file) - limit)
-            left[id(source)] = max(0, limit - _size(file))
-    return out
-
-
-def _size(file: Mapping[str, Any]) -> int:
-    return int(file["lines"] if file["lines"] is not None else file["records"])
+            left[id(source)] = max(0, limit - lines)
+        yield file, source, lines, lines if limit is None else limit
 
 
 def _read_file(file: Mapping[str, Any], source: Source, limit: int) -> Iterator[ReadRecord]:

@@ -38,6 +38,7 @@ from chatmill.render.row_items import Ids, TextPart, items_of
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.vocabulary import VocabularyTokenizer
 
 
 def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = None) -> tuple[Tokenizer, str]:
@@ -57,8 +58,8 @@ def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = N
     if recipe.add_control_tokens:
         names = find_template(recipe.template).control_tokens if control_tokens is None else control_tokens
         tokenizer = with_control_tokens(tokenizer, names)
-    backend = getattr(tokenizer, "backend", None)
-    return tokenizer, "UTF-8" if backend is None else str(backend.name)
+    assert isinstance(tokenizer, VocabularyTokenizer)
+    return tokenizer, tokenizer.backend.name
 
 
 def hash_share(key: str) -> Fraction:

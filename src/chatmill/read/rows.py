@@ -20,7 +20,7 @@ from chatmill.core.conversation import MAX_WEIGHT, MEDIA_FIELDS, REASONING_FIELD
 from chatmill.core.conversations import Conversations, Places, unused_by_source, unused_in_columns
 from chatmill.core.messages import CODES, MessageColumns, sparse_objects
 from chatmill.core.native.scan import scan_texts
-from chatmill.core.texts import Chosen, OptionalTexts, TextJoiner, Texts, joined
+from chatmill.core.texts import OptionalTexts, TextJoiner, Texts, joined
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.core.tools import listed_tools
 from chatmill.read.columns import Read, merged, nested_names, read_declined, read_one_by_one, two_systems
@@ -219,7 +219,7 @@ class _ArrowRows:
             which[rows] = np.arange(len(rows))
         refused = np.array([text is None for text in [*texts, ""]])
         self._sure &= ~refused[which]  # -1 is the last one, which is empty
-        return Chosen([*(text or "" for text in texts), ""], which % (len(texts) + 1)).columns()
+        return Texts.of([*(text or "" for text in texts), ""]).take(which % (len(texts) + 1))
 
 
 def _given_meaning(shape: Shape) -> set[str]:
@@ -344,7 +344,7 @@ def _with_line(texts: Texts, more: Texts) -> Texts:
     places = np.flatnonzero(more.lengths > 0)
     if not len(places):
         return texts
-    newlines = Chosen(["\n"], np.zeros(len(places), dtype=np.int64)).columns()
+    newlines = Texts.of(["\n"]).take(np.zeros(len(places), dtype=np.int64))
     return texts.replaced(places, joined(texts.take(places), newlines, more.take(places)))
 
 

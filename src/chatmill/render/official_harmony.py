@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from chatmill.errors import MissingExtraError, RecordError, need
 from chatmill.tokenizer.assets import O200K_FILE, bundled_o200k, find_o200k
 
+_LOADED: list[Any] = []
 
-@cache
-def encoding() -> Any:
-    """The `HARMONY_GPT_OSS` encoding of openai-harmony, read from the checked o200k vocabulary file."""
+
+def encoding(vocabulary: Path | None = None) -> Any:
+    """The `HARMONY_GPT_OSS` encoding of openai-harmony, from a checked o200k file; never from the network.
+
+    It is loaded once: whichever file is named first, all that pass the check hold the same bytes.
+    """
+    if not _LOADED:
+        _LOADED.append(_load(vocabulary))
+    return _LOADED[0]
+
+
+def _load(named: Path | None) -> Any:
     try:
         import openai_harmony
     except ImportError:
         raise MissingExtraError("openai-harmony", "harmony", "the template 'harmony'") from None
     before = os.environ.get("TIKTOKEN_ENCODINGS_BASE")
-    vocabulary = find_o200k()
+    vocabulary = find_o200k(named)
     if vocabulary.name != O200K_FILE:  # the library knows that name alone; the bytes are the same
         vocabulary = bundled_o200k()
     os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(vocabulary.parent)  # the library's only offline way in
@@ -46,11 +55,17 @@ def render_message(message: Mapping[str, Any], *, has_function_tools: bool = Fal
         raise RecordError(f"the Harmony renderer refuses the message: {error}", code="harmony_refused") from None
 
 
-def render_training(messages: list[Mapping[str, Any]]) -> list[int]:
+def render_training(messages: Sequence[Any], vocabulary: Path | None = None) -> list[int]:
     """The official training render of a whole conversation of Harmony message dicts: the slow, exact reference."""
-    need("openai_harmony", "rendering Harmony messages")
+    need("openai_harmony", "the official render of Harmony")
     import openai_harmony
 
-    conversation = openai_harmony.Conversation.from_json(json.dumps({"messages": messages}))
+    refusals = (ValueError, RuntimeError, TypeError, KeyError, AttributeError, openai_harmony.HarmonyError)
     config = openai_harmony.RenderConversationConfig(auto_drop_analysis=False)
-    return list(encoding().render_conversation_for_training(conversation, config))
+    try:
+        # What `Conversation.from_json` does with the text, which is decoded already.
+        listed = [openai_harmony.Message.from_dict(message) for message in messages]
+        conversation = openai_harmony.Conversation(messages=listed)
+        return list(encoding(vocabulary).render_conversation_for_training(conversation, config))
+    except refusals as error:
+        raise RecordError(f"the Harmony renderer refuses the row: {error}", code="harmony_refused") from None

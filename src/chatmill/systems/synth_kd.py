@@ -10,10 +10,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from decimal import Decimal
 from enum import StrEnum
-from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +21,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.harmony_ids import EOD, START
 from chatmill.errors import ConfigError, RecordError, need
-from chatmill.tokenizer.assets import O200K_FILE, PROJECT_COPY, bundled_o200k, find_o200k
+from chatmill.render.official_harmony import encoding, render_training
+from chatmill.tokenizer.assets import O200K_FILE, PROJECT_COPY, find_o200k
 
 ROLES = ("system", "developer", "user", "assistant")
 SPANS = {"analysis": 1, "final": 2}
@@ -86,61 +85,19 @@ def vocabulary_file(path: str | os.PathLike[str] | None = None) -> tuple[Path, s
     return found, str(found) if named or found == PROJECT_COPY else BUNDLED
 
 
-@cache
-def official_encoding(vocabulary: Path) -> Any:
-    """The encoding of openai-harmony, read from a checked vocabulary file; never from the network."""
-    from chatmill.render.official_harmony import encoding
-
-    # The library takes a folder and looks for its own file name in it; a file of another name has the same bytes
-    # (its hash was checked), so the bundled copy replaces it.
-    file = vocabulary if vocabulary.name == O200K_FILE else bundled_o200k()
-    with _environment("O200K_HARMONY_VOCAB_PATH", str(file.absolute())):
-        return encoding()
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Any:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
 class OfficialRows:
     """Renders rows with openai-harmony, one at a time: the reference, the audit, and the way for unusual rows."""
 
     def __init__(self, vocabulary: Path) -> None:
         """`vocabulary` is a checked o200k file."""
         need("openai_harmony", "the official render of Harmony")
-        import openai_harmony
-
-        self._encoding = official_encoding(vocabulary)
-        self._conversation, self._message = openai_harmony.Conversation, openai_harmony.Message
-        self._refusals = (ValueError, RuntimeError, TypeError, KeyError, AttributeError, openai_harmony.HarmonyError)
-        self._config = openai_harmony.RenderConversationConfig(auto_drop_analysis=False)
-
-    def ids(self, messages: Sequence[Any]) -> list[int]:
-        """The official training render of message dicts, without EOD and without any rule of this dataset."""
-        try:
-            # What `Conversation.from_json` does with the text, which is decoded already.
-            conversation = self._conversation(messages=[self._message.from_dict(message) for message in messages])
-            ids: list[int] = self._encoding.render_conversation_for_training(conversation, self._config)
-            return ids
-        except self._refusals as error:
-            message = f"the Harmony renderer refuses the row: {error}"
-            raise RecordError(message, code="harmony_refused") from None
+        self._vocabulary = vocabulary
+        encoding(vocabulary)
 
     def render(self, row: bytes | None) -> RenderedRow:
         """One row; what the rules or the renderer refuse is a `RecordError` without a place."""
         messages = checked_messages(row_text(row))
-        rendered = self.ids(messages)
-        rendered.append(EOD)
-        ids = np.array(rendered, dtype=np.int32)
+        ids = np.array([*render_training(messages, self._vocabulary), EOD], dtype=np.int32)
         starts = np.flatnonzero(ids == START)  # text never becomes a control id, so there is one for each message
         if len(starts) != len(messages) or starts[0] != 0:
             message = f"{len(messages)} messages, but {len(starts)} <|start|> tokens in their render"

@@ -9,14 +9,14 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.native.distinct import distinct
 from chatmill.core.native.points import token_points
-from chatmill.core.texts import Chosen, Texts
+from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import TokenizerError
 from chatmill.tokenizer.backends import Backend, HuggingFaceBackend
@@ -217,9 +217,10 @@ class VocabularyTokenizer:
         if not self.bytes_add_up:
             assert self._reference is not None
             return self._reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
-        size = _per_text(prefixes, self._normalised_size)
+        known = {prefix: self._normalised_size(prefix) for prefix in set(prefixes)}
+        sizes = np.array([known[prefix] for prefix in prefixes], dtype=np.int64)
         ids, offsets = encoded
-        return token_points(ids, self._byte_lengths, offsets, which, size) - offsets[which]
+        return token_points(ids, self._byte_lengths, offsets, which, sizes) - offsets[which]
 
     def byte_points(
         self, encoded: Encoded, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64], texts: Texts
@@ -358,7 +359,7 @@ class VocabularyTokenizer:
         made.named_tokens = self.named_tokens
         return made
 
-    def with_added(self, names: Sequence[str]) -> VocabularyTokenizer:
+    def with_added(self, names: Sequence[str]) -> Self:
         """A tokenizer with these control tokens too; missing ones go above the vocabulary, in the order given."""
         added = object.__new__(type(self))  # a copy would load everything anew: it goes by way of `__reduce__`
         added.__dict__ = {k: v for k, v in self.__dict__.items() if k not in _CACHED}
@@ -395,21 +396,6 @@ def _prefixes(texts: Texts, which: NDArray[np.int64], prefix_bytes: NDArray[np.i
     """The beginnings of texts, cut at bytes."""
     begins = texts.starts[which]
     return Texts(texts.data, begins, prefix_bytes)[:]
-
-
-def _different(texts: Sequence[str]) -> Sequence[str]:
-    """The different ones among texts."""
-    return texts.texts if isinstance(texts, Chosen) else list(dict.fromkeys(texts))
-
-
-def _per_text(texts: Sequence[str], value: Callable[[str], int]) -> NDArray[np.int64]:
-    """A value for every text, asked for once for each of the different ones."""
-    different = _different(texts)
-    values = [value(text) for text in different]
-    if isinstance(texts, Chosen):
-        return np.array(values, dtype=np.int64)[texts.which]
-    by_text = dict(zip(different, values, strict=True))
-    return np.fromiter(map(by_text.__getitem__, texts), dtype=np.int64, count=len(texts))
 
 
 def _lone_surrogate(texts: Sequence[str]) -> str:

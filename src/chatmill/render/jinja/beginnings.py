@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import islice
 from operator import attrgetter
 
 from chatmill.render.jinja.notes import Notes
@@ -32,27 +33,15 @@ def until_character(rendering: Rendering, stop: int) -> Rendering:
 
 def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
     """Whether one rendering begins with another; what the answer depends on beside the shape is noted."""
-    if longer.surely_begins_with(shorter):
-        return True
-    part, rest = longer.from_difference(shorter, all_of_it=False)
-    found = begins_at_once(part, rest, notes)
-    if found is None:
-        found = begins_at_once(*longer.from_difference(shorter), notes)
-    return bool(found)
-
-
-def begins_at_once(longer: Rendering, shorter: Rendering, notes: Notes) -> bool | None:
-    """The same for two texts; None where the longer one ends first."""
-    ours, theirs = _Walk(longer), _Walk(shorter)
+    same = _same_pieces(longer, shorter)
+    ours, theirs = _Walk(longer, same), _Walk(shorter, same)
     while theirs.piece is not None:
         if ours.piece is not None and ours.is_same_field(theirs):
             ours.step()
             theirs.step()
         elif theirs.passes_nothing(notes) or ours.passes_nothing(notes):
             pass
-        elif ours.piece is None:
-            return None
-        elif ours.differs_at_once(theirs, notes) or theirs.differs_at_once(ours, notes):
+        elif ours.piece is None or ours.differs_at_once(theirs, notes) or theirs.differs_at_once(ours, notes):
             return False
         else:
             if ours.piece.expression is not None or theirs.piece.expression is not None:
@@ -66,12 +55,20 @@ def begins_at_once(longer: Rendering, shorter: Rendering, notes: Notes) -> bool 
     return True
 
 
-class _Walk:
-    """A place in a rendering, moved piece by piece."""
+def _same_pieces(one: Rendering, other: Rendering) -> int:
+    """How many pieces both surely begin with."""
+    pairs = enumerate(zip(one.pieces, other.pieces, strict=False))
+    count = next((number for number, (a, b) in pairs if a != b), min(len(one.pieces), len(other.pieces)))
+    size = one.pieces[count - 1].stop if count else 0
+    return count if one.text.startswith(other.text[:size]) else 0
 
-    def __init__(self, rendering: Rendering) -> None:
+
+class _Walk:
+    """A place in a rendering, moved piece by piece; so many pieces are passed over."""
+
+    def __init__(self, rendering: Rendering, passed: int) -> None:
         self._text = rendering.text
-        self._pieces: Iterator[Piece] = iter(rendering.pieces)
+        self._pieces: Iterator[Piece] = islice(rendering.pieces, passed, None)
         self.piece: Piece | None = None
         self.at = 0
         self.step()
@@ -128,9 +125,8 @@ class _Walk:
 
 def difference(prompt: Rendering, history: Rendering) -> str:
     """Where the prompt and the history part ways, in the template's own text."""
-    prompt, history = history.from_difference(prompt)[::-1]
     pairs = enumerate(zip(prompt.text, history.text, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), min(prompt.size, history.size))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(prompt.text), len(history.text)))
     sides = [literal_from(one, at)[:24] for one in (prompt, history)]
     said = [repr(side) if side else "a text of the record, or nothing" for side in sides]
     return f"the prompt goes on with {said[0]}, the history with {said[1]}"

@@ -21,7 +21,7 @@ from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
 from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.record import Arguments, Content, InputForm, RecordView
-from chatmill.render.jinja.renderings import Refusal, Renderer, TraceError
+from chatmill.render.jinja.renderings import ITS_PARTS, Refusal, Renderer
 from chatmill.render.jinja.rows import Counts, Row, prompt_row, rows_of
 from chatmill.render.jinja.sandbox import MissingDateError, PlainSandbox
 from chatmill.render.jinja.stops import FAMILIES
@@ -119,8 +119,7 @@ class ChatTemplate:
         found = self._renderers.get(key)
         if found is None:
             variables = {**self.source.named_tokens, **options}
-            share = self.given.traces is Traces.SHARED
-            found = Renderer(self.source.text, self._tracing, self._plain, variables, self.source.name, share)
+            found = Renderer(self.source.text, self._tracing, self._plain, variables, self.source.name)
             self._renderers[key] = found
         return found
 
@@ -260,7 +259,7 @@ class ChatTemplate:
                 if composed is not None:
                     return composed
             turns, outcome = self._by_turns(conversation, options)
-            _merge(notes, turns.notes)
+            notes.add(turns.notes.answers)
             if isinstance(outcome, RecordError):
                 first = first or outcome
                 if outcome.code not in ("prompt_not_in_history", "no_stop", "template_refused", "no_prompt"):
@@ -282,23 +281,12 @@ class ChatTemplate:
     def _by_turns(
         self, conversation: Conversation, options: Mapping[str, Any]
     ) -> tuple[Turns, tuple[list[Row], Counts] | RecordError]:
-        """The rows of a conversation from its renderings, or why it has none.
-
-        Once more where segments turned out to depend on more than was known of their surroundings.
-        """
-        book = self._renderer(options).segments
-        while True:
-            turns, state = self.turns(conversation, options), book.state
-            outcome: tuple[list[Row], Counts] | RecordError
-            try:
-                outcome = rows_of(turns, self.given, self.specials)
-            except RecordError as error:
-                outcome = error
-            except TraceError:
-                if book.state == state:
-                    raise
-            if book.state == state:
-                return turns, outcome
+        """The rows of a conversation from its renderings, or why it has none."""
+        turns = self.turns(conversation, options)
+        try:
+            return turns, rows_of(turns, self.given, self.specials)
+        except RecordError as error:
+            return turns, error
 
     def _message_rows(self, options: Mapping[str, Any]) -> MessageRows:
         key = json.dumps(options, sort_keys=True, default=repr)
@@ -322,18 +310,17 @@ class ChatTemplate:
             return None
         if plain != found.text:
             if not lessons.widen():
-                raise renderer.unlike(view)
+                raise renderer.unlike(view, ITS_PARTS)
             return None
         compared = found.compared_answer()
         if compared is not None and renderer.plain_if_any(view, compared[0], True) != compared[1]:
-            raise renderer.unlike(view)
+            raise renderer.unlike(view, ITS_PARTS)
         if found.compare_all:
             turns, outcome = self._by_turns(conversation, options)
             if outcome != ([found.row], found.counts):
-                raise renderer.unlike(view)
+                raise renderer.unlike(view, ITS_PARTS)
             lessons.learn(view, shape, [found.row], found.counts, turns.notes.answers)
-        for question, answer in found.answers.items():
-            notes.note(question, answer)
+        notes.add(found.answers)
         return Written((), found.counts, tuple(sorted(options.items())), found)
 
     def turns(self, conversation: Conversation, options: Mapping[str, Any] | None = None) -> Turns:
@@ -360,11 +347,6 @@ class ChatTemplate:
         """A conversation with the generation prompt behind it."""
         turns = self.turns(conversation)
         return prompt_row(turns, self.specials), turns.notes
-
-
-def _merge(notes: Notes, more: Notes) -> None:
-    for question, answer in more.answers.items():
-        notes.note(question, answer)
 
 
 def _probe_texts(message: Message) -> list[str]:

@@ -12,24 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+from itertools import accumulate
+from operator import or_
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from chatmill.core.conversation import Role
 from chatmill.render.jinja.expressions import Expression, Question, ask, evaluate, root
 from chatmill.render.jinja.labels import Span
+from chatmill.render.jinja.paths import TOOLS, UNREACHABLE, moved, moved_question, relative, subjects_of
 from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.rows import Counts, Row
-from chatmill.render.jinja.segments import (
-    TOOLS,
-    UNREACHABLE,
-    Surveyor,
-    may_both_hold,
-    moved,
-    moved_question,
-    relative,
-    subject_of,
-)
 
 MAX_VARIANTS = 32
 """Different answers that are kept for one place."""
@@ -282,7 +275,10 @@ class MessageRows:
         """Take a lesson in; False where it contradicts another one."""
         known = self._lessons.setdefault(place, [])
         for one in known:
-            if may_both_hold(one.answers, lesson.questions):
+            shared = (question for question in lesson.answers if question in one.answers)
+            if all(
+                one.answers[question] == lesson.answers[question] for question in shared
+            ):  # one record may give both
                 if not _agree(one, lesson):
                     return False
                 if one.answers.items() <= lesson.answers.items():  # it says the same of more records
@@ -301,28 +297,46 @@ class MessageRows:
     def _places(self, view: RecordView, shape: Sequence[Any]) -> list[Any]:
         """The place of every message: shapes around it, and facts about the messages before and behind it."""
         numbers = [self._shapes.setdefault(one, len(self._shapes)) for one in shape]
-        survey = Surveyor(shape, bool(view.conversation.tools))
         in_outline = self._detail is Detail.OUTLINE
-        others = survey.outline if in_outline else numbers
+        others = [(one[0], one[1], bool(one[4])) for one in shape] if in_outline else numbers
         count, around = len(shape), [None, None, *others, None]
-        next_user, next_assistant = survey.next_user, survey.next_assistant
-        last_answer = max((k for k, one in enumerate(shape) if one[0] == Role.ASSISTANT.value), default=-1)
+        users, answers = ([one[0] == role for one in shape] for role in (Role.USER, Role.ASSISTANT))
+        calls = [bool(one[4]) for one in shape]
+        next_user, next_answer = _next(users), _next(answers)
+        next_final = _next([is_answer and not has_calls for is_answer, has_calls in zip(answers, calls, strict=True)])
+        user_before, answer_before, calls_before = _before(users), _before(answers), _before(calls)
+        last_answer = max((k for k, is_answer in enumerate(answers) if is_answer), default=-1)
         has_tools = bool(view.conversation.tools)
         places = []
         for index in range(count):
-            user, answer = next_user[index], next_assistant[index]
+            user, answer = next_user[index], next_answer[index]
             later = (  # what the prompts and answers behind this message have between them and it
                 user < count,
                 answer < count,
                 user < answer,
-                answer < count and next_assistant[answer] < min(user, count),
+                answer < count and next_answer[answer] < min(user, count),
                 last_answer > user,
-                survey.next_final[index] < count,
+                next_final[index] < count,
             )
-            before = (survey.user_before[index], survey.assistant_before[index], survey.calls_before[index])
+            before = (user_before[index], answer_before[index], calls_before[index])
             near = (around[index], around[index + 1], numbers[index], around[index + 3])
             places.append((*near, others[0], index & 1 and not in_outline, *before, *later, has_tools))
         return places
+
+
+def _next(flags: Sequence[bool]) -> list[int]:
+    """For each message, the index of the next one with a flag; more than there are messages where there is none."""
+    found, at = [0] * len(flags), len(flags) + 1
+    for index in range(len(flags) - 1, -1, -1):
+        found[index] = at
+        if flags[index]:
+            at = index
+    return found
+
+
+def _before(flags: Sequence[bool]) -> list[bool]:
+    """For each message, whether a flag is set on one before it."""
+    return [False, *accumulate(flags, or_)][: len(flags)]
 
 
 def _agree(one: Lesson, other: Lesson) -> bool:
@@ -368,8 +382,8 @@ def _by_subject(notes: Mapping[Question, Any]) -> dict[int, list[tuple[Question,
     """Questions by the message they are about; None where one is about several."""
     about: dict[int, list[tuple[Question, Any]]] = {}
     for question, answer in notes.items():
-        subject = subject_of(question)
-        if subject is None:
+        subjects = set(subjects_of(question))
+        if len(subjects) != 1:
             return None
-        about.setdefault(subject, []).append((question, answer))
+        about.setdefault(subjects.pop(), []).append((question, answer))
     return None if len(about.get(TOOLS, ())) > MAX_TOOL_QUESTIONS else about

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from chatmill.render.jinja.expressions import Question
@@ -20,3 +21,8 @@ class Notes:
         """Keep an answer, and give it back."""
         self.answers.setdefault(question, answer)
         return answer
+
+    def add(self, answers: Mapping[Question, Any]) -> None:
+        """Keep the answers of another run; those that are known stay."""
+        for question, answer in answers.items():
+            self.answers.setdefault(question, answer)

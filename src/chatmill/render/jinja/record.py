@@ -19,7 +19,6 @@ from chatmill.core.conversation import Conversation, Message
 from chatmill.errors import RecordError
 from chatmill.render.jinja.expressions import Path
 from chatmill.render.jinja.notes import Notes
-from chatmill.render.jinja.sandbox import MessageDict
 from chatmill.render.jinja.traced import field
 from chatmill.render.jinja.traced_values import wrapped
 
@@ -60,10 +59,10 @@ class RecordView:
         """Nothing is decoded until it is asked for."""
         self.conversation, self.form = conversation, form
         self._decoded: dict[tuple[int, int], Any] = {}
-        self._plain: list[MessageDict] = []
+        self._plain: list[dict[str, Any]] = []
         """Messages without tracing; no template can change what it is given."""
 
-    def values(self, count: int, notes: Notes | None) -> tuple[list[MessageDict], Any]:
+    def values(self, count: int, notes: Notes | None) -> tuple[list[dict[str, Any]], Any]:
         """The first messages and the tools; traced where there are notes to be taken."""
         if notes is None:
             known = len(self._plain)
@@ -77,9 +76,8 @@ class RecordView:
             tools = wrapped(tools, ("tools",), notes)
         return messages, tools
 
-    def _message(self, k: int, message: Message, notes: Notes | None) -> MessageDict:
-        given = MessageDict(role=message.role.value)
-        given._index = k
+    def _message(self, k: int, message: Message, notes: Notes | None) -> dict[str, Any]:
+        given: dict[str, Any] = {"role": message.role.value}
         content: Any = self._text(message.content, (k, "content"), notes)
         if message.tool_calls and not message.content:
             content = self.form.empty_content

@@ -1,26 +1,24 @@
 """Renderings of one template: each is made once per shape and set of answers, and found again by asking.
 
 What a template wrote for a record holds for every record of the same shape that gives the same answers to what the
-template asked. Renderings of long conversations are put together from segments (see `segments`).
+template asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jinja2
 
 from chatmill.errors import ChatmillError, RecordError
-from chatmill.render.jinja.composition import Composition
 from chatmill.render.jinja.expressions import Question, ask
 from chatmill.render.jinja.limits import LimitError
 from chatmill.render.jinja.notes import Notes
-from chatmill.render.jinja.pieces import Rendering, rendering_of
+from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.jinja.segments import SegmentBook, SegmentPiece, Surveyor
-from chatmill.render.jinja.traced import Traced, joined, plain_text
+from chatmill.render.jinja.traced import Traced, plain_text
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 
 MAX_KEPT = 500_000
@@ -31,6 +29,16 @@ MAX_VARIANTS = 64
 
 class TraceError(ChatmillError):
     """What was derived from traces is not what the template writes."""
+
+
+OF_ITS_SHAPE = (
+    "other records of its shape: a fault of Chatmill, or of a template that reads texts in ways that cannot be followed"
+)
+ITS_PARTS = (
+    "its parts elsewhere. Set `traces: whole` in the recipe: every shape is then run through the template as a whole, "
+    "which is slower"
+)
+"""What a record was derived from, and what to do about it."""
 
 
 class Refusal(NamedTuple):
@@ -82,32 +90,19 @@ class Renderer:
         plain: PlainSandbox,
         variables: Mapping[str, Any],
         name: str,
-        share_segments: bool = True,
     ) -> None:
         """`variables` are the special tokens and the template's options."""
         self._tracing, self._plain = tracing, plain
         self._traced_template, self._plain_template = tracing.template(source), plain.template(source)
         self.variables = dict(variables)
         self._name = name
-        self.segments = SegmentBook()
-        self.segments.is_sound = share_segments
         self._known: dict[Any, Variants] = {}
         self._kept = 0
         self.runs = 0
         """How often the template ran on traced values."""
 
-    def composition(self, view: RecordView, shape: tuple[Any, ...]) -> Composition:
-        """What puts renderings of a conversation together."""
-        return Composition(self.segments, view, shape)
-
-    def render(
-        self, view: RecordView, shape: tuple[Any, ...], count: int, prompt: bool, composition: Composition | None = None
-    ) -> Rendering | Refusal:
+    def render(self, view: RecordView, shape: tuple[Any, ...], count: int, prompt: bool) -> Rendering | Refusal:
         """The rendering of the first messages, with or without the generation prompt."""
-        if composition is not None and self.segments.is_sound:
-            composed = composition.compose(count, prompt)
-            if composed is not None:
-                return composed
         key = (shape[:count], bool(view.conversation.tools), prompt)
         known = self._known.get(key)
         if known is None:
@@ -116,34 +111,23 @@ class Renderer:
         if isinstance(found, Rendering):
             return found.for_record(view)
         if found is None:
-            found = self._run(view, shape, count, prompt)
+            found = self._run(view, count, prompt)
             if self._kept >= MAX_KEPT:
                 self._known, self._kept = {}, 0
             else:
                 known.put(found.questions, found)
                 self._kept += 1 + len(found.questions) + (len(found.pieces) if isinstance(found, Rendering) else 0)
-        if composition is not None and self.segments.is_sound and isinstance(found, Rendering):
-            return composition.compose(count, prompt) or found  # the same, in parts that others share
         return found
 
-    def _run(self, view: RecordView, shape: tuple[Any, ...], count: int, prompt: bool) -> Rendering | Refusal:
+    def _run(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
         self.runs += 1
         notes = Notes()
         messages, tools = view.values(count, notes)
-        chunks: list[str] = []
-        marks: list[int | None] = []
         try:
-            for chunk in self._tracing.chunks(self._traced_template, self._values(messages, tools, prompt)):
-                chunks.append(chunk)
-                marks.append(self._tracing.message)
-            text = self._tracing.checked(joined(chunks))
+            text = self._tracing.render(self._traced_template, self._values(messages, tools, prompt))
         except jinja2.TemplateError as error:
             return self._refusal(view, count, prompt, notes, error)
-        if self.segments.is_sound and count:
-            surveyor = Surveyor(shape[:count], bool(view.conversation.tools))
-            self.segments.learn(surveyor, count, prompt, _parts(chunks, marks, count), notes.answers)
-        pieces = text.pieces() if isinstance(text, Traced) else iter([(text, None)])
-        return rendering_of(list(pieces), None, notes.answers)
+        return Rendering.of(text, notes.answers)
 
     def _refusal(
         self, view: RecordView, count: int, prompt: bool, notes: Notes, traced: jinja2.TemplateError
@@ -171,13 +155,10 @@ class Renderer:
         except jinja2.TemplateError:
             return None
 
-    def unlike(self, view: RecordView) -> TraceError:
-        """The error of a record that was put together, and that the template writes differently."""
-        return TraceError(
-            f"the template {self._name!r} writes record {view.conversation.id or view.conversation.where!r} "
-            "otherwise than its parts elsewhere. Set `traces: whole` in the recipe: every shape is then run "
-            "through the template as a whole, which is slower"
-        )
+    def unlike(self, view: RecordView, others: str) -> TraceError:
+        """The error of a record that the template writes in another way; `others` are what it was derived from."""
+        named = view.conversation.id or view.conversation.where
+        return TraceError(f"the template {self._name!r} writes record {named!r} otherwise than {others}")
 
     def _values(self, messages: list[Any], tools: Any, prompt: bool) -> dict[str, Any]:
         return {
@@ -197,16 +178,3 @@ class Renderer:
         )
         error.is_general = refusal.is_general
         return error
-
-
-def _parts(chunks: Sequence[str], marks: Sequence[int | None], count: int) -> list[list[SegmentPiece]] | None:
-    """What was written before all messages, for each of them, and behind them; None where that is not its order."""
-    parts: list[list[SegmentPiece]] = [[] for _ in range(count + 2)]
-    at = 0
-    for chunk, mark in zip(chunks, marks, strict=True):
-        place = mark + 1 if mark is not None else 0 if at == 0 else count + 1
-        if place < at:
-            return None
-        at = place
-        parts[place] += list(chunk.pieces()) if isinstance(chunk, Traced) else [(chunk, None)]
-    return parts

@@ -16,9 +16,9 @@ from chatmill.errors import RecordError
 from chatmill.render.jinja.beginnings import until_character
 from chatmill.render.jinja.labels import Placed, RowLabels, Span, common, part_of
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
+from chatmill.render.jinja.paths import TOOLS
 from chatmill.render.jinja.pieces import Piece, Rendering
 from chatmill.render.jinja.renderings import Refusal
-from chatmill.render.jinja.segments import TOOLS
 from chatmill.render.jinja.shown import not_shown
 from chatmill.render.jinja.turns import Answer, Turns
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Sized
 from datetime import date
 from functools import lru_cache
 from types import CodeType
@@ -36,18 +36,8 @@ WIDTH_IN_FORMAT = re.compile(r"\{[^{}]*:[^{}]*\{")
 NUMBER_IN_FORMAT = re.compile(r"\d{6,}|\*")
 
 
-class MessageDict(dict[str, Any]):
-    """A message as a template gets it, which knows its place in the conversation."""
-
-    __slots__ = ("_index",)
-    _index: int
-
-
-PLAIN_MAPPINGS: tuple[Any, ...] = (dict, MessageDict)
-OF_MAPPINGS = frozenset(dir(MessageDict))
+OF_MAPPINGS = frozenset(dir(dict))
 """Names that mean an attribute of a mapping, not one of its keys."""
-
-
 PLAIN_METHODS = frozenset({"strip", "lstrip", "rstrip", "startswith", "endswith", "split", "lower", "upper", "replace"})
 """Methods of texts that are safe."""
 
@@ -57,19 +47,16 @@ class MissingDateError(ConfigError):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}`: accepted, and without effect on the text."""
+    """`{% generation %}`: accepted, and without effect on the text but for the marks of the environment."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class has a plain set)
+    environment: PlainSandbox
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_written"), [], [], body).set_lineno(line)
-
-    def _written(self, caller: Callable[[], str]) -> str:
-        marked = getattr(self.environment, "marked", None)
-        text = caller()
-        return text if marked is None else marked(text)
+        first, last = (nodes.Output([nodes.TemplateData(mark)]) for mark in self.environment.generation_marks)
+        return nodes.Scope([first, *body, last], lineno=line)
 
 
 class _CountingGenerator(CodeGenerator):
@@ -78,13 +65,7 @@ class _CountingGenerator(CodeGenerator):
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 (names of the base class)
         counted = nodes.Call(nodes.EnvironmentAttribute("counted"), [node.iter], [], None, None)
         node.iter = counted.set_lineno(node.lineno).set_environment(self.environment)
-        if isinstance(node.target, nodes.Name):
-            value = nodes.Name(node.target.name, "load")
-            entered = nodes.ExprStmt(nodes.Call(nodes.EnvironmentAttribute("entered"), [value], [], None, None))
-            node.body.insert(0, entered.set_lineno(node.lineno).set_environment(self.environment))
-        self.writeline("environment.open_loop()")
         super().visit_For(node, frame)
-        self.writeline("environment.close_loop()")
 
     def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:  # noqa: N802
         if isinstance(node.node, nodes.EnvironmentAttribute):  # our own: no call of the template
@@ -158,6 +139,8 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
     """Renders templates on plain values, as transformers does, within limits: the reference of all proofs."""
 
     code_generator_class = _CountingGenerator
+    generation_marks = ("", "")
+    """What is written before and behind the text of a `{% generation %}` block."""
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, today: date | None = None) -> None:
@@ -166,9 +149,6 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols], cache_size=0
         )
         self._today, self.steps = today, 0
-        self.message: int | None = None
-        """The message that the template is at in its loops."""
-        self._outer: list[int | None] = []
         self.asked_for_date = False
         self.globals.pop("lipsum")
         self.globals |= {
@@ -188,13 +168,9 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
 
     def render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
         """The text of a template; every failure of it is a `jinja2.TemplateError`."""
-        return self.concat(self.chunks(template, values))
-
-    def chunks(self, template: jinja2.Template, values: dict[str, Any]) -> Iterator[str]:
-        """The same, text by text as the template writes it."""
-        self.steps, self.message, self._outer = 0, None, []
+        self.steps = 0
         try:
-            yield from template.root_render_func(template.new_context(values))
+            return self.concat(template.root_render_func(template.new_context(values)))
         except jinja2.TemplateError as error:
             if getattr(error, "lineno", None) is None:
                 error.lineno = _line_in(template, error)  # type: ignore[attr-defined]
@@ -221,21 +197,8 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         self._step(1 + (len(values) if isinstance(values, Sized) else 0))
         return values
 
-    def open_loop(self) -> None:
-        """A loop begins."""
-        self._outer.append(self.message)
-
-    def close_loop(self) -> None:
-        """A loop has ended: what follows is written for the message of the loop around it, if any."""
-        self.message = self._outer.pop()
-
-    def entered(self, value: Any) -> None:
-        """A loop has come to a value; if it is a message, what follows is written for it."""
-        if type(value) is MessageDict:
-            self.message = value._index
-
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: D102
-        if type(obj) in PLAIN_MAPPINGS and attribute not in OF_MAPPINGS:  # what Jinja comes to in the end, at once
+        if type(obj) is dict and attribute not in OF_MAPPINGS:  # what Jinja comes to in the end, at once
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         if type(obj) in PLAIN_OBJECTS and not attribute.startswith("_"):
             found = getattr(obj, attribute, MISSING)
