@@ -6,50 +6,40 @@ It runs on the engines of every build. Chunks have fixed borders, so workers, en
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_output import RECEIPT, STATE
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks
 from chatmill.compiler.engines.executor import Executor, kept
-from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.named import named_executor
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.lock import folder_lock
-from chatmill.compiler.publish import (
-    TEMPORARY,
-    canonical_json,
-    storing,
-    sweep_orphans,
-    write_atomic,
-)
+from chatmill.compiler.publish import TEMPORARY, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.run import Outcome
 from chatmill.compiler.shards import join_rejected
-from chatmill.compiler.work import claim_work, move_path, remove_work, work_folder
+from chatmill.compiler.work import begin_work, claim_work, remove_work, unfinished_state
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.caps import cap_tokens
 from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of
 from chatmill.distill.manifest import KDConfig, failures, kd_fingerprint, ledger_of, make_manifest
-from chatmill.distill.shard_export import QUARANTINE, KDExport, export_receipt, export_shard
-from chatmill.distill.shards import CHUNK_BYTES, KDInput, Shard, read_input
-from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
+from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
+from chatmill.distill.shard_export import QUARANTINE, KDExport, export_shard
+from chatmill.distill.shards import CHUNK_BYTES, KDInput, read_input
+from chatmill.errors import ConfigError, DataError, member
 from chatmill.store.documents import WORK
-from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.durable import remove_path
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
-from chatmill.systems.synth_kd import HarmonyRenderer, KDSplit, valid_threshold, vocabulary_file
+from chatmill.systems.synth_kd import HarmonyRenderer, valid_threshold, vocabulary_file
 
 DEFAULT_INPUT = "data/synth_harmony"
 DEFAULT_ROOT = "data/megatron/synth_kd_v1"
-EXPORTED = "exported"
-"""In the work folder: the shards that are exported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +95,17 @@ def build_synth_kd(
             max_tokens_per_shard=max_tokens_per_shard,
             record_ids=record_ids,
         ),
-        renderer=_choice("renderer", renderer, HarmonyRenderer),
-        on_error=_choice("on_error", on_error, OnError),
+        renderer=member(HarmonyRenderer, "renderer", renderer),
+        on_error=member(OnError, "on_error", on_error),
         audit=check_rate(audit) if renderer != HarmonyRenderer.OFFICIAL else 0.0,
         threshold=valid_threshold(float(valid_fraction)),
         vocabulary=vocabulary_file(tokenizer_path),
     )
     root = Path(out)
     _refuse_existing(root, resume=resume)
-    chunk_bytes, chunk_rows = _chunk_size(root, chunk_bytes, chunk_rows)
+    unfinished = unfinished_state(root) or {}  # its chunks were cut by its own sizes
+    chunk_bytes = unfinished.get("chunk_bytes", chunk_bytes)
+    chunk_rows = unfinished.get("chunk_rows", chunk_rows)
     source = _read_source(inputs, options, chunk_bytes, chunk_rows)
     state = {
         "fingerprint": kd_fingerprint(options.config, source),
@@ -150,12 +142,6 @@ def _read_source(
     return source
 
 
-def _choice(what: str, value: str, kind: Any) -> Any:
-    if value not in list(kind):
-        raise UnknownNameError(what, value, list(kind))
-    return kind(value)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Options:
     config: KDConfig
@@ -175,7 +161,7 @@ def _refuse_existing(root: Path, *, resume: bool) -> None:
         names = [path.name for path in root.iterdir() if not TEMPORARY.fullmatch(path.name)]
     if not names:
         return
-    started = (work_folder(root) / STATE).exists() or names == [WORK]
+    started = unfinished_state(root) is not None or names == [WORK]
     if not started and not (root / MANIFEST).exists():
         some = ", ".join(sorted(names)[:5])
         raise ConfigError(f"{root} is not empty ({some}) and holds no build of this kind; choose another folder")
@@ -185,18 +171,6 @@ def _refuse_existing(root: Path, *, resume: bool) -> None:
             f"{root} is there already and {what}: nothing is ever overwritten. Choose another folder, or go on with "
             "--resume (resume=True)"
         )
-
-
-def _chunk_size(root: Path, chunk_bytes: int, chunk_rows: int | None) -> tuple[int, int | None]:
-    """The chunk size of the unfinished build that is there, since its parts were cut by it; else the wanted one."""
-    path = work_folder(root) / STATE
-    try:
-        state = json.loads(path.read_bytes())
-        return state["chunk_bytes"], state["chunk_rows"]
-    except FileNotFoundError:
-        return chunk_bytes, chunk_rows
-    except (OSError, ValueError, KeyError) as error:
-        raise FormatError(f"{path} cannot be read: {error}; delete {root} and build again") from None
 
 
 class _Build:
@@ -216,16 +190,15 @@ class _Build:
             self._clean()
             return Outcome.ALREADY_BUILT, finished, 0
         sweep_orphans(self._root)
-        with storing(self._work, "create the folder"):
-            self._work.mkdir(exist_ok=True)
-        write_atomic(self._work / STATE, canonical_json(state), step="state")
-        missing = [shard for shard in self._source.shards if not self._is_exported(shard)]
-        names = {shard.name for shard in missing}
-        chunks = [chunk for chunk in self._chunks() if chunk.shard.name in names]
-        self._render(chunks)
+        begin_work(self._work, state)
+        chunks = self._chunks()
+        jobs = self._exports(chunks)
+        receipts = whole_outputs(jobs, self._root)
+        todo = [job for job in jobs if job.name not in receipts]
+        self._render([chunk for chunk in chunks if any(chunk.shard.name == job.name for job in todo)])
         self._source.check_unchanged()
-        self._export(missing, chunks)
-        return Outcome.BUILT, *self._publish()
+        receipts |= run_outputs(export_shard, todo, self._executor, _remove_parts)
+        return Outcome.BUILT, *self._publish(jobs, {job.name: receipts[job.name] for job in jobs})
 
     def _claim(self, fingerprint: str) -> dict[str, Any] | None:
         """The manifest, when the same build is finished here; another build here is an error."""
@@ -233,8 +206,8 @@ class _Build:
         found, what = None, "another dataset"
         if manifest is not None:
             found = manifest.get("fingerprint")
-        elif (self._work / STATE).exists():
-            found, what = json.loads((self._work / STATE).read_bytes())["fingerprint"], "an unfinished build of another"
+        elif (state := unfinished_state(self._root)) is not None:
+            found, what = state["fingerprint"], "an unfinished build of another"
         if found not in (None, fingerprint):
             raise ConfigError(
                 f"{self._root} holds {what} (fingerprint {str(found)[:12]}, this build is {fingerprint[:12]}): another "
@@ -275,51 +248,24 @@ class _Build:
             keep=lambda receipt: quarantine or receipt["rejected"] is None,
         )
 
-    def _export(self, shards: Sequence[Shard], chunks: Sequence[KDChunk]) -> None:
-        """Export shards; the chunks of an exported shard are removed at once."""
-        jobs = [
+    def _exports(self, chunks: Sequence[KDChunk]) -> list[KDExport]:
+        """The orders to export all shards."""
+        return [
             KDExport(
                 name=shard.name,
                 parts=tuple(str(chunk.folder) for chunk in chunks if chunk.shard.name == shard.name),
-                folder=str(self._exported(shard).absolute()),
+                work=str(self._work.absolute()),
                 record_ids=self._options.config.record_ids,
             )
-            for shard in shards
+            for shard in self._source.shards
         ]
 
-        def on_done(index: int, receipt: dict[str, Any]) -> None:
-            fault_point("before_chunk_removal")
-            for part in jobs[index].parts:
-                remove_path(Path(part))
-
-        if jobs:
-            self._executor.run(export_shard, jobs, on_done, LateJobs(lambda: None).hear)
-
-    def _exported(self, shard: Shard) -> Path:
-        return self._work / EXPORTED / shard.name
-
-    def _files(self, shard: Shard) -> dict[str, dict[str, Any]]:
-        """The files of an exported shard by their path below the root, with sizes and hashes."""
-        splits = export_receipt(self._exported(shard))["splits"]
-        return {path: record for split in splits.values() for path, record in split["files"].items()}
-
-    def _is_exported(self, shard: Shard) -> bool:
-        """Whether a shard is exported and all its files are there: in the work folder, or moved to their place."""
-        folder = self._exported(shard)
-        if not (folder / RECEIPT).exists():
-            return False
-        for path, record in self._files(shard).items():
-            places = [place for place in (folder / path, self._root / path) if place.exists()]
-            if not places or places[0].stat().st_size != record["bytes"]:
-                remove_path(folder)
-                return False
-        return True
-
-    def _publish(self) -> tuple[dict[str, Any], int]:
+    def _publish(
+        self, jobs: Sequence[KDExport], receipts: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], int]:
         """Move all files to their places and write the manifest."""
-        receipts = [export_receipt(self._exported(shard)) for shard in self._source.shards]
-        reasons = failures(ledger_of(receipts))
-        if not any(counts["rows"] for receipt in receipts for counts in receipt["splits"].values()):
+        reasons = failures(ledger_of(receipts.values()))
+        if not any(counts["rows"] for receipt in receipts.values() for counts in receipt["splits"].values()):
             why = f"all failed: {', '.join(reasons)}" if reasons else "there are none"
             raise DataError(f"{self._source.folder}: no row could be used ({why}), so there is no dataset to write")
         if reasons and self._options.on_error is OnError.FAIL:
@@ -329,18 +275,8 @@ class _Build:
             )
         with storing(self._root, "write the dataset in"):
             fault_point("before_publish")
-            for shard in self._source.shards:
-                for path in self._files(shard):
-                    (self._root / path).parent.mkdir(exist_ok=True)
-                    if (self._exported(shard) / path).exists():
-                        move_path(self._exported(shard) / path, self._root / path)
-                    fault_point("after_file_move")
-            for split in KDSplit:
-                if (self._root / split).exists():
-                    sync_folder(self._root / split)
-            quarantine = join_rejected(
-                (self._exported(shard) for shard in self._source.shards), self._root / QUARANTINE
-            )
+            move_outputs(jobs, receipts, self._root)
+            quarantine = join_rejected((job.folder for job in jobs), self._root / QUARANTINE)
             manifest = make_manifest(
                 self._options.config, self._source, self._options.vocabulary[1], receipts, quarantine
             )
@@ -348,9 +284,16 @@ class _Build:
             write_atomic(self._root / MANIFEST, receipt_bytes(manifest), step="manifest_file")
             fault_point("after_manifest")
             self._clean()
-        return manifest, sum(receipt["audited"] for receipt in receipts)
+        return manifest, sum(receipt["audited"] for receipt in receipts.values())
 
     def _clean(self) -> None:
         """Remove what is no part of a finished dataset."""
         remove_work(self._root)
         sweep_orphans(self._root)
+
+
+def _remove_parts(job: KDExport) -> None:
+    """The chunks of an exported shard are removed at once."""
+    fault_point("before_chunk_removal")
+    for part in job.parts:
+        remove_path(Path(part))

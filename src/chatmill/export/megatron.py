@@ -133,7 +133,10 @@ def _say_what_is_lost(export: Export, lost: _Lost) -> None:
 
 
 class MegatronShard:
-    """The datasets of one shard while they grow: tokens, loss mask and span, and the record ids where they are kept."""
+    """The datasets of one shard while they grow: tokens, loss mask and span, and the record ids where they are kept.
+
+    For a `with` block: they are finished when it ends well, else discarded.
+    """
 
     def __init__(self, prefix: Path, *, record_ids: bool) -> None:
         """`prefix` is `SPLIT/shard_NN`; its folder is made."""
@@ -168,24 +171,22 @@ class MegatronShard:
             assert record_ids is not None
             self._writers[RECORD_IDS].append(record_ids.packed().data, record_ids.lengths)
 
-    def finish(self) -> dict[str, FileRecord]:
-        """Close and sync; every file by its name."""
+    @property
+    def files(self) -> dict[str, FileRecord]:
+        """Every file by its name, once the block has ended."""
         return {
             writer.paths[kind].name: record
             for writer in self._writers.values()
-            for kind, record in writer.finish().items()
+            for kind, record in writer.records.items()
         }
-
-    def discard(self) -> None:
-        """Remove what is not finished."""
-        for writer in self._writers.values():
-            writer.discard()
 
     def __enter__(self) -> MegatronShard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.discard()
+        try:
+            for writer in self._writers.values() if kind is None else ():
+                writer.finish()
+        finally:
+            for writer in self._writers.values():
+                writer.discard()
