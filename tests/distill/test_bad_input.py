@@ -220,9 +220,7 @@ def test_rows_that_were_put_aside_do_not_pass_unseen(
     assert result.manifest["failed"]["reasons"] == {"no_messages": 1}
 
 
-@pytest.mark.parametrize(
-    "damage", ["", "[]", '{"files": {"../x": {"bytes": 1}}}', '{"files": {"train/x": {"bytes": 1}}}']
-)
+@pytest.mark.parametrize("damage", ["", "[]", '{"files": {"train/x": {"bytes": 1}}}'])
 def test_an_exported_shard_whose_receipt_is_damaged_is_made_again(
     fast: Path, monkeypatch: pytest.MonkeyPatch, bulk: BulkRows, damage: str
 ) -> None:
@@ -231,7 +229,6 @@ def test_an_exported_shard_whose_receipt_is_damaged_is_made_again(
         stopped.setattr("chatmill.distill.run._Build._publish", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             build_synth_kd(source, fast / "out", workers=0)
-    (fast / "x").write_bytes(b"1")
     (fast / "out/.build/exported/shard_00/receipt.json").write_text(damage)
     build_synth_kd(source, fast / "out", workers=0, resume=True)
     build_synth_kd(source, fast / "whole", workers=0)

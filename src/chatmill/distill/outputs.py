@@ -18,6 +18,7 @@ from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import canonical_json, write_atomic
 from chatmill.compiler.work import move_path
+from chatmill.errors import FormatError
 from chatmill.store.durable import remove_path, sync_folder
 from chatmill.store.names import is_inner_path
 
@@ -64,13 +65,18 @@ def publish_output(job: OutputJob, write: Callable[[Path], Receipt]) -> Receipt:
 
 
 def whole_outputs(jobs: Sequence[OutputJob], root: Path) -> dict[str, Receipt]:
-    """The receipts of jobs that an earlier run has done, by name; what is left of others is removed."""
+    """The receipts of jobs that an earlier run has done, by name; what is left of others is removed.
+
+    A receipt that names a file elsewhere is refused.
+    """
     found: dict[str, Receipt] = {}
     for job in jobs:
         try:
             receipt: Receipt = json.loads((job.folder / RECEIPT).read_bytes())
             if all(_is_whole(job.folder, root, path, record["bytes"]) for path, record in receipt["files"].items()):
                 found[job.name] = receipt
+        except FormatError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass
         if job.name not in found:
@@ -80,8 +86,10 @@ def whole_outputs(jobs: Sequence[OutputJob], root: Path) -> dict[str, Receipt]:
 
 def _is_whole(folder: Path, root: Path, path: str, size: int) -> bool:
     """Whether a file is there with its size: where it was published, or moved to its place."""
+    if not is_inner_path(path):
+        raise FormatError(f"{folder / RECEIPT} names {path!r}, which is outside; delete {folder} and resume")
     places = [place for place in (folder / path, root / path) if place.is_file()]
-    return is_inner_path(path) and bool(places) and places[0].stat().st_size == size
+    return bool(places) and places[0].stat().st_size == size
 
 
 def run_outputs(
