@@ -110,7 +110,7 @@ def run_outputs(
     return receipts
 
 
-def move_outputs(jobs: Sequence[OutputJob], receipts: Mapping[str, Receipt], root: Path) -> None:
+def move_outputs(jobs: Sequence[OutputJob], receipts: Mapping[str, Mapping[str, Any]], root: Path) -> None:
     """Move the files of all jobs to their places, unless they are there already."""
     places = [(job.folder / path, root / path) for job in jobs for path in receipts[job.name]["files"]]
     for source, target in places:

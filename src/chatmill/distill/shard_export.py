@@ -50,7 +50,8 @@ def _export(job: KDExport, folder: Path) -> dict[str, Any]:
     ledger = Ledger()
     for receipt in receipts:
         ledger.add(Ledger.from_json(receipt["ledger"]))
-    splits, files = {}, {}
+    splits: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     for split in KDSplit:
         splits[split.value], written = _export_split(job, receipts, split, folder)
         files |= {f"{split}/{name}": asdict(record) for name, record in written.items()}
