@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from chatmill.errors import RecordError
 from chatmill.read.files import Raw
 from chatmill.read.ranges import Chunk, chunk_records
 from chatmill.store.durable import Durability, GrowingFile
+from chatmill.store.parquet import ArrowSink
 
 OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
 GLOB = "synth_harmony_shard_*.parquet"
@@ -122,21 +122,6 @@ def _refused(error: RecordError, raw: Raw, job: HarmonyChunk, number: int) -> st
     return json.dumps({**entry, "message": error.message}, ensure_ascii=True) + "\n"
 
 
-class _Sink(io.RawIOBase):
-    """A file for pyarrow that is hashed while it is written."""
-
-    def __init__(self, path: Path, durability: Durability) -> None:
-        super().__init__()
-        self.file = GrowingFile(path, durability)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.file.write(bytes(data))
-        return len(data)
-
-
 def _schema() -> Any:
     import pyarrow as pa
 
@@ -151,8 +136,8 @@ class _RowStream:
 
         self.rows = 0
         self._waiting: list[tuple[str, ...]] = []
-        self._sink = _Sink(path, Durability.SCRATCH)
-        self._stream: Any = pyarrow.ipc.new_stream(self._sink, _schema())
+        self._file = GrowingFile(path, Durability.SCRATCH)
+        self._stream: Any = pyarrow.ipc.new_stream(ArrowSink(self._file.write), _schema())
 
     def add(self, row: tuple[str, ...]) -> None:
         """Take one row."""
@@ -173,11 +158,11 @@ class _RowStream:
         """Write the rest; size and hash of the file."""
         self._flush()
         self._stream.close()
-        return self._sink.file.finish()
+        return self._file.finish()
 
     def discard(self) -> None:
         """Close after an error."""
-        self._sink.file.discard()
+        self._file.discard()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,16 +182,16 @@ def _write_parquet(job: HarmonyShard, folder: Path) -> dict[str, Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    sink, rows = _Sink(folder / job.name, Durability.SYNCED), 0
+    file, rows = GrowingFile(folder / job.name), 0
     try:
-        with pq.ParquetWriter(sink, _schema(), compression="zstd", write_page_checksum=True) as writer:
+        with pq.ParquetWriter(ArrowSink(file.write), _schema(), compression="zstd", write_page_checksum=True) as writer:
             for group in _row_groups(job.parts):
                 (batch,) = pa.Table.from_batches(group).combine_chunks().to_batches()
                 writer.write_batch(batch, row_group_size=ROW_GROUP)
                 rows += batch.num_rows
-        return {"rows": rows, "files": {job.name: asdict(sink.file.finish())}}
+        return {"rows": rows, "files": {job.name: asdict(file.finish())}}
     except BaseException:
-        sink.file.discard()
+        file.discard()
         raise
 
 
