@@ -26,6 +26,7 @@ RECIPE_VERSION = 1
 OLD_SHARDS = "shard_tokens"
 """A key of recipes of 0.1.0."""
 MAX_ROW = 2**31 - 1
+SHARD_BYTES = 32 << 20
 
 
 class OnError(StrEnum):
@@ -137,7 +138,7 @@ class Recipe(_Strict, frozen=True, kw_only=True):
     split: SplitOptions = SplitOptions()
     keep_kinds: bool = True
     """Store the kind of every token, so that the policy can be changed at load time."""
-    shard_bytes: Annotated[int, Meta(ge=1)] = 32 << 20
+    shard_bytes: Annotated[int, Meta(ge=1)] = SHARD_BYTES
     """Bytes of input that become one shard, about; what one worker does at a time, and has in memory."""
     on_error: OnError = OnError.FAIL
     preferences: Literal["chosen"] | None = None

@@ -16,13 +16,13 @@ from chatmill import __version__
 from chatmill.compiler.ledger import Ledger
 from chatmill.core.shift import shift_left
 from chatmill.core.tokens import first_difference
-from chatmill.distill.accounts import account
+from chatmill.distill.accounts import account, differences
 from chatmill.distill.chunk import refusals
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, library_version
 from chatmill.distill.rows import NO_ROWS, BulkRows, KDBatch, with_official
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.distill.shards import KDInput, Shard, ShardRows, read_input, shard_batches
-from chatmill.errors import ChatmillError, FormatError
+from chatmill.errors import ChatmillError
 from chatmill.prove.report import Finding, Notebook
 from chatmill.store.kd import LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.receipts import MANIFEST
@@ -42,17 +42,19 @@ CONTEXT = 8
 NOT_DERIVED = "the rows were not rendered again"
 
 
-def check_rows(folder: Path, manifest: Mapping[str, Any], sample: int | None, book: Notebook) -> None:
+def check_rows(
+    folder: Path, manifest: Mapping[str, Any], stated: Ledger | None, sample: int | None, book: Notebook
+) -> None:
     """Render the input again and compare; with `sample` so many rows with openai-harmony, the others by the fast path.
 
-    What is missing for that is the `blocked` of the report.
+    `stated` is the ledger of the manifest, if it has one. What is missing for that is the `blocked` of the report.
     """
     try:
         source = _same_input(manifest, book)
         named = manifest["tokenizer"]["path"]
         vocabulary, _ = vocabulary_file(None if named == BUNDLED else named)
         if not book.blocked:
-            _Check(folder, manifest, vocabulary, book).run(source, sample)
+            _Check(folder, manifest, vocabulary, book).run(source, stated, sample)
     except ChatmillError as error:
         book.blocked = f"{NOT_DERIVED}: {error}"
 
@@ -97,8 +99,8 @@ class _Check:
         self._ledger = Ledger()
         self._refused = _refused(folder / QUARANTINE)
 
-    def run(self, source: KDInput, sample: int | None) -> None:
-        """Compare everything."""
+    def run(self, source: KDInput, stated: Ledger | None, sample: int | None) -> None:
+        """Compare everything; `stated` is the ledger of the manifest."""
         total = sum(shard.taken for shard in source.shards)
         chosen = None if sample is None or sample >= total else {i * total // sample for i in range(sample)}
         fast_path = None if chosen is None else BulkRows(self._vocabulary)
@@ -116,7 +118,10 @@ class _Check:
                     self._book.wrong(f"{split}/{shard.name}", f"has {over:,} documents more than its input gives")
         for row in (self._refused - Counter()).elements():
             self._book.wrong(QUARANTINE, f"has a row that the input does not give, or twice: {row}")
-        self._compare_ledger()
+        for stating, count in (
+            () if stated is None else differences(stated, self._ledger, ("tokens", "records", "notes"))
+        ):
+            self._book.wrong(MANIFEST, f"its ledger says {stating}; the input gives {count:,}")
         fast_rows = self._book.counts["records_by_fast_path"]
         more = f", {fast_rows:,} more by the fast path" if fast_rows else ""
         slow_rows = self._book.counts["records_derived"]
@@ -195,24 +200,6 @@ class _Check:
         if documents.names is not None and documents.names[number] != name:
             message = f"the record id is {documents.names[number]!r} where {name!r} must be"
             self._book.found(Finding(file=f"{file}_ids.bin", message=message, episode=number, where=where))
-
-    def _compare_ledger(self) -> None:
-        """The ledger of the manifest is the one that the rows give."""
-        if "ledger" not in self._manifest:
-            return
-        try:
-            stated = Ledger.from_json(self._manifest["ledger"])
-        except (FormatError, ValueError) as error:
-            self._book.wrong(MANIFEST, f"its ledger cannot be read: {error}")
-            return
-        for what in ("tokens", "records", "notes"):
-            said, found = getattr(stated, what), getattr(self._ledger, what)
-            for key in sorted(set(said) | set(found)):
-                if said[key] != found[key]:
-                    name = "/".join(filter(None, key))
-                    self._book.wrong(
-                        MANIFEST, f"its ledger says {said[key]:,} {what} {name}; the input gives {found[key]:,}"
-                    )
 
 
 def _sentence(stored: NDArray[Any], expected: NDArray[Any], at: int) -> str:
