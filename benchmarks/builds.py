@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, pipeline_of
 from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.recipe import Recipe
+from chatmill.compiler.recipe import Recipe, recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.compiler.sources import plan_sources
 from chatmill.store.episodes import EpisodeDataset
@@ -25,7 +26,7 @@ from tests.data.tokenizer_files import unpacked
 
 def recipe_for(paths: Sequence[Path], template: str = "qwen3_training") -> Recipe:
     """JSONL chats to episodes with the Qwen3 tokenizer; records without an answer are kept, as the peers keep them."""
-    return Recipe.model_validate(
+    return recipe_of(
         {
             "sources": [{"path": [str(path) for path in paths]}],
             "tokenizer": str(unpacked("qwen3")),
@@ -55,7 +56,7 @@ class Bench:
         start = time.perf_counter()
         pipeline = pipeline_of(text)
         load = time.perf_counter() - start
-        cut = recipe if shard_bytes is None else recipe.model_copy(update={"shard_bytes": shard_bytes})
+        cut = recipe if shard_bytes is None else structs.replace(recipe, shard_bytes=shard_bytes)
         planned = plan_sources(cut, work / "spool")
         work.mkdir(parents=True, exist_ok=True)
         (work / STATE).write_text(json.dumps({"fingerprint": "bench"}))

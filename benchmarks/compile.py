@@ -48,7 +48,7 @@ from benchmarks.harness import (
 )
 from benchmarks.inputs import again, inputs_folder, records, without_control_text, write_shards, write_tiled
 from benchmarks.peers import Prepared, conversations_of, prepared, renderers_rows, trl_map, trl_table
-from chatmill.compiler.recipe import Recipe
+from chatmill.compiler.recipe import SHARD_BYTES
 from chatmill.core.texts import Texts
 from chatmill.render.registry import bind
 from chatmill.render.render import render
@@ -61,7 +61,6 @@ TRL_SIZE, QUICK_TRL_SIZE = 261_000_000, 800_000
 TRL_SLICES, QUICK_SLICES = 3, 1
 LISTED = 4
 """How often a large build against TRL lists the input."""
-SHARD_BYTES = Recipe.model_fields["shard_bytes"].default
 
 
 class Recorder:

@@ -39,7 +39,7 @@ from benchmarks.harness import Comparison, Report, Timing, WorkDiffersError, com
 from benchmarks.inputs import changed_pairs, exchanges, records, unrepeated, without_control_text, write_tiled
 from benchmarks.peers import conversations_of, prepared
 from benchmarks.template_verification import Model, model_folder
-from chatmill.compiler.recipe import Recipe
+from chatmill.compiler.recipe import recipe_of
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
@@ -57,15 +57,15 @@ from pathlib import Path
 from benchmarks.builds import Bench
 from tests.data.tokenizer_files import unpacked
 try:
-    from chatmill.compiler.recipe import Recipe
+    from chatmill.compiler.recipe import recipe_of
+    options = {"expand": "none"}
 except ImportError:  # the former tree
-    from chatmill.build.recipe import Recipe
+    from chatmill.build.recipe import recipe_of
+    options = {}
 path, template, work = sys.argv[1:]
 recipe = {"sources": [{"path": [path]}], "tokenizer": str(unpacked("qwen3")), "template": template,
           "add_control_tokens": True, "on_error": "quarantine", "gates": {"records_without_trained_tokens": None}}
-if "expand" in Recipe.model_fields:
-    recipe["expand"] = "none"
-bench = Bench.of(Recipe.model_validate(recipe), Path(work))
+bench = Bench.of(recipe_of(recipe | options), Path(work))
 seconds, tokens = zip(*map(bench.compile, bench.jobs))
 print(json.dumps({"seconds": sum(seconds), "tokens": sum(tokens)}))
 """
@@ -195,9 +195,7 @@ def model_folder_against_trl(
     chats = list(_chats(pairs))
     path = work / "gemma.jsonl"
     path.write_text("".join(json.dumps({"messages": chat}, ensure_ascii=False) + "\n" for chat in chats), "utf-8")
-    recipe = Recipe.model_validate(
-        {"sources": [{"path": str(path)}], "tokenizer": str(folder), "template": str(folder)}
-    )
+    recipe = recipe_of({"sources": [{"path": str(path)}], "tokenizer": str(folder), "template": str(folder)})
     _model(str(folder))  # loaded before the processes are started
     ours, theirs, tokens, part_tokens = [], [], 0, 0
     for number in range(rounds):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import builds, compile, render
-from chatmill.compiler.recipe import Recipe
+from chatmill.compiler.recipe import SHARD_BYTES, Recipe
 from chatmill.label.presets import find_policy
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,6 @@ def test_chunks_have_the_size_of_a_build_where_no_other_is_asked_for(
 
     monkeypatch.setattr(builds, "plan_sources", planned)
     monkeypatch.setattr(builds, "pipeline_of", lambda text: None)
-    default = Recipe.model_fields["shard_bytes"].default
     builds.Bench.of(builds.recipe_for([tmp_path / "chats.jsonl"]), tmp_path / "work", shard_bytes=given)
-    assert sizes == [default if given is None else given]
-    assert compile.SHARD_BYTES == default == 32 << 20
+    assert sizes == [SHARD_BYTES if given is None else given]
+    assert compile.SHARD_BYTES == SHARD_BYTES == 32 << 20

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from chatmill.cli import init as module
 from chatmill.compiler.init import LONGEST_ROW, look_at
-from chatmill.compiler.recipe import OnError, Recipe, recipe_of
+from chatmill.compiler.recipe import Gates, OnError, Pack, Packing, Recipe, SplitOptions, recipe_of
 from chatmill.compiler.recipe_text import recipe_text
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, DataError, RecordError
@@ -76,8 +76,8 @@ def test_every_key_of_a_recipe_is_there_with_a_comment(tmp_path: Path) -> None:
     text = recipe_text(look_at([str(plain(tmp_path))], tokenizer="bytes"))
     lines = text.splitlines()
     assert max(map(len, lines)) <= 120
-    models = [Recipe, *(field.annotation for field in Recipe.model_fields.values())]
-    keys = {key for model in models if hasattr(model, "model_fields") for key in model.model_fields} - {"pattern"}
+    models = (Recipe, Packing, Pack, SplitOptions, Gates)
+    keys = {key for model in models for key in model.__struct_fields__} - {"pattern"}
     keys |= {"path", "shape", "name", "weight", "max_records"}
     missing = {key for key in keys if not any(line.strip(" #-").startswith(f"{key}:") for line in lines)}
     assert not missing

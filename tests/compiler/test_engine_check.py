@@ -11,8 +11,7 @@ import pytest
 from chatmill.compiler import chunk_job, run
 from chatmill.compiler.chunk_job import checked_pipeline, pipeline_of
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.plain_recipe import plain_recipe as worker_recipe
-from chatmill.compiler.recipe import recipe_of
+from chatmill.compiler.recipe import recipe_of, stored_recipe
 from chatmill.compiler.run import run_build
 from chatmill.tokenizer import tiktoken_file
 from chatmill.tokenizer.backends import Engine, GigatokenBackend
@@ -132,7 +131,7 @@ def test_without_a_reference_the_driver_has_the_fast_engine(
 
 def test_workers_read_the_recipe_as_the_driver_does(tmp_path: Path) -> None:
     recipe = recipe_of(mixed_recipe(tmp_path, pattern="o200k", policy="final_only", keep_kinds=False))
-    plain = worker_recipe(json.dumps(recipe.as_json()))
+    plain = stored_recipe(json.dumps(recipe.as_json()))
     names = [name for name in plain.__slots__ if name not in ("packing", "split")]
     assert len(names) > 5
     for name in names:

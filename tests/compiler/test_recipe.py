@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import json
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,17 @@ from typing import Any
 import pytest
 import yaml
 
-from chatmill.compiler.recipe import OnError, Recipe, Source, recipe_of
+from chatmill.compiler.recipe import (
+    Gates,
+    OnError,
+    Pack,
+    Packing,
+    Recipe,
+    Source,
+    SplitOptions,
+    recipe_of,
+    stored_recipe,
+)
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError, TokenizerError, UnknownNameError
 from chatmill.pack.overflow import Overflow
@@ -103,7 +116,7 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"sources": [{"path": "a"}, {"path": "b", "wieght": 2}]}, "unknown key 'sources[1].wieght', did you mean"),
         ({"zzz": 1}, "unknown key 'zzz', known: version, sources, tokenizer"),
         ({"packing": {"zzz": 1}}, "unknown key 'packing.zzz', known: max_length, overflow"),
-        ({"sources": []}, "sources: List should have at least 1 item"),
+        ({"sources": []}, "sources: Expected array of length >= 1 (found [])"),
         ({"sources": [{}]}, "'sources[0].path' is missing"),
         ({"sources": [{"path": "a", "weight": -1}]}, "sources[0].weight: "),
         ({"sources": [{"path": "a", "weight": float("nan")}]}, "sources[0].weight: "),
@@ -124,7 +137,18 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"shard_bytes": 0}, "shard_bytes: "),
         ({"on_error": "skip"}, "on_error: Input should be 'fail' or 'quarantine' (found 'skip')"),
         ({"version": 2}, "version: this package reads recipes of version 1 (found 2)"),
-        ({"tokenizer": None}, "tokenizer: "),
+        ({"tokenizer": None}, "tokenizer: Expected str, got null (found None)"),
+        ({"sources": "a.jsonl"}, "sources: Expected array, got str (found 'a.jsonl')"),
+        ({"sources": ["a.jsonl"]}, "sources[0]: Expected object, got str (found 'a.jsonl')"),
+        ({"sources": [{"path": "a", "weight": float("inf")}]}, "sources[0].weight: "),
+        ({"sources": [{"path": "a", "map": {"user": "q"}, "shape": "openai"}]}, "sources[0]: 'map' says what the"),
+        ({"packing": 3}, "packing: Expected object, got int (found 3)"),
+        ({"pack": {"length": "long"}}, "pack.length: "),
+        ({"gates": None}, "gates: Expected object, got null"),
+        ({"gates": {"records_quarantined": 1.5}}, "gates.records_quarantined: "),
+        ({"keep_kinds": "perhaps"}, "keep_kinds: Expected bool"),
+        ({"preferences": "best"}, "preferences: Input should be 'chosen' (found 'best')"),
+        ({"shard_tokens": 5}, "'shard_tokens' is gone: a shard is what 'shard_bytes' bytes of input become"),
     ],
 )
 def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:
@@ -133,6 +157,23 @@ def test_a_mistake_is_named(changes: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
     assert str(caught.value).startswith("the recipe: ")
     assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_made_by_its_class_is_checked_as_well() -> None:
+    made = Recipe(**changed(sources=[{"path": "a", "map": {"user": "q", "assistant": "a"}}, Source(path="b")]))
+    assert made == recipe_of(changed(sources=[{"path": "a", "map": {"user": "q", "assistant": "a"}}, {"path": "b"}]))
+    for wrong in ({"sources": [Source(path="a", weight=-1)]}, {"packing": Packing(max_length=1)}, {"vocab_size": 0}):
+        with pytest.raises(ConfigError, match=r"(weight|max_length|vocab_size): Expected (float|int) >= \d.* \(found "):
+            Recipe(**changed(**wrong))
+
+
+def test_numbers_and_dates_may_be_texts_and_whole_floats() -> None:
+    given = changed(packing={"max_length": "64"}, gates={"records_quarantined": 3.0}, date="2026-01-31")
+    recipe = recipe_of(given)
+    assert (recipe.packing.max_length, recipe.gates.records_quarantined) == (64, 3)
+    assert recipe.date == datetime.date(2026, 1, 31)
+    assert recipe_of({**given, "date": datetime.date(2026, 1, 31)}) == recipe
+    assert stored_recipe(json.dumps(recipe.as_json())) == pickle.loads(pickle.dumps(recipe)) == recipe
 
 
 def test_all_mistakes_are_named_at_once() -> None:
@@ -156,8 +197,8 @@ def test_the_template_of_the_tokenizer_folder_is_the_default(tmp_path: Path) -> 
 
 def test_a_recipe_cannot_be_changed() -> None:
     recipe = recipe_of(SMALLEST)
-    with pytest.raises(ValueError, match="frozen"):
-        recipe.tokenizer = "other"
+    with pytest.raises(AttributeError, match="immutable"):
+        recipe.tokenizer = "other"  # type: ignore[misc]
 
 
 def test_yaml(tmp_path: Path) -> None:
@@ -233,8 +274,8 @@ def test_the_recipe_in_the_docs_is_one() -> None:
 
 def test_every_key_has_a_place_in_the_docs() -> None:
     text = DOCS.read_text(encoding="utf-8")
-    models = [Recipe, *(field.annotation for field in Recipe.model_fields.values()), Source]
-    keys = {key for model in models if hasattr(model, "model_fields") for key in model.model_fields}
+    models = (Recipe, Source, Packing, Pack, SplitOptions, Gates)
+    keys = {key for model in models for key in model.__struct_fields__}
     assert len(keys) > 20
     missing = {key for key in keys if f"`{key}`" not in text}
     assert not missing

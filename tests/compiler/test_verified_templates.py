@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chatmill.compiler.recipe import Recipe
+from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build
 from chatmill.prove.verify import verify
 from tests.conftest import CONVERSATION_FILES
@@ -19,7 +19,7 @@ OWN = ("qwen3", "mistral_nemo", "deepseek_v3")
 @pytest.mark.parametrize("name", [*OWN, "qwen2_5", "qwen3_2507", "chatml", "llama3"])
 def test_every_answer_of_a_model_template_is_proved(name: str, tmp_path: Path) -> None:
     folder = unpacked(name if name in OWN else "qwen3")
-    recipe = Recipe.model_validate(
+    recipe = recipe_of(
         {
             "sources": [{"path": str(path), "max_records": 5} for path in CONVERSATION_FILES],
             "tokenizer": str(folder),

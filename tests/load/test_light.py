@@ -11,7 +11,7 @@ from tests.load.sets import items, write_set
 
 SCRIPT = """
 import sys, json
-HEAVY = {"pydantic", "msgspec", "pyarrow", "rich", "yaml", "defusedxml", "typer", "datasets", "transformers",
+HEAVY = {"msgspec", "pyarrow", "rich", "yaml", "defusedxml", "typer", "datasets", "transformers",
          "tokenizers", "gigatoken", "torchdata", "zstandard", "awkward"}
 
 class Block:

@@ -81,7 +81,7 @@ def test_the_loss_falls(ranks: list[dict[str, Any]]) -> None:
 
 NUMPY_AND_TORCH_ALONE = """
 import runpy, sys
-for name in "pydantic msgspec gigatoken tokenizers datasets defusedxml pyarrow typer rich yaml".split():
+for name in "msgspec gigatoken tokenizers datasets defusedxml pyarrow typer rich yaml".split():
     sys.modules[name] = None
 sys.argv = sys.argv[1:]
 sys.path.insert(0, sys.argv[0].rpartition("/")[0])

@@ -338,27 +338,26 @@ def test_indexes_of_very_many_shards_are_checked_when_they_are_used(
     assert "lengths" not in pickle.loads(pickle.dumps(dataset)).__dict__
 
 
-def test_a_large_manifest_is_read_as_a_small_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        (b'"version": 1', b'"version": 9', "version 9"),
+        (b'"name": "shard_00001"', b'"name": "../elsewhere"', "no plain file name"),
+        (b'"tokens.bin"', b'"../tokens.bin"', "no plain file name"),
+    ],
+)
+def test_a_manifest_with_other_names_or_versions_is_refused(
+    tmp_path: Path, good: bytes, bad: bytes, message: str
+) -> None:
     write(tmp_path, 3)
     path = tmp_path / "train" / "episodes.json"
-    small = EpisodeDataset(tmp_path, check=True)
-    assert small.manifest is not None
     whole = path.read_bytes()
-    monkeypatch.setattr("chatmill.store.episode_manifest.LARGE", 0)
-    large = EpisodeDataset(tmp_path, check=True)
-    assert large.manifest is not None
-    assert large.manifest.to_json() == small.manifest.to_json()
-    assert [episode.record_id for episode in large] == [episode.record_id for episode in small]
-    assert pickle.loads(pickle.dumps(large)).manifest.to_json() == small.manifest.to_json()
-    path.write_bytes(whole.replace(b'"version": 1', b'"version": 9'))
-    with pytest.raises(FormatError, match="version 9"):
+    opened = EpisodeDataset(tmp_path, check=True)
+    assert opened.manifest is not None
+    assert pickle.loads(pickle.dumps(opened)).manifest.to_json() == json.loads(whole)
+    path.write_bytes(whole.replace(good, bad))
+    with pytest.raises(FormatError, match=message):
         EpisodeDataset(tmp_path)
-    path.write_bytes(whole.replace(b'"name": "shard_00001"', b'"name": "../elsewhere"'))
-    with pytest.raises(FormatError, match="no plain file name"):
-        EpisodeDataset(tmp_path)
-    path.write_bytes(whole.replace(b'"tokens.bin"', b'"../tokens.bin"'))
-    with pytest.raises(FormatError, match="no plain file name"):
-        EpisodeDataset(tmp_path, check=True)[0]
 
 
 def test_a_shard_may_have_source_codes_of_its_own(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ import importlib, json, pkgutil
 import chatmill.core, chatmill.load, chatmill.train
 
 absent = []
-for name in ("pydantic", "msgspec", "pyarrow", "rich", "yaml", "transformers", "typer", "gigatoken"):
+for name in ("msgspec", "pyarrow", "rich", "yaml", "transformers", "typer", "gigatoken"):
     try:
         importlib.import_module(name)
     except ImportError:

@@ -133,8 +133,8 @@ def _gates(given: list[str] | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for pair in given or ():
         name, equals, limit = pair.partition("=")
-        if name not in Gates.model_fields:
-            raise UnknownNameError("gate", name, list(Gates.model_fields))
+        if name not in Gates.__struct_fields__:
+            raise UnknownNameError("gate", name, list(Gates.__struct_fields__))
         try:
             found[name] = None if limit == "off" else float(limit)
         except ValueError:

@@ -111,7 +111,7 @@ QUIET: Any = typer.Option("--quiet", "-q", help="No progress bar (there is none 
 ON_ERROR: Any = typer.Option(
     "--on-error",
     metavar="NAME",
-    autocompletion=_members("compiler.plain_recipe", "OnError"),
+    autocompletion=_members("compiler.recipe", "OnError"),
     help="fail or quarantine.",
 )
 ENGINE: Any = typer.Option("--engine", metavar="NAME", autocompletion=lambda: ["local", "ray"], help="local or ray.")

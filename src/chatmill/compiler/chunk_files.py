@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -20,6 +19,7 @@ from chatmill.errors import DataError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.files import parquet_batches
 from chatmill.read.lines import line_limit
+from chatmill.store.parquet import ArrowSink
 
 VERSION = 1
 INDEX = "index.json"
@@ -189,7 +189,7 @@ def spool_rows(path: Path, cuts: Sequence[ChunkCut], out: PartWriter) -> None:
             while missing:
                 if batch is None:
                     raise DataError(f"{path} cannot be read as Parquet: the last {missing} rows or more are missing")
-                stream = stream or stack.enter_context(pyarrow.ipc.new_stream(_ArrowSink(out), batch.schema))
+                stream = stream or stack.enter_context(pyarrow.ipc.new_stream(ArrowSink(out.write), batch.schema))
                 part = batch.slice(0, missing)
                 stream.write_batch(part)
                 missing -= part.num_rows
@@ -207,7 +207,7 @@ def spool_table(path: Path, chunk_bytes: int, out: PartWriter) -> None:
     rows = size = 0
     for batch in table_batches(path):
         if stream is None:
-            stream = pyarrow.ipc.new_stream(_ArrowSink(out), batch.schema)
+            stream = pyarrow.ipc.new_stream(ArrowSink(out.write), batch.schema)
         stream.write_batch(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if size >= chunk_bytes or rows >= ROW_LIMIT:
@@ -217,19 +217,3 @@ def spool_table(path: Path, chunk_bytes: int, out: PartWriter) -> None:
     if stream is not None:
         stream.close()
         out.end_part(rows)
-
-
-class _ArrowSink(io.RawIOBase):
-    """What Arrow wants to write to, in front of the current part."""
-
-    def __init__(self, out: PartWriter) -> None:
-        self._out = out
-
-    def writable(self) -> bool:
-        """Always."""
-        return True
-
-    def write(self, data: Any) -> int:
-        """Append to the part."""
-        self._out.write(memoryview(data))
-        return len(data)

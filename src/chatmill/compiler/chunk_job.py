@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_chunk
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, hashes_below
-from chatmill.compiler.plain_recipe import OnError, plain_recipe
+from chatmill.compiler.recipe import OnError, stored_recipe
 from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.core.gc_pause import without_collector
 from chatmill.errors import ConfigError, RecordError
@@ -92,7 +92,7 @@ def pipeline_of(recipe: str, engine: Engine = Engine.FAST) -> Pipeline:
     if kept is None:
         for other in [key for key in _KEPT if key[0] != recipe]:
             del _KEPT[other]
-        kept = _KEPT[recipe, engine] = Pipeline(plain_recipe(recipe), engine=engine)
+        kept = _KEPT[recipe, engine] = Pipeline(stored_recipe(recipe), engine=engine)
     return kept
 
 

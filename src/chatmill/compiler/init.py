@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from chatmill.compiler.gates import Gate, gates_of
@@ -135,7 +136,7 @@ def look_at(
             f"the template {template} can write none of these conversations; the first: {whole.failed[0][1]}"
         )
     row = _row_length(int(whole.tokens.lengths.max()))
-    recipe = recipe.model_copy(update={"packing": Packing(max_length=row, overflow=Overflow.WINDOWS)})
+    recipe = structs.replace(recipe, packing=Packing(max_length=row, overflow=Overflow.WINDOWS))
     ledger = Pipeline(recipe, loaded).compile(conversations).ledger
     gates = tuple(gates_of(Gates(trained_tokens_lost=MAY_LOSE, untrained_terminators=0, records_quarantined=0), ledger))
     look = Look(
@@ -160,7 +161,7 @@ def _with_date(recipe: Recipe, tokenizer: Tokenizer) -> tuple[Recipe, Pipeline]:
     try:
         return recipe, Pipeline(recipe, tokenizer)
     except MissingDateError:
-        dated = recipe.model_copy(update={"date": datetime.date.today()})
+        dated = structs.replace(recipe, date=datetime.date.today())
         return dated, Pipeline(dated, tokenizer)
 
 

@@ -32,7 +32,7 @@ def build_fingerprint(recipe: Recipe, inputs: Sequence[InputFile], fingerprints:
     A record without an id is known by its place, which begins with the file's name as it was given.
     """
     options = {key: value for key, value in recipe.as_json().items() if key not in NO_BYTES}
-    sources = [source.model_dump(mode="json", exclude={"path"}) for source in recipe.sources]
+    sources = [{key: value for key, value in source.items() if key != "path"} for source in recipe.as_json()["sources"]]
     content = {
         "format_version": FORMAT_VERSION,
         "package": __version__,

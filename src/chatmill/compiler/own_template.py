@@ -15,6 +15,7 @@ from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation
+from chatmill.core.tokens import first_difference
 from chatmill.errors import ChatmillError
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.jinja.options import TemplateOptions, Unproved
@@ -142,8 +143,6 @@ def _last_rows(rendered: Rendered) -> dict[int, NDArray[np.int32]]:
 
 
 def _first_difference(place: str, left: NDArray[np.int32], right: NDArray[np.int32], tokenizer: Any) -> str:
-    shared = min(len(left), len(right))
-    unequal = np.flatnonzero(left[:shared] != right[:shared])
-    at = int(unequal[0]) if len(unequal) else shared
+    at = first_difference(left, right) or 0
     ours, theirs = (repr(tokenizer.decode(ids[at : at + 2 * SHOWN])[:SHOWN]) for ids in (left, right))
     return f"{place}, from token {at} on: this one writes {ours}, the model's own {theirs}."

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.ledger import ROLES, Ledger
-from chatmill.compiler.plain_recipe import PlainRecipe
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
@@ -82,9 +81,7 @@ class Compiled:
 class Pipeline:
     """A recipe bound to its tokenizer, template and policy; made once per process."""
 
-    def __init__(
-        self, recipe: Recipe | PlainRecipe, tokenizer: Tokenizer | None = None, engine: Engine = Engine.FAST
-    ) -> None:
+    def __init__(self, recipe: Recipe, tokenizer: Tokenizer | None = None, engine: Engine = Engine.FAST) -> None:
         """Load what the recipe names; `tokenizer` replaces the loaded one (for the slow reference of `verify`)."""
         self.recipe = recipe
         template = find_template(recipe.template)
@@ -207,7 +204,7 @@ class _Records:
         self.is_dropped[self.of_row[~lost]] = False
 
 
-def template_options(recipe: Recipe | PlainRecipe, policy: Policy) -> TemplateOptions:
+def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
     """What a recipe says about its template; a policy for the last turn needs no rows for the others."""
     return TemplateOptions(
         options=recipe.template_options,

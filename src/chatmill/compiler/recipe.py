@@ -5,14 +5,15 @@ from __future__ import annotations
 import datetime
 import difflib
 import os
+import sys
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+import msgspec
+from msgspec import Meta
 
-from chatmill.compiler.plain_recipe import OnError as OnError
 from chatmill.errors import ConfigError
 from chatmill.load.yaml_files import read_yaml
 from chatmill.pack.overflow import Overflow
@@ -22,17 +23,26 @@ from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
 from chatmill.render.registry import own_template, template_names
 
 RECIPE_VERSION = 1
-NO_TEMPLATE = "no_template"
 OLD_SHARDS = "shard_tokens"
 """A key of recipes of 0.1.0."""
 MAX_ROW = 2**31 - 1
+SHARD_BYTES = 32 << 20
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class OnError(StrEnum):
+    """What a record does that cannot be used."""
+
+    FAIL = "fail"
+    """It ends the build."""
+    QUARANTINE = "quarantine"
+    """It goes to rejected.jsonl with its place and reason."""
 
 
-class Source(_Strict):
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Values that cannot be changed, and no others."""
+
+
+class Source(_Strict, frozen=True, kw_only=True):
     """Files of conversations that belong together."""
 
     path: str | list[str]
@@ -44,24 +54,10 @@ class Source(_Strict):
     """
     name: str | None = None
     """Source name of records that do not name their own; default: the file's name."""
-    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Meta(ge=0, le=sys.float_info.max)] = 1.0
     """How often each record is used: 2 takes every record twice, 0.5 half of them (by a hash of the record id)."""
-    max_records: Annotated[int, Field(ge=1)] | None = None
+    max_records: Annotated[int, Meta(ge=1)] | None = None
     """Take only the first lines or rows of the source, over all its files."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _mapped(cls, given: Any) -> Any:
-        """`map: {user: question, assistant: answer}` is a shape that has no name."""
-        if not isinstance(given, dict) or (given.get("map") is None and not isinstance(given.get("shape"), dict)):
-            return given
-        kept = {key: value for key, value in given.items() if key != "map"}
-        if given.get("map") is not None and given.get("shape") is not None:
-            raise ValueError("'map' says what the fields are called, and so does 'shape': give one of them")
-        try:
-            return {**kept, "shape": mapped_shape(given.get("map") or given["shape"])}
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
 
     @property
     def patterns(self) -> list[str]:
@@ -69,56 +65,56 @@ class Source(_Strict):
         return [self.path] if isinstance(self.path, str) else list(self.path)
 
 
-class Packing(_Strict):
+class Packing(_Strict, frozen=True, kw_only=True):
     """How conversations meet rows, under the names of spec 3."""
 
-    max_length: Annotated[int, Field(ge=2)] | None = None
+    max_length: Annotated[int, Meta(ge=2)] | None = None
     """Tokens of the longest episode; absent: no limit."""
     overflow: Overflow = Overflow.ERROR
     """What happens to longer conversations."""
 
 
-class Pack(_Strict):
+class Pack(_Strict, frozen=True, kw_only=True):
     """Rows that hold several episodes: a plan beside the episodes of each split."""
 
-    length: Annotated[int, Field(ge=2, le=MAX_ROW)] | None = None
+    length: Annotated[int, Meta(ge=2, le=MAX_ROW)] | None = None
     """Tokens of a row; default: `packing.max_length`."""
     strategy: Strategy = Strategy.BEST_FIT
     """How rows are filled."""
 
 
-class SplitOptions(_Strict):
+class SplitOptions(_Strict, frozen=True, kw_only=True):
     """How records are split into train and val."""
 
-    val_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    val_fraction: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     """Share of the records whose id hashes into val."""
 
 
-class Gates(_Strict):
+class Gates(_Strict, frozen=True, kw_only=True):
     """Limits that fail a build with exit status 3; `null` turns one off."""
 
-    trained_tokens_lost: Annotated[float, Field(ge=0, le=1)] | None = None
+    trained_tokens_lost: Annotated[float, Meta(ge=0, le=1)] | None = None
     """Largest share of the trained tokens that overflow may cut or drop."""
-    records_without_trained_tokens: Annotated[int, Field(ge=0)] | None = 0
-    untrained_terminators: Annotated[int, Field(ge=0)] | None = None
+    records_without_trained_tokens: Annotated[int, Meta(ge=0)] | None = 0
+    untrained_terminators: Annotated[int, Meta(ge=0)] | None = None
     """Assistant turns that are trained but whose end is not."""
-    records_quarantined: Annotated[int, Field(ge=0)] | None = None
+    records_quarantined: Annotated[int, Meta(ge=0)] | None = None
 
 
-class Recipe(_Strict):
+class Recipe(_Strict, frozen=True, kw_only=True):
     """Everything that decides the bytes of a dataset."""
 
     version: int = RECIPE_VERSION
-    sources: Annotated[list[Source], Field(min_length=1)]
+    sources: Annotated[list[Source], Meta(min_length=1)]
     tokenizer: str
     """As for `load_tokenizer`: a name, a file or a folder."""
     pattern: str | None = None
     """Split pattern of a .tiktoken file."""
     add_control_tokens: bool = False
     """Add control tokens that the template needs and the tokenizer lacks, above the vocabulary."""
-    vocab_size: Annotated[int, Field(ge=1)] | None = None
+    vocab_size: Annotated[int, Meta(ge=1)] | None = None
     """Ids that the model has embeddings for; absent: what the files beside the tokenizer say. Changes no output."""
-    template: Annotated[str, Field(validate_default=True)] = ""
+    template: str = ""
     """A bundled template's name, a model folder, a .jinja or a .py file. Default: that of the tokenizer's folder."""
     template_options: dict[str, Any] = {}
     """Options that the template reads, such as `enable_thinking`; a record's `chat_template_kwargs` go before them."""
@@ -142,78 +138,22 @@ class Recipe(_Strict):
     split: SplitOptions = SplitOptions()
     keep_kinds: bool = True
     """Store the kind of every token, so that the policy can be changed at load time."""
-    shard_bytes: Annotated[int, Field(ge=1)] = 32 << 20
+    shard_bytes: Annotated[int, Meta(ge=1)] = SHARD_BYTES
     """Bytes of input that become one shard, about; what one worker does at a time, and has in memory."""
     on_error: OnError = OnError.FAIL
     preferences: Literal["chosen"] | None = None
     """Records with answers that people compared: train the chosen ones. Absent: such records are refused."""
     gates: Gates = Gates()
 
-    @field_validator("version")
-    @classmethod
-    def _known_version(cls, value: int) -> int:
-        if value != RECIPE_VERSION:
-            raise ValueError(f"this package reads recipes of version {RECIPE_VERSION}")
-        return value
-
-    @field_validator("template")
-    @classmethod
-    def _own_template(cls, value: str, info: ValidationInfo) -> str:
-        tokenizer = info.data.get("tokenizer")
-        if value:
-            return value
-        if isinstance(tokenizer, str) and (own := own_template(tokenizer)) is not None:
-            return own
-        holds_none = f", and {tokenizer} holds none" if tokenizer else ""
-        raise PydanticCustomError(
-            NO_TEMPLATE,
-            "'template' is missing{holds_none}; name a model folder, a .jinja or .py file, or one of {names}",
-            {"holds_none": holds_none, "names": ", ".join(template_names())},
-        )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_format(cls, given: Any) -> Any:
-        """Recipes of 0.1.0, and manifests with them, have two keys that mattered to blocks alone."""
-        if not isinstance(given, dict) or "format" not in given:
-            return given
-        refuse_old_format(given["format"])
-        kept = {key: value for key, value in given.items() if key != "format"}
-        if isinstance(packing := kept.get("packing"), dict):
-            kept["packing"] = {key: value for key, value in packing.items() if key != "packing_strategy"}
-        return kept
-
-    @model_validator(mode="after")
-    def _episodes_fit_rows(self) -> Self:
-        """A row and the longest episode have the same length unless both are given."""
-        if self.pack is None:
-            return self
-        row, longest = self.pack.length, self.packing.max_length
-        if row is None and longest is None:
-            raise ValueError("pack needs a length, the tokens of a row (or packing.max_length)")
-        if row is not None and longest is not None and longest > row:
-            raise ValueError(
-                f"episodes of up to {longest:,} tokens (packing.max_length) do not fit into rows of {row:,} "
-                "(pack.length): make them equal, or rows longer"
-            )
-        object.__setattr__(self, "pack", self.pack.model_copy(update={"length": row or longest}))
-        object.__setattr__(self, "packing", self.packing.model_copy(update={"max_length": longest or row}))
-        return self
+    def __post_init__(self) -> None:
+        """Check all values, whichever way the recipe is made; values of JSON become those of their types."""
+        for name, value in _checked(msgspec.structs.asdict(self)).items():
+            msgspec.structs.force_setattr(self, name, value)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, every default written out."""
-        return self.model_dump(mode="json")
-
-
-def refuse_old_format(value: Any) -> None:
-    """`format` was `episodes`, as all datasets are now, or `blocks`."""
-    if value == "blocks":
-        raise ValueError(
-            "the format 'blocks' is gone: remove 'format' and write pack: {length: N}, which packs episodes into rows "
-            "that every loader reads"
-        )
-    if value != "episodes":
-        raise ValueError(f"'format' is gone, since all datasets hold episodes: remove it (found {value!r})")
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
 
 
 def recipe_of(given: Recipe | dict[str, Any] | str | os.PathLike[str]) -> Recipe:
@@ -236,34 +176,135 @@ def recorded_recipe(manifest: Mapping[str, Any]) -> Recipe:
     return _validated({key: value for key, value in manifest["recipe"].items() if key != OLD_SHARDS}, "the manifest")
 
 
+def stored_recipe(text: str) -> Recipe:
+    """The recipe whose `as_json` this is, as text."""
+    return msgspec.json.decode(text, type=Recipe)
+
+
 def _validated(data: dict[str, Any], where: str) -> Recipe:
     try:
-        return Recipe.model_validate(data)
-    except ValidationError as error:
-        lines = [_sentence(detail, data) for detail in error.errors()]
-        raise ConfigError(f"{where}: " + "; ".join(lines)) from None
+        return Recipe(**_checked(data))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
-def _sentence(detail: Any, data: Any) -> str:
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"]).lstrip(".")
-    if detail["type"] == "extra_forbidden" and detail["loc"] == (OLD_SHARDS,):
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a recipe as their types have them; a `ConfigError` names all mistakes at once."""
+    mistakes: list[str] = []
+    values = _values(Recipe, _current(given), "", mistakes)
+    if values.get("version", RECIPE_VERSION) != RECIPE_VERSION:
+        mistakes.append(f"version: this package reads recipes of version {RECIPE_VERSION} (found {values['version']})")
+    if not given.get("template"):
+        tokenizer = values.get("tokenizer")
+        values["template"] = None if tokenizer is None else own_template(tokenizer)
+        if values["template"] is None:
+            holds_none = f", and {tokenizer} holds none" if tokenizer else ""
+            mistakes.append(
+                f"'template' is missing{holds_none}; name a model folder, a .jinja or .py file, or one of "
+                f"{', '.join(template_names())}"
+            )
+    if mistakes:
+        raise ConfigError("; ".join(mistakes))
+    return values | _one_length(values.get("pack"), values.get("packing", Packing()))
+
+
+def _current(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe of 0.1.0, or of a manifest with one, without the two keys that mattered to blocks alone."""
+    kept = {key: value for key, value in given.items() if key != "format"}
+    if "format" in given:
+        refuse_old_format(given["format"])
+        if isinstance(packing := kept.get("packing"), dict):
+            kept["packing"] = {key: value for key, value in packing.items() if key != "packing_strategy"}
+    return kept
+
+
+def refuse_old_format(value: Any) -> None:
+    """`format` was `episodes`, as all datasets are now, or `blocks`."""
+    if value == "blocks":
+        raise ConfigError(
+            "the format 'blocks' is gone: remove 'format' and write pack: {length: N}, which packs episodes into rows "
+            "that every loader reads"
+        )
+    if value != "episodes":
+        raise ConfigError(f"'format' is gone, since all datasets hold episodes: remove it (found {value!r})")
+
+
+def _one_length(pack: Pack | None, packing: Packing) -> dict[str, Any]:
+    """A row and the longest episode have the same length unless both are given."""
+    if pack is None:
+        return {}
+    row, longest = pack.length, packing.max_length
+    if row is None and longest is None:
+        raise ConfigError("pack needs a length, the tokens of a row (or packing.max_length)")
+    if row is not None and longest is not None and longest > row:
+        raise ConfigError(
+            f"episodes of up to {longest:,} tokens (packing.max_length) do not fit into rows of {row:,} "
+            "(pack.length): make them equal, or rows longer"
+        )
+    return {
+        "pack": msgspec.structs.replace(pack, length=row or longest),
+        "packing": msgspec.structs.replace(packing, max_length=longest or row),
+    }
+
+
+def _values(model: type[_Strict], given: Mapping[str, Any], place: str, mistakes: list[str]) -> dict[str, Any]:
+    """The values of a struct as their types have them; sentences about what is wrong go to `mistakes`."""
+    fields = {field.name: field for field in msgspec.structs.fields(model)}
+    known = [*fields, *(["map"] if model is Source else [])]
+    mistakes += [_unknown(f"{place}{name}", str(name), known) for name in given if name not in fields]
+    values = {}
+    for name, field in fields.items():
+        if name in given:
+            values[name] = _value(field.type, given[name], f"{place}{name}", mistakes)
+        elif field.required:
+            mistakes.append(f"{place + name!r} is missing")
+    return values
+
+
+def _unknown(place: str, name: str, known: list[str]) -> str:
+    if place == OLD_SHARDS:
         return f"{OLD_SHARDS!r} is gone: a shard is what 'shard_bytes' bytes of input become; set that, or remove it"
-    if detail["type"] == "extra_forbidden":
-        known = _keys_beside(detail["loc"])
-        close = difflib.get_close_matches(str(detail["loc"][-1]), known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-        return f"unknown key {place!r}, {hint}"
-    if detail["type"] == "missing":
-        return f"{place!r} is missing"
-    if detail["type"] == NO_TEMPLATE:
-        return str(detail["msg"])
-    message = detail["msg"].removeprefix("Value error, ")
-    return f"{place}: {message} (found {detail['input']!r})" if place else message
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return f"unknown key {place!r}, {hint}"
 
 
-def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
-    """The keys that are known beside an unknown one."""
-    models: dict[str, type[BaseModel]] = {"sources": Source, "packing": Packing, "pack": Pack}
-    models |= {"split": SplitOptions, "gates": Gates}
-    model = models.get(str(location[0]), Recipe) if len(location) > 1 else Recipe
-    return [*model.model_fields, *(["map"] if model is Source else [])]
+def _value(kind: Any, value: Any, place: str, mistakes: list[str]) -> Any:
+    """A value as its type has it; None, and a sentence in `mistakes`, where it does not fit."""
+    inner = next((one for one in (kind, *get_args(kind)) if isinstance(one, type)), None)
+    if place == "sources" and isinstance(value, list) and value:
+        return [_value(Source, one, f"{place}[{number}]", mistakes) for number, one in enumerate(value)]
+    try:
+        if inner is None or not issubclass(inner, _Strict) or not isinstance(value, Mapping | inner):
+            return msgspec.convert(value, kind, strict=False)
+        given = _mapped(value) if isinstance(value, Mapping) else msgspec.structs.asdict(value)
+    except ConfigError as error:
+        mistakes.append(f"{place}: {error}")
+    except msgspec.ValidationError as error:
+        message = str(error).partition(" - at ")[0].replace("`", "")
+        if message.startswith("Invalid enum value"):
+            *others, last = map(repr, _choices(kind))
+            message = f"Input should be {', '.join(others)}{' or ' if others else ''}{last}"
+        mistakes.append(f"{place}: {message} (found {value!r})")
+    else:
+        known = len(mistakes)
+        values = _values(inner, given, f"{place}.", mistakes)
+        return inner(**values) if len(mistakes) == known else None
+    return None
+
+
+def _choices(kind: Any) -> list[str]:
+    """The texts that a type of some fixed ones has."""
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return [str(one) for one in kind]
+    return [text for one in get_args(kind) for text in ([one] if isinstance(one, str) else _choices(one))]
+
+
+def _mapped(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`map: {user: question, assistant: answer}` is a shape that has no name."""
+    if given.get("map") is None and not isinstance(given.get("shape"), dict):
+        return given
+    if given.get("map") is not None and given.get("shape") is not None:
+        raise ConfigError("'map' says what the fields are called, and so does 'shape': give one of them")
+    kept = {key: value for key, value in given.items() if key != "map"}
+    return {**kept, "shape": mapped_shape(given.get("map") or given["shape"])}

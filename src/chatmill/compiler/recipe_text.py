@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from msgspec import structs
 
 from chatmill.compiler.init import FileLook, Look, counts_text
 from chatmill.compiler.publish import storing
@@ -191,7 +192,7 @@ def _rows(look: Look) -> list[str]:
 def _rest(look: Look) -> list[str]:
     found = {gate.name: f"in the sample: {gate.sentence}" + ("" if gate.passed else OFF) for gate in look.gates}
     found["records_quarantined"] = f"in the sample: {look.unusable:,} records cannot be used"
-    limits = look.recipe.gates.model_dump()
+    limits = structs.asdict(look.recipe.gates)
     return [
         "# Share of the records, by a hash of their id, that goes to val.",
         "split:",

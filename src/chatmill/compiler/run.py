@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, pipeline_of
 from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
@@ -232,7 +234,7 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
     recipe = recipe_of(state["recipe"])
     planned = plan_sources(recipe, work / "spool")
     named = allowed_template(recipe.template, trust, str(directory))
-    pipeline = driver_pipeline(recipe.model_copy(update={"template": named}))
+    pipeline = driver_pipeline(structs.replace(recipe, template=named))
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     if fingerprint != state["fingerprint"]:
         raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from chatmill.compiler.publish import TEMPORARY, storing, temporary_beside, write_atomic
-from chatmill.errors import ConfigError
+from chatmill.compiler.chunk_output import STATE
+from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, temporary_beside, write_atomic
+from chatmill.errors import ConfigError, FormatError
 from chatmill.store.documents import WORK
 from chatmill.store.durable import remove_path, sync_file, sync_folder, sync_tree
 
@@ -59,6 +63,26 @@ def _claim_behind_link(work: Path) -> None:
                 "link to another folder"
             )
         write_atomic(work / MARK, b"", step="work_mark")
+
+
+def unfinished_state(directory: Path) -> dict[str, Any] | None:
+    """What the build that was stopped in `directory` has noted of itself in `begin_work`; None: there is none."""
+    path = work_folder(directory) / STATE
+    try:
+        state: dict[str, Any] = json.loads(path.read_bytes())
+        state["fingerprint"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{path} cannot be read: {error!r}; delete {directory} and build again") from None
+    return state
+
+
+def begin_work(work: Path, state: Mapping[str, Any]) -> None:
+    """Note in the work folder, which is made, which build is at work there; `state` has its `fingerprint`."""
+    with storing(work, "create the folder"):
+        work.mkdir(exist_ok=True)
+    write_atomic(work / STATE, canonical_json(state), step="state")
 
 
 def remove_work(directory: Path) -> None:

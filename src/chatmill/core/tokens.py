@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,15 @@ from chatmill.core.kinds import RoleCode, roles_of
 from chatmill.core.native.gather import spread
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+
+def first_difference(one: NDArray[Any], other: NDArray[Any]) -> int | None:
+    """The first position at which two arrays differ, or where the shorter one ends; None: they are equal."""
+    short = min(len(one), len(other))
+    different = np.flatnonzero(one[:short] != other[:short])
+    if len(different):
+        return int(different[0])
+    return None if len(one) == len(other) else short
 
 
 def offsets_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec import structs
 
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import check_gates
@@ -100,10 +101,10 @@ class StreamedDataset(Exports):
                     self._ledger.add(Ledger.from_json(receipt["ledger"]))
             gates = self.recipe.gates
             if len(self._seen) < self.chunks:
-                others = {name: None for name in type(gates).model_fields if name not in SAFE_GATES}
-                gates = gates.model_copy(update=others)
+                others = {name: None for name in gates.__struct_fields__ if name not in SAFE_GATES}
+                gates = structs.replace(gates, **others)
             hint = "Leave such records out of the input, or turn the gate off: compile(..., gates={...: None})"
-            check_gates(self.recipe.model_copy(update={"gates": gates}), self._ledger, hint)
+            check_gates(structs.replace(self.recipe, gates=gates), self._ledger, hint)
 
     def __repr__(self) -> str:
         lines = [self._headline, *(f"  {words}: {count:,}" for words, count in self._counted())]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,6 +41,15 @@ def enter_tokens(ledger: Ledger, source: str, tokens: NDArray[np.int64], trained
         for fate, part in (("rendered", count), ("trained", own), ("context", count - own)):
             if part:
                 ledger.tokens[source, name, fate] += part
+
+
+def differences(stated: Ledger, found: Ledger, whats: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """What a ledger says otherwise than another, in words, and the other's count; `whats` are their accounts."""
+    for what in whats:
+        said, there = getattr(stated, what), getattr(found, what)
+        for key in sorted(set(said) | set(there)):
+            if said[key] != there[key]:
+                yield f"{said[key]:,} {what} {'/'.join(filter(None, key))}", there[key]
 
 
 def role_tokens(ids: NDArray[np.integer], offsets: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.tokens import offsets_of
+from chatmill.core.tokens import first_difference, offsets_of
 from chatmill.distill.rows import KDBatch
 from chatmill.distill.shards import ShardRows
 from chatmill.errors import ChatmillError, ConfigError
@@ -91,15 +91,6 @@ class Audit:
                 if at is not None:
                     raise AuditError(_sentence(name, at, ours, theirs, row.where))
         self._pending = []
-
-
-def first_difference(one: NDArray[Any], other: NDArray[Any]) -> int | None:
-    """The first position at which two arrays differ, or where the shorter one ends; None: they are equal."""
-    short = min(len(one), len(other))
-    different = np.flatnonzero(one[:short] != other[:short])
-    if len(different):
-        return int(different[0])
-    return None if len(one) == len(other) else short
 
 
 def _sentence(name: str, at: int, ours: NDArray[Any], theirs: NDArray[Any], where: str) -> str:

@@ -17,7 +17,7 @@ from chatmill.core.canonical import canonical_json
 from chatmill.core.harmony_ids import EOD, START, VOCAB_SIZE
 from chatmill.core.kinds import RoleCode
 from chatmill.core.tokens import offsets_of
-from chatmill.distill.accounts import enter_tokens, role_tokens
+from chatmill.distill.accounts import differences, enter_tokens, role_tokens
 from chatmill.distill.deep import check_rows
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.errors import ConfigError, FormatError
@@ -74,9 +74,9 @@ def verify_synth_kd(
     for split in KDSplit:
         _check_split(folder, split, manifest["splits"][split], found, book)
     book.compared.append("tokens, lossmask and span at every position, and all counts with the manifest")
-    _check_ledger(folder, manifest, found, book)
+    stated = _check_ledger(folder, manifest, found, book)
     if deep:
-        check_rows(folder, manifest, sample, book)
+        check_rows(folder, manifest, stated, sample, book)
     return book.report(folder, deep=deep, seconds=time.monotonic() - started)
 
 
@@ -88,28 +88,27 @@ def _listed(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(entry["path"]): entry for entry in entries}
 
 
-def _check_ledger(folder: Path, manifest: Mapping[str, Any], found: Ledger, book: Notebook) -> None:
-    """The ledger balances, and says of every shard and role what the files hold."""
+def _check_ledger(folder: Path, manifest: Mapping[str, Any], found: Ledger, book: Notebook) -> Ledger | None:
+    """The ledger balances, and says of every shard and role what the files hold; None: there is none to be read."""
     if "ledger" not in manifest:
         book.unchecked.append("there is no ledger: an older version of Chatmill built this")
-        return
+        return None
     try:
         stated = Ledger.from_json(manifest["ledger"])
     except (FormatError, ValueError) as error:
         book.wrong(MANIFEST, f"its ledger cannot be read: {error}")
-        return
+        return None
     for problem in stated.imbalance():
         book.wrong(MANIFEST, f"its ledger does not balance: {problem}")
-    for key in sorted(set(stated.tokens) | set(found.tokens)):
-        if stated.tokens[key] != found.tokens[key]:
-            said, there = stated.tokens[key], found.tokens[key]
-            book.wrong(MANIFEST, f"its ledger says {said:,} tokens {'/'.join(key)}; the files have {there:,}")
+    for stating, count in differences(stated, found, ("tokens",)):
+        book.wrong(MANIFEST, f"its ledger says {stating}; the files have {count:,}")
     aside, path = stated.total_records("quarantined"), folder / QUARANTINE
     lines = path.read_bytes().count(b"\n") if path.is_file() else 0
     if not aside == lines == manifest["failed"]["rows"]:
         rows = manifest["failed"]["rows"]
         book.wrong(QUARANTINE, f"has {lines:,} rows; the ledger says that {aside:,} were put aside, `failed` {rows:,}")
     book.compared.append("the ledger with itself and with the files")
+    return stated
 
 
 def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], ledger: Ledger, book: Notebook) -> None:

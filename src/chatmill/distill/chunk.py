@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -125,13 +126,19 @@ def _is_valid(names: Texts, threshold: int) -> NDArray[np.bool_]:
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64) < np.uint64(threshold)
 
 
-def _refuse(job: KDChunk, batch: KDBatch, rows: ShardRows, output: StreamedOutput) -> None:
-    """The rows that failed: the first one ends the build, or all are put aside."""
+def refusals(batch: KDBatch, rows: ShardRows) -> Iterator[tuple[int, RecordError]]:
+    """The places of rows that cannot be used, and why; the errors name row and id."""
     for place, error in batch.failed:
         if not rows.ids.raw(place):
             message = "the row has no synth_id, which decides its split"
             error = RecordError(message, code="no_synth_id", path="synth_id")
         error.where, error.record_id = rows.where(place), rows.id_text(place)
+        yield place, error
+
+
+def _refuse(job: KDChunk, batch: KDBatch, rows: ShardRows, output: StreamedOutput) -> None:
+    """The rows that failed: the first one ends the build, or all are put aside."""
+    for place, error in refusals(batch, rows):
         if not job.quarantine:
             hint = "--on-error quarantine writes such rows to a file and goes on"
             raise RecordError(

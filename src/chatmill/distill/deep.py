@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from chatmill import __version__
 from chatmill.compiler.ledger import Ledger
 from chatmill.core.shift import shift_left
-from chatmill.core.tokens import offsets_of
-from chatmill.distill.accounts import enter_tokens, role_tokens
-from chatmill.distill.audit import first_difference
+from chatmill.core.tokens import first_difference
+from chatmill.distill.accounts import account, differences
+from chatmill.distill.chunk import refusals
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, library_version
-from chatmill.distill.rows import BulkRows, KDBatch
+from chatmill.distill.rows import NO_ROWS, BulkRows, KDBatch, with_official
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.distill.shards import KDInput, Shard, ShardRows, read_input, shard_batches
-from chatmill.errors import ChatmillError, FormatError, RecordError
+from chatmill.errors import ChatmillError
 from chatmill.prove.report import Finding, Notebook
 from chatmill.render.official_harmony import encoding
 from chatmill.store.kd import LOSSMASK, SPAN, TOKENS, KDShard
@@ -42,17 +42,19 @@ CONTEXT = 8
 NOT_DERIVED = "the rows were not rendered again"
 
 
-def check_rows(folder: Path, manifest: Mapping[str, Any], sample: int | None, book: Notebook) -> None:
+def check_rows(
+    folder: Path, manifest: Mapping[str, Any], stated: Ledger | None, sample: int | None, book: Notebook
+) -> None:
     """Render the input again and compare; with `sample` so many rows with openai-harmony, the others by the fast path.
 
-    What is missing for that is the `blocked` of the report.
+    `stated` is the ledger of the manifest, if it has one. What is missing for that is the `blocked` of the report.
     """
     try:
         source = _same_input(manifest, book)
         named = manifest["tokenizer"]["path"]
         vocabulary, _ = vocabulary_file(None if named == BUNDLED else named)
         if not book.blocked:
-            _Check(folder, manifest, vocabulary, book).run(source, sample)
+            _Check(folder, manifest, vocabulary, book).run(source, stated, sample)
     except ChatmillError as error:
         book.blocked = f"{NOT_DERIVED}: {error}"
 
@@ -76,22 +78,14 @@ def _same_input(manifest: Mapping[str, Any], book: Notebook) -> KDInput:
     return source
 
 
+@dataclass(slots=True, kw_only=True)
 class _Documents:
     """The documents of one shard in one split, taken in order."""
 
-    def __init__(self, prefix: Path, *, record_ids: bool) -> None:
-        self._shard = KDShard.open(prefix)
-        self._offsets = offsets_of(self._shard.tokens.lengths.astype(np.int64))
-        self.names = self._shard.record_ids() if record_ids else None
-        self.next = 0
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def columns(self, number: int) -> dict[str, NDArray[Any]]:
-        """The values of a document."""
-        place = slice(int(self._offsets[number]), int(self._offsets[number + 1]))
-        return {column: self._shard.files[column].array[place] for column in (TOKENS, LOSSMASK, SPAN)}
+    shard: KDShard
+    names: list[str] | None
+    """Their record ids, where these are stored."""
+    next: int = 0
 
 
 class _Check:
@@ -105,8 +99,8 @@ class _Check:
         self._ledger = Ledger()
         self._refused = _refused(folder / QUARANTINE)
 
-    def run(self, source: KDInput, sample: int | None) -> None:
-        """Compare everything."""
+    def run(self, source: KDInput, stated: Ledger | None, sample: int | None) -> None:
+        """Compare everything; `stated` is the ledger of the manifest."""
         total = sum(shard.taken for shard in source.shards)
         chosen = None if sample is None or sample >= total else {i * total // sample for i in range(sample)}
         fast_path = None if chosen is None else BulkRows(self._vocabulary)
@@ -115,17 +109,19 @@ class _Check:
             splits = self._open(number, shard)
             for rows in shard_batches(shard, 0, shard.taken):
                 self._book.progress("rows", done, total)
-                fast = None if fast_path is None else fast_path.render(rows.usable)
-                for place, made in enumerate(self._rendered(rows, fast, done, chosen)):
-                    self._row(shard, rows, place, made, splits)
+                slow = [place for place in range(len(rows.ids)) if chosen is None or done + place in chosen]
+                self._compare(shard, rows, self._rendered(rows, slow, fast_path), splits)
                 done += len(rows.ids)
             for split, documents in splits.items():
-                if documents.next < len(documents):
-                    over = len(documents) - documents.next
+                over = len(documents.shard) - documents.next
+                if over:
                     self._book.wrong(f"{split}/{shard.name}", f"has {over:,} documents more than its input gives")
         for row in (self._refused - Counter()).elements():
             self._book.wrong(QUARANTINE, f"has a row that the input does not give, or twice: {row}")
-        self._compare_ledger()
+        for stating, count in (
+            () if stated is None else differences(stated, self._ledger, ("tokens", "records", "notes"))
+        ):
+            self._book.wrong(MANIFEST, f"its ledger says {stating}; the input gives {count:,}")
         fast_rows = self._book.counts["records_by_fast_path"]
         more = f", {fast_rows:,} more by the fast path" if fast_rows else ""
         slow_rows = self._book.counts["records_derived"]
@@ -135,107 +131,75 @@ class _Check:
         opened = {}
         for split in KDSplit:
             if self._manifest["splits"][split]["shards"][number]["rows"]:
-                prefix = self._folder / split / f"{shard.name}_{TOKENS}"
-                opened[split] = _Documents(prefix, record_ids=bool(self._manifest["config"].get("record_ids")))
+                stored = KDShard.open(self._folder / split / f"{shard.name}_{TOKENS}")
+                names = stored.record_ids() if self._manifest["config"].get("record_ids") else None
+                opened[split] = _Documents(shard=stored, names=names)
         return opened
 
-    def _rendered(
-        self, rows: ShardRows, fast: KDBatch | None, first: int, chosen: set[int] | None
-    ) -> list[RenderedRow | RecordError]:
-        """Every row as it must be, or why it cannot be used."""
-        known: dict[int, RenderedRow | RecordError] = {}
-        if fast is not None:
-            offsets = offsets_of(fast.lengths).tolist()
-            for number, place in enumerate(fast.rows.tolist()):
-                own = slice(offsets[number], offsets[number + 1])
-                known[place] = RenderedRow(fast.ids[own], fast.spans[own])
-            known |= dict(fast.failed)
-        found: list[RenderedRow | RecordError] = []
-        for place in range(len(rows.ids)):
-            if not rows.ids.raw(place):
-                found.append(RecordError("the row has no synth_id", code="no_synth_id", path="synth_id"))
-                continue
-            if chosen is not None and first + place not in chosen:
-                self._book.counts["records_by_fast_path"] += 1
-                found.append(known[place])
-                continue
-            self._book.counts["records_derived"] += 1
-            try:
-                found.append(self._official.render(rows.texts.raw(place)))
-            except RecordError as error:
-                found.append(error)
-        return found
+    def _rendered(self, rows: ShardRows, slow: list[int], fast_path: BulkRows | None) -> KDBatch:
+        """Every row as it must be: those at the places `slow` by openai-harmony, the others by the fast path."""
+        usable, named = rows.usable, rows.ids.lengths > 0
+        self._book.counts["records_derived"] += int(np.count_nonzero(named[slow]))
+        if fast_path is None:
+            return with_official(NO_ROWS, usable, slow, self._official)
+        self._book.counts["records_by_fast_path"] += int(np.count_nonzero(np.delete(named, slow)))
+        others = fast_path.render(usable.without(np.array(slow, dtype=np.int64)))
+        picked = set(slow)
+        failed = tuple(failure for failure in others.failed if failure[0] not in picked)
+        return with_official(replace(others, failed=failed), usable, slow, self._official)
 
-    def _row(
-        self,
-        shard: Shard,
-        rows: ShardRows,
-        place: int,
-        made: RenderedRow | RecordError,
-        splits: Mapping[KDSplit, _Documents],
-    ) -> None:
-        self._ledger.records[shard.name, "read", ""] += 1
-        where, name = rows.where(place), rows.id_text(place)
-        if isinstance(made, RecordError):
-            self._ledger.records[shard.name, "quarantined", made.code] += 1
-            key = (shard.name, rows.first + place + 1, made.code)
+    def _compare(self, shard: Shard, rows: ShardRows, batch: KDBatch, splits: Mapping[KDSplit, _Documents]) -> None:
+        """Compare the next documents with rows that follow each other."""
+        account(self._ledger, shard.name, batch, len(rows.ids))
+        for place, error in refusals(batch, rows):
+            self._ledger.records[shard.name, "quarantined", error.code] += 1
+            key = (shard.name, rows.first + place + 1, error.code)
             if not self._refused[key]:
-                sentence = f"lacks a row that cannot be used: {made.message} ({made.code})"
-                self._book.found(Finding(file=QUARANTINE, message=sentence, record=name, where=where))
+                sentence = f"lacks a row that cannot be used: {error.message} ({error.code})"
+                found = Finding(file=QUARANTINE, message=sentence, record=error.record_id, where=error.where)
+                self._book.found(found)
             self._refused[key] -= 1
-            return
-        self._ledger.records[shard.name, "built", ""] += 1
-        self._ledger.notes[shard.name, "episodes"] += 1
-        tokens = role_tokens(made.ids, np.array([0, len(made.ids)]))
-        enter_tokens(self._ledger, shard.name, tokens, int(np.count_nonzero(made.spans[1:])))
-        split = KDSplit.VALID if is_valid(rows.ids.raw(place) or b"", self._threshold) else KDSplit.TRAIN
-        documents, file = splits.get(split), f"{split}/{shard.name}"
-        if documents is None or documents.next >= len(documents):
-            message = "must have a document of this row, and ends before it"
-            self._book.found(Finding(file=file, message=message, record=name, where=where))
-            return
-        number, documents.next = documents.next, documents.next + 1
-        stored = documents.columns(number)
+        for place, made in batch.documents():
+            split = KDSplit.VALID if is_valid(rows.ids.raw(place) or b"", self._threshold) else KDSplit.TRAIN
+            documents, file = splits.get(split), f"{split}/{shard.name}"
+            where, name = rows.where(place), rows.id_text(place)
+            if documents is None or documents.next >= len(documents.shard):
+                message = "must have a document of this row, and ends before it"
+                self._book.found(Finding(file=file, message=message, record=name, where=where))
+                continue
+            self._compare_document(documents, split, made, file, where, name)
+            documents.next += 1
+
+    def _compare_document(
+        self, documents: _Documents, split: KDSplit, made: RenderedRow, file: str, where: str, name: str
+    ) -> None:
+        number = documents.next
+        ids, mask, stored_span = documents.shard.document(number)
         span = shift_left(made.spans)
-        expected: dict[str, NDArray[Any]] = {TOKENS: made.ids, SPAN: span, LOSSMASK: (span > 0).astype(np.uint8)}
-        for column, values in expected.items():
-            at = first_difference(stored[column], values)
+        for column, stored, values in (
+            (TOKENS, ids, made.ids),
+            (SPAN, stored_span, span),
+            (LOSSMASK, mask, (span > 0).astype(np.uint8)),
+        ):
+            at = first_difference(stored, values)
             if at is not None:
                 around = slice(max(0, at - CONTEXT), at + CONTEXT)
                 self._book.found(
                     Finding(
                         file=f"{file}_{column}.bin",
-                        message=_sentence(stored[column], values, at),
+                        message=_sentence(stored, values, at),
                         split=split.value,
                         episode=number,
                         token=at,
                         record=name,
                         where=where,
-                        stored=self._encoding.decode(stored[TOKENS][around].tolist()) if column == TOKENS else "",
+                        stored=self._encoding.decode(ids[around].tolist()) if column == TOKENS else "",
                         derived=self._encoding.decode(made.ids[around].tolist()) if column == TOKENS else "",
                     )
                 )
         if documents.names is not None and documents.names[number] != name:
             message = f"the record id is {documents.names[number]!r} where {name!r} must be"
             self._book.found(Finding(file=f"{file}_ids.bin", message=message, episode=number, where=where))
-
-    def _compare_ledger(self) -> None:
-        """The ledger of the manifest is the one that the rows give."""
-        if "ledger" not in self._manifest:
-            return
-        try:
-            stated = Ledger.from_json(self._manifest["ledger"])
-        except (FormatError, ValueError) as error:
-            self._book.wrong(MANIFEST, f"its ledger cannot be read: {error}")
-            return
-        for what in ("tokens", "records", "notes"):
-            said, found = getattr(stated, what), getattr(self._ledger, what)
-            for key in sorted(set(said) | set(found)):
-                if said[key] != found[key]:
-                    name = "/".join(filter(None, key))
-                    self._book.wrong(
-                        MANIFEST, f"its ledger says {said[key]:,} {what} {name}; the input gives {found[key]:,}"
-                    )
 
 
 def _sentence(stored: NDArray[Any], expected: NDArray[Any], at: int) -> str:

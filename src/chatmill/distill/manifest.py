@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -82,11 +82,11 @@ def make_manifest(
     config: KDConfig,
     source: KDInput,
     vocabulary: str,
-    receipts: Sequence[Mapping[str, Any]],
+    receipts: Mapping[str, Mapping[str, Any]],
     quarantine: FileRecord | None,
 ) -> dict[str, Any]:
-    """The manifest; `receipts` are those of the exported shards, `quarantine` the record of that file."""
-    ledger = ledger_of(receipts)
+    """The manifest; `receipts` are those of the exported shards by name, `quarantine` the record of that file."""
+    ledger = ledger_of(receipts.values())
     reasons = failures(ledger)
     content = {
         "schema_version": SCHEMA,
@@ -126,12 +126,12 @@ def make_manifest(
     return sealed(content)
 
 
-def ledger_of(receipts: Sequence[Mapping[str, Any]]) -> Ledger:
+def ledger_of(receipts: Iterable[Mapping[str, Any]]) -> Ledger:
     """Where every row and token of all shards went; one that does not balance is an error."""
-    ledger = Ledger()
+    ledger, stored = Ledger(), 0
     for receipt in receipts:
         ledger.add(Ledger.from_json(receipt["ledger"]))
-    stored = sum(counts["tokens"] for receipt in receipts for counts in receipt["splits"].values())
+        stored += sum(counts["tokens"] for counts in receipt["splits"].values())
     problems = ledger.imbalance(stored)
     if problems:
         raise FormatError("the ledger does not balance: " + "; ".join(problems))
@@ -147,12 +147,12 @@ def failures(ledger: Ledger) -> dict[str, int]:
     return dict(sorted(reasons.items()))
 
 
-def _split(split: KDSplit, receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    shards = [(receipt["shard"], receipt["splits"][split]) for receipt in receipts]
-    spans = [sum(counts["span_tokens"][span] for _, counts in shards) for span in range(3)]
+def _split(split: KDSplit, receipts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    shards = {name: receipt["splits"][split] for name, receipt in receipts.items()}
+    spans = [sum(counts["span_tokens"][span] for counts in shards.values()) for span in range(3)]
     return {
-        "rows": sum(counts["rows"] for _, counts in shards),
-        "tokens": sum(counts["tokens"] for _, counts in shards),
+        "rows": sum(counts["rows"] for counts in shards.values()),
+        "tokens": sum(counts["tokens"] for counts in shards.values()),
         "trained_tokens": spans[1] + spans[2],
         "span_tokens": {str(span): count for span, count in enumerate(spans)},
         "shards": [
@@ -160,8 +160,12 @@ def _split(split: KDSplit, receipts: Sequence[Mapping[str, Any]]) -> dict[str, A
                 "name": name,
                 "rows": counts["rows"],
                 "tokens": counts["tokens"],
-                "files": [{"path": path, **record} for path, record in sorted(counts["files"].items())],
+                "files": [
+                    {"path": path, **record}
+                    for path, record in sorted(receipts[name]["files"].items())
+                    if path.startswith(f"{split}/")
+                ],
             }
-            for name, counts in shards
+            for name, counts in shards.items()
         ],
     }

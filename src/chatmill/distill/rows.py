@@ -7,9 +7,10 @@ by the official library, which also says why a row cannot be used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,21 @@ class KDBatch:
     """The places of rows that the official library rendered whole."""
     failed: tuple[tuple[int, RecordError], ...]
     """The places of rows that cannot be used, and why."""
+
+    def documents(self) -> Iterator[tuple[int, RenderedRow]]:
+        """Every row with its place."""
+        for place, (first, last) in zip(self.rows.tolist(), pairwise(offsets_of(self.lengths).tolist()), strict=True):
+            yield place, RenderedRow(self.ids[first:last], self.spans[first:last])
+
+
+NO_ROWS = KDBatch(
+    ids=np.empty(0, np.int32),
+    spans=np.empty(0, np.uint8),
+    lengths=np.empty(0, np.int64),
+    rows=np.empty(0, np.int64),
+    official=frozenset(),
+    failed=(),
+)
 
 
 class HarmonyDocuments(Harmony):
@@ -105,7 +121,7 @@ class BulkRows:
             failed=(),
         )
         others = np.setdiff1d(np.arange(len(texts)), rows, assume_unique=True)
-        return _with_official(batch, texts, others.tolist(), self.official) if len(others) else batch
+        return with_official(batch, texts, others.tolist(), self.official) if len(others) else batch
 
 
 class OfficialBatches:
@@ -117,10 +133,7 @@ class OfficialBatches:
 
     def render(self, texts: OptionalTexts) -> KDBatch:
         """Render rows one after the other."""
-        none: Any = np.empty(0, np.int64)
-        ids, spans = none.astype(np.int32), none.astype(np.uint8)
-        batch = KDBatch(ids=ids, spans=spans, lengths=none, rows=none, official=frozenset(), failed=())
-        return _with_official(batch, texts, list(range(len(texts))), self.official)
+        return with_official(NO_ROWS, texts, list(range(len(texts))), self.official)
 
 
 def _read(texts: OptionalTexts) -> tuple[Conversations, NDArray[np.int64], NDArray[np.uint8]]:
@@ -205,25 +218,21 @@ def _message(message: Mapping[str, Any]) -> Message | None:
     return Message(Role(message["role"]), content, structured=structured, **fields)
 
 
-def _with_official(batch: KDBatch, texts: OptionalTexts, places: list[int], official: OfficialRows) -> KDBatch:
+def with_official(batch: KDBatch, texts: OptionalTexts, places: list[int], official: OfficialRows) -> KDBatch:
     """A batch with the rows at these places between its own, rendered by the official library; they are rare."""
-    offsets = offsets_of(batch.lengths)
     pieces: dict[int, RenderedRow] = {}
-    failed: list[tuple[int, RecordError]] = []
+    failed = list(batch.failed)
     for place in places:
         try:
             pieces[place] = official.render(texts.raw(place))
         except RecordError as error:
             failed.append((place, error))
     rendered = frozenset(pieces)
-    for number, place in enumerate(batch.rows.tolist() if pieces else ()):
-        own = slice(int(offsets[number]), int(offsets[number + 1]))
-        pieces[place] = RenderedRow(batch.ids[own], batch.spans[own])
     if not pieces:
-        rows, ids, spans, lengths = batch.rows, batch.ids, batch.spans, batch.lengths
-    else:
-        rows = np.array(sorted(pieces), dtype=np.int64)
-        ordered = [pieces[row] for row in rows.tolist()]
-        ids, spans = (np.concatenate(column) for column in zip(*ordered, strict=True))
-        lengths = np.array([len(row.ids) for row in ordered], dtype=np.int64)
-    return KDBatch(ids=ids, spans=spans, lengths=lengths, rows=rows, official=rendered, failed=tuple(failed))
+        return replace(batch, failed=tuple(failed))
+    pieces |= dict(batch.documents())
+    rows = sorted(pieces)
+    ids, spans = (np.concatenate(column) for column in zip(*(pieces[row] for row in rows), strict=True))
+    lengths = np.array([len(pieces[row].ids) for row in rows], dtype=np.int64)
+    places_of_rows = np.array(rows, dtype=np.int64)
+    return KDBatch(ids=ids, spans=spans, lengths=lengths, rows=places_of_rows, official=rendered, failed=tuple(failed))

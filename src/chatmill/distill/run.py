@@ -6,50 +6,40 @@ It runs on the engines of every build. Chunks have fixed borders, so workers, en
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_output import RECEIPT, STATE
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks
 from chatmill.compiler.engines.executor import Executor, kept
-from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.named import named_executor
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.lock import folder_lock
-from chatmill.compiler.publish import (
-    TEMPORARY,
-    canonical_json,
-    storing,
-    sweep_orphans,
-    write_atomic,
-)
+from chatmill.compiler.publish import TEMPORARY, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.run import Outcome
 from chatmill.compiler.shards import join_rejected
-from chatmill.compiler.work import claim_work, move_path, remove_work, work_folder
+from chatmill.compiler.work import begin_work, claim_work, remove_work, unfinished_state
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.caps import cap_tokens
 from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of
 from chatmill.distill.manifest import KDConfig, failures, kd_fingerprint, ledger_of, make_manifest
-from chatmill.distill.shard_export import QUARANTINE, KDExport, export_receipt, export_shard
-from chatmill.distill.shards import CHUNK_BYTES, KDInput, Shard, read_input
-from chatmill.errors import ConfigError, DataError, FormatError, UnknownNameError
+from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
+from chatmill.distill.shard_export import QUARANTINE, KDExport, export_shard
+from chatmill.distill.shards import CHUNK_BYTES, KDInput, read_input
+from chatmill.errors import ConfigError, DataError, member
 from chatmill.store.documents import WORK
-from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.durable import remove_path
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
-from chatmill.systems.synth_kd import HarmonyRenderer, KDSplit, valid_threshold, vocabulary_file
+from chatmill.systems.synth_kd import HarmonyRenderer, valid_threshold, vocabulary_file
 
 DEFAULT_INPUT = "data/synth_harmony"
 DEFAULT_ROOT = "data/megatron/synth_kd_v1"
-EXPORTED = "exported"
-"""In the work folder: the shards that are exported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,75 +86,40 @@ def build_synth_kd(
     is compared with the official renderer (0: none). The bytes do not depend on workers, engine, audit or chunks.
     """
     started = time.monotonic()
-    options = _Options(
-        config=KDConfig(
-            valid_fraction=float(valid_fraction),
-            max_rows=max_rows,
-            max_rows_per_shard=max_rows_per_shard,
-            max_tokens=max_tokens,
-            max_tokens_per_shard=max_tokens_per_shard,
-            record_ids=record_ids,
-        ),
-        renderer=_choice("renderer", renderer, HarmonyRenderer),
-        on_error=_choice("on_error", on_error, OnError),
+    config = KDConfig(
+        valid_fraction=float(valid_fraction),
+        max_rows=max_rows,
+        max_rows_per_shard=max_rows_per_shard,
+        max_tokens=max_tokens,
+        max_tokens_per_shard=max_tokens_per_shard,
+        record_ids=record_ids,
+    )
+    build = _Build(
+        root=Path(out),
+        config=config,
+        threshold=valid_threshold(config.valid_fraction),
+        renderer=member(HarmonyRenderer, "renderer", renderer),
+        on_error=member(OnError, "on_error", on_error),
         audit=check_rate(audit) if renderer != HarmonyRenderer.OFFICIAL else 0.0,
-        threshold=valid_threshold(float(valid_fraction)),
         vocabulary=vocabulary_file(tokenizer_path),
+        executor=executor or named_executor(engine, workers) or LocalExecutor(workers),
+        on_progress=on_progress,
     )
-    root = Path(out)
-    _refuse_existing(root, resume=resume)
-    chunk_bytes, chunk_rows = _chunk_size(root, chunk_bytes, chunk_rows)
-    source = _read_source(inputs, options, chunk_bytes, chunk_rows)
-    state = {
-        "fingerprint": kd_fingerprint(options.config, source),
-        "chunk_bytes": chunk_bytes,
-        "chunk_rows": chunk_rows,
-    }
-    running = executor or named_executor(engine, workers) or LocalExecutor(workers)
-    with storing(root, "create the folder"):
-        root.mkdir(parents=True, exist_ok=True)
-    with folder_lock(root, shared=False), kept(running):
-        build = _Build(root, options, source, running, on_progress)
-        outcome, manifest, audited = build.run(state)
-    with storing(root, "write the blend arguments beside"):
-        blend = write_blend_arguments(root)
+    _refuse_existing(build.root, resume=resume)
+    sizes = {"chunk_bytes": chunk_bytes, "chunk_rows": chunk_rows}
+    unfinished = unfinished_state(build.root) or {}
+    sizes = {name: unfinished.get(name, size) for name, size in sizes.items()}  # its chunks were cut by its own
+    source = build.read_source(inputs, sizes)
+    with storing(build.root, "create the folder"):
+        build.root.mkdir(parents=True, exist_ok=True)
+    with folder_lock(build.root, shared=False), kept(build.executor):
+        outcome, manifest, audited = build.run(source, {"fingerprint": kd_fingerprint(config, source), **sizes})
+    with storing(build.root, "write the blend arguments beside"):
+        blend = write_blend_arguments(build.root)
     seconds = time.monotonic() - started
-    return SynthKDResult(outcome=outcome, root=root, manifest=manifest, audited=audited, seconds=seconds, blend=blend)
-
-
-def _read_source(
-    inputs: str | os.PathLike[str], options: _Options, chunk_bytes: int, chunk_rows: int | None
-) -> KDInput:
-    """The input, as far as the caps let it through."""
-    config = options.config
-    source = read_input(
-        inputs,
-        max_rows=config.max_rows,
-        max_rows_per_shard=config.max_rows_per_shard,
-        chunk_bytes=chunk_bytes,
-        chunk_rows=chunk_rows,
+    return SynthKDResult(
+        outcome=outcome, root=build.root, manifest=manifest, audited=audited, seconds=seconds, blend=blend
     )
-    caps = {"max_tokens": config.max_tokens, "max_tokens_per_shard": config.max_tokens_per_shard}
-    if any(cap is not None for cap in caps.values()):
-        source = cap_tokens(source, renderer_of(options.renderer, str(options.vocabulary[0].absolute())).render, **caps)
-    return source
-
-
-def _choice(what: str, value: str, kind: Any) -> Any:
-    if value not in list(kind):
-        raise UnknownNameError(what, value, list(kind))
-    return kind(value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    config: KDConfig
-    renderer: HarmonyRenderer
-    on_error: OnError
-    audit: float
-    threshold: int
-    vocabulary: tuple[Path, str]
-    """The checked file, and its name for the manifest."""
 
 
 def _refuse_existing(root: Path, *, resume: bool) -> None:
@@ -175,7 +130,7 @@ def _refuse_existing(root: Path, *, resume: bool) -> None:
         names = [path.name for path in root.iterdir() if not TEMPORARY.fullmatch(path.name)]
     if not names:
         return
-    started = (work_folder(root) / STATE).exists() or names == [WORK]
+    started = unfinished_state(root) is not None or names == [WORK]
     if not started and not (root / MANIFEST).exists():
         some = ", ".join(sorted(names)[:5])
         raise ConfigError(f"{root} is not empty ({some}) and holds no build of this kind; choose another folder")
@@ -187,170 +142,140 @@ def _refuse_existing(root: Path, *, resume: bool) -> None:
         )
 
 
-def _chunk_size(root: Path, chunk_bytes: int, chunk_rows: int | None) -> tuple[int, int | None]:
-    """The chunk size of the unfinished build that is there, since its parts were cut by it; else the wanted one."""
-    path = work_folder(root) / STATE
-    try:
-        state = json.loads(path.read_bytes())
-        return state["chunk_bytes"], state["chunk_rows"]
-    except FileNotFoundError:
-        return chunk_bytes, chunk_rows
-    except (OSError, ValueError, KeyError) as error:
-        raise FormatError(f"{path} cannot be read: {error}; delete {root} and build again") from None
-
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Build:
-    """One build in a folder that is held by this process."""
+    """One build, in a folder that is held by this process while it runs."""
 
-    def __init__(
-        self, root: Path, options: _Options, source: KDInput, executor: Executor, on_progress: OnProgress | None
-    ) -> None:
-        self._root, self._options, self._source = root, options, source
-        self._executor, self._on_progress = executor, on_progress
-        self._work = claim_work(root)
+    root: Path
+    config: KDConfig
+    threshold: int
+    renderer: HarmonyRenderer
+    on_error: OnError
+    audit: float
+    vocabulary: tuple[Path, str]
+    """The checked file, and its name for the manifest."""
+    executor: Executor
+    on_progress: OnProgress | None
 
-    def run(self, state: dict[str, Any]) -> tuple[Outcome, dict[str, Any], int]:
+    def read_source(self, inputs: str | os.PathLike[str], sizes: Mapping[str, Any]) -> KDInput:
+        """The input, as far as the caps let it through."""
+        config = self.config
+        source = read_input(inputs, max_rows=config.max_rows, max_rows_per_shard=config.max_rows_per_shard, **sizes)
+        caps = {"max_tokens": config.max_tokens, "max_tokens_per_shard": config.max_tokens_per_shard}
+        if any(cap is not None for cap in caps.values()):
+            render = renderer_of(self.renderer, str(self.vocabulary[0].absolute())).render
+            source = cap_tokens(source, render, **caps)
+        return source
+
+    def run(self, source: KDInput, state: dict[str, Any]) -> tuple[Outcome, dict[str, Any], int]:
         """Outcome, manifest, and the number of audited rows (0 where nothing was done)."""
+        work = claim_work(self.root)
         finished = self._claim(state["fingerprint"])
         if finished is not None:
             self._clean()
             return Outcome.ALREADY_BUILT, finished, 0
-        sweep_orphans(self._root)
-        with storing(self._work, "create the folder"):
-            self._work.mkdir(exist_ok=True)
-        write_atomic(self._work / STATE, canonical_json(state), step="state")
-        missing = [shard for shard in self._source.shards if not self._is_exported(shard)]
-        names = {shard.name for shard in missing}
-        chunks = [chunk for chunk in self._chunks() if chunk.shard.name in names]
-        self._render(chunks)
-        self._source.check_unchanged()
-        self._export(missing, chunks)
-        return Outcome.BUILT, *self._publish()
+        sweep_orphans(self.root)
+        begin_work(work, state)
+        chunks = self._chunks(source, str(work.absolute()))
+        jobs = self._exports(source, chunks, str(work.absolute()))
+        receipts = whole_outputs(jobs, self.root)
+        todo = [job for job in jobs if job.name not in receipts]
+        self._render([chunk for chunk in chunks if any(chunk.shard.name == job.name for job in todo)])
+        source.check_unchanged()
+        receipts |= run_outputs(export_shard, todo, self.executor, _remove_parts)
+        return Outcome.BUILT, *self._publish(source, jobs, {job.name: receipts[job.name] for job in jobs})
 
     def _claim(self, fingerprint: str) -> dict[str, Any] | None:
         """The manifest, when the same build is finished here; another build here is an error."""
-        manifest = read_kd_manifest(self._root)
+        manifest = read_kd_manifest(self.root)
         found, what = None, "another dataset"
         if manifest is not None:
             found = manifest.get("fingerprint")
-        elif (self._work / STATE).exists():
-            found, what = json.loads((self._work / STATE).read_bytes())["fingerprint"], "an unfinished build of another"
+        elif (state := unfinished_state(self.root)) is not None:
+            found, what = state["fingerprint"], "an unfinished build of another"
         if found not in (None, fingerprint):
             raise ConfigError(
-                f"{self._root} holds {what} (fingerprint {str(found)[:12]}, this build is {fingerprint[:12]}): another "
+                f"{self.root} holds {what} (fingerprint {str(found)[:12]}, this build is {fingerprint[:12]}): another "
                 "input, config or version of the packages. Choose another folder"
             )
         return manifest
 
-    def _chunks(self) -> list[KDChunk]:
+    def _chunks(self, source: KDInput, work: str) -> list[KDChunk]:
         """The chunks of all shards, in order."""
-        options = self._options
-        cuts = [(replace(shard, starts=()), *cut) for shard in self._source.shards for cut in shard.chunks]
+        cuts = [(replace(shard, starts=()), *cut) for shard in source.shards for cut in shard.chunks]
         return [
             KDChunk(
                 number=number,
                 shard=shard,
                 start=start,
                 stop=stop,
-                valid_threshold=options.threshold,
-                renderer=options.renderer,
-                audit_rate=options.audit,
-                quarantine=options.on_error is OnError.QUARANTINE,
-                record_ids=options.config.record_ids,
-                vocabulary=str(options.vocabulary[0].absolute()),
-                work=str(self._work.absolute()),
+                valid_threshold=self.threshold,
+                renderer=self.renderer,
+                audit_rate=self.audit,
+                quarantine=self.on_error is OnError.QUARANTINE,
+                record_ids=self.config.record_ids,
+                vocabulary=str(self.vocabulary[0].absolute()),
+                work=work,
             )
             for number, (shard, start, stop) in enumerate(cuts)
         ]
 
     def _render(self, chunks: Sequence[KDChunk]) -> None:
         """Make the chunks that are not there yet; one that put rows aside is made again where these are to fail."""
-        quarantine = self._options.on_error is OnError.QUARANTINE
+        quarantine = self.on_error is OnError.QUARANTINE
         run_chunks(
             render_chunk,
             chunks,
-            self._executor,
-            self._on_progress,
+            self.executor,
+            self.on_progress,
             stage="render",
             keep=lambda receipt: quarantine or receipt["rejected"] is None,
         )
 
-    def _export(self, shards: Sequence[Shard], chunks: Sequence[KDChunk]) -> None:
-        """Export shards; the chunks of an exported shard are removed at once."""
-        jobs = [
+    def _exports(self, source: KDInput, chunks: Sequence[KDChunk], work: str) -> list[KDExport]:
+        """The orders to export all shards."""
+        return [
             KDExport(
                 name=shard.name,
                 parts=tuple(str(chunk.folder) for chunk in chunks if chunk.shard.name == shard.name),
-                folder=str(self._exported(shard).absolute()),
-                record_ids=self._options.config.record_ids,
+                work=work,
+                record_ids=self.config.record_ids,
             )
-            for shard in shards
+            for shard in source.shards
         ]
 
-        def on_done(index: int, receipt: dict[str, Any]) -> None:
-            fault_point("before_chunk_removal")
-            for part in jobs[index].parts:
-                remove_path(Path(part))
-
-        if jobs:
-            self._executor.run(export_shard, jobs, on_done, LateJobs(lambda: None).hear)
-
-    def _exported(self, shard: Shard) -> Path:
-        return self._work / EXPORTED / shard.name
-
-    def _files(self, shard: Shard) -> dict[str, dict[str, Any]]:
-        """The files of an exported shard by their path below the root, with sizes and hashes."""
-        splits = export_receipt(self._exported(shard))["splits"]
-        return {path: record for split in splits.values() for path, record in split["files"].items()}
-
-    def _is_exported(self, shard: Shard) -> bool:
-        """Whether a shard is exported and all its files are there: in the work folder, or moved to their place."""
-        folder = self._exported(shard)
-        if not (folder / RECEIPT).exists():
-            return False
-        for path, record in self._files(shard).items():
-            places = [place for place in (folder / path, self._root / path) if place.exists()]
-            if not places or places[0].stat().st_size != record["bytes"]:
-                remove_path(folder)
-                return False
-        return True
-
-    def _publish(self) -> tuple[dict[str, Any], int]:
+    def _publish(
+        self, source: KDInput, jobs: Sequence[KDExport], receipts: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[dict[str, Any], int]:
         """Move all files to their places and write the manifest."""
-        receipts = [export_receipt(self._exported(shard)) for shard in self._source.shards]
-        reasons = failures(ledger_of(receipts))
-        if not any(counts["rows"] for receipt in receipts for counts in receipt["splits"].values()):
+        reasons = failures(ledger_of(receipts.values()))
+        if not any(counts["rows"] for receipt in receipts.values() for counts in receipt["splits"].values()):
             why = f"all failed: {', '.join(reasons)}" if reasons else "there are none"
-            raise DataError(f"{self._source.folder}: no row could be used ({why}), so there is no dataset to write")
-        if reasons and self._options.on_error is OnError.FAIL:
+            raise DataError(f"{source.folder}: no row could be used ({why}), so there is no dataset to write")
+        if reasons and self.on_error is OnError.FAIL:
             raise ConfigError(
-                f"{self._root}: {sum(reasons.values()):,} rows were put aside by an earlier run with --on-error "
+                f"{self.root}: {sum(reasons.values()):,} rows were put aside by an earlier run with --on-error "
                 "quarantine: resume with the same option, or build into another folder to see the first of them fail"
             )
-        with storing(self._root, "write the dataset in"):
+        with storing(self.root, "write the dataset in"):
             fault_point("before_publish")
-            for shard in self._source.shards:
-                for path in self._files(shard):
-                    (self._root / path).parent.mkdir(exist_ok=True)
-                    if (self._exported(shard) / path).exists():
-                        move_path(self._exported(shard) / path, self._root / path)
-                    fault_point("after_file_move")
-            for split in KDSplit:
-                if (self._root / split).exists():
-                    sync_folder(self._root / split)
-            quarantine = join_rejected(
-                (self._exported(shard) for shard in self._source.shards), self._root / QUARANTINE
-            )
-            manifest = make_manifest(
-                self._options.config, self._source, self._options.vocabulary[1], receipts, quarantine
-            )
+            move_outputs(jobs, receipts, self.root)
+            quarantine = join_rejected((job.folder for job in jobs), self.root / QUARANTINE)
+            manifest = make_manifest(self.config, source, self.vocabulary[1], receipts, quarantine)
             fault_point("before_manifest")
-            write_atomic(self._root / MANIFEST, receipt_bytes(manifest), step="manifest_file")
+            write_atomic(self.root / MANIFEST, receipt_bytes(manifest), step="manifest_file")
             fault_point("after_manifest")
             self._clean()
-        return manifest, sum(receipt["audited"] for receipt in receipts)
+        return manifest, sum(receipt["audited"] for receipt in receipts.values())
 
     def _clean(self) -> None:
         """Remove what is no part of a finished dataset."""
-        remove_work(self._root)
-        sweep_orphans(self._root)
+        remove_work(self.root)
+        sweep_orphans(self.root)
+
+
+def _remove_parts(job: KDExport) -> None:
+    """The chunks of an exported shard are removed at once."""
+    fault_point("before_chunk_removal")
+    for part in job.parts:
+        remove_path(Path(part))

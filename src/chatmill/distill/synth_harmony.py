@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
-from chatmill.compiler.chunk_output import RECEIPT, REJECTED, STATE
+from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.faults import fault_point
 from chatmill.compiler.inputs import CHUNK_BYTES, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.lock import folder_lock
@@ -30,8 +29,9 @@ from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, sweep_
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.shards import join_rejected
 from chatmill.compiler.sources import scan_all
-from chatmill.compiler.work import claim_work, move_path, remove_work, work_folder
+from chatmill.compiler.work import begin_work, claim_work, remove_work, unfinished_state
 from chatmill.distill.manifest import failures
+from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
 from chatmill.distill.synth_harmony_chunks import (
     GLOB,
     OUTPUT_COLUMNS,
@@ -44,18 +44,15 @@ from chatmill.distill.synth_harmony_chunks import (
     write_parquet_shard,
 )
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame, RowFields, column_names
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, member
 from chatmill.read.files import SUFFIXES
 from chatmill.read.ranges import ChunkKind
 from chatmill.store.documents import WORK
-from chatmill.store.durable import remove_path, sync_folder
 from chatmill.store.receipts import MANIFEST
 
 SCHEMA_VERSION = "synth_harmony_v1"
 ROWS_PER_SHARD = 20_000_000
 """Each shard becomes one prefix for Megatron, and few large ones serve it best."""
-EXPORTED = "exported"
-"""In the work folder: the Parquet shards that are written."""
 ANY_SHAPE = "openai"
 """Keeps the scan of the input from looking for the shape of a conversation, which these records do not have."""
 
@@ -100,7 +97,7 @@ def write_synth_harmony(
     - `workers`: processes; 0 does everything in this one, as does by default input that is a single chunk.
     - `resume`: go on with a run that was stopped. Otherwise `out` must not be there.
     """
-    policy = _on_error(on_error)
+    policy = member(OnError, "on_error", on_error)
     HarmonyFrame(system=system, developer=developer)  # what it cannot use is reported before anything is made
     fields = RowFields(
         columns=column_names(columns or {}), metadata=tuple(metadata), id_prefix=id_prefix,
@@ -126,8 +123,9 @@ def _refuse_existing(final: Path, *, resume: bool) -> None:
     """A folder that holds something is refused, or an unfinished run in it is continued."""
     if not final.exists():
         return
-    names = [path.name for path in final.iterdir() if not TEMPORARY.fullmatch(path.name)]
-    unfinished = MANIFEST not in names and ((work_folder(final) / STATE).exists() or names in ([], [WORK]))
+    with storing(final, "read the folder"):
+        names = [path.name for path in final.iterdir() if not TEMPORARY.fullmatch(path.name)]
+    unfinished = MANIFEST not in names and (names in ([], [WORK]) or unfinished_state(final) is not None)
     if not (unfinished and resume):
         way_out = (
             "continue with --resume (resume=True), or choose another --out" if unfinished else "choose another --out"
@@ -179,8 +177,11 @@ class _HarmonyRun:
             self._give_up()
             errors = [text for chunk in chunks if (text := receipts[chunk.number]["first_error"])]
             raise DataError(_nothing_written(self.files, ledger.total_records("read"), errors))
-        shards = self._write_shards(chunks, rows, engine)
-        return sum(rows), ledger, self._publish(scanned, chunks, shards, ledger)
+        jobs = self._shards(chunks, rows)
+        shards = whole_outputs(jobs, self.out)
+        todo = [job for job in jobs if job.name not in shards]
+        shards |= run_outputs(write_parquet_shard, todo, engine)
+        return sum(rows), ledger, self._publish(scanned, chunks, jobs, shards, ledger)
 
     def _scan(self) -> list[ScannedInput]:
         scans = [
@@ -222,15 +223,13 @@ class _HarmonyRun:
             "inputs": [[one.file.path, one.file.sha256] for one in scanned],
         }
         fingerprint = hashlib.sha256(canonical_json(content)).hexdigest()
-        state = self._work / STATE
-        if state.exists() and (found := json.loads(state.read_bytes())["fingerprint"]) != fingerprint:
+        found = (unfinished_state(self.out) or {}).get("fingerprint", fingerprint)
+        if found != fingerprint:
             raise ConfigError(
                 f"{self.out} holds an unfinished run of another input, other options or another version (fingerprint "
                 f"{str(found)[:12]}, this one is {fingerprint[:12]}): choose another folder, or delete it"
             )
-        with storing(self._work, "create the folder"):
-            self._work.mkdir(exist_ok=True)
-        write_atomic(state, canonical_json({"fingerprint": fingerprint}), step="state")
+        begin_work(self._work, {"fingerprint": fingerprint})
 
     def _chunks(self, scanned: Sequence[ScannedInput], engine: Executor) -> list[HarmonyChunk]:
         ranges = [chunk for one in scanned for chunk in one.chunks]
@@ -260,63 +259,40 @@ class _HarmonyRun:
             for number, chunk in enumerate(ranges)
         ]
 
-    def _write_shards(
-        self, chunks: Sequence[HarmonyChunk], rows: Sequence[int], engine: Executor
-    ) -> list[dict[str, Any]]:
-        """The Parquet shards, those that an earlier run has written included."""
-        jobs = [
+    def _shards(self, chunks: Sequence[HarmonyChunk], rows: Sequence[int]) -> list[HarmonyShard]:
+        """The orders to write the Parquet shards."""
+        return [
             HarmonyShard(
-                number=number,
+                name=GLOB.replace("*", f"{number:02d}"),
                 parts=tuple((str(chunks[place].folder / ROWS), first, count) for place, first, count in parts),
-                folder=str((self._work / EXPORTED / f"{number:06d}").absolute()),
+                work=str(self._work.absolute()),
             )
             for number, parts in enumerate(_shares(rows, int(self.config["rows_per_shard"])))
         ]
-        found = {job.number: receipt for job in jobs if (receipt := self._written(job)) is not None}
-        todo = [job for job in jobs if job.number not in found]
-
-        def on_done(index: int, receipt: dict[str, Any]) -> None:
-            found[todo[index].number] = receipt
-
-        if todo:
-            engine.run(write_parquet_shard, todo, on_done, LateJobs(lambda: None).hear)
-        return [found[number] for number in range(len(jobs))]
-
-    def _written(self, job: HarmonyShard) -> dict[str, Any] | None:
-        """What was written of a shard, whole, in the work folder or moved to its place."""
-        try:
-            receipt: dict[str, Any] = json.loads((Path(job.folder) / RECEIPT).read_bytes())
-            places = [place for place in (Path(job.folder) / job.name, self.out / job.name) if place.is_file()]
-            if places and places[0].stat().st_size == receipt["bytes"]:
-                return {key: receipt[key] for key in ("path", "bytes", "rows", "sha256")}  # as in the manifest
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        remove_path(Path(job.folder))
-        return None
 
     def _publish(
         self,
         scanned: Sequence[ScannedInput],
         chunks: Sequence[HarmonyChunk],
-        shards: list[dict[str, Any]],
+        jobs: Sequence[HarmonyShard],
+        receipts: Mapping[str, Mapping[str, Any]],
         ledger: Ledger,
     ) -> dict[str, Any]:
         """Move all files to their places; the manifest last."""
+        written = [(job.name, receipts[job.name]["rows"], receipts[job.name]["files"][job.name]) for job in jobs]
         with storing(self.out, "write the shards"):
             join_rejected((chunk.folder for chunk in chunks), self.out / REJECTED)
-            for number, shard in enumerate(shards):
-                source = self._work / EXPORTED / f"{number:06d}" / shard["path"]
-                if source.exists():
-                    move_path(source, self.out / shard["path"])
-                fault_point("after_file_move")
-            sync_folder(self.out)
+            move_outputs(jobs, receipts, self.out)
             manifest = {
                 "schema_version": SCHEMA_VERSION,
                 "dataset": self.dataset,
                 "columns": list(OUTPUT_COLUMNS),
                 "glob": GLOB,
-                "total_rows": sum(shard["rows"] for shard in shards),
-                "shards": shards,
+                "total_rows": sum(rows for _, rows, _ in written),
+                "shards": [
+                    {"path": name, "bytes": file["bytes"], "rows": rows, "sha256": file["sha256"]}
+                    for name, rows, file in written
+                ],
                 "rejected": failures(ledger),
                 "config": dict(self.config),
                 "inputs": [
@@ -350,13 +326,6 @@ def _nothing_written(files: list[Path], read: int, errors: list[str]) -> str:
     if not read:
         return f"there is no row in {', '.join(map(str, files))}"
     return f"none of the {read:,} rows could be used; the first: {errors[0] if errors else 'no reason is known'}"
-
-
-def _on_error(name: str) -> OnError:
-    try:
-        return OnError(name)
-    except ValueError:
-        raise UnknownNameError("on_error", name, [str(policy) for policy in OnError]) from None
 
 
 def _input_files(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_output import RECEIPT, SHARDS, StreamedOutput, publish_chunk
-from chatmill.compiler.faults import fault_point
-from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
+from chatmill.compiler.chunk_output import SHARDS, StreamedOutput, publish_chunk
+from chatmill.distill.outputs import OutputJob, publish_output
 from chatmill.distill.synth_harmony_rows import HarmonyFrame, RowFields
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw
 from chatmill.read.ranges import Chunk, chunk_records
 from chatmill.store.durable import Durability, GrowingFile
+from chatmill.store.parquet import ArrowSink
 
 OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
 GLOB = "synth_harmony_shard_*.parquet"
@@ -124,21 +122,6 @@ def _refused(error: RecordError, raw: Raw, job: HarmonyChunk, number: int) -> st
     return json.dumps({**entry, "message": error.message}, ensure_ascii=True) + "\n"
 
 
-class _Sink(io.RawIOBase):
-    """A file for pyarrow that is hashed while it is written."""
-
-    def __init__(self, path: Path, durability: Durability) -> None:
-        super().__init__()
-        self.file = GrowingFile(path, durability)
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.file.write(bytes(data))
-        return len(data)
-
-
 def _schema() -> Any:
     import pyarrow as pa
 
@@ -153,8 +136,8 @@ class _RowStream:
 
         self.rows = 0
         self._waiting: list[tuple[str, ...]] = []
-        self._sink = _Sink(path, Durability.SCRATCH)
-        self._stream: Any = pyarrow.ipc.new_stream(self._sink, _schema())
+        self._file = GrowingFile(path, Durability.SCRATCH)
+        self._stream: Any = pyarrow.ipc.new_stream(ArrowSink(self._file.write), _schema())
 
     def add(self, row: tuple[str, ...]) -> None:
         """Take one row."""
@@ -175,60 +158,41 @@ class _RowStream:
         """Write the rest; size and hash of the file."""
         self._flush()
         self._stream.close()
-        return self._sink.file.finish()
+        return self._file.finish()
 
     def discard(self) -> None:
         """Close after an error."""
-        self._sink.file.discard()
+        self._file.discard()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HarmonyShard:
-    """The order to write one Parquet shard of rows that are made; small and picklable."""
+class HarmonyShard(OutputJob):
+    """The order to write one Parquet shard of rows that are made, by the name of its file."""
 
-    number: int
     parts: tuple[tuple[str, int, int], ...]
     """Files of rows, in order: of each the first row that is taken, and how many are."""
-    folder: str
-
-    @property
-    def name(self) -> str:
-        """The name of the file."""
-        return GLOB.replace("*", f"{self.number:02d}")
-
-    @property
-    def label(self) -> str:
-        """The job in words."""
-        return f"writing {self.name}"
 
 
 def write_parquet_shard(job: HarmonyShard) -> dict[str, Any]:
-    """Write one shard in even row groups and publish it; gives what the manifest says of it."""
+    """Write one shard in even row groups and publish it; gives the receipt."""
+    return publish_output(job, lambda folder: _write_parquet(job, folder))
+
+
+def _write_parquet(job: HarmonyShard, folder: Path) -> dict[str, Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    temporary = temporary_folder(job.folder)
+    file, rows = GrowingFile(folder / job.name), 0
     try:
-        with storing(job.folder):
-            sink, rows = _Sink(temporary / job.name, Durability.SYNCED), 0
-            try:
-                with pq.ParquetWriter(sink, _schema(), compression="zstd", write_page_checksum=True) as writer:
-                    for group in _row_groups(job.parts):
-                        (batch,) = pa.Table.from_batches(group).combine_chunks().to_batches()
-                        writer.write_batch(batch, row_group_size=ROW_GROUP)
-                        rows += batch.num_rows
-                record = sink.file.finish()
-            except BaseException:
-                sink.file.discard()
-                raise
-            receipt = {"path": job.name, "bytes": record.bytes, "rows": rows, "sha256": record.sha256}
-            write_atomic(temporary / RECEIPT, canonical_json(receipt), step="parquet_receipt")
-            publish_folder(temporary, job.folder, replace=True, step="parquet_folder")
-            fault_point("after_parquet_shard")
+        with pq.ParquetWriter(ArrowSink(file.write), _schema(), compression="zstd", write_page_checksum=True) as writer:
+            for group in _row_groups(job.parts):
+                (batch,) = pa.Table.from_batches(group).combine_chunks().to_batches()
+                writer.write_batch(batch, row_group_size=ROW_GROUP)
+                rows += batch.num_rows
+        return {"rows": rows, "files": {job.name: asdict(file.finish())}}
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        file.discard()
         raise
-    return receipt
 
 
 def _row_groups(parts: tuple[tuple[str, int, int], ...]) -> Iterator[list[Any]]:

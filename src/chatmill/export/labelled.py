@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.export.rows import RowBatch, RowPlan
-from chatmill.export.targets import save_dataset
-from chatmill.export.trained import PaddedRows, Targets, ids_of, numbers_in_row, positions_of, record_batch
+from chatmill.export.targets import ids_of, save_dataset
+from chatmill.export.trained import PaddedRows, Targets, numbers_in_row, positions_of, record_batch
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.texts import Texts
-from chatmill.errors import ConfigError, DataError
+from chatmill.errors import ConfigError
+from chatmill.export.targets import MAX_ID, ids_of
+from chatmill.export.trained import with_ends
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
@@ -25,7 +27,6 @@ from chatmill.store.split import Documents
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
 
-MAX_ID = np.iinfo(np.int32).max
 SPAN_REASONING, SPAN_OTHER = 1, 2
 
 
@@ -41,12 +42,9 @@ def to_megatron(export: Export) -> None:
         for number, batches in enumerate(export.shards(split, rows, added=int(export.eod_id is not None))):
             with MegatronShard(export.folder / split / f"shard_{number:02d}", record_ids=export.record_ids) as shard:
                 for batch in batches:
-                    some = batch.documents
-                    if len(some.ids) and int(some.ids.max()) > MAX_ID:
-                        raise DataError(f"{split}: a token has the id {some.ids.max():,}; int32 holds up to {MAX_ID:,}")
                     names = documents.facts("record_id", batch.numbers) if export.record_ids else None
                     record_ids = None if names is None else Texts.of(names)
-                    ids, lengths, span = _columns(some, export.eod_id, lost)
+                    ids, lengths, span = _columns(ids_of(split, batch), batch.documents, export.eod_id, lost)
                     shard.append(ids, lengths, span, record_ids)
     _say_what_is_lost(export, lost)
 
@@ -61,22 +59,18 @@ class _Lost:
     without_weights: bool = False
 
 
-def _columns(some: Documents, eod_id: int | None, lost: _Lost) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _columns(
+    ids: NDArray[np.int32], some: Documents, eod_id: int | None, lost: _Lost
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Ids, lengths, and label-aligned span of some documents."""
-    ids, offsets = some.ids.astype(np.int32), some.offsets
-    spans = spans_of(some)
+    offsets, spans = some.offsets, spans_of(some)
     weights = some.full_weights
     lost.fractional += int(np.count_nonzero((weights != 0) & (weights != 1)))
     lost.first_tokens += int(np.count_nonzero(spans[offsets[:-1][np.diff(offsets) > 0]]))
     lost.without_kinds |= some.kinds is None
     lost.without_weights |= some.weights is None
     if eod_id is not None:
-        ends = offsets[1:]
-        open_ended = np.flatnonzero(ids[ends - 1] != eod_id)
-        ids, spans = np.insert(ids, ends[open_ended], eod_id), np.insert(spans, ends[open_ended], 0)
-        added = np.zeros(len(offsets), dtype=np.int64)
-        added[1:][open_ended] = 1
-        offsets = offsets + np.cumsum(added)
+        ids, offsets, spans = with_ends(ids, offsets, eod_id, spans)
     span = shift_left_ragged(spans, offsets)
     return ids, np.diff(offsets), span
 
@@ -133,7 +127,10 @@ def _say_what_is_lost(export: Export, lost: _Lost) -> None:
 
 
 class MegatronShard:
-    """The datasets of one shard while they grow: tokens, loss mask and span, and the record ids where they are kept."""
+    """The datasets of one shard while they grow: tokens, loss mask and span, and the record ids where they are kept.
+
+    For a `with` block: they are finished when it ends well, else discarded.
+    """
 
     def __init__(self, prefix: Path, *, record_ids: bool) -> None:
         """`prefix` is `SPLIT/shard_NN`; its folder is made."""
@@ -168,24 +165,22 @@ class MegatronShard:
             assert record_ids is not None
             self._writers[RECORD_IDS].append(record_ids.packed().data, record_ids.lengths)
 
-    def finish(self) -> dict[str, FileRecord]:
-        """Close and sync; every file by its name."""
+    @property
+    def files(self) -> dict[str, FileRecord]:
+        """Every file by its name, once the block has ended."""
         return {
             writer.paths[kind].name: record
             for writer in self._writers.values()
-            for kind, record in writer.finish().items()
+            for kind, record in writer.records.items()
         }
-
-    def discard(self) -> None:
-        """Remove what is not finished."""
-        for writer in self._writers.values():
-            writer.discard()
 
     def __enter__(self) -> MegatronShard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.finish()
-        else:
-            self.discard()
+        try:
+            for writer in self._writers.values() if kind is None else ():
+                writer.finish()
+        finally:
+            for writer in self._writers.values():
+                writer.discard()

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.trained import Targets, ends_in_eos
+from chatmill.export.trained import Targets, ends_in_eos, with_ends
 
 if TYPE_CHECKING:
     from chatmill.export.rows import RowBatch
@@ -74,7 +74,6 @@ def _ended(
     """Ids, lengths and mask of documents that each end in `eos`, which is added untrained where it was asked for."""
     problem = ends_in_eos(split, batch, eos)
     ids, offsets = batch.documents.ids, batch.documents.offsets
-    ends = offsets[1:]
     if problem and "inside" in problem:
         raise DataError(
             f"{problem}, and OLMo-core cuts them there: choose another token that ends them, one that the template "
@@ -84,12 +83,9 @@ def _ended(
         raise DataError(
             f"{problem}, by which OLMo-core finds their ends: --eod-id {eos} adds it behind them, untrained"
         )
-    if not problem:
-        return ids, np.diff(offsets), trained
-    open_ended = np.flatnonzero(ids[ends - 1] != eos)
-    lengths = np.diff(offsets)
-    lengths[open_ended] += 1
-    return np.insert(ids, ends[open_ended], eos), lengths, np.insert(trained, ends[open_ended], False)
+    if problem:
+        ids, offsets, trained = with_ends(ids, offsets, eos, trained)
+    return ids, np.diff(offsets), trained
 
 
 def _known(split: str, batch: RowBatch, size: int) -> RowBatch:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import shift_left_ragged
 from chatmill.errors import DataError
-from chatmill.export.trained import PaddedRows, Targets, ends_in_eos, ids_of, record_batch
+from chatmill.export.targets import ids_of
+from chatmill.export.trained import PaddedRows, Targets, ends_in_eos, record_batch
 from chatmill.store.parquet import parquet_shard
 
 if TYPE_CHECKING:

@@ -273,9 +273,7 @@ class Columns:
         import pyarrow as pa
 
         some, tokens = batch.documents, batch.token_offsets
-        if len(some.ids) and int(some.ids.max()) > MAX_ID:
-            raise DataError(f"{split}: a token has the id {some.ids.max():,}; the column holds ids up to {MAX_ID:,}")
-        ids = some.ids.astype(np.int32)
+        ids = ids_of(split, batch)
         columns: dict[str, tuple[NDArray[Any] | list[Any], NDArray[np.int64]]] = {
             "input_ids": (ids, tokens),
             "labels": (self._label_ids(batch, ids, rows.packed) if self._labels else ids, tokens),
@@ -318,6 +316,14 @@ class Columns:
                 f"{self._first_tokens:,} trained tokens are the first of a packed document and have no label: no "
                 "token of their own document comes before them"
             )
+
+
+def ids_of(split: str, batch: RowBatch) -> NDArray[np.int32]:
+    """The ids of a batch; those that int32 does not hold are refused."""
+    ids = batch.documents.ids
+    if len(ids) and int(ids.max()) > MAX_ID:
+        raise DataError(f"{split}: a token has the id {ids.max():,}; int32 holds ids up to {MAX_ID:,}")
+    return ids.astype(np.int32)
 
 
 def list_array(values: NDArray[Any] | list[Any], offsets: NDArray[np.int64], kind: Any) -> Any:

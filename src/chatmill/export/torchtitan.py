@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chatmill.core.shift import IGNORE_INDEX, shift_left_ragged
-from chatmill.export.trained import PaddedRows, Targets, ids_of, positions_of
+from chatmill.export.targets import ids_of
+from chatmill.export.trained import PaddedRows, Targets, positions_of
 from chatmill.store.row_arrays import RowArrayWriter
 
 if TYPE_CHECKING:

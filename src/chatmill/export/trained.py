@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import DataError
-from chatmill.export.targets import FACTS, MAX_ID, has_other_weights, list_array
+from chatmill.export.targets import FACTS, has_other_weights, list_array
 
 if TYPE_CHECKING:
     from chatmill.export.rows import RowBatch
@@ -65,14 +65,6 @@ class Targets:
             export.say(f"{self._dropped:,} documents have nothing to train: {self._trainer} drops them when it loads")
 
 
-def ids_of(split: str, batch: RowBatch) -> NDArray[np.int32]:
-    """The ids of a batch; those that int32 does not hold are refused."""
-    ids = batch.documents.ids
-    if len(ids) and int(ids.max()) > MAX_ID:
-        raise DataError(f"{split}: a token has the id {ids.max():,}; the column holds ids up to {MAX_ID:,}")
-    return ids.astype(np.int32)
-
-
 def positions_of(batch: RowBatch) -> NDArray[np.int32]:
     """The place of every token in its document."""
     offsets = batch.documents.offsets
@@ -115,6 +107,17 @@ def record_batch(columns: Sequence[tuple[Any, Ints]], schema: Any) -> Any:
 
     arrays = [list_array(*column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def with_ends(
+    ids: NDArray[ScalarT], offsets: Ints, eod_id: int, values: NDArray[Any]
+) -> tuple[NDArray[ScalarT], Ints, NDArray[Any]]:
+    """Documents with this token, of the value 0, behind each that does not end in it: ids, offsets and values."""
+    ends = offsets[1:]
+    is_open = ids[ends - 1] != eod_id
+    added = ends[is_open]
+    grown = offsets + np.append(0, np.cumsum(is_open))
+    return np.insert(ids, added, eod_id), grown, np.insert(values, added, 0)
 
 
 def ends_in_eos(split: str, batch: RowBatch, eos_id: int) -> str:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import structs
+
 from chatmill import __version__
 from chatmill.compiler.chunk_job import SPLITS
 from chatmill.compiler.chunk_output import REJECTED
@@ -158,7 +160,7 @@ def _check_rules(
     except UntrustedTemplateError as error:
         book.unchecked.append(f"the template was not run, so its fingerprint was not compared: {error}")
         return _rules_without_template(recipe, manifest, str(error), book)
-    runnable = recipe.model_copy(update={"template": named})
+    runnable = structs.replace(recipe, template=named)
     try:
         tokenizer, engine = reference_tokenizer(runnable)
         found = Pipeline(runnable, tokenizer).fingerprints

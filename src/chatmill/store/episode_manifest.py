@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -19,8 +19,6 @@ from chatmill.store.names import is_plain_name
 
 FORMAT = "chatmill-episodes"
 VERSION = 1
-LARGE = 1 << 20
-"""Bytes of a manifest from which on it is read without the records of the files, which few readers need."""
 OWN_SOURCES = 2
 """The version of a manifest in which shards have source tables of their own, which readers of 1 would ignore."""
 
@@ -141,12 +139,6 @@ def read_manifest(folder: Path) -> EpisodeManifest | None:
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
-        if len(raw) >= LARGE:
-            from chatmill.store.large_manifest import large_manifest
-
-            found = large_manifest(raw, str(path))
-            if found is not None:
-                return found
         return manifest_from_json(json.loads(raw), str(path))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, FormatError):
@@ -183,13 +175,11 @@ def manifest_from_json(value: Mapping[str, Any], where: str) -> EpisodeManifest:
 
 def shard_from_json(value: Mapping[str, Any], where: str) -> ShardRecord:
     """Read the object that `ShardRecord.to_json` gave; `where` names its place in errors."""
-    files = value["files"]
-    check_file_names(files, where)
     return ShardRecord(
         name=plain_file_name(value["name"], where) if value["name"] else "",  # the flat layout has one without a name
         episodes=int(value["episodes"]),
         tokens=int(value["tokens"]),
-        files=FileRecords(functools.partial(dict, files), where),
+        files=FileRecords(value["files"], where),
         sources=tuple(map(str, value["sources"])) if "sources" in value else None,
     )
 
@@ -210,15 +200,12 @@ def manifest_of_shards(split: str, columns: tuple[ColumnSpec, ...], shards: Sequ
 class FileRecords(Mapping[str, FileRecord]):
     """Records as they are in JSON, made into objects when they are asked for: opening a split needs none of them."""
 
-    def __init__(self, values: Callable[[], Mapping[str, Any]], where: str) -> None:
-        """`values` is called when a record is first asked for; `where` names the place in errors."""
-        self._read, self._where = values, where
-
-    @functools.cached_property
-    def _values(self) -> Mapping[str, Any]:
-        values = self._read()
-        check_file_names(values, self._where)
-        return values
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        """Names that are no plain file names are refused; `where` names the place in errors."""
+        if not values.keys() <= _known_names():
+            for name in values:
+                plain_file_name(name, where)
+        self._values, self._where = values, where
 
     def __getitem__(self, name: str) -> FileRecord:
         value = self._values[name]
@@ -239,13 +226,6 @@ def _known_names() -> frozenset[str]:
     """The files that the writer makes."""
     extra = [name for column in COLUMNS for name in (column.file, column.offsets_file) if name]
     return frozenset((TOKENS, INDEX, MASK, *extra))
-
-
-def check_file_names(files: Mapping[str, Any], where: str) -> None:
-    """Refuse names that are no plain file names."""
-    if not files.keys() <= _known_names():
-        for name in files:
-            plain_file_name(name, where)
 
 
 def plain_file_name(name: str, where: str) -> str:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from chatmill.store.durable import RunningDigest
 
 SAMPLE = 4096
 SAMPLES = 64
 """Samples of `SAMPLE` bytes per file; with many shards each gets fewer, but always its two ends."""
 
 
-class Digest(Protocol):
-    """What a hashlib object can do."""
-
-    def update(self, data: Any, /) -> None:
-        """Add bytes."""
-        ...
-
-
-def probe(digest: Digest, values: NDArray[Any], *, shards: int = 1) -> None:
+def probe(digest: RunningDigest, values: NDArray[Any], *, shards: int = 1) -> None:
     """Add the number of bytes and samples of them to `digest`; small arrays are added whole."""
     data = values.view(np.uint8) if values.dtype != np.uint8 else values
     digest.update(len(data).to_bytes(8, "little"))

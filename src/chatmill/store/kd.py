@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.tokens import first_difference
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.store.fingerprint import probe
 from chatmill.store.kd_rules import IdRules
 from chatmill.store.mapped import MappedFile, file_size
-from chatmill.store.megatron import SLICE, MegatronIndex, idx_path
+from chatmill.store.megatron import MegatronIndex, idx_path
 from chatmill.store.receipts import MANIFEST, read_export, read_kd_manifest
 
 TOKENS, LOSSMASK, SPAN = "tokens", "lossmask", "span"
@@ -116,7 +117,7 @@ class KDShard:
 
     def place(self, number: int) -> slice:
         """Where a document lies in the flat values."""
-        first = int(self.tokens.lengths[:number].sum(dtype=np.int64))
+        first = int(self.tokens.pointers[number]) // self.tokens.dtype.itemsize
         return slice(first, first + int(self.tokens.lengths[number]))
 
     def document(self, number: int) -> tuple[NDArray[Any], NDArray[np.uint8], NDArray[np.uint8]]:
@@ -216,21 +217,12 @@ def _check_beside(tokens: MegatronIndex, sidecar: MegatronIndex) -> None:
         ("border", sidecar.document_indices, tokens.document_indices),
     )
     for what, values, expected in columns:
-        at = _first_difference(values, expected)
+        at = first_difference(values, expected)
         if at is not None:
             raise FormatError(
                 f"{sidecar.idx}: document {at} has the {what} {int(values[at]):,}, but in {tokens.idx.name} beside it "
                 f"{int(expected[at]):,}: the sidecar belongs to another build or shard"
             )
-
-
-def _first_difference(one: NDArray[np.integer], other: NDArray[np.integer]) -> int | None:
-    """Where two arrays of equal length differ first; compared a slice at a time."""
-    for first in range(0, len(one), SLICE):
-        differs = np.flatnonzero(one[first : first + SLICE] != other[first : first + SLICE])
-        if len(differs):
-            return first + int(differs[0])
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

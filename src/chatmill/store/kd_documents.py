@@ -52,14 +52,13 @@ class KDDocuments(Split):
         """Open the shards; what does not fit together is a `FormatError`."""
         self._opened = [KDShard.open(prefix) for prefix in prefixes]
         self._firsts = offsets_of(np.array([len(shard) for shard in self._opened]))
-        self._starts = [offsets_of(shard.tokens.lengths.astype(np.int64)) for shard in self._opened]
         self.has_masks = self.has_kinds = True
         self._record_ids: dict[int, list[str]] = {}
 
     @cached_property
     def lengths(self) -> Ints:
         """Tokens of every document."""
-        return np.concatenate([np.diff(starts) for starts in self._starts])
+        return np.concatenate([shard.tokens.lengths for shard in self._opened]).astype(np.int64)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -106,7 +105,7 @@ class KDDocuments(Split):
         starts = np.empty(len(numbers), dtype=np.int64)
         for shard in np.unique(shards).tolist():
             own = shards == shard
-            starts[own] = self._starts[shard][numbers[own] - self._firsts[shard]]
+            starts[own] = self._opened[shard].tokens.starts(numbers[own] - self._firsts[shard])
         return shards, starts, self.lengths[numbers]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from chatmill.core.shift import shift_left
-from chatmill.errors import DataError, FormatError, UnknownNameError
+from chatmill.errors import DataError, FormatError, member
 from chatmill.store.kd import COLUMNS, RECORD_IDS, TOKENS, KDShard, check_sidecar_name, sidecar_prefix
 from chatmill.store.megatron import MegatronWriter, bin_path
 
@@ -48,8 +48,7 @@ def write_sidecar(
     value other than 0 in label-aligned ones, is a `DataError`, and nothing is left behind.
     """
     check_sidecar_name(name)
-    if aligned not in list(Aligned):
-        raise UnknownNameError("alignment", aligned, list(Aligned))
+    alignment = member(Aligned, "alignment", aligned)
     shard = KDShard.open(prefix)
     target = sidecar_prefix(shard.prefix, name)
     count = 0
@@ -62,7 +61,7 @@ def write_sidecar(
                 raise DataError(
                     f"{target}: document {count - 1} has values of the shape {values.shape}, but {length:,} tokens"
                 )
-            own = shift_left(values) if aligned == Aligned.TOKENS else values
+            own = shift_left(values) if alignment is Aligned.TOKENS else values
             if own[-1] != 0:
                 raise DataError(
                     f"{target}: the last value of document {count - 1} is {own[-1]}; label-aligned values end in 0, "

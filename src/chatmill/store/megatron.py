@@ -159,6 +159,8 @@ class MegatronIndex:
     dtype: np.dtype[Any]
     lengths: NDArray[np.int32]
     """Values of each sequence; mapped from the file."""
+    pointers: NDArray[np.int64]
+    """The byte at which each sequence begins; mapped from the file."""
     document_indices: NDArray[np.int64]
     """0, then one past the last sequence of each document; mapped from the file."""
     values: int
@@ -188,7 +190,13 @@ class MegatronIndex:
                 f"{data}: {found:,} bytes, but its index has {values:,} {dtype.name} values "
                 f"({values * dtype.itemsize:,} bytes): the file was cut or belongs to another index"
             )
-        return cls(bin=data, idx=index, dtype=dtype, lengths=lengths, document_indices=ends, values=values)
+        return cls(
+            bin=data, idx=index, dtype=dtype, lengths=lengths, pointers=pointers, document_indices=ends, values=values
+        )
+
+    def starts(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where sequences begin in the flat values."""
+        return self.pointers[sequences] // self.dtype.itemsize
 
     @property
     def documents(self) -> int:

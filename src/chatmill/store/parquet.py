@@ -1,11 +1,31 @@
-"""Parquet files of Arrow record batches."""
+"""Files of Arrow record batches: what Arrow writes to, and Parquet."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from chatmill.store.episode_layout import shard_name
+
+
+class ArrowSink(io.RawIOBase):
+    """What Arrow writes to, in front of a writer of ours that hashes."""
+
+    def __init__(self, write: Callable[[Any], None]) -> None:
+        """`write` takes the next bytes."""
+        super().__init__()
+        self._write = write
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Pass bytes on."""
+        self._write(memoryview(data))
+        return len(data)
 
 
 def parquet_file(path: Path, schema: Any) -> Any:
