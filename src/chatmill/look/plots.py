@@ -36,7 +36,7 @@ def histogram(
 ) -> Table:
     """One row per bin: its range (of `what`, or of shares), its count, and a bar against the largest."""
     most = max((one.count for one in bins), default=0)
-    labels = [_range(one, percent) for one in bins]
+    labels = [one.bounds("-", percent) for one in bins]
     header = "share" if percent else what
     room = width - max(len(header), *map(len, labels), 0) - max(len(label), len(f"{most:,}")) - 4
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -47,13 +47,6 @@ def histogram(
         drawn = bar(one.count / most if most else 0.0, max(room, 8), ascii_only=ascii_only)
         table.add_row(name, f"{one.count:,}", Text(drawn, style="cyan"))
     return table
-
-
-def _range(one: Bin, percent: bool) -> str:
-    if percent:
-        return f"{one.low:.0%}-{one.high:.0%}"
-    low, high = int(one.low), int(one.high) - 1
-    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
 
 
 def share_table(

@@ -21,6 +21,17 @@ FATES = ("trained", "context", "injected", "cut", "dropped", "padding")
 """Where tokens of a build end, as they are summed up for people."""
 
 
+FATE_NAMES = {
+    "trained": "trained",
+    "context": "context",
+    "cut": "cut",
+    "dropped": "dropped",
+    "injected": "repeated",
+    "padding": "padding",
+}
+"""Fates in the order in which they are drawn, and what they are called."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """Tokens of one role, source, turn or kind, and how many of them are trained."""
@@ -44,6 +55,13 @@ class Bin:
     low: float
     high: float
     count: int
+
+    def bounds(self, between: str, percent: bool) -> str:
+        """Its range in words."""
+        if percent:
+            return f"{self.low:.0%}{between}{self.high:.0%}"
+        low, high = int(self.low), int(self.high) - 1
+        return f"{low:,}" if low == high else f"{low:,}{between}{high:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

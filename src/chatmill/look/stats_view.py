@@ -16,9 +16,17 @@ from chatmill.look.item_lines import COLOURS
 from chatmill.look.items import TokenBatch
 from chatmill.look.ledger import ledger_table
 from chatmill.look.plots import bar, histogram, share_table
-from chatmill.look.report.flow import FATE_NAMES
 from chatmill.look.safe_text import visible
-from chatmill.look.stats import DatasetStats, Share, SplitStats, fates_of, notes_of, rejections_of, role_shares
+from chatmill.look.stats import (
+    FATE_NAMES,
+    DatasetStats,
+    Share,
+    SplitStats,
+    fates_of,
+    notes_of,
+    rejections_of,
+    role_shares,
+)
 
 SHOWN_TURNS = 8
 SHOWN_SOURCES = 20
