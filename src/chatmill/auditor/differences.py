@@ -193,7 +193,7 @@ class _Judge:
         return self._spelled(self._row.ids[i : i + n]) == self._spelled(self._ids[j : j + m])
 
     def _spelled(self, ids: Ints) -> bytes:
-        return self._vocabulary.spelled(ids)
+        return self._vocabulary.joined(ids)[0]
 
     def name(self, i1: int, i2: int, j1: int, j2: int) -> str:
         """The code of one difference; empty where it is none."""

@@ -88,7 +88,7 @@ class _Bar:
 
     name: str
     css: str
-    x: float
+    x: int
     tokens: int
     words: str
     lines: list[str]
@@ -115,7 +115,7 @@ class _Bar:
         return "end" if self.x == LEFT else "start"
 
     @property
-    def text_x(self) -> float:
+    def text_x(self) -> int:
         """Where the label is."""
         return self.x - 8 if self.x == LEFT else self.x + NODE + 8
 
@@ -131,7 +131,7 @@ class _Band(NamedTuple):
     words: str
 
 
-def _column(names: Sequence[str], sums: Mapping[str, int], total: int, x: float) -> tuple[dict[str, _Bar], float]:
+def _column(names: Sequence[str], sums: Mapping[str, int], total: int, x: int) -> tuple[dict[str, _Bar], float]:
     """The bars of a column from top to bottom, and where it ends."""
     bars: dict[str, _Bar] = {}
     y = float(TOP)

@@ -161,13 +161,8 @@ def _notes(
     for name, found in spelled.items():
         if found.documents:
             listed = ", ".join(f"{text} ({count:,})" for text, count in found.spellings.most_common(6))
-            yield (
-                False,
-                (
-                    f"{found.documents:,} documents of {name} hold text that spells control tokens, and it stayed text: "
-                    f"{listed}; the first in {stats.splits[0].item} {found.first_items[0]:,}"
-                ),
-            )
+            words = f"{found.documents:,} documents of {name} hold text that spells control tokens, and it stayed text"
+            yield False, f"{words}: {listed}; the first in {stats.splits[0].item} {found.first_items[0]:,}"
         else:
             yield False, f"no text of {name} spells a control token"
     if dataset.decoder_problem:
