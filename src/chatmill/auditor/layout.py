@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.literals import UNUSUAL, Literals, Opening, ProbeRow, learn
+from chatmill.auditor.literals import UNUSUAL, Literals, Opening, learn
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.core.tokens import ranges
 from chatmill.render.bound import BoundTemplate
@@ -105,50 +105,42 @@ def find_literals(bound: BoundTemplate) -> Literals:
     literals = learn(bound)
     if literals.unusable:
         return literals
-    for number, rows in enumerate(literals.probes):
-        for row in rows:
-            wrong = _first_wrong(row, literals)
-            if wrong is None:
-                continue
-            if UNUSUAL[number] and not literals.asked_only:
-                literals = dataclasses.replace(literals, asked_only=True)
-                wrong = _first_wrong(row, literals)
-            if wrong is not None:
-                token = bound.tokenizer.decode(row.ids[wrong : wrong + 1])
-                why = f"ids alone do not tell turns apart under this template (at {token!r} in a probe)"
-                return dataclasses.replace(literals, openings=(), unusable=why)
-    odd = {
-        one for rows in literals.probes for row in rows for one in row.ids[layout_of(row, literals).strange].tolist()
-    }
-    return dataclasses.replace(literals, odd=frozenset(odd))
+    probes = literals.probes
+    row = np.repeat(np.arange(len(probes)), np.diff(probes.offsets))
+    is_unusual = np.isin(probes.records, [number for number, answers in UNUSUAL.items() if answers])[row]
+    wrong = _wrong_places(literals)
+    if wrong.any() and is_unusual[wrong].all():
+        literals = dataclasses.replace(literals, asked_only=True)
+        wrong = _wrong_places(literals)
+    if wrong.any():
+        token = bound.tokenizer.decode(probes.ids[wrong][:1])
+        why = f"ids alone do not tell turns apart under this template (at {token!r} in a probe)"
+        return dataclasses.replace(literals, openings=(), unusable=why)
+    strange = layout_of_probes(literals).strange
+    odd = probes.ids[strange[~probes.doubtful[row[strange]]]]
+    return dataclasses.replace(literals, odd=frozenset(odd.tolist()))
 
 
-def layout_of(row: ProbeRow, literals: Literals) -> Layout:
-    """What every token of a probe is, by the literals."""
-    offsets = np.array([0, len(row.ids)], dtype=np.int64)
-    padding = np.zeros(len(row.ids), dtype=np.bool_)
-    return find_layout(row.ids, offsets, (offsets[:-1], offsets[1:]), literals, padding)
+def layout_of_probes(literals: Literals) -> Layout:
+    """What every token of the probes is, by the literals."""
+    offsets, ids = literals.probes.offsets, literals.probes.ids.astype(np.int64)
+    return find_layout(ids, offsets, (offsets[:-1], offsets[1:]), literals, np.zeros(len(ids), dtype=np.bool_))
 
 
-def _first_wrong(row: ProbeRow, literals: Literals) -> int | None:
-    """The first token of a probe of which the literals say something wrong."""
-    found = _rough(layout_of(row, literals).places)
-    wanted = places_of(row)
-    wanted[wanted == TokenPlace.CHANGED] = TokenPlace.ANSWER
-    wrong = np.flatnonzero((found != _rough(wanted)) & (found != TokenPlace.UNKNOWN))
-    return int(wrong[0]) if len(wrong) else None
+def _wrong_places(literals: Literals) -> NDArray[np.bool_]:
+    """The tokens of proved probes of which the literals say something wrong."""
+    probes = literals.probes
+    found, wanted = _rough(layout_of_probes(literals).places), _rough(places_of_kinds(probes.kinds))
+    proved = np.repeat(~probes.doubtful, np.diff(probes.offsets))
+    return (found != wanted) & (found != TokenPlace.UNKNOWN) & proved
 
 
 def _rough(places: Codes) -> Codes:
     """Only what masks depend on: whether text behind a stop closes one message or opens the next is one."""
     rough = places.copy()
     rough[(places == TokenPlace.BEGIN) | (places == TokenPlace.BEHIND)] = TokenPlace.CONTEXT
+    rough[places == TokenPlace.CHANGED] = TokenPlace.ANSWER
     return rough
-
-
-def places_of(row: ProbeRow) -> Codes:
-    """The places of a row whose kinds are known."""
-    return places_of_kinds(row.kinds)
 
 
 def places_of_kinds(kinds: Codes) -> Codes:
