@@ -132,7 +132,8 @@ def _wrong_places(literals: Literals) -> NDArray[np.bool_]:
     probes = literals.probes
     found, wanted = _rough(layout_of_probes(literals).places), _rough(places_of_kinds(probes.kinds))
     proved = np.repeat(~probes.doubtful, np.diff(probes.offsets))
-    return (found != wanted) & (found != TokenPlace.UNKNOWN) & proved
+    wrong: NDArray[np.bool_] = (found != wanted) & (found != TokenPlace.UNKNOWN) & proved
+    return wrong
 
 
 def _rough(places: Codes) -> Codes:

@@ -137,6 +137,8 @@ class _Gutter:
 def _fitted(text: Text, width: int, most_lines: int) -> list[Text]:
     """A text cut into lines; the middle of more than `most_lines` is one line that counts what is left out."""
     lines = list(text.wrap(get_console(), width, overflow="fold"))
+    for line in lines:
+        line.rstrip()
     if len(lines) > 1 and not lines[-1]:
         lines.pop()  # the newline at the end of a message does not make a line of its own
     if not most_lines or len(lines) <= most_lines + 1:

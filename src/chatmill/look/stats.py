@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import PARTS, RoleCode, kind_name
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import LookDataset
-from chatmill.look.items import Ints, LookSplit, Progress
+from chatmill.look.items import LookSplit, Progress
 from chatmill.store.kd import SPAN_NAMES
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -130,7 +131,7 @@ def split_stats(split: LookSplit, progress: Progress | None = None) -> SplitStat
             _share(kind_name(code), counts.kinds[code]) for code in np.flatnonzero(counts.kinds[:, 0]).tolist()
         ),
         turns=_turns(counts),
-        sources=_sources(split, trained),
+        sources=source_shares(split, trained),
         spans=span_shares(counts),
         fill={} if fill is None else _summary(fill),
         fill_bins=() if fill is None else share_bins(fill),
@@ -163,7 +164,8 @@ def _turns(counts: TokenCounts) -> tuple[Share, ...]:
     return tuple(_share(names[turn], counts.turns[turn]) for turn in np.flatnonzero(counts.turns[:, 0]).tolist())
 
 
-def _sources(split: LookSplit, trained: Ints) -> tuple[Share, ...]:
+def source_shares(split: LookSplit, trained: NDArray[np.integer]) -> tuple[Share, ...]:
+    """Items, tokens and trained tokens of each source; none where sources are not stored."""
     codes = split.sources
     if codes is None:
         return ()
@@ -220,20 +222,18 @@ def fates_of(ledger: dict[str, Any]) -> dict[str, int]:
 
 def notes_of(ledger: dict[str, Any]) -> dict[str, int]:
     """The notes of a build, summed over its sources."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for notes in ledger.get("notes", {}).values():
-        for note, count in notes.items():
-            sums[note] = sums.get(note, 0) + count
+        sums.update(notes)
     return sums
 
 
 def rejections_of(ledger: dict[str, Any]) -> dict[str, int]:
     """Records that were not built, by reason, over all sources."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for outcomes in ledger.get("records", {}).values():
-        for outcome in ("quarantined", "skipped"):
-            for reason, count in outcomes.get(outcome, {}).items():
-                sums[reason] = sums.get(reason, 0) + count
+        sums.update(outcomes.get("quarantined", {}))
+        sums.update(outcomes.get("skipped", {}))
     return sums
 
 
