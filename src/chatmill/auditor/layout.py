@@ -208,13 +208,13 @@ def find_layout(
     assistant = events.roles == RoleCode.ASSISTANT
     places[known] = np.where(assistant[opened[known]], TokenPlace.ANSWER, TokenPlace.CONTEXT)
     answers, spelled = _answers(events, assistant, document, limits, last, stops, ids, literals)
-    _fill(places, ranges_of(answers.prompts, answers.starts), TokenPlace.PROMPT)
+    places[ranges_of(answers.prompts, answers.starts)] = TokenPlace.PROMPT
     numbers = np.flatnonzero(assistant)
     with_stop = answers.stops >= 0
     behind, ends = answers.stops[with_stop] + 1, limits[numbers][with_stop]
     special = np.append(np.flatnonzero(np.isin(ids, list(literals.specials - literals.stops))), len(ids))
-    _fill(places, ranges_of(behind, ends), TokenPlace.CONTEXT)
-    _fill(places, ranges_of(behind, np.minimum(ends, special[np.searchsorted(special, behind)])), TokenPlace.BEHIND)
+    places[ranges_of(behind, ends)] = TokenPlace.CONTEXT
+    places[ranges_of(behind, np.minimum(ends, special[np.searchsorted(special, behind)]))] = TokenPlace.BEHIND
     places[answers.stops[with_stop]] = TokenPlace.STOP
     if literals.ends_by_next:  # a stop that ends an answer whose beginning is cut looks like an opening
         first = events.starts[np.append(True, document[1:] != document[:-1])]
@@ -299,7 +299,7 @@ def _drop_unasked(
     if unasked.any():
         numbers = np.flatnonzero(assistant)[unasked]
         before = np.where(after[numbers], numbers - 1, numbers)  # the answer before may not have ended there
-        _fill(places, ranges_of(events.starts[before], limits[numbers]), TokenPlace.UNKNOWN)
+        places[ranges_of(events.starts[before], limits[numbers])] = TokenPlace.UNKNOWN
         spoiled = np.isin(np.flatnonzero(assistant), before)
         answers = answers.keep(~(unasked | spoiled))
     return answers
@@ -314,10 +314,6 @@ def _no_answers() -> Answers:
 def ranges_of(starts: Ints, ends: Ints) -> Ints:
     """All places from starts to ends."""
     return ranges(starts, np.maximum(ends - starts, 0))
-
-
-def _fill(places: Codes, where: Ints, place: TokenPlace) -> None:
-    places[where] = place
 
 
 def _find_events(ids: Ints, documents: Ints, ends_of: Ints, literals: Literals) -> _Events:
@@ -343,19 +339,19 @@ def _find_events(ids: Ints, documents: Ints, ends_of: Ints, literals: Literals) 
             ends[whole] = np.minimum(places + len(one.ids), limit)[whole]
             merged[whole] = False
         found.append((places, ends, openings[0], merged))
-    order = np.argsort(np.concatenate([places for places, _, _, _ in found])) if found else np.empty(0, dtype=np.int64)
-    sizes = [len(places) for places, _, _, _ in found]
+    if not found:
+        none = np.empty(0, dtype=np.int64)
+        return _Events(starts=none, ends=none, borrowed=none, roles=none, merged=none.astype(np.bool_))
+    all_starts, all_ends, kinds, all_merged = zip(*found, strict=True)
+    sizes = [len(one) for one in all_starts]
+    order = np.argsort(np.concatenate(all_starts))
     return _Events(
-        starts=_joined([places for places, _, _, _ in found])[order],
-        ends=_joined([ends for _, ends, _, _ in found])[order],
-        borrowed=np.repeat([one.borrowed for _, _, one, _ in found], sizes)[order].astype(np.int64),
-        roles=np.repeat([int(one.role) for _, _, one, _ in found], sizes)[order].astype(np.int64),
-        merged=_joined([merged for _, _, _, merged in found])[order].astype(np.bool_),
+        starts=np.concatenate(all_starts)[order],
+        ends=np.concatenate(all_ends)[order],
+        borrowed=np.repeat([one.borrowed for one in kinds], sizes)[order],
+        roles=np.repeat([int(one.role) for one in kinds], sizes)[order],
+        merged=np.concatenate(all_merged)[order],
     )
-
-
-def _joined(parts: list[Ints] | list[NDArray[np.bool_]]) -> Ints:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def find_pattern(ids: Ints, pattern: tuple[int, ...]) -> Ints:

@@ -60,6 +60,13 @@ class SourceRows:
         """Rows of records with a doubtful row: they are not judged."""
         return np.isin(self.records, self.records[self.doubtful])
 
+    @property
+    def token_weights(self) -> NDArray[np.float32]:
+        """What the message of each token says about its training: NaN for nothing, and for tokens of no message."""
+        firsts = np.repeat(self.message_offsets[:-1], np.diff(self.offsets))
+        numbers = np.where(self.messages >= 0, firsts + self.messages, -1)
+        return np.append(self.weights, np.float32(np.nan))[numbers]
+
     def whole(self) -> tuple[Ints, Ints]:
         """Records, and the row of each that shows the whole conversation: its last one."""
         last = np.append(self.records[1:] != self.records[:-1], True)[: len(self.records)]

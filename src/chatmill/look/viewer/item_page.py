@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ def item_json(
     weights = _weights(item, tried)
     last = min(first + count, len(item))
     decoder = opened.dataset.decoder
+    messages = _messages(item, weights)
     return {
         "number": item.number,
         "items": len(opened.split),
@@ -58,9 +60,13 @@ def item_json(
         "problem": item.problem,
         "documents": _documents(item, weights, decoder),
         "first_trained": _first_trained(weights),
-        "list": _list(item, weights, decoder),
+        "list": _list(item, messages, decoder),
         "window": {"first": first, "last": last},
-        "messages": _messages(item, weights, first, last),
+        "messages": {
+            number: one
+            for number, one in enumerate(messages)
+            if one["start"] < last and one["start"] + one["tokens"] > first
+        },
         "runs": _runs(item, weights, decoder, first, last),
         "map": _map(item, weights) if item.capacity or len(item.starts) > 1 else None,
     }
@@ -105,21 +111,19 @@ def _runs(item: Item, weights: NDArray[Any], decoder: Decoder | None, first: int
     return runs
 
 
-def _messages(item: Item, weights: NDArray[Any], first: int, last: int) -> dict[int, dict[str, Any]]:
-    """The messages that a window touches, by number: role, and the tokens of the whole message."""
-    starts = item.message_starts
-    borders = np.append(starts, len(item))
-    trained = segment_sums(weights > 0, borders)
-    begin = int(np.searchsorted(starts, first, side="right")) - 1
-    end = int(np.searchsorted(starts, last, side="left"))
-    return {
-        number: {
-            "role": None if item.kinds is None else role_of(int(item.kinds[starts[number]])).name.lower(),
-            "tokens": int(borders[number + 1] - borders[number]),
-            "trained": int(trained[number]),
+def _messages(item: Item, weights: NDArray[Any]) -> list[dict[str, Any]]:
+    """All messages: role, first token, and how many tokens."""
+    borders = np.append(item.message_starts, len(item))
+    trained = segment_sums(weights > 0, borders).tolist()
+    return [
+        {
+            "start": first,
+            "role": None if item.kinds is None else role_of(int(item.kinds[first])).name.lower(),
+            "tokens": last - first,
+            "trained": trained[number],
         }
-        for number in range(max(begin, 0), end)
-    }
+        for number, (first, last) in enumerate(pairwise(borders.tolist()))
+    ]
 
 
 def _first_trained(weights: NDArray[Any]) -> int | None:
@@ -127,22 +131,13 @@ def _first_trained(weights: NDArray[Any]) -> int | None:
     return int(found[0]) if len(found) else None
 
 
-def _list(item: Item, weights: NDArray[Any], decoder: Decoder | None) -> list[dict[str, Any]]:
-    """The messages of a long item, each with its first token and its first words; empty for a short one."""
-    starts = item.message_starts
-    if item.kinds is None or len(starts) <= LONG_CHAT:
+def _list(item: Item, messages: list[dict[str, Any]], decoder: Decoder | None) -> list[dict[str, Any]]:
+    """The messages of a long item, each with its first words; empty for a short one."""
+    if item.kinds is None or len(messages) <= LONG_CHAT:
         return []
-    borders = np.append(starts, len(item))
-    trained = segment_sums(weights > 0, borders)
     return [
-        {
-            "start": int(borders[number]),
-            "role": role_of(int(item.kinds[borders[number]])).name.lower(),
-            "tokens": int(borders[number + 1] - borders[number]),
-            "trained": int(trained[number]),
-            "text": opening_text(item, decoder, int(borders[number]), int(borders[number + 1]), most=32),
-        }
-        for number in range(min(len(starts), MOST_LISTED))
+        {**one, "text": opening_text(item, decoder, one["start"], one["start"] + one["tokens"], most=32)}
+        for one in messages[:MOST_LISTED]
     ]
 
 
