@@ -114,7 +114,7 @@ def test_facts_of_a_model_folder(qwen3: TemplateLook) -> None:
     assert qwen3.tool_definitions
     assert qwen3.tool_calls
     assert qwen3.prompt == "<|im_start|>assistant\n"
-    assert [(stop.token, stop.sources) for stop in qwen3.stops] == [("<|im_end|>", ("the tokenizer's eos",))]
+    assert qwen3.stops == {"<|im_end|>": ["the tokenizer's eos"]}
     assert not qwen3.asks_for_date
 
 
@@ -159,8 +159,8 @@ def test_dropped_texts_and_tool_results_inside_answers() -> None:
 def test_stops_that_the_model_would_not_stop_at() -> None:
     look = look_at_template(TOKENIZERS / "qwen3_base")
     assert look.made_up_vocabulary
-    assert [stop.token for stop in look.stops] == ["<|endoftext|>", "<|im_end|>"]
-    assert look.stops[1].sources[0].startswith("habit")
+    assert list(look.stops) == ["<|endoftext|>", "<|im_end|>"]
+    assert look.stops["<|im_end|>"][0].startswith("habit")
     found = text_of(look, "stop_not_in_config")
     assert "the model's generation config would not stop there" in found
     assert "its eos is <|endoftext|>" in found
@@ -173,7 +173,7 @@ def test_a_generation_config_is_a_source_of_stops(tmp_path: Path) -> None:
         (folder / file.name).symlink_to(file)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [151643]}))
     look = look_at_template(folder)
-    assert ("<|endoftext|>", ("generation config",)) in [(stop.token, stop.sources) for stop in look.stops]
+    assert look.stops["<|endoftext|>"] == ["generation config"]
 
 
 def test_white_space_that_is_trimmed() -> None:
@@ -303,7 +303,7 @@ def test_the_share_of_a_file_that_is_proved(write: Any, tmp_path: Path) -> None:
 def test_a_python_template() -> None:
     look = look_at_template("markers")
     assert look.kind == "python"
-    assert [stop.token for stop in look.stops] == ["<|END|>"]
+    assert list(look.stops) == ["<|END|>"]
     assert "A-one.<|END|>" in trained_text(look.probes[0].rows[0])
     assert here("template", "markers").returncode == 0
 

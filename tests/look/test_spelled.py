@@ -9,7 +9,8 @@ import pytest
 
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.decoder import Decoder
-from chatmill.look.spelled import NEVER_IN_UTF8, TextBytes, spelled_controls, spelled_pattern
+from chatmill.look.spelled import NEVER_IN_UTF8, spelled_controls, spelled_pattern
+from chatmill.look.token_bytes import TokenBytes
 from chatmill.store import split as split_module
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.look.sets import folder, tokenizer_once
@@ -51,8 +52,11 @@ def test_bytes_of_many_ids_at_once() -> None:
     tokenizer = tokenizer_once("o200k", pattern=None)
     text = "Gr\u00fc\u00dfe, \u6c34\u8eca \U0001f642 <|end|>"
     ids = np.array([*tokenizer.encode(text), tokenizer.control("<|end|>"), 10_000_000])
-    data, starts = TextBytes(Decoder(tokenizer)).of(ids)
-    assert data == text.encode() + bytes([NEVER_IN_UTF8])
+    table = TokenBytes(tokenizer, control=NEVER_IN_UTF8)
+    data, starts = table.joined(ids)
+    assert data == text.encode() + NEVER_IN_UTF8
+    assert table.has(ids).tolist() == [True] * (len(ids) - 1) + [False]
+    assert TokenBytes(tokenizer).joined(ids[-2:])[0] == b"<|end|>"
     assert len(starts) == len(ids) + 1
     assert starts[-1] == len(data)
 

@@ -24,7 +24,7 @@ def pair(sets: Sets) -> Iterator[Running]:
     """Episodes, and the changed ones beside them."""
     with running(sets.episodes, sets.other) as found:
         for dataset in found.viewer.datasets.values():
-            assert dataset.text.tokenizer is not None
+            assert dataset.decoder is not None
         yield found
 
 

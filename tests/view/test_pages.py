@@ -38,7 +38,7 @@ def episodes(sets: Sets) -> list[Episode]:
 
 @pytest.fixture(scope="module")
 def decoder(pair: Running) -> Any:
-    return pair.viewer.datasets["a"].text.tokenizer
+    return pair.viewer.datasets["a"].decoder.tokenizer
 
 
 @pytest.fixture(scope="module")

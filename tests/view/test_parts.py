@@ -17,20 +17,21 @@ from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.kinds import KINDS, RoleCode, roles_of
 from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
+from chatmill.look.decoder import Decoder
 from chatmill.look.items import LookLayout
+from chatmill.look.spelling import SpellingTable
 from chatmill.look.viewer import opened as opened_module
 from chatmill.look.viewer.item_page import item_json
 from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_viewed
 from chatmill.look.viewer.overview_page import histogram, overview_json, trained_under
-from chatmill.look.viewer.pieces import TokenText, pieces_of
+from chatmill.look.viewer.pieces import pieces_of
 from chatmill.look.viewer.search import search
-from chatmill.look.viewer.vocabulary import Vocabulary
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.tokenizer.byte_level import ByteTokenizer
 from tests.look.sets import KD, tokenizer_once, write_kd
 
-BYTES = TokenText(ByteTokenizer())
+BYTES = Decoder(ByteTokenizer())
 SOURCES = ("wiki", "forum", "code")
 
 
@@ -76,7 +77,7 @@ def test_pieces_hold_every_id_once_and_spell_the_text(ids: list[int]) -> None:
     pieces = pieces_of(ids, BYTES)
     assert [i for piece in pieces for i in piece["i"]] == ids
     for piece in pieces:
-        raw = b"".join(BYTES.bytes_of(i) or b"" for i in piece["i"])
+        raw = b"".join(BYTES.known_bytes(i) or b"" for i in piece["i"])
         flag = piece.get("f")
         if flag == "raw":
             assert bytes.fromhex(piece["b"][0]) == raw
@@ -96,7 +97,7 @@ def test_pieces_hold_every_id_once_and_spell_the_text(ids: list[int]) -> None:
 
 @settings(max_examples=100)
 @given(st.text(max_size=40))
-def test_pieces_of_text_are_that_text(gpt2_text: TokenText, text: str) -> None:
+def test_pieces_of_text_are_that_text(gpt2_text: Decoder, text: str) -> None:
     ids = gpt2_text.tokenizer.encode(text.encode("utf-8", "ignore").decode())
     pieces = pieces_of(ids, gpt2_text)
     assert "".join(piece["t"] for piece in pieces) == text.encode("utf-8", "ignore").decode()
@@ -104,12 +105,12 @@ def test_pieces_of_text_are_that_text(gpt2_text: TokenText, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def gpt2_text(gpt2: Any) -> TokenText:
-    return TokenText(gpt2)
+def gpt2_text(gpt2: Any) -> Decoder:
+    return Decoder(gpt2)
 
 
 def test_without_a_tokenizer_ids_are_shown() -> None:
-    assert pieces_of([5, 70000], TokenText(None)) == [
+    assert pieces_of([5, 70000], None) == [
         {"t": "5", "i": [5], "f": "id"},
         {"t": "70000", "i": [70000], "f": "id"},
     ]
@@ -129,7 +130,7 @@ def test_search_finds_what_reading_everything_finds(
     found = [hit for part in search(opened.split, BYTES, words, match_case=match_case) for hit in part.hits]
     assert [hit.number for hit in found] == wanted
     for hit in found:
-        raw = bytes(episodes[hit.number].ids[hit.at : hit.at + hit.tokens].tolist())
+        raw = bytes(episodes[hit.number].ids[hit.at : hit.at + hit.tokens_hit].tolist())
         assert fold(raw) == fold(words.encode())
 
 
@@ -139,7 +140,7 @@ def test_search_crosses_tokens_but_never_episodes(tmp_path: Path, gpt2: Any) -> 
         for text in texts:
             writer.append(gpt2.encode(text) or [gpt2.eos_id])
     split = open_viewed([tmp_path], tokenizer=gpt2)[0].split("train")
-    text = TokenText(gpt2)
+    text = Decoder(gpt2)
     for words in ("milling", "ll", "eel m", "milling wheel", "MiLL", "g", " mill", "wheels", "nothing"):
         found = [hit.number for part in search(split.split, text, words) for hit in part.hits]
         assert found == [i for i, one in enumerate(texts) if words.lower() in one.lower()], words
@@ -151,7 +152,7 @@ TOKENS = st.lists(st.binary(max_size=12).map(lambda raw: bytes(b % 3 + 97 for b 
 @settings(max_examples=200)
 @given(table=TOKENS, words=st.text(alphabet="abc", min_size=1, max_size=14).map(str.encode))
 def test_the_spelling_of_words_is_what_each_token_can_do(table: list[bytes], words: bytes) -> None:
-    found = Vocabulary(table).spelling(words)
+    found = SpellingTable(table).spelling(words)
     beginnings = tuple(words[:i] for i in range(1, len(words)))
     ends = tuple(words[i:] for i in range(1, len(words)))
     assert found.whole.tolist() == [words in raw for raw in table]
@@ -160,11 +161,11 @@ def test_the_spelling_of_words_is_what_each_token_can_do(table: list[bytes], wor
 
 
 def test_search_by_ids_without_a_tokenizer(opened: OpenedSplit, episodes: list[Any]) -> None:
-    found = [hit.number for part in search(opened.split, TokenText(None), "97, 98 99") for hit in part.hits]
+    found = [hit.number for part in search(opened.split, None, "97, 98 99") for hit in part.hits]
     assert found == [i for i, e in enumerate(episodes) if b"abc" in bytes(e.ids.tolist())]
     assert found
     with pytest.raises(ConfigError, match="--tokenizer"):
-        list(search(opened.split, TokenText(None), "abc"))
+        list(search(opened.split, None, "abc"))
 
 
 def test_search_in_chosen_items_alone(opened: OpenedSplit, episodes: list[Any]) -> None:
@@ -388,5 +389,5 @@ def test_packed_files_are_blocks_too(tmp_path: Path) -> None:
     assert split.trained is not None
     assert split.trained.tolist() == [1, 1]
     with split.reader() as reader:
-        hits = [hit.number for part in search(reader, dataset.text, "kl") for hit in part.hits]
+        hits = [hit.number for part in search(reader, dataset.decoder, "kl") for hit in part.hits]
     assert hits == [1]

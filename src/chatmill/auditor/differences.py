@@ -10,9 +10,9 @@ from difflib import SequenceMatcher
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.layout import TokenPlace, places_of
-from chatmill.auditor.literals import Literals, ProbeRow, common_length
-from chatmill.auditor.source import SourceRows
+from chatmill.auditor.layout import TokenPlace, places_of_kinds
+from chatmill.auditor.literals import Literals, common_length
+from chatmill.auditor.source import SourceRow, SourceRows
 from chatmill.auditor.vocabulary import VocabularyBytes
 from chatmill.core.kinds import MARK, Part, RoleCode, part_of, role_of
 from chatmill.core.tokens import ranges
@@ -183,7 +183,7 @@ def _increasing(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 class _Judge:
     """Names differences between a row of ours and a document."""
 
-    def __init__(self, row: ProbeRow, ids: Ints, literals: Literals, vocabulary: VocabularyBytes) -> None:
+    def __init__(self, row: SourceRow, ids: Ints, literals: Literals, vocabulary: VocabularyBytes) -> None:
         self._row, self._ids, self._literals, self._vocabulary = row, ids, literals, vocabulary
 
     def same_text(self, i: int, n: int, j: int, m: int) -> bool:
@@ -193,7 +193,7 @@ class _Judge:
         return self._spelled(self._row.ids[i : i + n]) == self._spelled(self._ids[j : j + m])
 
     def _spelled(self, ids: Ints) -> bytes:
-        return self._vocabulary.spelled(ids)
+        return self._vocabulary.joined(ids)[0]
 
     def name(self, i1: int, i2: int, j1: int, j2: int) -> str:
         """The code of one difference; empty where it is none."""
@@ -244,7 +244,7 @@ class _Judge:
 
     def _crosses_prompt(self, i1: int, i2: int) -> bool:
         """Whether a stretch of ours has the end of a prompt and the beginning of its answer."""
-        places = places_of(self._row)[i1:i2]
+        places = places_of_kinds(self._row.kinds[i1:i2])
         return bool(
             (places == TokenPlace.PROMPT).any()
             and ((places == TokenPlace.ANSWER) | (places == TokenPlace.CHANGED)).any()

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.literals import UNUSUAL, Literals, Opening, ProbeRow, learn
+from chatmill.auditor.literals import UNUSUAL, Literals, Opening, learn
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.core.tokens import ranges
 from chatmill.render.bound import BoundTemplate
@@ -105,50 +105,43 @@ def find_literals(bound: BoundTemplate) -> Literals:
     literals = learn(bound)
     if literals.unusable:
         return literals
-    for number, rows in enumerate(literals.probes):
-        for row in rows:
-            wrong = _first_wrong(row, literals)
-            if wrong is None:
-                continue
-            if UNUSUAL[number] and not literals.asked_only:
-                literals = dataclasses.replace(literals, asked_only=True)
-                wrong = _first_wrong(row, literals)
-            if wrong is not None:
-                token = bound.tokenizer.decode(row.ids[wrong : wrong + 1])
-                why = f"ids alone do not tell turns apart under this template (at {token!r} in a probe)"
-                return dataclasses.replace(literals, openings=(), unusable=why)
-    odd = {
-        one for rows in literals.probes for row in rows for one in row.ids[layout_of(row, literals).strange].tolist()
-    }
-    return dataclasses.replace(literals, odd=frozenset(odd))
+    probes = literals.probes
+    row = np.repeat(np.arange(len(probes)), np.diff(probes.offsets))
+    is_unusual = np.isin(probes.records, [number for number, answers in UNUSUAL.items() if answers])[row]
+    wrong = _wrong_places(literals)
+    if wrong.any() and is_unusual[wrong].all():
+        literals = dataclasses.replace(literals, asked_only=True)
+        wrong = _wrong_places(literals)
+    if wrong.any():
+        token = bound.tokenizer.decode(probes.ids[wrong][:1])
+        why = f"ids alone do not tell turns apart under this template (at {token!r} in a probe)"
+        return dataclasses.replace(literals, openings=(), unusable=why)
+    strange = layout_of_probes(literals).strange
+    odd = probes.ids[strange[~probes.doubtful[row[strange]]]]
+    return dataclasses.replace(literals, odd=frozenset(odd.tolist()))
 
 
-def layout_of(row: ProbeRow, literals: Literals) -> Layout:
-    """What every token of a probe is, by the literals."""
-    offsets = np.array([0, len(row.ids)], dtype=np.int64)
-    padding = np.zeros(len(row.ids), dtype=np.bool_)
-    return find_layout(row.ids, offsets, (offsets[:-1], offsets[1:]), literals, padding)
+def layout_of_probes(literals: Literals) -> Layout:
+    """What every token of the probes is, by the literals."""
+    offsets, ids = literals.probes.offsets, literals.probes.ids.astype(np.int64)
+    return find_layout(ids, offsets, (offsets[:-1], offsets[1:]), literals, np.zeros(len(ids), dtype=np.bool_))
 
 
-def _first_wrong(row: ProbeRow, literals: Literals) -> int | None:
-    """The first token of a probe of which the literals say something wrong."""
-    found = _rough(layout_of(row, literals).places)
-    wanted = places_of(row)
-    wanted[wanted == TokenPlace.CHANGED] = TokenPlace.ANSWER
-    wrong = np.flatnonzero((found != _rough(wanted)) & (found != TokenPlace.UNKNOWN))
-    return int(wrong[0]) if len(wrong) else None
+def _wrong_places(literals: Literals) -> NDArray[np.bool_]:
+    """The tokens of proved probes of which the literals say something wrong."""
+    probes = literals.probes
+    found, wanted = _rough(layout_of_probes(literals).places), _rough(places_of_kinds(probes.kinds))
+    proved = np.repeat(~probes.doubtful, np.diff(probes.offsets))
+    wrong: NDArray[np.bool_] = (found != wanted) & (found != TokenPlace.UNKNOWN) & proved
+    return wrong
 
 
 def _rough(places: Codes) -> Codes:
     """Only what masks depend on: whether text behind a stop closes one message or opens the next is one."""
     rough = places.copy()
     rough[(places == TokenPlace.BEGIN) | (places == TokenPlace.BEHIND)] = TokenPlace.CONTEXT
+    rough[places == TokenPlace.CHANGED] = TokenPlace.ANSWER
     return rough
-
-
-def places_of(row: ProbeRow) -> Codes:
-    """The places of a row whose kinds are known."""
-    return places_of_kinds(row.kinds)
 
 
 def places_of_kinds(kinds: Codes) -> Codes:
@@ -215,13 +208,13 @@ def find_layout(
     assistant = events.roles == RoleCode.ASSISTANT
     places[known] = np.where(assistant[opened[known]], TokenPlace.ANSWER, TokenPlace.CONTEXT)
     answers, spelled = _answers(events, assistant, document, limits, last, stops, ids, literals)
-    _fill(places, ranges_of(answers.prompts, answers.starts), TokenPlace.PROMPT)
+    places[ranges_of(answers.prompts, answers.starts)] = TokenPlace.PROMPT
     numbers = np.flatnonzero(assistant)
     with_stop = answers.stops >= 0
     behind, ends = answers.stops[with_stop] + 1, limits[numbers][with_stop]
     special = np.append(np.flatnonzero(np.isin(ids, list(literals.specials - literals.stops))), len(ids))
-    _fill(places, ranges_of(behind, ends), TokenPlace.CONTEXT)
-    _fill(places, ranges_of(behind, np.minimum(ends, special[np.searchsorted(special, behind)])), TokenPlace.BEHIND)
+    places[ranges_of(behind, ends)] = TokenPlace.CONTEXT
+    places[ranges_of(behind, np.minimum(ends, special[np.searchsorted(special, behind)]))] = TokenPlace.BEHIND
     places[answers.stops[with_stop]] = TokenPlace.STOP
     if literals.ends_by_next:  # a stop that ends an answer whose beginning is cut looks like an opening
         first = events.starts[np.append(True, document[1:] != document[:-1])]
@@ -306,7 +299,7 @@ def _drop_unasked(
     if unasked.any():
         numbers = np.flatnonzero(assistant)[unasked]
         before = np.where(after[numbers], numbers - 1, numbers)  # the answer before may not have ended there
-        _fill(places, ranges_of(events.starts[before], limits[numbers]), TokenPlace.UNKNOWN)
+        places[ranges_of(events.starts[before], limits[numbers])] = TokenPlace.UNKNOWN
         spoiled = np.isin(np.flatnonzero(assistant), before)
         answers = answers.keep(~(unasked | spoiled))
     return answers
@@ -321,10 +314,6 @@ def _no_answers() -> Answers:
 def ranges_of(starts: Ints, ends: Ints) -> Ints:
     """All places from starts to ends."""
     return ranges(starts, np.maximum(ends - starts, 0))
-
-
-def _fill(places: Codes, where: Ints, place: TokenPlace) -> None:
-    places[where] = place
 
 
 def _find_events(ids: Ints, documents: Ints, ends_of: Ints, literals: Literals) -> _Events:
@@ -350,19 +339,19 @@ def _find_events(ids: Ints, documents: Ints, ends_of: Ints, literals: Literals) 
             ends[whole] = np.minimum(places + len(one.ids), limit)[whole]
             merged[whole] = False
         found.append((places, ends, openings[0], merged))
-    order = np.argsort(np.concatenate([places for places, _, _, _ in found])) if found else np.empty(0, dtype=np.int64)
-    sizes = [len(places) for places, _, _, _ in found]
+    if not found:
+        none = np.empty(0, dtype=np.int64)
+        return _Events(starts=none, ends=none, borrowed=none, roles=none, merged=none.astype(np.bool_))
+    all_starts, all_ends, kinds, all_merged = zip(*found, strict=True)
+    sizes = [len(one) for one in all_starts]
+    order = np.argsort(np.concatenate(all_starts))
     return _Events(
-        starts=_joined([places for places, _, _, _ in found])[order],
-        ends=_joined([ends for _, ends, _, _ in found])[order],
-        borrowed=np.repeat([one.borrowed for _, _, one, _ in found], sizes)[order].astype(np.int64),
-        roles=np.repeat([int(one.role) for _, _, one, _ in found], sizes)[order].astype(np.int64),
-        merged=_joined([merged for _, _, _, merged in found])[order].astype(np.bool_),
+        starts=np.concatenate(all_starts)[order],
+        ends=np.concatenate(all_ends)[order],
+        borrowed=np.repeat([one.borrowed for one in kinds], sizes)[order],
+        roles=np.repeat([int(one.role) for one in kinds], sizes)[order],
+        merged=np.concatenate(all_merged)[order],
     )
-
-
-def _joined(parts: list[Ints] | list[NDArray[np.bool_]]) -> Ints:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def find_pattern(ids: Ints, pattern: tuple[int, ...]) -> Ints:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.auditor.source import SourceRow, SourceRows, render_source
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
-from chatmill.core.tokens import Tokens
 from chatmill.look.template_probes import ASKS, PROBES, SAYS, SYSTEM, WEATHER
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.model_template import ModelTemplate
-from chatmill.render.render import render
 
 Ints = NDArray[np.int64]
 CHATS = (
@@ -50,15 +49,6 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRow:
-    """A rendering of a probe with the kind of every token."""
-
-    ids: Ints
-    kinds: NDArray[np.uint8]
-    messages: Ints
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Literals:
     """The template's own ids."""
 
@@ -81,8 +71,8 @@ class Literals:
     """Only answers that follow a message of somebody else can be found for sure."""
     unusable: str = ""
     """Why turns cannot be found by ids; empty where they can."""
-    probes: tuple[tuple[ProbeRow, ...], ...] = ()
-    """What the template makes of each probe."""
+    probes: SourceRows
+    """What the template makes of the probes."""
 
     @property
     def ends_by_next(self) -> bool:
@@ -96,34 +86,12 @@ def special_ids(bound: BoundTemplate) -> frozenset[int]:
     return frozenset(i for name, i in bound.tokenizer.control_ids.items() if name not in ordinary)
 
 
-def probe_rows(bound: BoundTemplate, name: str = "") -> Iterator[list[ProbeRow]]:
-    """The rows of each probe; none for a probe that the template refuses. `name` renames the functions it calls."""
-    chats = [_renamed(chat, name) if name else chat for chat in CHATS]
-    rendered = render(chats, bound, collect_failures=True)
-    rows: list[list[ProbeRow]] = [[] for _ in chats]
-    proved = (rendered.untrained == 0).tolist()
-    for row, number, is_proved in zip(rows_of(rendered.tokens), rendered.kept.tolist(), proved, strict=True):
-        if is_proved:  # of other answers it is not known where they begin
-            rows[number].append(row)
-    yield from rows
-
-
-def rows_of(tokens: Tokens) -> Iterator[ProbeRow]:
-    """The rows of a batch."""
-    kinds, messages = tokens.kinds, tokens.messages
-    for first, last in zip(tokens.offsets[:-1].tolist(), tokens.offsets[1:].tolist(), strict=True):
-        yield ProbeRow(
-            ids=tokens.ids[first:last].astype(np.int64),
-            kinds=kinds[first:last],
-            messages=messages[first:last].astype(np.int64),
-        )
-
-
-def _renamed(conversation: Conversation, name: str) -> Conversation:
+def _renamed(conversation: Conversation) -> Conversation:
+    """A probe with another name for the functions that it calls."""
     messages = []
     for message in conversation.messages:
-        calls = tuple(ToolCall(name, call.arguments, call.id) for call in message.tool_calls)
-        messages.append(message._replace(tool_calls=calls, name=name if message.name else message.name))
+        calls = tuple(ToolCall(OTHER_NAME, call.arguments, call.id) for call in message.tool_calls)
+        messages.append(message._replace(tool_calls=calls, name=OTHER_NAME if message.name else message.name))
     return Conversation(tuple(messages), tools=conversation.tools)
 
 
@@ -140,22 +108,22 @@ def learn(bound: BoundTemplate) -> Literals:
     names = bound.tokenizer.control_ids
     if chat is not None:
         stops |= {names[one] for one in chat.stops.names if one in names}
-    probes = tuple(tuple(rows) for rows in probe_rows(bound))
-    for number, (rows, others) in enumerate(zip(probes, probe_rows(bound, OTHER_NAME), strict=True)):
-        for row, other in zip(rows, others if len(others) == len(rows) else rows, strict=True):
-            written |= specials & set(row.ids.tolist())
-            _count_closers(row, closers, stops)
-            first_ids.add(int(row.ids[0]))
-            first = int(row.ids[0]) if row.kinds[0] == int(Part.DOCUMENT) else None
-            begins.add(first)
-            is_stop = (roles_of(row.kinds) == RoleCode.ASSISTANT) & (parts_of(row.kinds) == Part.TERMINATOR)
-            stops |= set(row.ids[is_stop].tolist())
-            theirs = dict(_headers(other))
-            for message, (start, end) in _headers(row):
-                begin, size = theirs.get(message, (start, end))
-                found = _opening(row, start, end, other.ids[begin:size], specials, bound, stops)
-                if found is not None and message not in UNUSUAL.get(number, ()):
-                    openings[found.role, found.ids] = found
+    probes = render_source(CHATS, bound)
+    others = render_source(map(_renamed, CHATS), bound)
+    for number in np.flatnonzero(~probes.doubtful).tolist():  # of other answers it is not known where they begin
+        row, other = probes.row(number), _same_row(probes, others, number)
+        written |= specials & set(row.ids.tolist())
+        _count_closers(row, closers, stops)
+        first_ids.add(int(row.ids[0]))
+        begins.add(int(row.ids[0]) if row.kinds[0] == int(Part.DOCUMENT) else None)
+        is_stop = (roles_of(row.kinds) == RoleCode.ASSISTANT) & (parts_of(row.kinds) == Part.TERMINATOR)
+        stops |= set(row.ids[is_stop].tolist())
+        theirs = dict(_headers(other))
+        for message, (start, end) in _headers(row):
+            begin, size = theirs.get(message, (start, end))
+            found = _opening(row, start, end, other.ids[begin:size], specials, bound, stops)
+            if found is not None and message not in UNUSUAL[int(probes.records[number])]:
+                openings[found.role, found.ids] = found
     if chat is not None:
         written |= {names[one] for one in names if one in chat.source.text and names[one] in specials}
         written |= {names[one] for key, one in chat.source.named_tokens.items() if one in names and key in chat.reads}
@@ -174,7 +142,16 @@ def learn(bound: BoundTemplate) -> Literals:
     )
 
 
-def _count_closers(row: ProbeRow, closers: dict[int, int], stops: set[int]) -> None:
+def _same_row(probes: SourceRows, others: SourceRows, number: int) -> SourceRow:
+    """The row of the same turn of a renamed probe; its own where that has another number of rows."""
+    record = probes.records[number]
+    ours, theirs = (np.flatnonzero((rows.records == record) & ~rows.doubtful) for rows in (probes, others))
+    if len(ours) != len(theirs):
+        return probes.row(number)
+    return others.row(int(theirs[np.searchsorted(ours, number)]))
+
+
+def _count_closers(row: SourceRow, closers: dict[int, int], stops: set[int]) -> None:
     """Stop ids from the opening of a message to that of the next one, by role."""
     starts = [start for _, (start, _) in _headers(row)]
     for start, end in zip(starts, [*starts[1:], len(row.ids)], strict=True):
@@ -183,7 +160,7 @@ def _count_closers(row: ProbeRow, closers: dict[int, int], stops: set[int]) -> N
         closers[role] = max(closers.get(role, 0), count)
 
 
-def _headers(row: ProbeRow) -> Iterator[tuple[int, tuple[int, int]]]:
+def _headers(row: SourceRow) -> Iterator[tuple[int, tuple[int, int]]]:
     """(message, (start, end)) of what opens each message; empty where the message has no header."""
     is_message = row.messages >= 0
     for message in np.unique(row.messages[is_message]).tolist():
@@ -195,7 +172,7 @@ def _headers(row: ProbeRow) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def _opening(
-    row: ProbeRow,
+    row: SourceRow,
     start: int,
     end: int,
     other: Ints,

@@ -124,9 +124,8 @@ def _take_over(layout: Layout, data: TokenizedSet, pairs: _Pairs, source: Source
     places = places_of_kinds(source.kinds[taken])
     per_token = np.repeat(np.arange(len(sizes)), sizes)
     messages = source.messages[taken].astype(np.int64)
-    numbers = np.where(messages >= 0, source.message_offsets[pairs.rows][per_token] + messages, -1)
     places[(places == TokenPlace.CHANGED) & source.unproved[pairs.rows][per_token]] = TokenPlace.UNKNOWN
-    own_weight = np.append(source.weights, np.float32(np.nan))[numbers]
+    own_weight = source.token_weights[taken]
     places[(places == TokenPlace.CONTEXT) & (own_weight > 0)] = TokenPlace.UNKNOWN  # the record asks for it
     layout.places[into] = places
     layout.places[ranges_of(firsts + sizes, firsts + room)] = TokenPlace.BEHIND

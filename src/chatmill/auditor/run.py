@@ -12,7 +12,7 @@ import numpy as np
 
 from chatmill.auditor.findings import RULES, AuditFinding, Example
 from chatmill.auditor.isolation import Isolation, check_documents
-from chatmill.auditor.layout import Layout, find_layout, find_literals, layout_of
+from chatmill.auditor.layout import Layout, find_layout, find_literals, layout_of_probes
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import Found, check_masks
 from chatmill.auditor.matching import SourceComparison, compare
@@ -230,12 +230,12 @@ class SetAudit:
 
     def _tokenises_probes(self) -> bool:
         """Whether the ids of the template's own renderings are those of their stretches of text."""
-        for row in (row for rows in self._literals.probes for row in rows):
-            documents = np.array([0, len(row.ids)], dtype=np.int64)
-            padding = np.zeros(len(row.ids), dtype=np.bool_)
-            if self._unlike(row.ids, documents, padding, layout_of(row, self._literals))[0].any():
-                return False
-        return True
+        probes = self._literals.probes
+        none = np.zeros(len(probes.ids), dtype=np.bool_)
+        ids, layout = probes.ids.astype(np.int64), layout_of_probes(self._literals)
+        unlike, starts, _ = self._unlike(ids, probes.offsets, none, layout)
+        row = np.searchsorted(probes.offsets, starts, side="right") - 1
+        return not (unlike & ~probes.doubtful[row]).any()
 
     def _finding(self, found: Found, examples: int) -> AuditFinding:
         shown = tuple(

@@ -56,10 +56,7 @@ def save_both(folder: Path, data: TokenizedSet, source: SourceRows | None, compa
 def _weights(source: SourceRows) -> NDArray[np.uint8]:
     """What Chatmill trains of the source."""
     trained = find_policy("assistant").table()[source.kinds] > 0
-    row = np.repeat(np.arange(len(source)), np.diff(source.offsets))
-    numbers = np.where(source.messages >= 0, source.message_offsets[row] + source.messages, -1)
-    own = np.append(source.weights, np.float32(np.nan))[numbers]
-    weights: NDArray[np.uint8] = (trained & (own != 0)).astype(np.uint8)
+    weights: NDArray[np.uint8] = (trained & (source.token_weights != 0)).astype(np.uint8)
     return weights
 
 

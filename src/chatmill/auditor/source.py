@@ -10,7 +10,6 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.literals import ProbeRow
 from chatmill.core.conversation import Conversation
 from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.render.bound import BoundTemplate
@@ -19,6 +18,15 @@ from chatmill.render.render import Rendered, render
 Ints = NDArray[np.int64]
 BATCH = 1_000
 """Records that are rendered at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRow:
+    """One row, with the kind and the message of every token."""
+
+    ids: Ints
+    kinds: NDArray[np.uint8]
+    messages: Ints
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,8 +45,8 @@ class SourceRows:
     """Offsets of each row's messages in `weights`."""
     weights: NDArray[np.float32]
     """What each message of each row says about its training: NaN for nothing, 0 for `train: false`."""
-    unproved: NDArray[np.bool_]
-    """Rows of records with answers whose mask cannot be proved: they are not judged."""
+    doubtful: NDArray[np.bool_]
+    """Rows with an answer whose mask cannot be proved."""
     refused: Counter[str] = field(default_factory=Counter)
     """Records that cannot be written, by reason."""
     count: int = 0
@@ -47,15 +55,27 @@ class SourceRows:
     def __len__(self) -> int:
         return len(self.records)
 
+    @property
+    def unproved(self) -> NDArray[np.bool_]:
+        """Rows of records with a doubtful row: they are not judged."""
+        return np.isin(self.records, self.records[self.doubtful])
+
+    @property
+    def token_weights(self) -> NDArray[np.float32]:
+        """What the message of each token says about its training: NaN for nothing, and for tokens of no message."""
+        firsts = np.repeat(self.message_offsets[:-1], np.diff(self.offsets))
+        numbers = np.where(self.messages >= 0, firsts + self.messages, -1)
+        return np.append(self.weights, np.float32(np.nan))[numbers]
+
     def whole(self) -> tuple[Ints, Ints]:
         """Records, and the row of each that shows the whole conversation: its last one."""
         last = np.append(self.records[1:] != self.records[:-1], True)[: len(self.records)]
         return self.records[last], np.flatnonzero(last)
 
-    def row(self, number: int) -> ProbeRow:
+    def row(self, number: int) -> SourceRow:
         """One row."""
         span = slice(int(self.offsets[number]), int(self.offsets[number + 1]))
-        return ProbeRow(
+        return SourceRow(
             ids=self.ids[span].astype(np.int64), kinds=self.kinds[span], messages=self.messages[span].astype(np.int64)
         )
 
@@ -75,7 +95,6 @@ def render_source(conversations: Iterable[Conversation], bound: BoundTemplate) -
         count += len(batch)
     tokens = [one.tokens for one in batches]
     records = _joined([one.kept + first for one, first in zip(batches, firsts, strict=True)], np.int64)
-    doubted = np.unique(records[_joined([one.untrained for one in batches], np.int64) > 0])
     return SourceRows(
         ids=_joined([one.ids for one in tokens], np.int32),
         kinds=_joined([one.kinds for one in tokens], np.uint8),
@@ -84,7 +103,7 @@ def render_source(conversations: Iterable[Conversation], bound: BoundTemplate) -
         records=records,
         message_offsets=offsets_of(_joined([_message_counts(one) for one in tokens], np.int64)),
         weights=_joined([one.message_weights for one in tokens], np.float32),
-        unproved=np.isin(records, doubted),
+        doubtful=_joined([one.untrained for one in batches], np.int64) > 0,
         refused=refused,
         count=count,
     )

@@ -196,22 +196,12 @@ def _padding(ids: Ints, offsets: Ints, columns: Mapping[str, Column], pad_id: in
     if "attention_mask" in columns:
         hidden: Bools = columns["attention_mask"][0] == 0
         return hidden
-    padding = np.zeros(len(ids), dtype=np.bool_)
-    if pad_id is None:
-        return padding
-    other = np.flatnonzero(ids != pad_id)
-    if not len(other):
-        return padding
-    first, last = np.searchsorted(other, offsets[:-1]), np.searchsorted(other, offsets[1:]) - 1
-    filled = first <= last
-    begin = np.where(filled, other[np.minimum(first, len(other) - 1)], offsets[1:])
-    end = np.where(filled, other[np.maximum(last, 0)] + 1, offsets[1:])
-    steps = np.zeros(len(ids) + 1, dtype=np.int64)
-    np.add.at(steps, offsets[:-1], 1)
-    np.add.at(steps, begin, -1)
-    np.add.at(steps, end, 1)
-    np.add.at(steps, offsets[1:], -1)
-    return np.cumsum(steps[:-1]) > 0
+    others = np.append(0, np.cumsum(ids != pad_id))  # tokens before each place that are no pad token
+    if pad_id is None or not others[-1]:
+        return np.zeros(len(ids), dtype=np.bool_)
+    before, until = (np.repeat(others[at], np.diff(offsets)) for at in (offsets[:-1], offsets[1:]))
+    ends: Bools = (others[1:] == before) | (others[:-1] == until)
+    return ends
 
 
 def _filling(ids: Ints, offsets: Ints, documents: Ints, trained: Bools | None) -> Bools:

@@ -1,4 +1,4 @@
-"""The bytes of all ids as columns, and whether the ids of a text are those that the tokenizer gives."""
+"""Whether the ids of texts are those that the tokenizer gives."""
 
 from __future__ import annotations
 
@@ -9,65 +9,30 @@ from numpy.typing import NDArray
 
 from chatmill.auditor.literals import special_ids
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import TokenizerError
+from chatmill.look.token_bytes import TokenBytes
 from chatmill.render.bound import BoundTemplate
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-class VocabularyBytes:
-    """The bytes of ids, read when an id is first asked for: a set uses a small part of a vocabulary."""
+class VocabularyBytes(TokenBytes):
+    """The bytes of ids, and which of them no text can have."""
 
     def __init__(self, bound: BoundTemplate) -> None:
         """Reads nothing yet."""
-        self._tokenizer = bound.tokenizer
-        size = bound.tokenizer.vocab_size
-        self._read = np.zeros(size, dtype=np.bool_)
-        self._known = np.zeros(size, dtype=np.bool_)
-        self._lengths = np.zeros(size, dtype=np.int64)
-        self._starts = np.zeros(size, dtype=np.int64)
-        self._white = np.zeros(size, dtype=np.bool_)
-        self._bytes = np.empty(0, dtype=np.uint8)
-        self.special = np.zeros(size, dtype=np.bool_)
+        super().__init__(bound.tokenizer)
+        self.special = np.zeros(bound.tokenizer.vocab_size, dtype=np.bool_)
         self.special[list(special_ids(bound))] = True
-
-    def _inside(self, ids: Ints) -> Ints:
-        """Ids of the vocabulary, read; others become its last one."""
-        inside: Ints = np.minimum(ids, len(self._read) - 1)
-        unread = np.unique(inside[~self._read[inside]])
-        spelled = []
-        for token_id in unread.tolist():
-            try:
-                one = self._tokenizer.token_bytes(token_id)
-                self._known[token_id] = True
-            except TokenizerError:
-                one = b""
-            self._lengths[token_id] = len(one)
-            self._white[token_id] = one[:1].isspace()
-            spelled.append(one)
-        if spelled:
-            self._starts[unread] = len(self._bytes) + offsets_of(self._lengths[unread])[:-1]
-            self._bytes = np.concatenate([self._bytes, np.frombuffer(b"".join(spelled), dtype=np.uint8)])
-            self._read[unread] = True
-        return inside
-
-    def has(self, ids: Ints) -> Bools:
-        """Which ids the vocabulary has."""
-        known: Bools = self._known[self._inside(ids)] & (ids < len(self._known))
-        return known
 
     def begins_white(self, ids: Ints) -> Bools:
         """Which ids begin with white space."""
-        white: Bools = self._white[self._inside(ids)]
-        return white
+        data, at = self.joined(ids)
+        return np.array([data[first : first + 1].isspace() for first in at[:-1].tolist()], dtype=np.bool_)
 
     def texts(self, ids: Ints, starts: Ints, ends: Ints) -> list[str | None]:
         """The text of stretches of ids; None where the bytes are no UTF-8."""
-        known = self._inside(ids)
-        sizes = self._lengths[known]
-        flat = self._bytes[ranges(self._starts[known], sizes)].tobytes()
-        at = offsets_of(sizes)
+        flat, at = self.joined(ids)
         found: list[str | None] = []
         for first, last in zip(at[starts].tolist(), at[ends].tolist(), strict=True):
             try:
@@ -76,15 +41,10 @@ class VocabularyBytes:
                 found.append(None)
         return found
 
-    def spelled(self, ids: Ints) -> bytes:
-        """The bytes of some ids."""
-        known = self._inside(ids[ids < len(self._lengths)])
-        return self._bytes[ranges(self._starts[known], self._lengths[known])].tobytes()
-
     def unlike(self, ids: Ints, starts: Ints, ends: Ints) -> Bools:
         """Which stretches of ids are not what the tokenizer gives for their text."""
         texts = self.texts(ids, starts, ends)
-        encoded, offsets = self._tokenizer.encode_batch([text or "" for text in texts])
+        encoded, offsets = self.tokenizer.encode_batch([text or "" for text in texts])
         sizes = np.diff(offsets)
         wrong: Bools = (sizes != ends - starts) | np.array([text is None for text in texts], dtype=np.bool_)
         same = np.flatnonzero(~wrong)

@@ -57,17 +57,16 @@ def command(
     """Show some items of a dataset."""
     import json
 
-    from chatmill.look.choose import Choice, choose
+    from chatmill.look.choose import choose
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.item_view import view_item
     from chatmill.look.terminal import Screen
 
     opened = open_for_looking(dataset, None, tokenizer=tokenizer)
-    choice = Choice(
-        episode=episode, row=row, record_id=record_id, random=random, seed=seed, split=split, start=start,
+    chosen = choose(
+        opened, episode=episode, row=row, record_id=record_id, random=random, seed=seed, split_name=split, start=start,
         examples=examples,
     )  # fmt: skip
-    chosen = choose(opened, choice)
     decoder = opened.decoder
     views = (view_item(item, decoder, opened.layout.item) for item in chosen.items)
     problems: list[str] = []

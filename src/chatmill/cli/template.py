@@ -100,7 +100,7 @@ def _print_facts(console: Console, look: TemplateLook, date: str | None) -> None
         ("date", day if look.asks_for_date else "not asked for"),
         ("tags", "has {% generation %} tags" if look.generation_tags else "has no {% generation %} tags"),
         ("prompt", json.dumps(look.prompt, ensure_ascii=False) if look.prompt else "none: nothing follows a question"),
-        ("stops", "; ".join(f"{stop.token} ({', '.join(stop.sources)})" for stop in look.stops) or "none"),
+        ("stops", "; ".join(f"{token} ({', '.join(sources)})" for token, sources in look.stops.items()) or "none"),
         ("policy", look.default_policy),
     ]
     if look.kind == "python":

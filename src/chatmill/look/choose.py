@@ -14,20 +14,6 @@ from chatmill.look.row_split import RowSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What a user asked to see; at most one of the first four."""
-
-    episode: int | None = None
-    row: int | None = None
-    record_id: str | None = None
-    random: bool = False
-    seed: int = 0
-    split: str | None = None
-    start: int = 0
-    examples: int = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenItems:
     """The items to show, read one at a time."""
 
@@ -37,40 +23,51 @@ class ChosenItems:
     count: int
 
 
-def choose(dataset: LookDataset, choice: Choice) -> ChosenItems:
-    """The items of a choice; a number or id that is not there is a `ConfigError`."""
-    given = [
-        name
-        for name, there in (
-            ("--episode", choice.episode is not None),
-            ("--row", choice.row is not None),
-            ("--id", choice.record_id is not None),
-            ("--random", choice.random),
-        )
-        if there
-    ]
+def choose(
+    dataset: LookDataset,
+    *,
+    episode: int | None = None,
+    row: int | None = None,
+    record_id: str | None = None,
+    random: bool = False,
+    seed: int = 0,
+    split_name: str | None = None,
+    start: int = 0,
+    examples: int = 5,
+) -> ChosenItems:
+    """What a user asked to see, by one of the first four or from `start` on.
+
+    A number or id that is not there is a `ConfigError`.
+    """
+    asked = {
+        "--episode": episode is not None,
+        "--row": row is not None,
+        "--id": record_id is not None,
+        "--random": random,
+    }
+    given = [name for name, there in asked.items() if there]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} choose different things: give one of them")
-    split = dataset.split(choice.split)
-    if choice.record_id is not None:
-        found = dataset.find(choice.record_id, None if choice.split is None else [split])
+    split = dataset.split(split_name)
+    if record_id is not None:
+        found = dataset.find(record_id, None if split_name is None else [split])
         if isinstance(found[0][0], RowSplit):
-            episodes = _record(found, choice.record_id)
+            episodes = _record(found, record_id)
             return ChosenItems(split=found[0][0], items=iter(episodes), count=len(episodes))
         return ChosenItems(split=found[0][0], items=(one.item(number) for one, number in found), count=len(found))
-    if choice.episode is not None and isinstance(split, RowSplit):
-        alone = split.episode(dataset.check_number(split.episodes, choice.episode))
+    if episode is not None and isinstance(split, RowSplit):
+        alone = split.episode(dataset.check_number(split.episodes, episode))
         return ChosenItems(split=split, items=iter([alone]), count=1)
-    if choice.row is not None and not dataset.layout.packed:
+    if row is not None and not dataset.layout.packed:
         raise ConfigError(f"{dataset.path} holds {dataset.layout.item}s that are not packed into rows: use --episode")
-    number = choice.row if choice.row is not None else choice.episode
+    number = row if row is not None else episode
     if number is not None:
         return _numbered(split, np.array([dataset.check_number(split, number)]))
-    if choice.random:
-        count = min(choice.examples, len(split))
-        return _numbered(split, np.random.RandomState(choice.seed).permutation(len(split))[:count])
-    first = dataset.check_number(split, choice.start)
-    return _numbered(split, np.arange(first, min(first + choice.examples, len(split))))
+    if random:
+        count = min(examples, len(split))
+        return _numbered(split, np.random.RandomState(seed).permutation(len(split))[:count])
+    first = dataset.check_number(split, start)
+    return _numbered(split, np.arange(first, min(first + examples, len(split))))
 
 
 def _numbered(split: LookSplit, numbers: np.ndarray) -> ChosenItems:

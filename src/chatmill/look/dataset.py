@@ -111,8 +111,7 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
     """
     folder = Path(path)
     if is_kd(folder):
-        found = open_kd(folder, None if splits is None else list(splits))
-        return LookDataset(folder, found.splits, found.about, tokenizer)
+        return LookDataset(folder, *open_kd(folder, splits), tokenizer)
     if not folder.exists():
         raise ConfigError(f"{folder} does not exist: {CAN_BE_OPENED}")
     if folder.is_dir() and is_episode_split(folder) and not (folder / MANIFEST).is_file():

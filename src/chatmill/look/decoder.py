@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import ChatmillError, TokenizerError
+from chatmill.look.spelling import SpellingTable
 from chatmill.render.trust import UntrustedTemplateError, added_control_tokens
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
@@ -32,10 +34,34 @@ class Decoder:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one id; an id that is not in the vocabulary is spelled `[id 123]`."""
+        known = self.known_bytes(token_id)
+        return f"[id {token_id}]".encode() if known is None else known
+
+    def known_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of one id; None for an id that is not in the vocabulary."""
         try:
             return self.tokenizer.token_bytes(token_id)
         except TokenizerError:
-            return f"[id {token_id}]".encode()
+            return None
+
+    @property
+    def bytes_add_up(self) -> bool:
+        """Whether the bytes of tokens, joined, are the text; if not, texts are decoded one by one."""
+        return bool(getattr(self.tokenizer, "bytes_add_up", True))
+
+    @cached_property
+    def spelling(self) -> SpellingTable:
+        """For searches that match case."""
+        return SpellingTable(self._all_bytes)
+
+    @cached_property
+    def lower_spelling(self) -> SpellingTable:
+        """For searches that take A to Z in either case."""
+        return SpellingTable([raw.lower() for raw in self._all_bytes])
+
+    @cached_property
+    def _all_bytes(self) -> list[bytes]:
+        return [self.known_bytes(token_id) or b"" for token_id in range(self.tokenizer.vocab_size)]
 
     def is_control(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which ids are control tokens."""
@@ -49,6 +75,11 @@ class Decoder:
         borders = np.flatnonzero(control[1:] | control[:-1]) + 1
         firsts = control[np.append(0, borders)].tolist()
         return [(first, self.text(stretch)) for first, stretch in zip(firsts, np.split(ids, borders), strict=True)]
+
+
+def text_of(ids: NDArray[np.integer], decoder: Decoder | None) -> str:
+    """The text of ids; the ids themselves where there is no tokenizer."""
+    return " ".join(map(str, ids.tolist())) if decoder is None else decoder.text(ids)
 
 
 def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | None, str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from rich.cells import cell_len, chop_cells
+from rich import get_console
 from rich.text import Text
 
 from chatmill.core.kinds import RoleCode, role_of
@@ -30,17 +29,14 @@ GUTTER = 12
 """Columns for the role and the mark."""
 SPAN_COLOURS = {"analysis": "yellow", "final": "green"}
 
-Piece = tuple[str, str]
-"""Text and its style."""
-
 
 def item_lines(
     view: ItemView, *, width: int = 80, most_lines: int = 0, show_ids: bool = False, ascii_only: bool = False
 ) -> Iterator[Text]:
     """The lines of one item, none wider than `width`: header, facts, and `document_lines`."""
-    yield from (Text(line, style="bold") for line in _cut(view.header, width))
+    yield from _fitted(Text(view.header, style="bold"), width, 0)
     if view.facts:
-        yield from (Text(line, style="cyan") for line in _cut(visible(view.facts, mark_newlines=False), width))
+        yield from _fitted(Text(visible(view.facts, mark_newlines=False), style="cyan"), width, 0)
     if view.problem:
         yield Text(f"!! {view.problem}", style="bold red")
     yield from document_lines(view, width=width, most_lines=most_lines, show_ids=show_ids, ascii_only=ascii_only)
@@ -56,11 +52,11 @@ def document_lines(
     with_roles = view.item.kinds is not None or view.item.spans is not None
     for number, document in enumerate(view.documents):
         if view.name in ("block", "row"):
-            yield from (Text(line, style="bright_black") for line in _cut(_boundary(number, document), width))
+            yield from _fitted(Text(_boundary(number, document), style="bright_black"), width, 0)
         speaker = None
         for group in _groups(document.runs):
-            pieces = list(_pieces(view, group, with_roles, show_ids))
-            lines = _fitted(pieces, width - (GUTTER if with_roles else 2), most_lines)
+            text = _text(view, group, with_roles, show_ids)
+            lines = _fitted(text, width - (GUTTER if with_roles else 2), most_lines)
             same = speaker == (group[0].message, group[0].label)
             speaker = (group[0].message, group[0].label)
             gutter = _Gutter(
@@ -88,19 +84,21 @@ def _groups(runs: tuple[RunView, ...]) -> Iterator[list[RunView]]:
         yield list(group)
 
 
-def _pieces(view: ItemView, group: list[RunView], with_roles: bool, show_ids: bool) -> Iterator[Piece]:
-    """The text of a group in styled pieces; control tokens look unlike text that spells one."""
+def _text(view: ItemView, group: list[RunView], with_roles: bool, show_ids: bool) -> Text:
+    """The styled text of a group; control tokens look unlike text that spells one."""
     colour = _colour(group[0])
     style = f"{colour} dim" if with_roles and not group[0].trained else colour
+    shown = Text()
     for run in group:
         for is_control, text in view.parts(run):
             if is_control:
-                yield f"{OPENS}{visible(text)}{CLOSES}", f"{colour} reverse" if run.trained else "bold dim"
+                shown.append(f"{OPENS}{visible(text)}{CLOSES}", f"{colour} reverse" if run.trained else "bold dim")
             else:
-                yield visible(text, mark_newlines=with_roles).replace("\t", "   "), style
+                shown.append(visible(text, mark_newlines=with_roles).replace("\t", "   "), style)
     if show_ids and view.decoder is not None:
         ids = " ".join(str(i) for run in group for i in run.ids.tolist())
-        yield f"\n{ids}", "bright_black"
+        shown.append(f"\n{ids}", "bright_black")
+    return shown
 
 
 def _colour(run: RunView) -> str:
@@ -136,60 +134,14 @@ class _Gutter:
             label = ""
 
 
-def _fitted(pieces: list[Piece], width: int, most_lines: int) -> list[Text]:
-    """Pieces cut into lines; the middle of more than `most_lines` is one line that counts what is left out."""
-    plain = "".join(text for text, _ in pieces)
-    begins: list[int] = []
-    place = 0
-    for text, _ in pieces:
-        begins.append(place)
-        place += len(text)
-    spans = list(_line_spans(plain, width))
-    if len(spans) > 1 and spans[-1][0] == spans[-1][1]:
-        spans.pop()  # the newline at the end of a message does not make a line of its own
-    head = tail = spans
-    left_out = 0
-    if most_lines and len(spans) > most_lines + 1:
-        left_out = len(spans) - most_lines
-        head, tail = spans[: (most_lines + 1) // 2], spans[len(spans) - most_lines // 2 :]
-    lines = [_styled(plain, span, pieces, begins) for span in head]
-    if left_out:
-        lines.append(Text(f"... {left_out} lines left out ...", style="italic bright_black"))
-        lines += [_styled(plain, span, pieces, begins) for span in tail]
-    return lines
-
-
-def _styled(plain: str, span: tuple[int, int], pieces: list[Piece], begins: list[int]) -> Text:
-    """A stretch of the text with the styles of the pieces that it lies in."""
-    first, last = span
-    line = Text()
-    at = max(0, bisect_right(begins, first) - 1)
-    while at < len(pieces) and begins[at] < last:
-        text, style = pieces[at]
-        line.append(plain[max(first, begins[at]) : min(last, begins[at] + len(text))], style=style)
-        at += 1
-    return line
-
-
-def _line_spans(text: str, width: int) -> Iterator[tuple[int, int]]:
-    """First character and end of each line: cut at newlines, and to `width` columns where a good place is near."""
-    begin = 0
-    for line in text.split("\n"):
-        yield from ((begin + first, begin + last) for first, last in _wrapped(line, width))
-        begin += len(line) + 1
-
-
-def _wrapped(line: str, width: int) -> Iterator[tuple[int, int]]:
-    """The parts of one line, cut at spaces and before control tokens; wide characters count as two columns."""
-    first = 0
-    while len(line) - first > width or cell_len(line[first:]) > width:
-        part = chop_cells(line[first : first + width + 1], width)[0]
-        place = max(part.rfind(" ") + 1, part.rfind(OPENS))
-        length = place if place > len(part) // 2 else max(1, len(part))
-        yield first, first + length
-        first += length
-    yield first, len(line)
-
-
-def _cut(text: str, width: int) -> list[str]:
-    return [text[first:last].rstrip() for first, last in _line_spans(text, width)]
+def _fitted(text: Text, width: int, most_lines: int) -> list[Text]:
+    """A text cut into lines; the middle of more than `most_lines` is one line that counts what is left out."""
+    lines = list(text.wrap(get_console(), width, overflow="fold"))
+    for line in lines:
+        line.rstrip()
+    if len(lines) > 1 and not lines[-1]:
+        lines.pop()  # the newline at the end of a message does not make a line of its own
+    if not most_lines or len(lines) <= most_lines + 1:
+        return lines
+    left_out = Text(f"... {len(lines) - most_lines} lines left out ...", style="italic bright_black")
+    return [*lines[: (most_lines + 1) // 2], left_out, *lines[len(lines) - most_lines // 2 :]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,11 @@ class DocumentView:
     text: str | None
     """The decoded ids; None without a tokenizer."""
     runs: tuple[RunView, ...]
+
+    def messages(self, most_runs: int | None = None) -> list[tuple[str, list[RunView]]]:
+        """Who speaks, and the runs of what is said, of the first `most_runs`."""
+        grouped = groupby(self.runs[:most_runs], key=lambda run: (run.message, run.label))
+        return [(label, list(runs)) for (_, label), runs in grouped]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,10 @@ everything is turned back: a token that is shown as analysis or final is one who
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,8 +112,7 @@ def token_aligned(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return aligned
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KDFound:
+class KDFound(NamedTuple):
     """What a path holds: open splits, and what is known of the build."""
 
     splits: dict[str, LookSplit]
@@ -130,7 +128,7 @@ def is_kd(path: str | Path) -> bool:
     return _prefix_of(place) is not None
 
 
-def open_kd(path: str | Path, splits: list[str] | tuple[str, ...] | None = None) -> KDFound:
+def open_kd(path: str | Path, splits: Sequence[str] | None = None) -> KDFound:
     """Open a root, the folder of a split, or one shard by its prefix or any of its files; `splits` chooses some."""
     place = Path(path)
     prefix = None if place.is_dir() else _prefix_of(place)

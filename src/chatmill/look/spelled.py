@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from chatmill.core.tokens import offsets_of, ranges
 from chatmill.look.decoder import Decoder
-from chatmill.look.items import Ints, LookSplit, Progress, TokenBatch
+from chatmill.look.items import LookSplit, Progress, TokenBatch
+from chatmill.look.token_bytes import TokenBytes
 
-NEVER_IN_UTF8 = 0xFF
+NEVER_IN_UTF8 = b"\xff"
 """Stands for a control token among the bytes, so that no text reaches across one."""
 
 
@@ -36,42 +35,13 @@ def spelled_pattern(names: Iterable[str]) -> re.Pattern[bytes] | None:
     return re.compile(b"|".join(map(re.escape, found))) if found else None
 
 
-class TextBytes:
-    """The text of many ids as bytes in one go: a table of all tokens, and one gather."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        tokenizer = decoder.tokenizer
-        tokens = [
-            bytes([NEVER_IN_UTF8]) if number in decoder.control_ids else _bytes(decoder, number)
-            for number in range(tokenizer.vocab_size)
-        ]
-        self._lengths: NDArray[np.int64] = np.array([len(token) for token in tokens], dtype=np.int64)
-        self._starts = offsets_of(self._lengths)[:-1]
-        self._data = np.frombuffer(b"".join(tokens), dtype=np.uint8)
-
-    def of(self, ids: NDArray[np.integer]) -> tuple[bytes, Ints]:
-        """The bytes of all ids, 0xff for each control token; and where each token's begin, with the end."""
-        known = np.where(ids < len(self._lengths), ids, 0)
-        lengths = np.where(ids < len(self._lengths), self._lengths[known], 0)
-        return self._data[ranges(self._starts[known], lengths)].tobytes(), offsets_of(lengths)
-
-
-def _bytes(decoder: Decoder, number: int) -> bytes:
-    from chatmill.errors import TokenizerError
-
-    try:
-        return decoder.tokenizer.token_bytes(number)
-    except TokenizerError:  # a gap in the vocabulary
-        return b""
-
-
 def spelled_controls(split: LookSplit, decoder: Decoder, progress: Progress | None = None) -> SpelledControls:
     """Read a split once and count; memory does not grow with it."""
     found = SpelledControls()
     pattern = spelled_pattern(decoder.tokenizer.control_ids)
     if pattern is None:
         return found
-    texts = TextBytes(decoder)
+    texts = TokenBytes(decoder.tokenizer, control=NEVER_IN_UTF8)
     done = 0
     for batch in split.batches(ids=True):
         _count(found, batch, texts, pattern)
@@ -81,9 +51,9 @@ def spelled_controls(split: LookSplit, decoder: Decoder, progress: Progress | No
     return found
 
 
-def _count(found: SpelledControls, batch: TokenBatch, texts: TextBytes, pattern: re.Pattern[bytes]) -> None:
+def _count(found: SpelledControls, batch: TokenBatch, texts: TokenBytes, pattern: re.Pattern[bytes]) -> None:
     assert batch.ids is not None
-    data, starts = texts.of(batch.ids)
+    data, starts = texts.joined(batch.ids)
     document_bytes = starts[batch.offsets]
     seen: set[int] = set()
     for match in pattern.finditer(data):

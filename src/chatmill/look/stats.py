@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,13 +13,24 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import PARTS, RoleCode, kind_name
 from chatmill.look.counting import MOST_TURNS, TokenCounts, count_tokens
 from chatmill.look.dataset import LookDataset
-from chatmill.look.items import Ints, LookSplit, Progress
+from chatmill.look.items import LookSplit, Progress
 from chatmill.store.kd import SPAN_NAMES
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 REPR_WIDTH = 100
 FATES = ("trained", "context", "injected", "cut", "dropped", "padding")
 """Where tokens of a build end, as they are summed up for people."""
+
+
+FATE_NAMES = {
+    "trained": "trained",
+    "context": "context",
+    "cut": "cut",
+    "dropped": "dropped",
+    "injected": "repeated",
+    "padding": "padding",
+}
+"""Fates in the order in which they are drawn, and what they are called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +56,13 @@ class Bin:
     low: float
     high: float
     count: int
+
+    def bounds(self, between: str, percent: bool) -> str:
+        """Its range in words."""
+        if percent:
+            return f"{self.low:.0%}{between}{self.high:.0%}"
+        low, high = int(self.low), int(self.high) - 1
+        return f"{low:,}" if low == high else f"{low:,}{between}{high:,}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +131,7 @@ def split_stats(split: LookSplit, progress: Progress | None = None) -> SplitStat
             _share(kind_name(code), counts.kinds[code]) for code in np.flatnonzero(counts.kinds[:, 0]).tolist()
         ),
         turns=_turns(counts),
-        sources=_sources(split, trained),
+        sources=source_shares(split, trained),
         spans=span_shares(counts),
         fill={} if fill is None else _summary(fill),
         fill_bins=() if fill is None else share_bins(fill),
@@ -145,7 +164,8 @@ def _turns(counts: TokenCounts) -> tuple[Share, ...]:
     return tuple(_share(names[turn], counts.turns[turn]) for turn in np.flatnonzero(counts.turns[:, 0]).tolist())
 
 
-def _sources(split: LookSplit, trained: Ints) -> tuple[Share, ...]:
+def source_shares(split: LookSplit, trained: NDArray[np.integer]) -> tuple[Share, ...]:
+    """Items, tokens and trained tokens of each source; none where sources are not stored."""
     codes = split.sources
     if codes is None:
         return ()
@@ -202,20 +222,18 @@ def fates_of(ledger: dict[str, Any]) -> dict[str, int]:
 
 def notes_of(ledger: dict[str, Any]) -> dict[str, int]:
     """The notes of a build, summed over its sources."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for notes in ledger.get("notes", {}).values():
-        for note, count in notes.items():
-            sums[note] = sums.get(note, 0) + count
+        sums.update(notes)
     return sums
 
 
 def rejections_of(ledger: dict[str, Any]) -> dict[str, int]:
     """Records that were not built, by reason, over all sources."""
-    sums: dict[str, int] = {}
+    sums: Counter[str] = Counter()
     for outcomes in ledger.get("records", {}).values():
-        for outcome in ("quarantined", "skipped"):
-            for reason, count in outcomes.get(outcome, {}).items():
-                sums[reason] = sums.get(reason, 0) + count
+        sums.update(outcomes.get("quarantined", {}))
+        sums.update(outcomes.get("skipped", {}))
     return sums
 
 

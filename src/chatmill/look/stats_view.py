@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import RenderableType
 from rich.text import Text
 
-from chatmill.core.kinds import RoleCode
 from chatmill.core.tokens import Tokens
 from chatmill.look.counting import TokenCounts
-from chatmill.look.item_lines import COLOURS
 from chatmill.look.items import TokenBatch
 from chatmill.look.ledger import ledger_table
-from chatmill.look.plots import bar, histogram, share_table
-from chatmill.look.report.flow import FATE_NAMES
+from chatmill.look.plots import Plots, bar
 from chatmill.look.safe_text import visible
-from chatmill.look.stats import DatasetStats, Share, SplitStats, fates_of, notes_of, rejections_of, role_shares
+from chatmill.look.stats import (
+    FATE_NAMES,
+    DatasetStats,
+    Share,
+    SplitStats,
+    fates_of,
+    notes_of,
+    rejections_of,
+    role_shares,
+)
 
 SHOWN_TURNS = 8
 SHOWN_SOURCES = 20
-ROLE_COLOURS = {"document" if role is RoleCode.NONE else role.name.lower(): COLOURS[role] for role in RoleCode}
 
 
 def stats_parts(stats: DatasetStats, *, width: int, ascii_only: bool) -> Iterator[RenderableType]:
     """Everything there is to say, part by part."""
+    plots = Plots(width, ascii_only)
     for split in stats.splits:
-        yield from _with_gaps(_split_parts(split, width, ascii_only))
+        yield from _with_gaps(_split_parts(split, plots))
     if stats.ledger is not None:
-        yield from _with_gaps(_ledger_parts(stats.ledger, width, ascii_only))
+        yield from _with_gaps(_ledger_parts(stats.ledger, plots))
 
 
 def _with_gaps(parts: Iterator[RenderableType]) -> Iterator[RenderableType]:
@@ -39,53 +46,28 @@ def _with_gaps(parts: Iterator[RenderableType]) -> Iterator[RenderableType]:
         yield Text()
 
 
-def _split_parts(split: SplitStats, width: int, ascii_only: bool) -> Iterator[RenderableType]:
+def _split_parts(split: SplitStats, plots: Plots) -> Iterator[RenderableType]:
+    name, items = split.name, f"{split.item}s"
     head = Text(_headline(split), style="bold")
     if split.lengths:
         head.append(f"\n{_lengths(split)}", style="not bold")
     yield head
-    yield histogram(
-        f"{split.name}: documents by length", split.length_bins, "documents", width=width, ascii_only=ascii_only
-    )
-    tables: tuple[tuple[str, Sequence[Share], str, str], ...] = (
-        ("trained share per role", split.roles, "role", ""),
-        ("trained share per source", _largest(split.sources), "source", f"{split.item}s"),
-        ("trained share per turn", _first_turns(split.turns), "turn", ""),
-        ("tokens per span", split.spans, "span", ""),
-    )
-    for title, shares, what, items in tables:
-        if shares:
-            yield share_table(
-                f"{split.name}: {title}", shares, what, items=items, width=width, ascii_only=ascii_only,
-                colours=ROLE_COLOURS,
-            )  # fmt: skip
-    yield histogram(
-        f"{split.name}: {split.item}s by trained share",
-        split.trained_bins,
-        f"{split.item}s",
-        width=width,
-        ascii_only=ascii_only,
-        percent=True,
-    )
+    yield plots.histogram(f"{name}: documents by length", split.length_bins, "documents")
+    if split.roles:
+        yield plots.share_table(f"{name}: trained share per role", split.roles, "role")
+    if split.sources:
+        yield plots.share_table(f"{name}: trained share per source", _largest(split.sources), "source", items)
+    if split.turns:
+        yield plots.share_table(f"{name}: trained share per turn", _first_turns(split.turns), "turn")
+    if split.spans:
+        yield plots.share_table(f"{name}: tokens per span", split.spans, "span")
+    yield plots.histogram(f"{name}: {items} by trained share", split.trained_bins, items, percent=True)
     if split.fill:
         full = f"mean {split.fill['mean']:.2%}, least full {split.fill['0%']:.1%}, median {split.fill['50%']:.1%}"
-        yield histogram(
-            f"{split.name}: fill per {split.item} ({full})",
-            split.fill_bins,
-            f"{split.item}s",
-            width=width,
-            ascii_only=ascii_only,
-            percent=True,
-        )
+        yield plots.histogram(f"{name}: fill per {split.item} ({full})", split.fill_bins, items, percent=True)
     if split.documents_bins:
-        yield histogram(
-            f"{split.name}: documents per {split.item}",
-            split.documents_bins,
-            f"{split.item}s",
-            width=width,
-            ascii_only=ascii_only,
-            what="documents",
-        )
+        title = f"{name}: documents per {split.item}"
+        yield plots.histogram(title, split.documents_bins, items, what="documents")
 
 
 def role_table(
@@ -96,9 +78,8 @@ def role_table(
     weights = tokens.per_token(run_weights)
     items = np.arange(len(tokens))
     counts.add(TokenBatch(items=items, offsets=tokens.offsets, ids=None, weights=weights, kinds=tokens.kinds))
-    roles = role_shares(counts)
     total = Share(name="all", tokens=counts.tokens, trained=int(counts.trained.sum()))
-    return share_table(title, [*roles, total], "role", width=width, ascii_only=ascii_only, colours=ROLE_COLOURS)
+    return Plots(width, ascii_only).share_table(title, [*role_shares(counts), total], "role")
 
 
 def _headline(split: SplitStats) -> str:
@@ -125,7 +106,8 @@ def _lengths(split: SplitStats) -> str:
 
 def _largest(sources: Sequence[Share]) -> list[Share]:
     """The sources by their tokens; small ones together."""
-    ordered = [_named(one, visible(one.name, mark_newlines=False)) for one in sorted(sources, key=lambda s: -s.tokens)]
+    by_tokens = sorted(sources, key=lambda one: -one.tokens)
+    ordered = [replace(one, name=visible(one.name, mark_newlines=False)) for one in by_tokens]
     return _gathered(ordered, SHOWN_SOURCES, "{} more sources")
 
 
@@ -146,16 +128,12 @@ def _gathered(shares: list[Share], most: int, words: str) -> list[Share]:
     return [*shares[:most], together]
 
 
-def _named(one: Share, name: str) -> Share:
-    return Share(name=name, tokens=one.tokens, trained=one.trained, items=one.items)
-
-
-def _ledger_parts(ledger: dict[str, object], width: int, ascii_only: bool) -> Iterator[RenderableType]:
+def _ledger_parts(ledger: dict[str, object], plots: Plots) -> Iterator[RenderableType]:
     fates = fates_of(ledger)
     total = max(1, sum(fates.values()))
     lines = Text("ledger of the build: where every token went\n", style="bold")
     for fate, count in fates.items():
-        drawn = bar(count / total, max(10, width - 34), ascii_only=ascii_only)
+        drawn = bar(count / total, max(10, plots.width - 34), ascii_only=plots.ascii_only)
         lines.append(f"{FATE_NAMES[fate]:<9} {count:>14,} {count / total:>6.1%} ", style="default not bold")
         lines.append(f"{drawn.rstrip()}\n", style="cyan not bold")
     lines.rstrip()

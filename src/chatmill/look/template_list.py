@@ -49,28 +49,21 @@ def bundled_templates() -> list[BundledTemplate]:
 
 def _described(name: str) -> BundledTemplate:
     source = find_template(name)
+    tokens, stops = source.control_tokens, source.stop_tokens
+    origin, licence = "written for Chatmill", "Apache-2.0" if name in bundled_names() else ""
     if isinstance(source, JinjaSource):
+        origin, licence = source.origin, source.licence
         text = HEADER.sub("", source.text, count=1)
-        spelled = [found.group() for look in (SPECIAL_LOOK, BRACKETS) for found in look.finditer(text)]
+        tokens = tokens or tuple(found.group() for look in (SPECIAL_LOOK, BRACKETS) for found in look.finditer(text))
         families = [family for family in FAMILIES if all(mark in text for mark in family.marks)]
-        stops = [*source.stop_tokens, *(stop for family in families for stop in family.stops)]
-        return BundledTemplate(
-            name=name,
-            kind="jinja",
-            origin=source.origin,
-            licence=source.licence,
-            control_tokens=tuple(dict.fromkeys(source.control_tokens or spelled)),
-            stop_tokens=tuple(dict.fromkeys(stops)),
-            default_policy=source.default_policy,
-            declares=source.declares,
-        )
+        stops = (*stops, *(stop for family in families for stop in family.stops))
     return BundledTemplate(
         name=name,
-        kind="python",
-        origin="written for Chatmill",
-        licence="Apache-2.0" if name in bundled_names() else "",
-        control_tokens=tuple(source.control_tokens),
-        stop_tokens=tuple(source.stop_tokens),
+        kind="jinja" if isinstance(source, JinjaSource) else "python",
+        origin=origin,
+        licence=licence,
+        control_tokens=tuple(dict.fromkeys(tokens)),
+        stop_tokens=tuple(dict.fromkeys(stops)),
         default_policy=source.default_policy,
         declares=source.declares,
     )

@@ -46,14 +46,6 @@ class TemplateFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopSource:
-    """A stop token, and who says that it is one."""
-
-    token: str
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnLook:
     """One answer of a probe."""
 
@@ -138,7 +130,8 @@ class TemplateLook:
     default_policy: str
     declares: str
     prompt: str
-    stops: tuple[StopSource, ...]
+    stops: Mapping[str, Sequence[str]]
+    """The stop tokens, and who says that each is one."""
     generation_tags: bool
     findings: tuple[TemplateFinding, ...]
     probes: tuple[ProbeLook, ...]
@@ -151,7 +144,7 @@ class TemplateLook:
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in skipped}
         return {
             **{key: list(value) if isinstance(value, tuple) else value for key, value in found.items()},
-            "stops": [{"token": stop.token, "sources": list(stop.sources)} for stop in self.stops],
+            "stops": [{"token": token, "sources": list(sources)} for token, sources in self.stops.items()],
             "findings": [dataclasses.asdict(finding) for finding in self.findings],
             "probes": [probe.as_json() for probe in self.probes],
             "data": None if self.data is None else dataclasses.asdict(self.data),
@@ -338,12 +331,12 @@ def generation_prompt(chat: ChatTemplate, options: Mapping[str, Any] | None = No
     return prompt.text[max((piece.stop for piece in prompt.pieces if piece.owner == 0), default=0) :]
 
 
-def stop_sources(source: TemplateSource, chat: ChatTemplate | None, vocabulary: Tokenizer) -> tuple[StopSource, ...]:
+def stop_sources(source: TemplateSource, chat: ChatTemplate | None, vocabulary: Tokenizer) -> dict[str, list[str]]:
     """The stop tokens, each with everyone who names it."""
     if chat is None or not isinstance(source, JinjaSource):
-        return tuple(StopSource(token=token, sources=("the Python template",)) for token in source.stop_tokens)
+        return {token: ["the Python template"] for token in source.stop_tokens}
     configured = {name for name, token in vocabulary.control_ids.items() if token in source.stop_ids}
-    found = []
+    found = {}
     for token in chat.stops.names:
         sources = ["generation config"] * (token in configured)
         sources += ["the tokenizer's eos"] * (chat.source.named_tokens.get("eos_token") == token)
@@ -353,8 +346,8 @@ def stop_sources(source: TemplateSource, chat: ChatTemplate | None, vocabulary: 
             for family in FAMILIES
             if token in family.stops and all(mark in chat.source.text for mark in family.marks)
         ]
-        found.append(StopSource(token=token, sources=tuple(sources or ["habit: the template writes it everywhere"])))
-    return tuple(found)
+        found[token] = sources or ["habit: the template writes it everywhere"]
+    return found
 
 
 def data_share(bound: BoundTemplate, data: Iterable[Conversation | RecordError]) -> DataShare:

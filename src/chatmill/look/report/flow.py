@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from chatmill.look.report.templates import page_of
+from chatmill.look.stats import FATE_NAMES, Share
 
 WIDTH = 960
 NODE = 14
@@ -23,125 +28,124 @@ NAME_WIDTH = 28
 """Characters of a name in a line left of its bar; longer names take more lines, and none is cut."""
 LABEL_WIDTH = 34
 """Characters of a name and its numbers that fit one line."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """Tokens on their way from a node of one column to one of the next."""
-
-    source: str
-    target: str
-    tokens: int
-    css: str
-    """Class of its colour."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
-    """Three columns: where tokens come from, whose they are, and what became of them."""
-
-    left: tuple[Link, ...]
-    """Sources to roles."""
-    right: tuple[Link, ...]
-    """Roles to fates."""
-
-
-FATE_NAMES = {
-    "trained": "trained",
-    "context": "context",
-    "cut": "cut",
-    "dropped": "dropped",
-    "injected": "repeated",
-    "padding": "padding",
-}
-"""Fates in the order in which they are drawn, and what they are called."""
 ROLE_ORDER = ("system", "developer", "user", "assistant", "tool", "document", "repeated", "padding")
+
+
+class Flow(NamedTuple):
+    """Tokens between three columns: where they come from, whose they are, and what became of them."""
+
+    left: Counter[tuple[str, str]]
+    """From each source to each role."""
+    right: Counter[tuple[str, str]]
+    """From each role to each fate."""
+
+    def add(self, source: str, role: str, fate: str, tokens: int) -> None:
+        """Tokens that go all the way."""
+        self.left[source, role] += tokens
+        self.right[role, fate] += tokens
+
+    def flowing(self) -> Flow:
+        """Without what nothing flows through."""
+        return Flow(+self.left, +self.right)
 
 
 def flow_of_ledger(ledger: Mapping[str, Any]) -> Flow:
     """The flow of a build; small sources are drawn as one, repeated heads and padding come from nowhere."""
-    rendered: dict[str, int] = defaultdict(int)
-    for source, roles in ledger["tokens"].items():
-        rendered[source] = sum(fates.get("rendered", 0) for fates in roles.values())
+    rendered = {
+        source: sum(fates.get("rendered", 0) for fates in roles.values()) for source, roles in ledger["tokens"].items()
+    }
     shown = sorted(rendered, key=lambda name: (-rendered[name], name))
     if len(shown) > MOST_SOURCES + 1:
         shown = shown[:MOST_SOURCES]
     others = f"({len(rendered) - len(shown)} more sources)"
-    left: dict[tuple[str, str], int] = defaultdict(int)
-    right: dict[tuple[str, str], int] = defaultdict(int)
+    flow = Flow(Counter(), Counter())
     for source, roles in ledger["tokens"].items():
         for role, fates in roles.items():
-            left[source if source in shown else others, role] += fates.get("rendered", 0)
+            flow.left[source if source in shown else others, role] += fates.get("rendered", 0)
             for fate, count in fates.items():
                 name = fate.split("_")[0]
                 if name == "injected":
-                    left["(repeated heads)", "repeated"] += count
-                    right["repeated", "injected"] += count
+                    flow.add("(repeated heads)", "repeated", "injected", count)
                 elif name in FATE_NAMES:
-                    right[role, name] += count
-    if ledger.get("padding"):
-        left["(filled up)", "padding"] += ledger["padding"]
-        right["padding", "padding"] += ledger["padding"]
-    return Flow(
-        left=tuple(
-            Link(source=source, target=role, tokens=count, css=f"role-{role}")
-            for (source, role), count in left.items()
-            if count
-        ),
-        right=tuple(
-            Link(source=role, target=fate, tokens=count, css=f"fate-{fate}")
-            for (role, fate), count in right.items()
-            if count
-        ),
-    )
+                    flow.right[role, name] += count
+    flow.add("(filled up)", "padding", "padding", ledger.get("padding", 0))
+    return flow.flowing()
 
 
-def flow_of_roles(name: str, roles: Sequence[tuple[str, int, int]], padding: int) -> Flow:
-    """The flow of a dataset without a ledger: (role, tokens, trained) to trained and context."""
-    left = [Link(source=name, target=role, tokens=tokens, css=f"role-{role}") for role, tokens, _ in roles if tokens]
-    right = []
-    for role, tokens, trained in roles:
-        for fate, count in (("trained", trained), ("context", tokens - trained)):
-            if count:
-                right.append(Link(source=role, target=fate, tokens=count, css=f"fate-{fate}"))
-    if padding:
-        left.append(Link(source="(filled up)", target="padding", tokens=padding, css="role-padding"))
-        right.append(Link(source="padding", target="padding", tokens=padding, css="fate-padding"))
-    return Flow(left=tuple(left), right=tuple(right))
+def flow_of_roles(name: str, roles: Sequence[Share], padding: int) -> Flow:
+    """The flow of a dataset without a ledger, where nothing was cut or dropped as far as is known."""
+    flow = Flow(Counter(), Counter())
+    for one in roles:
+        flow.add(name, one.name, "trained", one.trained)
+        flow.add(name, one.name, "context", one.tokens - one.trained)
+    flow.add("(filled up)", "padding", "padding", padding)
+    return flow.flowing()
 
 
 @dataclass(slots=True)
-class _Node:
+class _Bar:
+    """A node of a column, as it is drawn: its name is left of a source, and right of the others."""
+
     name: str
+    css: str
+    x: int
     tokens: int
+    words: str
+    lines: list[str]
+    """Those of the name."""
     y: float = 0.0
     height: float = 0.0
     used_in: float = 0.0
-    """Height that links into it have taken."""
+    """Height that bands into it have taken."""
     used_out: float = 0.0
 
+    @property
+    def beside(self) -> bool:
+        """Whether the numbers fit beside the last line of the name."""
+        return len(self.lines[-1]) + len(self.words) < LABEL_WIDTH
 
-def _column(names: Sequence[str], sums: Mapping[str, int], total: int) -> tuple[dict[str, _Node], float]:
-    nodes: dict[str, _Node] = {}
+    @property
+    def label_height(self) -> int:
+        """Of the lines behind the first."""
+        return LINE * (len(self.lines) - 1 + (not self.beside))
+
+    @property
+    def anchor(self) -> str:
+        """Which end of the label is at the bar."""
+        return "end" if self.x == LEFT else "start"
+
+    @property
+    def text_x(self) -> int:
+        """Where the label is."""
+        return self.x - 8 if self.x == LEFT else self.x + NODE + 8
+
+    @property
+    def text_y(self) -> float:
+        """Its first line; the label is in the middle of the bar."""
+        return self.y + self.height / 2 - self.label_height / 2
+
+
+class _Band(NamedTuple):
+    path: str
+    css: str
+    words: str
+
+
+def _column(names: Sequence[str], sums: Mapping[str, int], total: int, x: int) -> tuple[dict[str, _Bar], float]:
+    """The bars of a column from top to bottom, and where it ends."""
+    bars: dict[str, _Bar] = {}
     y = float(TOP)
     for name in names:
-        height = max(HEIGHT * sums[name] / total, 1.5)
-        lines, beside = _label(name, _words(sums[name], total))
-        label = LINE * (len(lines) + (not beside))
-        more = max(0.0, (label - height - GAP) / 2)  # room that a label of many lines needs above and below its bar
-        nodes[name] = _Node(name, sums[name], y + more, height)
-        y += height + 2 * more + GAP
-    return nodes, y
-
-
-def _words(tokens: int, total: int) -> str:
-    return f"{tokens:,} \u00b7 {tokens / total:.1%}"
-
-
-def _label(name: str, words: str) -> tuple[list[str], bool]:
-    """The lines of a name, and whether its numbers fit beside the last of them."""
-    lines = _lines(name)
-    return lines, len(lines[-1]) + len(words) < LABEL_WIDTH
+        shown = FATE_NAMES[name] if x == RIGHT else name
+        css = {LEFT: "source", MIDDLE: f"role-{name}", RIGHT: f"fate-{name}"}[x]
+        words = f"{sums[name]:,} \u00b7 {sums[name] / total:.1%}"
+        bar = bars[name] = _Bar(shown, css, x, sums[name], words, _lines(shown))
+        bar.height = max(HEIGHT * sums[name] / total, 1.5)
+        # room that a label of many lines needs above and below its bar
+        more = max(0.0, (bar.label_height + LINE - bar.height - GAP) / 2)
+        bar.y = y + more
+        y += bar.height + 2 * more + GAP
+    return bars, y
 
 
 def _lines(name: str) -> list[str]:
@@ -155,85 +159,51 @@ def _lines(name: str) -> list[str]:
     return [*lines, rest]
 
 
-def flow_svg(flow: Flow, label: str) -> str:
+def flow_svg(flow: Flow, label: str) -> Markup:
     """The picture: bars joined by bands whose width is tokens. Every band and bar says its numbers when pointed at."""
-    sums: list[dict[str, int]] = [defaultdict(int), defaultdict(int), defaultdict(int)]
-    for link in flow.left:
-        sums[0][link.source] += link.tokens
-        sums[1][link.target] += link.tokens
-    for link in flow.right:
-        sums[2][link.target] += link.tokens
-    total = max(1, sum(sums[0].values()))
-    order_left = sorted(sums[0], key=lambda name: (name.startswith("("), -sums[0][name], name))
-    order_middle = [role for role in ROLE_ORDER if role in sums[1]] + sorted(set(sums[1]) - set(ROLE_ORDER))
-    order_right = [fate for fate in FATE_NAMES if fate in sums[2]]
-    columns = [
-        _column(names, counts, total)
-        for names, counts in zip((order_left, order_middle, order_right), sums, strict=True)
-    ]
-    bottom = max(y for _, y in columns)
-    left, middle, right = (nodes for nodes, _ in columns)
-    parts = _bands(flow.left, left, middle, LEFT + NODE, MIDDLE, total, order_left, order_middle)
-    parts += _bands(flow.right, middle, right, MIDDLE + NODE, RIGHT, total, order_middle, order_right)
-    for nodes, x, kind in ((left, LEFT, "source"), (middle, MIDDLE, "role"), (right, RIGHT, "fate")):
-        parts += [_bar(node, x, kind, total) for node in nodes.values()]
-    heads = "".join(
-        f'<text class="head" x="{x}" y="14" text-anchor="{anchor}">{words}</text>'
-        for x, anchor, words in (
-            (LEFT + NODE, "end", "from"),
-            (MIDDLE + NODE / 2, "middle", "whose"),
-            (RIGHT, "start", "became"),
-        )
-    )
-    return (
-        f'<svg class="flow" viewBox="0 0 {WIDTH} {bottom:.0f}" role="img" aria-label="{escape(label)}">'
-        f"{heads}{''.join(parts)}</svg>"
+    sums: tuple[Counter[str], Counter[str], Counter[str]] = (Counter(), Counter(), Counter())
+    for (source, role), tokens in flow.left.items():
+        sums[0][source] += tokens
+        sums[1][role] += tokens
+    for (_, fate), tokens in flow.right.items():
+        sums[2][fate] += tokens
+    total = max(1, sums[0].total())
+    sources = sorted(sums[0], key=lambda name: (name.startswith("("), -sums[0][name], name))
+    roles = [role for role in ROLE_ORDER if role in sums[1]] + sorted(set(sums[1]) - set(ROLE_ORDER))
+    fates = [fate for fate in FATE_NAMES if fate in sums[2]]
+    left, bottom_left = _column(sources, sums[0], total, LEFT)
+    middle, bottom_middle = _column(roles, sums[1], total, MIDDLE)
+    right, bottom_right = _column(fates, sums[2], total, RIGHT)
+    return page_of(
+        Path(__file__).with_name("flow.svg"),
+        label=label,
+        width=WIDTH,
+        bottom=max(bottom_left, bottom_middle, bottom_right),
+        bar_width=NODE,
+        line_height=LINE,
+        heads=((LEFT + NODE, "end", "from"), (MIDDLE + NODE / 2, "middle", "whose"), (RIGHT, "start", "became")),
+        bands=[*_bands(flow.left, left, middle, total), *_bands(flow.right, middle, right, total)],
+        bars=[*left.values(), *middle.values(), *right.values()],
     )
 
 
 def _bands(
-    links: Sequence[Link],
-    sources: Mapping[str, _Node],
-    targets: Mapping[str, _Node],
-    x0: float,
-    x1: float,
-    total: int,
-    source_order: Sequence[str],
-    target_order: Sequence[str],
-) -> list[str]:
-    """One curved band per link, laid against each other in the order of the nodes, so that few of them cross."""
-    parts = []
-    for link in sorted(links, key=lambda one: (source_order.index(one.source), target_order.index(one.target))):
-        source, target = sources[link.source], targets[link.target]
-        height = max(HEIGHT * link.tokens / total, 0.6)
-        a, b = source.y + source.used_out, target.y + target.used_in
-        source.used_out += height
-        target.used_in += height
-        bend = (x0 + x1) / 2  # both curves leave and arrive level
-        upper = f"M{x0:.1f} {a:.1f}C{bend:.1f} {a:.1f} {bend:.1f} {b:.1f} {x1:.1f} {b:.1f}"
-        a, b = a + height, b + height
-        path = f"{upper}v{height:.1f}C{bend:.1f} {b:.1f} {bend:.1f} {a:.1f} {x0:.1f} {a:.1f}z"
-        words = f"{link.source} \u2192 {FATE_NAMES.get(link.target, link.target)}: {link.tokens:,} tokens"
-        parts.append(f'<path class="band {escape(link.css)}" d="{path}"><title>{escape(words)}</title></path>')
-    return parts
-
-
-def _bar(node: _Node, x: float, kind: str, total: int) -> str:
-    """The bar of a node with its name and tokens: names of sources are left of it, the others right."""
-    name = FATE_NAMES.get(node.name, node.name) if kind == "fate" else node.name
-    css = {"source": "source", "role": f"role-{node.name}", "fate": f"fate-{node.name}"}[kind]
-    words = _words(node.tokens, total)
-    at, anchor = (x - 8, "end") if kind == "source" else (x + NODE + 8, "start")
-    lines, beside = _label(name, words)
-    y = node.y + node.height / 2 - LINE * (len(lines) - 1 + (not beside)) / 2
-    named = "".join(
-        f'<tspan class="name" x="{at}" dy="{LINE if number else 0}">{escape(line)}</tspan>'
-        for number, line in enumerate(lines)
-    )
-    place = "" if beside else f' x="{at}" dy="{LINE}"'
-    return (
-        f'<rect class="node {escape(css)}" x="{x}" y="{node.y:.1f}" width="{NODE}" height="{node.height:.1f}" rx="2">'
-        f"<title>{escape(name)}: {node.tokens:,} tokens</title></rect>"
-        f'<text x="{at}" y="{y:.1f}" text-anchor="{anchor}">{named} '
-        f'<tspan class="count"{place}>{words}</tspan></text>'
-    )
+    links: Counter[tuple[str, str]], sources: Mapping[str, _Bar], targets: Mapping[str, _Bar], total: int
+) -> Iterator[_Band]:
+    """One curved band per link, laid against each other in the order of the bars, so that few of them cross."""
+    for name, source in sources.items():
+        for other, target in targets.items():
+            tokens = links[name, other]
+            if not tokens:
+                continue
+            height = max(HEIGHT * tokens / total, 0.6)
+            x0, x1 = source.x + NODE, target.x
+            a, b = source.y + source.used_out, target.y + target.used_in
+            source.used_out += height
+            target.used_in += height
+            bend = (x0 + x1) / 2  # both curves leave and arrive level
+            upper = f"M{x0:.1f} {a:.1f}C{bend:.1f} {a:.1f} {bend:.1f} {b:.1f} {x1:.1f} {b:.1f}"
+            a, b = a + height, b + height
+            path = f"{upper}v{height:.1f}C{bend:.1f} {b:.1f} {bend:.1f} {a:.1f} {x0:.1f} {a:.1f}z"
+            css = target.css  # a band into a role has its colour, and one into a fate that of the fate
+            yield _Band(path, css, f"{source.name} \u2192 {target.name}: {tokens:,} tokens")

@@ -1,106 +1,205 @@
-"""The page of the report: head, tiles and sections put together, and written whole or not at all."""
+"""The report: reads a dataset, gathers what the page says, and writes the page whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import LookDataset
-from chatmill.look.items import Progress
-from chatmill.look.report.charts import short
-from chatmill.look.report.sections import ReportData, sections
-from chatmill.look.report.style import CSS
-from chatmill.look.safe_text import visible
+from chatmill.look.item_view import ItemView, view_item
+from chatmill.look.items import Item, LookSplit, Progress
+from chatmill.look.report.flow import flow_of_ledger, flow_of_roles, flow_svg
+from chatmill.look.report.templates import page_of
 from chatmill.look.spelled import SpelledControls, spelled_controls
-from chatmill.look.stats import DatasetStats, dataset_stats
+from chatmill.look.stats import (
+    FATE_NAMES,
+    DatasetStats,
+    Share,
+    dataset_stats,
+    doubling_bins,
+    fates_of,
+    notes_of,
+    rejections_of,
+)
 from chatmill.store.durable import sync_folder, write_synced
+
+NOTES = {
+    "untrained_terminators": "assistant turns are trained although their end is not: a model may not learn to stop",
+    "records_without_trained_tokens": "records were built and train nothing",
+    "stripped_characters": "characters are not shown by the template, as it declares",
+    "records_beyond_max_records": "records were left out by max_records",
+}
+"""What the notes of the ledger mean, after their number."""
+FATE_WORDS = {
+    "trained": "targets of the loss",
+    "context": "read by the model, not trained",
+    "cut": "left out of a conversation of which something was kept",
+    "dropped": "of conversations of which nothing was kept",
+    "injected": "repeated without being trained (heads of later windows)",
+    "padding": "fills rows up to their size",
+}
+LAYOUTS = {"episodes": "episodes", "rows": "packed rows", "packed": "packed rows", "kd": "distillation set"}
+MAP_ROWS = 32
+"""Rows of the map; of more, evenly spaced ones are drawn."""
 
 
 def make_report(dataset: LookDataset, *, samples: int = 6, version: str = "", progress: Progress | None = None) -> str:
     """Read a dataset and make its page: one HTML text without scripts that loads nothing."""
-    passes = 2 if dataset.decoder is not None else 1
-    total = passes * sum(split.total_tokens for split in dataset.splits.values())
+    decoder = dataset.decoder
+    total = (1 if decoder is None else 2) * sum(split.total_tokens for split in dataset.splits.values())
     stats = dataset_stats(dataset, None, None if progress is None else lambda done, _: progress(done, total))
     done = sum(split.tokens for split in stats.splits)
     spelled: dict[str, SpelledControls] = {}
-    for name, split in dataset.splits.items() if dataset.decoder is not None else ():
-        assert dataset.decoder is not None
-        spelled[name] = spelled_controls(split, dataset.decoder)
+    for name, split in dataset.splits.items() if decoder is not None else ():
+        assert decoder is not None
+        spelled[name] = spelled_controls(split, decoder)
         done += split.total_tokens
         if progress is not None:
             progress(done, total)
-    return report_page(ReportData(dataset=dataset, stats=stats, spelled=spelled, samples=samples), version=version)
-
-
-def report_page(data: ReportData, *, version: str = "") -> str:
-    """The whole page; all content of the dataset is escaped."""
-    name = escape(visible(str(data.dataset.path), mark_newlines=False))
-    made = [section for section in sections(data) if section.body]
-    links = "".join(f'<a href="#{section.key}">{section.title}</a>' for section in made)
-    body = "".join(f'<section id="{section.key}"><h2>{section.title}</h2>{section.body}</section>' for section in made)
-    head = f'<p class="soft">{escape(_subtitle(data.dataset))}</p>{_tiles(data.stats)}<nav>{links}</nav>'
-    return html_page(name, "report", f"{head}\n{body}", version)
-
-
-def html_page(name: str, kind: str, body: str, version: str, css: str = "") -> str:
-    """A page without scripts around HTML; `name` is escaped already."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{name} \u00b7 Chatmill {kind}</title><style>{CSS}{css}</style></head>\n<body><main><h1>{name}</h1>"
-        f"{body}\n<footer>Made by Chatmill {escape(version)}. This page holds no scripts and loads nothing.</footer>"
-        "</main></body></html>\n"
+    inputs = dataset.about.get("inputs")
+    splits = list(zip(stats.splits, dataset.splits.values(), strict=True))
+    return page_of(
+        Path(__file__).with_name("report.html"),
+        name=dataset.path,
+        version=version,
+        subtitle=list(_subtitle(dataset)),
+        tiles=list(_tiles(stats)),
+        **_flow(stats),
+        fate_words=[(fate, name, FATE_WORDS[fate]) for fate, name in FATE_NAMES.items()],
+        splits=stats.splits,
+        fine_lengths={
+            found.name: doubling_bins(split.document_lengths, per_doubling=2 if len(found.length_bins) <= 8 else 1)
+            for found, split in splits
+        },
+        maps={found.name: _map(split) for found, split in splits if found.documents_bins},
+        notes=sorted(_notes(dataset, stats, spelled), key=lambda note: not note[0]),
+        samples=list(_samples(dataset, samples)),
+        about=dataset.about,
+        inputs=inputs if isinstance(inputs, list) else [],
     )
 
 
-def tile_boxes(tiles: Iterable[tuple[str, str]]) -> str:
-    """Numbers with a word below each; numbers are HTML already."""
-    boxes = "".join(f'<div class="tile"><b>{number}</b><span>{escape(words)}</span></div>' for number, words in tiles)
-    return f'<div class="tiles">{boxes}</div>'
-
-
-def _subtitle(dataset: LookDataset) -> str:
-    about = dataset.about
-    words = [
-        {"episodes": "episodes", "rows": "packed rows", "packed": "packed rows", "kd": "distillation set"}[
-            dataset.layout
-        ]
-    ]
+def _subtitle(dataset: LookDataset) -> Iterator[str]:
+    yield LAYOUTS[dataset.layout]
     for key in ("template", "tokenizer", "policy"):
-        named = about.get(key)
+        named = dataset.about.get(key)
         if isinstance(named, Mapping) and named.get("name"):
-            words.append(f"{key} {named['name']}")
-    created = about.get("created_unix_s")
+            yield f"{key} {named['name']}"
+    created = dataset.about.get("created_unix_s")
     if isinstance(created, int | float):
-        words.append(time.strftime("built %Y-%m-%d %H:%M UTC", time.gmtime(created)))
-    return " \u00b7 ".join(words)
+        yield time.strftime("built %Y-%m-%d %H:%M UTC", time.gmtime(created))
 
 
-def _tiles(stats: DatasetStats) -> str:
-    tokens, trained = (sum(getattr(split, name) for split in stats.splits) for name in ("tokens", "trained"))
-    items, documents = (sum(getattr(split, name) for split in stats.splits) for name in ("items", "documents"))
-    tiles = [(_count(items), f"{stats.splits[0].item}s in {', '.join(split.name for split in stats.splits)}")]
+def _tiles(stats: DatasetStats) -> Iterator[tuple[int | str, str]]:
+    """Numbers and what they are."""
+    items, documents, tokens, trained, lost = (
+        sum(getattr(split, name) for split in stats.splits)
+        for name in ("items", "documents", "tokens", "trained", "nothing_trained")
+    )
+    item = stats.splits[0].item
+    yield items, f"{item}s in {', '.join(split.name for split in stats.splits)}"
     if documents != items:
-        tiles.append((_count(documents), "documents"))
-    tiles += [(_count(tokens), "tokens"), (_count(trained), "trained tokens")]
-    tiles.append((f"{trained / max(1, tokens):.1%}", "trained share"))
+        yield documents, "documents"
+    yield tokens, "tokens"
+    yield trained, "trained tokens"
+    yield f"{trained / max(1, tokens):.1%}", "trained share"
     room = sum((split.capacity or 0) * split.items for split in stats.splits)
     if room:
-        tiles.append((f"{tokens / room:.2%}", f"fill of rows of {stats.splits[0].capacity:,}"))
-    lost = sum(split.nothing_trained for split in stats.splits)
-    tiles.append((_count(lost), f"{stats.splits[0].item}s that train nothing"))
-    return tile_boxes(tiles)
+        yield f"{tokens / room:.2%}", f"fill of rows of {stats.splits[0].capacity:,}"
+    yield lost, f"{item}s that train nothing"
 
 
-def _count(number: int) -> str:
-    """A number that fits a tile, with all its digits when pointed at."""
-    return f"{number:,}" if number < 10**8 else f'<span title="{number:,}">{short(number)}</span>'
+def _flow(stats: DatasetStats) -> dict[str, Any]:
+    """The picture of where tokens went, the numbers of it, and the words above it."""
+    if stats.ledger is not None:
+        flow, fates = flow_of_ledger(stats.ledger), fates_of(stats.ledger)
+        words = (
+            "The ledger of the build, all splits together: every token that the template wrote, and what became of it."
+        )
+    else:
+        shares = [
+            share
+            for split in stats.splits
+            for share in split.roles
+            or split.spans
+            or (Share(name="document", tokens=split.tokens, trained=split.trained),)
+        ]
+        padding = sum(split.padding for split in stats.splits)
+        flow = flow_of_roles("the dataset", shares, padding)
+        trained = sum(share.trained for share in shares)
+        fates = {"trained": trained, "context": sum(share.tokens for share in shares) - trained, "padding": padding}
+        words = "There is no ledger of a build here; this is what the files hold."
+    return {"flow_words": words, "flow_picture": flow_svg(flow, words), "fates": fates}
+
+
+def _map(split: LookSplit) -> tuple[list[Item], int, str]:
+    """Some rows of a split, how wide they are, and what they are."""
+    numbers = np.unique(np.linspace(0, len(split) - 1, min(len(split), MAP_ROWS)).astype(np.int64)).tolist()
+    words = f"map of {len(numbers)} of {len(split):,} rows of {split.name}"
+    return [split.item(number) for number in numbers], split.capacity or int(split.tokens.max()), words
+
+
+def _notes(
+    dataset: LookDataset, stats: DatasetStats, spelled: Mapping[str, SpelledControls]
+) -> Iterator[tuple[bool, str]]:
+    """What is worth knowing, and whether it is a warning."""
+    for split in stats.splits:
+        if split.nothing_trained:
+            yield True, f"{split.nothing_trained:,} {split.item}s of {split.name} train nothing"
+    if stats.ledger is not None:
+        for note, count in notes_of(stats.ledger).items():
+            if note in NOTES:
+                yield note.startswith(("untrained", "records_w")), f"{count:,} {NOTES[note]}"
+        for reason, count in rejections_of(stats.ledger).items():
+            yield True, f"{count:,} records were left out: {reason.replace('_', ' ')}"
+    for name, found in spelled.items():
+        if found.documents:
+            listed = ", ".join(f"{text} ({count:,})" for text, count in found.spellings.most_common(6))
+            words = f"{found.documents:,} documents of {name} hold text that spells control tokens, and it stayed text"
+            yield False, f"{words}: {listed}; the first in {stats.splits[0].item} {found.first_items[0]:,}"
+        else:
+            yield False, f"no text of {name} spells a control token"
+    if dataset.decoder_problem:
+        yield True, dataset.decoder_problem
+
+
+def _samples(dataset: LookDataset, count: int) -> Iterator[tuple[ItemView, str, list[str]]]:
+    """Some items, each with a title and facts."""
+    splits = [split for split in dataset.splits.values() if len(split)]
+    total = sum(map(len, splits))
+    items: list[Item] = []
+    for split in splits:
+        items += _sample_items(split, max(1, round(count * len(split) / total)))[: count - len(items)]
+    name = dataset.layout.item
+    for item in items:
+        view = view_item(item, dataset.decoder, name)
+        facts = [f"{item.split} \u00b7 {name} {item.number:,}", f"{len(item):,} tokens", f"{item.trained:,} trained"]
+        if item.documents is not None and len(item.documents) == 1:
+            facts.insert(1, f"document {int(item.documents[0]):,}")
+        yield view, view.facts or facts.pop(0), facts
+
+
+def _sample_items(split: LookSplit, count: int) -> Sequence[Item]:
+    """Some items: of each of the largest sources one of middle length, else evenly spaced ones; one document each."""
+    numbers: list[int] = []
+    sources, tokens = split.sources, split.tokens
+    if sources is not None and len(split.source_names) > 1:
+        sizes = np.bincount(sources, weights=tokens, minlength=len(split.source_names))
+        for code in np.argsort(-sizes, kind="stable")[:count].tolist():
+            mine = np.flatnonzero(sources == code)
+            if len(mine):
+                numbers.append(int(mine[np.argsort(tokens[mine], kind="stable")[len(mine) // 2]]))
+    if len(numbers) < min(count, len(split)):
+        spread = np.linspace(0, len(split) - 1, min(count, len(split))).astype(np.int64).tolist()
+        numbers = list(dict.fromkeys([*numbers, *spread]))[:count]
+    items = [split.item(number) for number in numbers]
+    return [item.part(len(item.starts) // 2) if len(item.starts) > 1 else item for item in items]
 
 
 def check_place(path: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from chatmill.errors import ChatmillError, ConfigError, UnknownNameError, member
+from chatmill.look.decoder import text_of
 from chatmill.look.viewer.comparison import Compare, Comparison
 from chatmill.look.viewer.guard import Guard
 from chatmill.look.viewer.item_page import WINDOW, item_json, opening_text
@@ -51,8 +53,8 @@ class Viewer:
         for dataset in self.datasets.values():
             # a tokenizer that fails to load is reported when a page asks for it
             with contextlib.suppress(ChatmillError):
-                if dataset.text.adds_up:
-                    _ = dataset.text.lower_vocabulary
+                if dataset.decoder is not None and dataset.decoder.bytes_add_up:
+                    _ = dataset.decoder.lower_spelling
 
     def opened(self, request: Request) -> OpenedSplit:
         """The split that an address names."""
@@ -128,12 +130,11 @@ class Viewer:
         self.last_searched = 0
         try:
             with opened.reader() as reader:
-                text = opened.dataset.text
-                batches = search(reader, text, words, chosen=chosen, match_case=match_case)
+                batches = search(reader, opened.dataset.decoder, words, chosen=chosen, match_case=match_case)
                 yield _line({"items": 0, "of": len(reader), "hits": 0})
                 while (found := await run_in_threadpool(_next, batches)) is not None:
                     for hit in found.hits[: MOST_HITS - hits]:
-                        yield _line({"hit": {**hit.as_json(), **_brief(opened, hit.number)}})
+                        yield _line({"hit": {**asdict(hit), **_brief(opened, hit.number)}})
                     hits, done = hits + len(found.hits), found.items
                     self.last_searched = done
                     yield _line({"items": done, "of": len(reader), "hits": min(hits, MOST_HITS)})
@@ -164,7 +165,7 @@ class Viewer:
         if "ids" not in line or "text" in line:
             return line
         side = self.datasets["a" if line["sign"] == "-" else "b"]
-        return {**line, "text": side.text.text(line["ids"])}
+        return {**line, "text": text_of(np.asarray(line["ids"]), side.decoder)}
 
 
 def _next(batches: Iterator[SearchPart]) -> SearchPart | None:
@@ -230,8 +231,10 @@ def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:
 
 
 def _rows(opened: OpenedSplit, numbers: Any) -> list[dict[str, Any]]:
-    text = opened.dataset.text
-    return [{**_brief(opened, number), "text": opening_text(opened.item(number), text)} for number in numbers.tolist()]
+    decoder = opened.dataset.decoder
+    return [
+        {**_brief(opened, number), "text": opening_text(opened.item(number), decoder)} for number in numbers.tolist()
+    ]
 
 
 def _page(request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ from numpy.typing import NDArray
 from chatmill.core.kinds import Part, RoleCode, kind_name, parts_of, role_of, roles_of
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
+from chatmill.look.decoder import Decoder, text_of
 from chatmill.look.items import Ints, Item, segment_sums
 from chatmill.look.viewer.opened import OpenedSplit
-from chatmill.look.viewer.pieces import TokenText, pieces_of
+from chatmill.look.viewer.pieces import pieces_of
 from chatmill.store.kd import SPAN_NAMES
 
 WINDOW = 2048
@@ -40,7 +42,8 @@ def item_json(
     tried = opened.policy(policy)
     weights = _weights(item, tried)
     last = min(first + count, len(item))
-    text = opened.dataset.text
+    decoder = opened.dataset.decoder
+    messages = _messages(item, weights)
     return {
         "number": item.number,
         "items": len(opened.split),
@@ -55,12 +58,16 @@ def item_json(
         "padding": item.padding,
         "features": list(item.features),
         "problem": item.problem,
-        "documents": _documents(item, weights, text),
+        "documents": _documents(item, weights, decoder),
         "first_trained": _first_trained(weights),
-        "list": _list(item, weights, text),
+        "list": _list(item, messages, decoder),
         "window": {"first": first, "last": last},
-        "messages": _messages(item, weights, first, last),
-        "runs": _runs(item, weights, text, first, last),
+        "messages": {
+            number: one
+            for number, one in enumerate(messages)
+            if one["start"] < last and one["start"] + one["tokens"] > first
+        },
+        "runs": _runs(item, weights, decoder, first, last),
         "map": _map(item, weights) if item.capacity or len(item.starts) > 1 else None,
     }
 
@@ -81,7 +88,7 @@ def _borders(item: Item, weights: NDArray[Any]) -> Ints:
     return np.flatnonzero(begins)
 
 
-def _runs(item: Item, weights: NDArray[Any], text: TokenText, first: int, last: int) -> list[dict[str, Any]]:
+def _runs(item: Item, weights: NDArray[Any], decoder: Decoder | None, first: int, last: int) -> list[dict[str, Any]]:
     borders = _borders(item, weights)
     inside = np.unique(np.clip(borders, first, last))
     messages = np.searchsorted(item.message_starts, inside[:-1], side="right") - 1
@@ -94,7 +101,7 @@ def _runs(item: Item, weights: NDArray[Any], text: TokenText, first: int, last: 
             "message": int(message),
             "weight": float(weights[begin]),
             "stored": 1.0 if item.weights is None else float(item.weights[begin]),
-            "pieces": pieces_of(item.ids[begin:end], text),
+            "pieces": pieces_of(item.ids[begin:end], decoder),
         }
         if item.kinds is not None:
             run["kind"] = kind_name(int(item.kinds[begin]))
@@ -104,21 +111,19 @@ def _runs(item: Item, weights: NDArray[Any], text: TokenText, first: int, last: 
     return runs
 
 
-def _messages(item: Item, weights: NDArray[Any], first: int, last: int) -> dict[int, dict[str, Any]]:
-    """The messages that a window touches, by number: role, and the tokens of the whole message."""
-    starts = item.message_starts
-    borders = np.append(starts, len(item))
-    trained = segment_sums(weights > 0, borders)
-    begin = int(np.searchsorted(starts, first, side="right")) - 1
-    end = int(np.searchsorted(starts, last, side="left"))
-    return {
-        number: {
-            "role": None if item.kinds is None else role_of(int(item.kinds[starts[number]])).name.lower(),
-            "tokens": int(borders[number + 1] - borders[number]),
-            "trained": int(trained[number]),
+def _messages(item: Item, weights: NDArray[Any]) -> list[dict[str, Any]]:
+    """All messages: role, first token, and how many tokens."""
+    borders = np.append(item.message_starts, len(item))
+    trained = segment_sums(weights > 0, borders).tolist()
+    return [
+        {
+            "start": first,
+            "role": None if item.kinds is None else role_of(int(item.kinds[first])).name.lower(),
+            "tokens": last - first,
+            "trained": trained[number],
         }
-        for number in range(max(begin, 0), end)
-    }
+        for number, (first, last) in enumerate(pairwise(borders.tolist()))
+    ]
 
 
 def _first_trained(weights: NDArray[Any]) -> int | None:
@@ -126,26 +131,17 @@ def _first_trained(weights: NDArray[Any]) -> int | None:
     return int(found[0]) if len(found) else None
 
 
-def _list(item: Item, weights: NDArray[Any], text: TokenText) -> list[dict[str, Any]]:
-    """The messages of a long item, each with its first token and its first words; empty for a short one."""
-    starts = item.message_starts
-    if item.kinds is None or len(starts) <= LONG_CHAT:
+def _list(item: Item, messages: list[dict[str, Any]], decoder: Decoder | None) -> list[dict[str, Any]]:
+    """The messages of a long item, each with its first words; empty for a short one."""
+    if item.kinds is None or len(messages) <= LONG_CHAT:
         return []
-    borders = np.append(starts, len(item))
-    trained = segment_sums(weights > 0, borders)
     return [
-        {
-            "start": int(borders[number]),
-            "role": role_of(int(item.kinds[borders[number]])).name.lower(),
-            "tokens": int(borders[number + 1] - borders[number]),
-            "trained": int(trained[number]),
-            "text": opening_text(item, text, int(borders[number]), int(borders[number + 1]), most=32),
-        }
-        for number in range(min(len(starts), MOST_LISTED))
+        {**one, "text": opening_text(item, decoder, one["start"], one["start"] + one["tokens"], most=32)}
+        for one in messages[:MOST_LISTED]
     ]
 
 
-def _documents(item: Item, weights: NDArray[Any], text: TokenText) -> list[dict[str, Any]]:
+def _documents(item: Item, weights: NDArray[Any], decoder: Decoder | None) -> list[dict[str, Any]]:
     borders = np.append(item.starts, len(item))
     trained = segment_sums(weights > 0, borders).tolist()
     return [
@@ -154,7 +150,7 @@ def _documents(item: Item, weights: NDArray[Any], text: TokenText) -> list[dict[
             "start": start,
             "tokens": end - start,
             "trained": trained[i],
-            "text": opening_text(item, text, start, end, most=16) if len(item.starts) > 1 else "",
+            "text": opening_text(item, decoder, start, end, most=16) if len(item.starts) > 1 else "",
         }
         for i, (start, end) in enumerate(item.borders)
     ]
@@ -167,7 +163,9 @@ def _map(item: Item, weights: NDArray[Any]) -> list[list[int]]:
     return [[int(a), int(b - a)] for a, b in zip(firsts, ends, strict=True)]
 
 
-def opening_text(item: Item, text: TokenText, start: int = 0, end: int | None = None, most: int = OPENING) -> str:
+def opening_text(
+    item: Item, decoder: Decoder | None, start: int = 0, end: int | None = None, most: int = OPENING
+) -> str:
     """The words that stand for an item or a document: a user's first ones, else anyone's, else the first tokens."""
     end = len(item) if end is None else end
     if item.kinds is not None:
@@ -177,5 +175,5 @@ def opening_text(item: Item, text: TokenText, start: int = 0, end: int | None = 
             if wanted.any():
                 begin = int(np.argmax(wanted))
                 same = int(np.argmin(wanted[begin:])) or len(kinds) - begin
-                return text.text(item.ids[start + begin : start + begin + min(same, most)])
-    return text.text(item.ids[start : min(end, start + most)])
+                return text_of(item.ids[start + begin : start + begin + min(same, most)], decoder)
+    return text_of(item.ids[start : min(end, start + most)], decoder)

@@ -20,8 +20,8 @@ from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.policy import Policy
 from chatmill.label.presets import PRESETS
 from chatmill.look.dataset import LookDataset, open_for_looking
+from chatmill.look.decoder import Decoder
 from chatmill.look.items import Ints, Item, LookSplit
-from chatmill.look.viewer.pieces import TokenText
 from chatmill.look.viewer.scan import SplitScan
 
 ITEMS_BEFORE_RELEASE = 500
@@ -250,24 +250,16 @@ class OpenedDataset:
 
     def __init__(self, key: str, look: LookDataset, partner: OpenedDataset | None = None) -> None:
         """`key` is its name in addresses: `a` or `b`. A `partner` with the same tokenizer shares it."""
-        self.key, self.look, self._partner = key, look, partner
+        self.key, self.look = key, look
+        mine = look.about.get("tokenizer")
+        shares = partner is not None and mine and mine == partner.look.about.get("tokenizer")
+        self._decodes = partner.look if partner is not None and shares else look
         self.splits: Mapping[str, OpenedSplit] = {name: OpenedSplit(self, s) for name, s in look.splits.items()}
 
-    @cached_property
-    def _text(self) -> tuple[TokenText, str]:
-        if self._partner is not None and self._same_tokenizer(self._partner):
-            return self._partner._text
-        decoder = self.look.decoder
-        return TokenText(decoder.tokenizer if decoder else None), self.look.decoder_problem
-
-    def _same_tokenizer(self, other: OpenedDataset) -> bool:
-        mine, its = (dataset.look.about.get("tokenizer") for dataset in (self, other))
-        return bool(mine) and mine == its
-
     @property
-    def text(self) -> TokenText:
-        """The text of its tokens."""
-        return self._text[0]
+    def decoder(self) -> Decoder | None:
+        """Turns its ids into text; None where no tokenizer is known. Loaded when first asked for."""
+        return self._decodes.decoder
 
     def split(self, name: str) -> OpenedSplit:
         """A split by name."""
@@ -278,7 +270,6 @@ class OpenedDataset:
     def as_json(self) -> dict[str, Any]:
         """What the page shows of it at once."""
         look = self.look
-        tokenizer = self.text.tokenizer
         return {
             "key": self.key,
             "name": look.path.resolve().name,
@@ -286,8 +277,8 @@ class OpenedDataset:
             "layout": str(look.layout),
             "item": look.layout.item,
             "packed": look.layout.packed,
-            "tokenizer": None if tokenizer is None else tokenizer.name,
-            "tokenizer_problem": self._text[1],
+            "tokenizer": None if self.decoder is None else self.decoder.name,
+            "tokenizer_problem": self._decodes.decoder_problem,
             "splits": [split.as_json() for split in self.splits.values()],
             "about": _provenance(look.about),
             "ledger": look.ledger,

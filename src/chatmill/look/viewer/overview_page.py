@@ -12,7 +12,7 @@ from chatmill.core.kinds import KINDS, PARTS, Part, RoleCode
 from chatmill.label.policy import Policy, Scope
 from chatmill.look.counting import TokenCounts
 from chatmill.look.items import LookSplit
-from chatmill.look.stats import Share, role_shares, span_shares
+from chatmill.look.stats import Share, role_shares, source_shares, span_shares
 from chatmill.look.viewer.opened import OpenedSplit
 
 BARS = 40
@@ -120,20 +120,10 @@ def _by_part(counts: TokenCounts) -> Iterator[Share]:
 def _by_source(split: LookSplit, trained: NDArray[np.integer] | None) -> list[dict[str, Any]] | None:
     if split.sources is None:
         return None
-    count = len(split.source_names)
-    items = np.bincount(split.sources, minlength=count)
-    tokens = np.bincount(split.sources, weights=split.tokens, minlength=count)
-    targets = None if trained is None else np.bincount(split.sources, weights=trained, minlength=count)
-    found = [
-        {
-            "name": name,
-            "items": int(items[code]),
-            "tokens": int(tokens[code]),
-            "trained": None if targets is None else int(targets[code]),
-        }
-        for code, name in enumerate(split.source_names)
-    ]
-    return sorted(found, key=lambda source: -source["tokens"])
+    shares = source_shares(split, np.zeros(len(split), dtype=np.int64) if trained is None else trained)
+    found = [{**one, "items": share.items} for one, share in zip(_shown(shares), shares, strict=True)]
+    unknown = {"trained": None} if trained is None else {}
+    return [{**one, **unknown} for one in sorted(found, key=lambda source: -source["tokens"])]
 
 
 def _policies(opened: OpenedSplit) -> list[dict[str, Any]]:

@@ -4,71 +4,15 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.errors import TokenizerError
-from chatmill.look.viewer.vocabulary import Vocabulary
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.look.decoder import Decoder
 
 
-class TokenText:
-    """The bytes of every token of a tokenizer, or none at all where there is no tokenizer."""
-
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """Without a tokenizer ids are shown as numbers."""
-        self.tokenizer = tokenizer
-        self.adds_up = tokenizer is not None and bool(getattr(tokenizer, "bytes_add_up", True))
-        """Whether the bytes of tokens, joined, are the text; if not, texts are decoded one by one."""
-
-    @cached_property
-    def control(self) -> frozenset[int]:
-        """Ids of control tokens."""
-        return frozenset(self.tokenizer.control_ids.values()) if self.tokenizer else frozenset()
-
-    def bytes_of(self, token_id: int) -> bytes | None:
-        """The bytes of one id; None for an id that the vocabulary does not have."""
-        assert self.tokenizer is not None
-        try:
-            return self.tokenizer.token_bytes(token_id)
-        except (TokenizerError, KeyError, IndexError):
-            return None
-
-    @cached_property
-    def table(self) -> list[bytes]:
-        """The bytes of every id of the vocabulary; empty for ids that are not in it."""
-        assert self.tokenizer is not None
-        return [self.bytes_of(token_id) or b"" for token_id in range(self.tokenizer.vocab_size)]
-
-    @cached_property
-    def vocabulary(self) -> Vocabulary:
-        """For searches that match case."""
-        return Vocabulary(self.table)
-
-    @cached_property
-    def lower_vocabulary(self) -> Vocabulary:
-        """For searches that take A to Z in either case."""
-        return Vocabulary([raw if raw == (low := raw.lower()) else low for raw in self.table])
-
-    def joined(self, ids: Sequence[int]) -> bytes:
-        """The bytes of many ids."""
-        table = self.table
-        return b"".join(table[i] if i < len(table) else b"" for i in ids)
-
-    def text(self, ids: NDArray[np.integer] | Sequence[int]) -> str:
-        """What some ids say, in one string; ids themselves without a tokenizer."""
-        numbers = [int(i) for i in ids]
-        if self.tokenizer is None:
-            return " ".join(map(str, numbers))
-        if self.adds_up:
-            return b"".join(self.bytes_of(i) or b"" for i in numbers).decode("utf-8", errors="replace")
-        return self.tokenizer.decode([i for i in numbers if self.bytes_of(i) is not None])
-
-
-def pieces_of(ids: NDArray[np.integer] | Sequence[int], text: TokenText) -> list[dict[str, Any]]:
+def pieces_of(ids: NDArray[np.integer] | Sequence[int], decoder: Decoder | None) -> list[dict[str, Any]]:
     """The tokens of a run as pieces, in order.
 
     A piece has its text `t` and its ids `i`; tokens that hold parts of one character are one piece. `b` lists the
@@ -76,16 +20,16 @@ def pieces_of(ids: NDArray[np.integer] | Sequence[int], text: TokenText) -> list
     (bytes that are no UTF-8), `unknown` (not in the vocabulary) or `id` (there is no tokenizer).
     """
     numbers = [int(i) for i in ids]
-    if text.tokenizer is None:
+    if decoder is None:
         return [{"t": str(i), "i": [i], "f": "id"} for i in numbers]
-    return list(_pieces(numbers, text))
+    return list(_pieces(numbers, decoder))
 
 
-def _pieces(numbers: list[int], text: TokenText) -> Iterator[dict[str, Any]]:
+def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[dict[str, Any]]:
     held: list[tuple[int, bytes]] = []
     for number in numbers:
-        raw = text.bytes_of(number)
-        if raw is None or number in text.control:
+        raw = decoder.known_bytes(number)
+        if raw is None or number in decoder.control_ids:
             yield from _release(held)
             held = []
             if raw is None:

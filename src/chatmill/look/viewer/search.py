@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
+from chatmill.look.decoder import Decoder, text_of
 from chatmill.look.items import LookSplit, TokenBatch
-from chatmill.look.viewer.pieces import TokenText
+from chatmill.look.token_bytes import TokenBytes
 
 HITS_AT_ONCE = 20
 SECONDS_AT_ONCE = 0.1
@@ -24,29 +23,18 @@ AROUND = 60
 Bools = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Hit:
     """One item that holds the words; the first place only."""
 
     number: int
     at: int
     """The token of the item in which the words begin."""
-    tokens: int
+    tokens_hit: int
     """Tokens that the words touch."""
     before: str
     match: str
     after: str
-
-    def as_json(self) -> dict[str, Any]:
-        """For the page."""
-        return {
-            "number": self.number,
-            "at": self.at,
-            "tokens_hit": self.tokens,
-            "before": self.before,
-            "match": self.match,
-            "after": self.after,
-        }
 
 
 @dataclass(slots=True)
@@ -59,7 +47,7 @@ class SearchPart:
 
 
 def search(
-    split: LookSplit, text: TokenText, wanted: str, *, chosen: Bools | None = None, match_case: bool = False
+    split: LookSplit, decoder: Decoder | None, wanted: str, *, chosen: Bools | None = None, match_case: bool = False
 ) -> Iterator[SearchPart]:
     """Go through a split about a million tokens at a time; `chosen` says which items count (default: all).
 
@@ -68,7 +56,7 @@ def search(
     """
     if not wanted.strip():
         raise ConfigError("there is nothing to search for: give some text")
-    finder = _finder(text, wanted, match_case)
+    finder = _finder(decoder, wanted, match_case)
     for batch in split.batches(ids=True):
         yield from _search_batch(finder, batch, chosen)
         del batch
@@ -84,10 +72,11 @@ def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: B
         if number == seen or (chosen is not None and not chosen[number]):
             continue
         first, last = int(batch.offsets[document]), int(batch.offsets[document + 1])
-        hit = finder.look(batch.ids[first:last], number, _before(batch, document))
-        if hit is not None:
+        found = finder.look(batch.ids[first:last])
+        if found is not None:
             seen = number
-            part.hits.append(hit)
+            begin = int(np.searchsorted(batch.items, number))  # the first document of the same item
+            part.hits.append(Hit(number, first - int(batch.offsets[begin]) + found[0], *found[1:]))
         part.items = number
         if len(part.hits) >= HITS_AT_ONCE or time.monotonic() - begun > SECONDS_AT_ONCE:
             yield part
@@ -96,18 +85,14 @@ def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: B
     yield part
 
 
-def _before(batch: TokenBatch, document: int) -> int:
-    """Tokens of the same item before a document."""
-    first = int(np.searchsorted(batch.items, batch.items[document]))
-    return int(batch.offsets[document] - batch.offsets[first])
+Found = tuple[int, int, str, str, str]
+"""The first token and the number of tokens in a document, and the text before, of, and behind the words."""
 
 
-def _finder(text: TokenText, wanted: str, match_case: bool) -> _Ids | _Bytes | _Decoded:
-    if text.tokenizer is None:
+def _finder(decoder: Decoder | None, wanted: str, match_case: bool) -> _Ids | _Bytes | _Decoded:
+    if decoder is None:
         return _Ids(wanted)
-    if not text.adds_up:
-        return _Decoded(text, wanted, match_case)
-    return _Bytes(text, wanted, match_case)
+    return (_Bytes if decoder.bytes_add_up else _Decoded)(decoder, wanted, match_case)
 
 
 def _documents(batch: TokenBatch, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -118,11 +103,12 @@ def _documents(batch: TokenBatch, places: NDArray[np.int64]) -> NDArray[np.int64
 class _Bytes:
     """Text by the bytes of its tokens."""
 
-    def __init__(self, text: TokenText, wanted: str, match_case: bool) -> None:
-        self._text, self._match_case = text, match_case
+    def __init__(self, decoder: Decoder, wanted: str, match_case: bool) -> None:
+        self._match_case = match_case
         self._wanted = self._folded(wanted.encode("utf-8", errors="replace"))
+        self._bytes = TokenBytes(decoder.tokenizer)
         # A place either lies inside one token, or begins at the end of one and continues in the next.
-        self._spelling = (text.vocabulary if match_case else text.lower_vocabulary).spelling(self._wanted)
+        self._spelling = (decoder.spelling if match_case else decoder.lower_spelling).spelling(self._wanted)
 
     def _folded(self, raw: bytes) -> bytes:
         return raw if self._match_case else raw.lower()
@@ -137,54 +123,39 @@ class _Bytes:
             may[:-1] |= spelling.begins[ids[:-1]] & spelling.goes_on[ids[1:]]
         return _documents(batch, np.flatnonzero(may))
 
-    def look(self, ids: NDArray[np.integer], number: int, before: int) -> Hit | None:
+    def look(self, ids: NDArray[np.integer]) -> Found | None:
         """The first place in one document."""
-        numbers = ids.tolist()
-        raw = self._text.joined(numbers)
+        raw, starts = self._bytes.joined(ids)
         place = self._folded(raw).find(self._wanted)
         if place < 0:
             return None
         end = place + len(self._wanted)
-        table = self._text.table
-        ends = offsets_of(np.array([len(table[i]) if i < len(table) else 0 for i in numbers], dtype=np.int64))
-        first = int(np.searchsorted(ends, place, side="right")) - 1
-        last = int(np.searchsorted(ends, end, side="left")) - 1
-        return Hit(
-            number=number,
-            at=before + first,
-            tokens=last - first + 1,
-            before=raw[max(0, place - AROUND) : place].decode("utf-8", errors="ignore"),
-            match=raw[place:end].decode("utf-8", errors="replace"),
-            after=raw[end : end + AROUND].decode("utf-8", errors="ignore"),
-        )
+        first = int(np.searchsorted(starts, place, side="right")) - 1
+        last = int(np.searchsorted(starts, end, side="left")) - 1
+        before = raw[max(0, place - AROUND) : place].decode("utf-8", errors="ignore")
+        match = raw[place:end].decode("utf-8", errors="replace")
+        return first, last - first + 1, before, match, raw[end : end + AROUND].decode("utf-8", errors="ignore")
 
 
 class _Decoded:
     """Text of tokenizers whose tokens have no bytes of their own: every document is decoded."""
 
-    def __init__(self, text: TokenText, wanted: str, match_case: bool) -> None:
-        self._text, self._match_case = text, match_case
+    def __init__(self, decoder: Decoder, wanted: str, match_case: bool) -> None:
+        self._decoder, self._match_case = decoder, match_case
         self._wanted = wanted if match_case else wanted.lower()
 
     def candidates(self, batch: TokenBatch) -> NDArray[np.int64]:
         """All of them."""
         return np.arange(len(batch.items), dtype=np.int64)
 
-    def look(self, ids: NDArray[np.integer], number: int, before: int) -> Hit | None:
+    def look(self, ids: NDArray[np.integer]) -> Found | None:
         """The first place; tokens have no bytes of their own, so the hit is the whole document."""
-        text = self._text.text(ids)
+        text = self._decoder.text(ids)
         place = (text if self._match_case else text.lower()).find(self._wanted)
         if place < 0:
             return None
         end = place + len(self._wanted)
-        return Hit(
-            number=number,
-            at=before,
-            tokens=len(ids),
-            before=text[max(0, place - AROUND) : place],
-            match=text[place:end],
-            after=text[end : end + AROUND],
-        )
+        return 0, len(ids), text[max(0, place - AROUND) : place], text[place:end], text[end : end + AROUND]
 
 
 class _Ids:
@@ -213,20 +184,13 @@ class _Ids:
         assert batch.ids is not None
         return _documents(batch, self._places(batch.ids))
 
-    def look(self, ids: NDArray[np.integer], number: int, before: int) -> Hit | None:
+    def look(self, ids: NDArray[np.integer]) -> Found | None:
         """The first place in one document."""
         places = self._places(ids)
         if not len(places):
             return None
         at, end = int(places[0]), int(places[0]) + len(self._wanted)
-        shown = [
-            " ".join(map(str, part.tolist())) for part in (ids[max(0, at - 8) : at], ids[at:end], ids[end : end + 8])
-        ]
-        return Hit(
-            number=number,
-            at=before + at,
-            tokens=len(self._wanted),
-            before=f"{shown[0]} ".lstrip(),
-            match=shown[1],
-            after=f" {shown[2]}",
+        before, match, after = (
+            text_of(part, None) for part in (ids[max(0, at - 8) : at], ids[at:end], ids[end : end + 8])
         )
+        return at, len(self._wanted), f"{before} ".lstrip(), match, f" {after}"

@@ -26,7 +26,7 @@ class Spelling:
     """It begins with an end of the words, or lies inside them, or has no bytes."""
 
 
-class Vocabulary:
+class SpellingTable:
     """The bytes of all tokens with their first and last eight as numbers."""
 
     def __init__(self, table: Sequence[bytes]) -> None:
