@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from chatmill.cli.train_rows import open_packed_rows
 from chatmill.cli.vocabulary import RunVocabulary, findable, vocabulary_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.label.presets import find_policy
+from chatmill.load.config import OPTIONS
 from chatmill.load.option_checks import as_flag
 from chatmill.store.kd import shard_prefixes
 
@@ -112,13 +113,12 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary)
     use_mask = data.use_loss_mask
     if use_mask is None:
         use_mask = not recipe.defaults_of_loader and _has_masks(directory)
-    config: dict[str, Any] = {
-        "batch_size": data.batch_size,
+    given = {name: value for name, value in asdict(data).items() if name in OPTIONS and value is not None}
+    config = {
+        **given,
         "block_size": data.block_size or _planned_block_size(directory, data) or DEFAULT_BLOCK_SIZE,
         "dataset_mode": mode,
-        "batch_sampling_mode": data.batch_sampling_mode,
         "use_loss_mask": use_mask,
-        "epoch_seed": data.epoch_seed,
     }
     # A run that is to train on masks stops without them; a policy reads kinds in their place.
     strict = use_mask and data.policy is None
@@ -127,22 +127,14 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary)
             raise ConfigError("data.policy chooses by episode; a token_stream has its stored masks (use_loss_mask)")
         with _mask_way_out(strict):
             return make_loader(config, directory, check=data.check), None
-    config |= {
-        "epoch_shuffle": data.epoch_shuffle,
-        "epoch_drop_last": data.epoch_drop_last,
-        "episode_min_tokens": data.episode_min_tokens,
-        "pad_token_id": data.pad_token_id if data.pad_token_id is not None else known.pad_id,
-        "val": data.val,
-        "pack": data.pack,
-        "packing_strategy": data.packing_strategy,
-        "policy": data.policy,
-        "overflow": data.overflow or (None if recipe.defaults_of_loader else "error"),
-    }
-    if data.epoch_drop_last is None and (recipe.train.post_training or not recipe.defaults_of_loader):
-        config["epoch_drop_last"] = False
-    planning = {"planning": data.planning} if data.pack else {}
+    if known.pad_id is not None:
+        config.setdefault("pad_token_id", known.pad_id)
+    if not recipe.defaults_of_loader:
+        config.setdefault("overflow", "error")
+    if recipe.train.post_training or not recipe.defaults_of_loader:
+        config.setdefault("epoch_drop_last", False)
     with _mask_way_out(strict):
-        return make_loader(config, directory, strict=strict, check=data.check, **planning), None
+        return make_loader(config, directory, strict=strict, check=data.check), None
 
 
 def _planned_block_size(directory: Path, data: DataSection) -> int | None:

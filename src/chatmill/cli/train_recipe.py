@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 
 from chatmill.cli.train_xml import read_xml_recipe
 from chatmill.errors import ConfigError
-from chatmill.load.option_checks import Number, as_flag
+from chatmill.load.config import CHECKS as LOADER_CHECKS
+from chatmill.load.option_checks import LOOSE_FLAG, Check, Flag, as_flag
 from chatmill.load.yaml_files import read_yaml
 from chatmill.train.config import CHECKS, TrainConfig
 from chatmill.train.gpt import GPTConfig
@@ -113,8 +113,15 @@ PLAIN_NAMES = ("post_training", "warmup_pct")
 """Keys whose variables are also read without the prefix."""
 LENGTHS = ("steps", "epochs")
 FILES = ("transcripts", "val_transcripts", "texts", "val_texts", "rows", "val_rows")
-OPTIONAL_FLAGS = ("use_loss_mask", "epoch_shuffle", "epoch_drop_last")
 DATA_KEYS = tuple(f.name for f in fields(DataSection))
+DATA_CHECKS: dict[str, Check] = {
+    **{name: LOOSE_FLAG if isinstance(check, Flag) else check for name, check in LOADER_CHECKS.items()},
+    "dataset": Check(),
+    "check": LOOSE_FLAG,
+    "isolate": LOOSE_FLAG,
+    "drop_last": LOOSE_FLAG,
+}
+"""How keys of `data` are checked; flags may be any word that means one, as in the environment."""
 
 
 def read_recipe(path: Path, environment: Mapping[str, str], **given: Any) -> TrainRecipe:
@@ -223,24 +230,17 @@ def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str, 
 
 
 def _data_section(given: Mapping[str, Any]) -> DataSection:
-    """Numbers, flags and lists in their types, also from the text of the environment."""
+    """Values in their types, also from the text of the environment; the loaders' options by the loaders' own checks."""
     values: dict[str, Any] = {}
     for name, value in given.items():
-        default = DataSection.__dataclass_fields__[name].default
+        if value is None and not isinstance(DataSection.__dataclass_fields__[name].default, int):
+            continue  # as if it was left out; a number or a flag that has a default is never none
         if name in FILES:
-            values[name] = tuple(str(value).split() if isinstance(value, str) else map(str, value or ()))
+            values[name] = tuple(value.split() if isinstance(value, str) else map(str, value))
         elif name in ("val", "packing"):
-            values[name] = _mapping(f"data.{name}", value)
-        elif isinstance(default, bool) or (name in OPTIONAL_FLAGS and value is not None):
-            values[name] = as_flag(f"data.{name}", value)
-        elif isinstance(default, int) or name in ("pad_token_id", "block_size"):
-            values[name] = Number(least=-math.inf, whole=True)(f"data.{name}", value, text=True)
+            if not isinstance(value, dict):
+                raise ConfigError(f"data.{name} is {value!r}; a mapping of options is needed")
+            values[name] = value
         else:
-            values[name] = None if value is None else str(value)
+            values[name] = DATA_CHECKS[name](f"data.{name}", value, text=True)
     return DataSection(**values)
-
-
-def _mapping(name: str, value: Any) -> dict[str, Any]:
-    if value is not None and not isinstance(value, dict):
-        raise ConfigError(f"{name} is {value!r}; a mapping of options is needed")
-    return dict(value or {})

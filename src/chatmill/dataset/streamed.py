@@ -36,8 +36,8 @@ from chatmill.look.stored_splits import EpisodeSplit
 from chatmill.read.places import Elsewhere
 
 if TYPE_CHECKING:
+    from chatmill.dataset.stream_loader import StreamLoader
     from chatmill.export.export import ExportResult
-    from chatmill.load.stream import StreamLoader
     from chatmill.look.stats import DatasetStats
 
 SAFE_GATES = ("records_without_trained_tokens", "untrained_terminators", "records_quarantined")
@@ -191,39 +191,33 @@ class StreamedDataset(Exports):
         Batches are those of `Dataset.to_torch`. The chunks of the input come in an order of their own in each epoch;
         the rows of `group_chunks` of them are mixed and packed together. The stream has no end: `epoch()` counts.
         """
-        from chatmill.load.config import SamplingMode
-
         need("torch", "giving batches as tensors", "torch")
+        from chatmill.dataset.stream_loader import StreamFeed, StreamLoader
+        from chatmill.load.config import DatasetMode, Planning, TrainingConfig
         from chatmill.load.distributed import rank_and_world
-        from chatmill.load.episode_feed import EpisodeOptions
         from chatmill.load.loader import choose_device
         from chatmill.load.long_episodes import LongEpisodes
         from chatmill.load.order import RankShare
-        from chatmill.load.rows import Planning, strategy_named
-        from chatmill.load.stream import StreamFeed, StreamLoader
 
         if group_chunks < 1:
             raise ConfigError(f"group_chunks is {group_chunks}; it must be 1 or more")
         number, ranks = rank_and_world(rank, world_size)
         chosen = choose_device(device, None)
-        pad = next(i for i in (self._tokenizer.pad_id, self._tokenizer.eos_id, 0) if i is not None)
-        options = EpisodeOptions(
-            share=RankShare(batch_size=batch_size, rank=number, world_size=ranks),
+        config = TrainingConfig(
+            batch_size=batch_size,
             block_size=self._length(length),
-            sampling=SamplingMode.EPOCH,
-            shuffle=shuffle,
-            drop_last=False,
-            seed=seed,
-            pad_id=pad,
-            min_tokens=2,
-            use_mask=True,
-            policy=None,
+            dataset_mode=DatasetMode.SFT_EPISODE,
+            epoch_shuffle=shuffle,
+            epoch_drop_last=False,
+            epoch_seed=seed,
+            use_loss_mask=True,
+            pad_token_id=next(i for i in (self._tokenizer.pad_id, self._tokenizer.eos_id, 0) if i is not None),
             pack=packed,
-            strategy=strategy_named(packing_strategy),
+            packing_strategy=packing_strategy,
             planning=Planning.EPOCH,
             overflow=LongEpisodes.ERROR,
-            pin=str(chosen).startswith("cuda") if pin_memory is None else pin_memory,
         )
+        share = RankShare(batch_size=batch_size, rank=number, world_size=ranks)
         groups = ChunkGroups(
             work=self._work,
             split=split,
@@ -233,7 +227,8 @@ class StreamedDataset(Exports):
             workers=1 if self._workers is None else self._workers,
             seen=self._count,
         )
-        feeds = {split: StreamFeed(groups, options)}
+        pin = str(chosen).startswith("cuda") if pin_memory is None else pin_memory
+        feeds = {split: StreamFeed(groups, config, share, pin=pin)}
         loader = StreamLoader(feeds, dataset=self._headline, device=chosen, prefetch=prefetch)
         loader.keeps = self._scratch
         return loader

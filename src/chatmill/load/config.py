@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError
+from chatmill.label.policy import Policy
 from chatmill.load.config_files import OTHER_NAMES, ConfigEntry, ConfigSection, close_name, read_section
 from chatmill.load.long_episodes import LongEpisodes
 from chatmill.load.option_checks import Check, Flag, Number, OneOf
@@ -35,6 +36,15 @@ class SamplingMode(StrEnum):
     """With replacement, from one endless stream of draws."""
     EPOCH = "epoch"
     """Each episode once per epoch."""
+
+
+class Planning(StrEnum):
+    """Where packed rows come from."""
+
+    AUTO = "auto"
+    """The plan beside the episodes where it has rows of this size and strategy; else as `EPOCH`."""
+    EPOCH = "epoch"
+    """Planned from the lengths of the episodes, anew for each epoch."""
 
 
 DEFAULT_SAMPLING = {DatasetMode.TOKEN_STREAM: SamplingMode.RANDOM, DatasetMode.SFT_EPISODE: SamplingMode.EPOCH}
@@ -63,8 +73,9 @@ class TrainingConfig:
     pack: bool = False
     """Several episodes in a row."""
     packing_strategy: str | None = None
-    """How rows are packed; None: best_fit."""
-    policy: str | None = None
+    """How rows are packed; None: as the plan beside the episodes, else best_fit."""
+    planning: Planning = Planning.AUTO
+    policy: Policy | str | None = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""
     overflow: LongEpisodes | None = None
     """Episodes longer than a row; None: cut, which is what the loaders do by themselves."""
@@ -96,6 +107,11 @@ class TrainingConfig:
         if name in extra:
             return extra[name]
         raise AttributeError(f"the training config has no {name!r}; it has {', '.join((*OPTIONS, *extra))}")
+
+    @property
+    def wants_masks(self) -> bool:
+        """Whether batches are to say what is trained; a policy asks for that by itself."""
+        return self.use_loss_mask or self.policy is not None
 
     def sampling_in(self, mode: DatasetMode) -> SamplingMode:
         """The sampling mode of a loader of `mode`: what was asked for, else that loader's default."""
@@ -179,6 +195,14 @@ class _ValOptions(Check):
         return f"options of the split val: {', '.join(VAL_OPTIONS)}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PolicyOption(Check):
+    """A policy, or its name."""
+
+    def _typed(self, value: Any, text: bool) -> Policy | str:
+        return value if isinstance(value, Policy) else str(value)
+
+
 _COUNT, _FLAG, _TEXT = Number(least=1, whole=True), Flag(optional=True), Check(optional=True)
 SPEC_OPTIONS: dict[str, Check] = {
     "batch_size": _COUNT,
@@ -193,9 +217,17 @@ SPEC_OPTIONS: dict[str, Check] = {
     "episode_min_tokens": _COUNT,
 }
 """The options a misspelt name is compared with, and how each is checked."""
-CHECKS: dict[str, Check] = {**SPEC_OPTIONS, "pack": Flag(), "packing_strategy": _TEXT, "policy": _TEXT,
-                            "overflow": OneOf(members=LongEpisodes, optional=True), "device": _TEXT,
-                            "dataset_dir": _TEXT, "val": _ValOptions()}  # fmt: skip
+CHECKS: dict[str, Check] = {
+    **SPEC_OPTIONS,
+    "pack": Flag(),
+    "packing_strategy": _TEXT,
+    "planning": OneOf(members=Planning),
+    "policy": _PolicyOption(optional=True),
+    "overflow": OneOf(members=LongEpisodes, optional=True),
+    "device": _TEXT,
+    "dataset_dir": _TEXT,
+    "val": _ValOptions(),
+}
 VAL_OPTIONS = ("batch_size", "batch_sampling_mode", "epoch_shuffle", "epoch_drop_last", "epoch_seed")
 """What the split val may have of its own."""
 OPTIONS = tuple(CHECKS)

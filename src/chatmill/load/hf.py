@@ -15,8 +15,9 @@ from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, MissingExtraError, member
 from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
+from chatmill.load.config import Planning
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
-from chatmill.load.rows import EpisodeRows, PackedEpisodeRows, Planning, packed_rows, strategy_named
+from chatmill.load.rows import EpisodeRows, PackedEpisodeRows, packed_rows, strategy_named
 from chatmill.load.stage import Stage
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, refuse_ids_beyond

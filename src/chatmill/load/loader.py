@@ -71,6 +71,8 @@ class BatchLoader:
 
     kind: str
     """The name of this kind of loader in a state."""
+    split_is_folder = True
+    """Whether a split that is missing can be put beside the others, as a folder."""
     keeps: Any = None
     """What must live as long as the loader: the folder of a dataset that was never saved."""
 
@@ -109,9 +111,9 @@ class BatchLoader:
 
     def _feed(self, split: str) -> SplitFeed:
         if split not in self._feeds:
+            way_out = f"; get_batch({split!r}) needs the folder {split}/" if self.split_is_folder else ""
             raise ConfigError(
-                f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._feeds)}); "
-                f"get_batch({split!r}) needs the folder {split}/"
+                f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._feeds)}){way_out}"
             )
         return self._feeds[split]
 
@@ -121,6 +123,14 @@ class BatchLoader:
         if isinstance(tensors, PackedBatch):
             return tensors.to(self.device, non_blocking=True)
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
+
+    def start_of(self, split: str) -> dict[str, Any] | None:
+        """A state with the beginning of one split, which leaves the others where they are; None without that split."""
+        if split not in self._feeds:
+            return None
+        state, feed = self.state_dict(), self._feeds[split]
+        own = {**state["splits"][split], "place": feed.place_to_json(feed.begin())}
+        return {**state, "splits": {split: own}}
 
     def state_dict(self) -> dict[str, Any]:
         """The place of each split, with the fingerprint of its data; plain values that JSON can hold."""

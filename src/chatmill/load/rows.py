@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +12,12 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, member
 from chatmill.label.policy import Policy
+from chatmill.label.presets import find_policy
+from chatmill.load.config import Planning, TrainingConfig
+from chatmill.load.feed import Rows
 from chatmill.load.long_episodes import LongEpisodes, LongEpisodesReport, report_long_episodes
-from chatmill.load.order import epoch_order, random_state
-from chatmill.load.stage import Stage
+from chatmill.load.order import Recent, epoch_order, random_state
+from chatmill.load.stage import Laid, Stage
 from chatmill.pack.plan import Plan, Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
@@ -24,7 +25,6 @@ from chatmill.store.pack_plan import PackPlan, read_pack_plan
 
 log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
-ValueT = TypeVar("ValueT")
 
 
 class Weights(StrEnum):
@@ -38,28 +38,7 @@ class Weights(StrEnum):
     """Every token counts: only packed rows, which always come with a mask, lay these."""
 
 
-class Planning(StrEnum):
-    """Where packed rows come from."""
-
-    AUTO = "auto"
-    """The plan beside the episodes where it has rows of this size and strategy; else as `EPOCH`."""
-    EPOCH = "epoch"
-    """Planned from the lengths of the episodes, anew for each epoch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Laid:
-    """The documents that were laid into a stage; those of one row follow each other."""
-
-    slots: Ints
-    """The row of the stage that holds each document."""
-    starts: Ints
-    """Where it starts in its row, in tokens."""
-    lengths: Ints
-    """How many of its tokens were laid."""
-
-
-class EpisodeRows:
+class EpisodeRows(Rows):
     """One episode per row: its first `width` tokens, and their weights."""
 
     def __init__(
@@ -81,12 +60,14 @@ class EpisodeRows:
         """
         if policy is not None:
             _refuse_unfit_policy(dataset, policy)
-        self.dataset, self.width, self.seed, self.shuffle = dataset, width, seed, shuffle
+        super().__init__(str(dataset.folder), width=width, seed=seed, shuffle=shuffle)
+        self.dataset = dataset
         self.min_tokens, self.overflow = min_tokens, overflow
         self._long: tuple[LongEpisodesReport | None] | tuple[()] = ()
         self._policy = policy
         stored = Weights.MASK if use_mask and dataset.has_masks else Weights.ONES
         self.weights = stored if policy is None else Weights.POLICY
+        self.has_masks = self.weights is not Weights.ONES
         lengths = dataset.lengths
         valid = lengths >= min_tokens
         if overflow is LongEpisodes.DROP:
@@ -104,7 +85,6 @@ class EpisodeRows:
                 f"{min_tokens} tokens (the longest has {int(lengths.max())})"
             )
         self._valid: Ints | None = None if self.episodes == len(dataset) else np.flatnonzero(valid)
-        self._orders: _Recent[Ints] = _Recent(self._order)
 
     def long_episodes(self, *, exact: bool = True) -> LongEpisodesReport | None:
         """What is lost of episodes that are longer than a row; of many, unless `exact`, counted in a sample."""
@@ -138,6 +118,11 @@ class EpisodeRows:
         return np.dtype(np.uint8)
 
     @property
+    def fingerprint(self) -> str:
+        """Of the dataset's files."""
+        return self.dataset.fingerprint
+
+    @property
     def order_facts(self) -> dict[str, Any]:
         """What gives a position its meaning, beside the options."""
         return {"episodes": self.episodes}
@@ -145,13 +130,6 @@ class EpisodeRows:
     def rows_of(self, epoch: int) -> int:
         """Rows of an epoch: here the episodes, whatever the epoch."""
         return self.episodes
-
-    def select(self, epoch: int, first: int, count: int) -> Ints:
-        """Rows `first` up to `first + count - 1` in the order of an epoch."""
-        return self._orders.get(epoch)[first : first + count]
-
-    def _order(self, epoch: int) -> Ints:
-        return epoch_order(self.seed, epoch, self.episodes, shuffle=self.shuffle)
 
     def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
         """Lay rows into the given slots of a stage."""
@@ -206,7 +184,7 @@ class PackedEpisodeRows(EpisodeRows):
         shortest = np.sort(self._lengths)[: self.width]
         self.most_documents = int(np.searchsorted(np.cumsum(shortest), self.width, side="right"))
         """No row of any epoch holds more documents than this."""
-        self._plans: _Recent[tuple[Plan, Ints, Ints]] = _Recent(self._plan)
+        self._plans: Recent[tuple[Plan, Ints, Ints]] = Recent(self._plan)
 
     def _plan(self, epoch: int) -> tuple[Plan, Ints, Ints]:
         """The plan over the epoch's order, that order, and the order of its rows."""
@@ -281,6 +259,23 @@ class PlannedRows(PackedEpisodeRows):
         return self._made, self._identity, rows
 
 
+def episode_rows(dataset: EpisodeDataset, config: TrainingConfig, *, check: bool = False) -> EpisodeRows:
+    """The rows of a split under the options of a loader; `check` compares a plan with its hashes."""
+    options: dict[str, Any] = {
+        "width": config.block_size + 1,
+        "min_tokens": config.episode_min_tokens,
+        "seed": config.epoch_seed,
+        "shuffle": config.epoch_shuffle,
+        "use_mask": config.wants_masks,
+        "policy": None if config.policy is None else find_policy(config.policy),
+        "overflow": config.overflow or LongEpisodes.CUT,
+    }
+    if not config.pack:
+        return EpisodeRows(dataset, **options)
+    strategy = strategy_named(config.packing_strategy)
+    return packed_rows(dataset, strategy=strategy, planning=config.planning, check=check, **options)
+
+
 def packed_rows(
     dataset: EpisodeDataset,
     *,
@@ -307,30 +302,6 @@ def packed_rows(
             strategy or "any strategy",
         )
     return PackedEpisodeRows(dataset, strategy=strategy or Strategy.BEST_FIT, width=width, **options)
-
-
-class _Recent(Generic[ValueT]):
-    """The values of the last two epochs asked for; they are large, and steps ask for one or two of them."""
-
-    def __init__(self, make: Callable[[int], ValueT]) -> None:
-        self._make = make
-        self._kept: tuple[tuple[int, ValueT], ...] = ()
-
-    def get(self, epoch: int) -> ValueT:
-        """Made when needed; safe for two threads, because what is kept is replaced as a whole."""
-        for known, value in self._kept:
-            if known == epoch:
-                return value
-        made = self._make(epoch)
-        self._kept = ((epoch, made), *self._kept[:1])
-        return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Another process makes its own."""
-        return {"_make": self._make, "_kept": ()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
 
 
 def strategy_named(name: str | None) -> Strategy | None:

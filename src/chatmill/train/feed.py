@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from chatmill.errors import ConfigError, DataError
-from chatmill.load.config import SamplingMode
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.packed_row_loader import PackedRowLoader
 from chatmill.train.batch import TrainBatch, as_batch
@@ -126,11 +125,10 @@ class TrainFeed:
     def batches(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
         """How many batches the data has: those of its epochs, or the length of what ends; None: endless."""
         passes = config.epochs or 1
-        if self.loader_starts_again:
-            if self._is_endless:
-                return None
+        if self._has_epochs:
             epochs = range(first_epoch, first_epoch + passes)
-            return sum(int(self.loader.steps_per_epoch(self.split, epoch)) for epoch in epochs)
+            endless = self.loader.is_endless(self.split)
+            return None if endless else sum(self.loader.steps_per_epoch(self.split, epoch) for epoch in epochs)
         try:
             return len(self.loader) * (passes if hasattr(self.loader, "get_batch") else 1)
         except TypeError:
@@ -138,26 +136,23 @@ class TrainFeed:
 
     def batches_left(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
         """How many of them come after the place where the loader is now; None: the loader cannot say."""
-        if self.loader_starts_again:
-            if self._is_endless:
-                return None
-            return int(self.loader.batches_left(self.split, first_epoch + (config.epochs or 1)))
-        left = getattr(self.loader, "batches_left", None)
-        return None if left is None else int(left())
+        if not self._has_epochs or self.loader.is_endless(self.split):
+            return None
+        passes = 1 if self.loader.ends else config.epochs or 1
+        return int(self.loader.batches_left(self.split, first_epoch + passes))
 
     def first_epoch(self) -> int:
-        """The epoch that the next batch belongs to; 0 for data without epochs."""
-        return int(self.loader.next_epoch(self.split)) if self.loader_starts_again else 0
+        """The epoch that the next batch belongs to; 0 for data without epochs, or with one."""
+        return int(self.loader.next_epoch(self.split)) if self._has_epochs and not self.loader.ends else 0
 
     @property
-    def _is_endless(self) -> bool:
-        if not isinstance(self.loader, GPTEpisodeDataLoader):
-            return False
-        return self.loader.split_options(self.split).sampling is not SamplingMode.EPOCH
+    def _has_epochs(self) -> bool:
+        """Whether the loader is an `EpochLoader`, or wraps one."""
+        return hasattr(self.loader, "is_endless")
 
     def refuse_used(self, config: TrainConfig) -> None:
         """Say that a loader was used before: an error where nothing is left of its one pass, else a warning."""
-        if self.loader_starts_again:
+        if not getattr(self.loader, "ends", False):
             return
         total, left = self.batches(config), self.batches_left(config)
         if total is None or left is None or left == total:
@@ -173,11 +168,6 @@ class TrainFeed:
             total - left,
             total,
         )
-
-    @property
-    def loader_starts_again(self) -> bool:
-        """Whether another epoch follows when one is over."""
-        return hasattr(self.loader, "next_epoch") and not getattr(self.loader, "ends", False)
 
     def refuse_partial_pass(self) -> None:
         """`ConfigError` where the one pass of post-training would leave rows out, or train every token."""

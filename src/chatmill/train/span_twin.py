@@ -6,14 +6,12 @@ So the loader itself stays as it is, and a log can have the loss of reasoning be
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.label.policy import Policy
-from chatmill.load.episode_feed import EpisodeFeed
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.train.span_loss import SPAN_FINAL, SPAN_REASONING
 
@@ -34,9 +32,8 @@ class SpanTwin:
 
     def __init__(self, loader: GPTEpisodeDataLoader, split: str) -> None:
         """The loader's dataset must have kinds; see `twin_of`."""
-        options = replace(loader.split_options(split), policy=SPAN_POLICY, use_mask=True, pin=False)
         self._split = split
-        self._feed = EpisodeFeed(split, options.rows(loader.dataset(split)), options)
+        self._feed = loader.episode_feed(split).with_policy(SPAN_POLICY)
         self.follow(loader)
 
     def follow(self, loader: GPTEpisodeDataLoader) -> None:
