@@ -45,7 +45,7 @@ def test_rows_shorter_than_the_episodes_are_an_error_or_a_choice(tmp_path: Path)
     assert "32 of the 32 trained ones (100%), would be lost" in str(refused.exception)
     assert "block_size=19" in str(refused.exception)
     assert not (tmp_path / "run").exists()
-    assert "<overflow> is 'maybe'; allowed: error, cut, drop" in str(train(tmp_path, "overflow: maybe").exception)
+    assert "data.overflow is 'maybe'; allowed: error, cut, drop" in str(train(tmp_path, "overflow: maybe").exception)
     dropped = train(tmp_path, "overflow: drop")
     assert dropped.exit_code == 0, dropped.output
     assert "1 episodes, 80 tokens left out (32 trained tokens, 4 episodes longer than a row)" in dropped.output

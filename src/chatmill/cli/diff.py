@@ -2,9 +2,9 @@
 
 Exit status: 0 when all records are equal, 1 when some differ, 2 when the two cannot be compared.
 
-Example: chatmill diff data/monday data/tuesday -n 3
-
-Example: chatmill diff data/monday data/tuesday --json | jq .counts
+Examples:
+    chatmill diff data/monday data/tuesday -n 3
+    chatmill diff data/monday data/tuesday --json | jq .counts
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,11 +40,9 @@ LONGEST = 600
 
 
 def command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a dataset.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the other one.")],
-    show: Annotated[
-        int, typer.Option("--count", "-n", "--show", metavar="N", min=0, help="How many changed records to show.")
-    ] = 5,
+    a: Annotated[Path, argument("A", "Folder of a dataset.")],
+    b: Annotated[Path, argument("B", "Folder of the other one.")],
+    show: Annotated[int, option("--count -n --show", "N", "How many changed records to show.", min=0)] = 5,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:

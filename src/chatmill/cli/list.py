@@ -1,8 +1,8 @@
 """List what can be named: templates, policies, shapes and export targets, those of installed packages too.
 
-Example: chatmill list
-
-Example: chatmill list policies --json
+Examples:
+    chatmill list
+    chatmill list policies --json
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument
 
 
 class Kind(StrEnum):
@@ -36,7 +37,7 @@ class ListedName(NamedTuple):
 
 def command(
     kinds: Annotated[
-        list[Kind] | None, typer.Argument(metavar="[KIND]...", help="templates, policies, shapes, exports; else all.")
+        list[Kind] | None, argument("[KIND]...", "templates, policies, shapes, exports; else all.")
     ] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:

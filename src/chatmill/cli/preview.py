@@ -1,10 +1,9 @@
 """Show conversations as coloured tokens, with exactly what would be trained.
 
-Example: chatmill preview chats.jsonl
-
-Example: chatmill preview chats.jsonl -t ./Qwen3-0.6B -T qwen3 -n 2
-
-Example: chatmill preview chats.jsonl --policy last_turn --skip 10 -n 1 --json
+Examples:
+    chatmill preview chats.jsonl
+    chatmill preview chats.jsonl -t ./Qwen3-0.6B -T qwen3 -n 2
+    chatmill preview chats.jsonl --policy last_turn --skip 10 -n 1 --json
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.inspect import LINES
+from chatmill.cli.options import argument, flag, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 def command(
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help="A file, folder or URL of conversations, - for standard input; or a built dataset.",
-        ),
+        str, argument("FILE", "A file, folder or URL of conversations, - for standard input; or a built dataset.")
     ],
     tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
     template: Annotated[str | None, options.TEMPLATE] = None,
@@ -49,15 +45,13 @@ def command(
     unproved: Annotated[str | None, options.UNPROVED] = None,
     strict_text: Annotated[bool, options.STRICT_TEXT] = False,
     policy: Annotated[str | None, options.POLICY] = None,
-    count: Annotated[
-        int, typer.Option("--count", "-n", metavar="N", min=1, help="How many conversations to show.")
-    ] = 3,
-    skip: Annotated[int, typer.Option("--skip", metavar="N", min=0, help="How many conversations to skip first.")] = 0,
+    count: Annotated[int, option("--count -n", "N", "How many conversations to show.", min=1)] = 3,
+    skip: Annotated[int, option("--skip", "N", "How many conversations to skip first.", min=0)] = 0,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
     preferences: Annotated[str | None, options.PREFERENCES] = None,
     pattern: Annotated[str | None, options.PATTERN] = None,
-    ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
+    ids: Annotated[bool, flag("--ids", "Show the token ids too.")] = False,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:

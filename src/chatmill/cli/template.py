@@ -1,12 +1,10 @@
 """Look at a chat template: what it needs, what it does to conversations, what is trained and what is proved.
 
-Example: chatmill template ./Qwen3-0.6B
-
-Example: chatmill template chat_template.jinja --tokenizer ./my-model
-
-Example: chatmill template ./my-model#tool_use --data chats.jsonl
-
-Example: chatmill template qwen3 --template-option enable_thinking=false --json
+Examples:
+    chatmill template ./Qwen3-0.6B
+    chatmill template chat_template.jinja --tokenizer ./my-model
+    chatmill template ./my-model#tool_use --data chats.jsonl
+    chatmill template qwen3 --template-option enable_thinking=false --json
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,15 +31,11 @@ LINES = 6
 
 def command(
     template: Annotated[
-        str,
-        typer.Argument(
-            metavar="TEMPLATE", help="A model folder (FOLDER#NAME for one of several), a .jinja file, or a name."
-        ),
+        str, argument("TEMPLATE", "A model folder (FOLDER#NAME for one of several), a .jinja file, or a name.")
     ],
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="FILE", help="Conversations: how many are proved, and why others are not."),
+        str | None, option("--data", "FILE", "Conversations: how many are proved, and why others are not.")
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,

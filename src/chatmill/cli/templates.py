@@ -1,8 +1,8 @@
 """List the templates that come with Chatmill.
 
-Example: chatmill templates
-
-Example: chatmill templates --json
+Examples:
+    chatmill templates
+    chatmill templates --json
 """
 
 from __future__ import annotations

@@ -2,15 +2,12 @@
 
 Exit status 0: nothing is wrong; 1: something differs; 2: it cannot be checked.
 
-Example: chatmill verify data/built
-
-Example: chatmill verify data/built --deep
-
-Example: chatmill verify data/built --deep --sample 500 --json
-
-Example: chatmill verify data/megatron/synth_kd_v1
-
-Example: chatmill verify data/built-hf
+Examples:
+    chatmill verify data/built
+    chatmill verify data/built --deep
+    chatmill verify data/built --deep --sample 500 --json
+    chatmill verify data/megatron/synth_kd_v1
+    chatmill verify data/built-hf
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
 from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,20 +29,10 @@ SHOWN = 10
 
 
 def command(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Dataset of `chatmill build` or `synth-kd`, or an export.")
-    ],
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Read the inputs again and derive every record by the slow path.")
-    ] = False,
+    directory: Annotated[Path, argument("DIR", "Dataset of `chatmill build` or `synth-kd`, or an export.")],
+    deep: Annotated[bool, flag("--deep", "Read the inputs again and derive every record by the slow path.")] = False,
     sample: Annotated[
-        int | None,
-        typer.Option(
-            "--sample",
-            metavar="N",
-            min=1,
-            help="With --deep: only so many records by the slow path.",
-        ),
+        int | None, option("--sample", "N", "With --deep: only so many records by the slow path.", min=1)
     ] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     trust_template: Annotated[str | None, options.TRUST_TEMPLATE] = None,

@@ -17,7 +17,8 @@ from chatmill.errors import DataError
 from chatmill.load.config import TrainingConfig
 from chatmill.load.feed import RowBatcher, RowGroup, order_options
 from chatmill.load.loader import BatchLoader, SplitFeed
-from chatmill.load.order import EpochPlace, RankShare, take_rows
+from chatmill.load.order import EpochPlace, take_rows
+from chatmill.load.placement import Placement
 from chatmill.load.rows import EpisodeRows, episode_rows
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ class StreamStep:
 class StreamFeed(SplitFeed):
     """The batches of one split of a streamed dataset; the `epoch` of its places is the number of a group."""
 
-    def __init__(self, groups: ChunkGroups, config: TrainingConfig, share: RankShare, *, pin: bool) -> None:
-        self.groups, self.config, self._share, self._pin = groups, config, share, pin
+    def __init__(self, groups: ChunkGroups, config: TrainingConfig, place: Placement) -> None:
+        self.groups, self.config, self._pin = groups, config, place.pin
+        self._share = place.share(config.batch_size)
         self._rows: dict[int, EpisodeRows | None] = {}
         self._batcher: tuple[tuple[int, ...], RowBatcher] | None = None
         self._empty = 0
@@ -127,12 +129,6 @@ class StreamLoader(BatchLoader):
 
     kind = "sft_stream"
     split_is_folder = False
-
-    def __init__(self, feeds: Mapping[str, StreamFeed], *, dataset: str, device: Any, prefetch: bool) -> None:
-        super().__init__(feeds, dataset=dataset, device=device, prefetch=prefetch)
-        self.config = next(iter(feeds.values())).config
-        self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
-        self.pad_token_id = self.config.pad_token_id
 
     def epoch(self, split: str = "train") -> int:
         """The epoch that the next batch begins in."""

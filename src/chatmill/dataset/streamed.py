@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -133,7 +132,8 @@ class StreamedDataset(Exports):
     def __iter__(self) -> Iterator[ShownEpisode]:
         """The episodes of train in the order of the input."""
         decoder, number = self._decoder, 0
-        for folder in self._folders():
+        for chunk, (folder, receipts) in enumerate(self._work.folders(range(self.chunks))):
+            self._count([chunk], receipts)
             if (folder / JOINED / TRAIN).is_dir():
                 split = EpisodeSplit(folder / JOINED, TRAIN)
                 for place in range(len(split)):
@@ -157,17 +157,6 @@ class StreamedDataset(Exports):
         if found is None:
             raise IndexError(f"episode {index}: the input gives fewer")
         return found
-
-    def _folders(self) -> Iterator[Path]:
-        """The chunks in order, each compiled into a folder that is removed afterwards."""
-        executor = LocalExecutor(0)
-        for number in range(self.chunks):
-            folder = self._work.new_folder()
-            try:
-                self._count([number], self._work.make([number], folder, executor))
-                yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def to_torch(
         self,
@@ -194,15 +183,11 @@ class StreamedDataset(Exports):
         need("torch", "giving batches as tensors", "torch")
         from chatmill.dataset.stream_loader import StreamFeed, StreamLoader
         from chatmill.load.config import DatasetMode, Planning, TrainingConfig
-        from chatmill.load.distributed import rank_and_world
-        from chatmill.load.loader import choose_device
         from chatmill.load.long_episodes import LongEpisodes
-        from chatmill.load.order import RankShare
+        from chatmill.load.placement import placed
 
         if group_chunks < 1:
             raise ConfigError(f"group_chunks is {group_chunks}; it must be 1 or more")
-        number, ranks = rank_and_world(rank, world_size)
-        chosen = choose_device(device, None)
         config = TrainingConfig(
             batch_size=batch_size,
             block_size=self._length(length),
@@ -217,7 +202,7 @@ class StreamedDataset(Exports):
             planning=Planning.EPOCH,
             overflow=LongEpisodes.ERROR,
         )
-        share = RankShare(batch_size=batch_size, rank=number, world_size=ranks)
+        place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
         groups = ChunkGroups(
             work=self._work,
             split=split,
@@ -227,9 +212,8 @@ class StreamedDataset(Exports):
             workers=1 if self._workers is None else self._workers,
             seen=self._count,
         )
-        pin = str(chosen).startswith("cuda") if pin_memory is None else pin_memory
-        feeds = {split: StreamFeed(groups, config, share, pin=pin)}
-        loader = StreamLoader(feeds, dataset=self._headline, device=chosen, prefetch=prefetch)
+        feeds = {split: StreamFeed(groups, config, place)}
+        loader = StreamLoader(feeds, config, place, dataset=self._headline, prefetch=prefetch)
         loader.keeps = self._scratch
         return loader
 
@@ -281,17 +265,12 @@ def hf_rows(chunks: list[int], work: ChunkWork, split: str) -> Iterator[dict[str
     """The episodes of some chunks as rows of Hugging Face's trainers; a chunk is a shard for them."""
     from chatmill.core.shift import IGNORE_INDEX
 
-    executor, told = LocalExecutor(0), False
-    for number in chunks:
-        folder = work.new_folder()
-        try:
-            work.make([number], folder, executor)
-            for episode in open_split(folder, split) or ():
-                ids, weights = episode.ids.astype(np.int64), episode.weights
-                labels = ids if weights is None else np.where(weights > 0, ids, IGNORE_INDEX)
-                if weights is not None and not told and ((weights != 0) & (weights != 1)).any():
-                    warnings.warn(LOST_WEIGHTS, UserWarning, stacklevel=2)
-                    told = True
-                yield {"input_ids": ids.tolist(), "labels": labels.tolist()}
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    told = False
+    for folder, _ in work.folders(chunks):
+        for episode in open_split(folder, split) or ():
+            ids, weights = episode.ids.astype(np.int64), episode.weights
+            labels = ids if weights is None else np.where(weights > 0, ids, IGNORE_INDEX)
+            if weights is not None and not told and ((weights != 0) & (weights != 1)).any():
+                warnings.warn(LOST_WEIGHTS, UserWarning, stacklevel=2)
+                told = True
+            yield {"input_ids": ids.tolist(), "labels": labels.tolist()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,10 @@ from chatmill.core.special_ids import special_id
 from chatmill.errors import ConfigError, member
 from chatmill.label.policy import Policy
 from chatmill.load.config import DatasetMode, Planning, TrainingConfig, as_training_config
-from chatmill.load.distributed import rank_and_world
 from chatmill.load.feed import EpochLoader, RowFeed, RowStep
-from chatmill.load.loader import choose_device, directory_of
+from chatmill.load.loader import directory_of
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
-from chatmill.load.order import RankShare
+from chatmill.load.placement import placed
 from chatmill.load.rows import EpisodeRows, PlannedRows, episode_rows
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
@@ -41,7 +41,7 @@ class EpisodeFeed(RowFeed):
     def with_policy(self, policy: Policy) -> EpisodeFeed:
         """The same rows in the same order, with the weights of another policy."""
         config = self.config.replace(policy=policy)
-        return EpisodeFeed(self.split, episode_rows(self.rows.dataset, config), config, self.share, pin=False)
+        return EpisodeFeed(self.split, episode_rows(self.rows.dataset, config), config, replace(self.place, pin=False))
 
     def announce(self, step: RowStep) -> None:
         """One line at each epoch's start."""
@@ -113,7 +113,7 @@ class GPTEpisodeDataLoader(EpochLoader):
         - `check`: compare the files of each shard with the hashes of the split's manifest before it is read.
         - `prefetch`: a thread prepares the next batch. `pin_memory`: by default when the device is a GPU.
         """
-        self.config = episode_config(
+        settled = episode_config(
             config,
             tokenizer,
             use_loss_mask=use_loss_mask,
@@ -130,29 +130,21 @@ class GPTEpisodeDataLoader(EpochLoader):
             overflow=overflow,
             val=val,
         )
-        if self.config.policy is not None and use_loss_mask is False:
+        if settled.policy is not None and use_loss_mask is False:
             raise ConfigError(
-                f"policy {self.config.policy!r} chooses what is trained, but use_loss_mask=False refuses masks"
+                f"policy {settled.policy!r} chooses what is trained, but use_loss_mask=False refuses masks"
             )
-        self.rank, self.world_size = rank_and_world(rank, world_size)
-        device = choose_device(device, self.config.device)
-        pin = str(device).startswith("cuda") if pin_memory is None else pin_memory
-        self.directory = directory_of(dataset_dir, self.config)
+        device = settled.device if device is None else device
+        place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
+        self.directory = directory_of(dataset_dir, settled)
         configs = {
-            split: self.config.for_split(split)
-            for split in SPLITS
-            if split == "train" or (self.directory / split).exists()
+            split: settled.for_split(split) for split in SPLITS if split == "train" or (self.directory / split).exists()
         }
         datasets = {split: EpisodeDataset(self.directory, split, strict=strict, check=check) for split in configs}
-        opened = {split: episode_rows(datasets[split], configs[split], check=check) for split in configs}
-        report_opened(opened, self.config, strict=strict)
-        feeds: dict[str, EpisodeFeed] = {}
-        for split, own in configs.items():
-            share = RankShare(batch_size=own.batch_size, rank=self.rank, world_size=self.world_size)
-            feeds[split] = EpisodeFeed(split, opened[split], own, share, pin=pin)
-        super().__init__(feeds, dataset=str(self.directory), device=device, prefetch=prefetch)
-        self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
-        self.pad_token_id = self.config.pad_token_id
+        opened = {split: episode_rows(datasets[split], own, check=check) for split, own in configs.items()}
+        report_opened(opened, settled, strict=strict)
+        feeds = {split: EpisodeFeed(split, opened[split], own, place) for split, own in configs.items()}
+        super().__init__(feeds, settled, place, dataset=str(self.directory), prefetch=prefetch)
 
     def dataset(self, split: str = "train") -> EpisodeDataset:
         """The dataset that a split is read from."""
@@ -208,9 +200,7 @@ class GPTEpisodeDataLoader(EpochLoader):
 
         Rows of padding are not there. For a loss that jumps: look at what the batch held.
         """
-        if split not in self._last:
-            raise ConfigError(f"get_batch({split!r}) was not called yet: there is no last batch")
-        return self.episode_feed(split).episodes_of(self._last[split])
+        return self.episode_feed(split).episodes_of(self.last_step(split))
 
     def episodes_in_batch(self, number: int, split: str = "train") -> list[list[int]]:
         """The same for the batch `number` of a split, counted from the first one (0) of epoch 0 on this rank.

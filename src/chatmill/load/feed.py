@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.load.config import SamplingMode, TrainingConfig
 from chatmill.load.loader import BatchLoader, SplitFeed
-from chatmill.load.order import Draws, EpochPlace, RankShare, Recent, epoch_order, epoch_step, steps_per_epoch
+from chatmill.load.order import Draws, EpochPlace, Recent, epoch_order, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch, document_starts
+from chatmill.load.placement import Placement
 from chatmill.load.stage import Laid, Stage
 from chatmill.pack.plan import Strategy
 
@@ -137,10 +138,11 @@ def order_options(config: TrainingConfig) -> dict[str, Any]:
 class RowFeed(SplitFeed):
     """The batches of one split of one source of rows: epoch by epoch, or drawn at random."""
 
-    def __init__(self, split: str, rows: Rows, config: TrainingConfig, share: RankShare, *, pin: bool) -> None:
+    def __init__(self, split: str, rows: Rows, config: TrainingConfig, place: Placement) -> None:
         """`config` has the options of this split."""
-        self.split, self.rows, self.config, self.share = split, rows, config, share
-        self._batcher = RowBatcher([rows], config, pin=pin)
+        self.split, self.rows, self.config, self.place = split, rows, config, place
+        self.share = place.share(config.batch_size)
+        self._batcher = RowBatcher([rows], config, pin=place.pin)
         self.masks = self._batcher.masks
         """Whether batches come with stored masks, or a policy's."""
         self._draws: Draws | None = None

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from chatmill.errors import ConfigError, need
 from chatmill.load.config import TrainingConfig
-from chatmill.load.device import named_device
 from chatmill.load.order import EpochPlace
 from chatmill.load.packed_batch import PackedBatch
+from chatmill.load.placement import Placement
 from chatmill.load.prefetch import Prefetcher
 
 if TYPE_CHECKING:
@@ -76,9 +76,20 @@ class BatchLoader:
     keeps: Any = None
     """What must live as long as the loader: the folder of a dataset that was never saved."""
 
-    def __init__(self, feeds: Mapping[str, SplitFeed], *, dataset: str, device: Any, prefetch: bool) -> None:
+    def __init__(
+        self,
+        feeds: Mapping[str, SplitFeed],
+        config: TrainingConfig,
+        place: Placement,
+        *,
+        dataset: str,
+        prefetch: bool = True,
+    ) -> None:
         """`dataset` names the data in errors."""
         need("torch", "batches of tensors")
+        self.config = config
+        self.batch_size, self.block_size, self.pad_token_id = config.batch_size, config.block_size, config.pad_token_id
+        self.rank, self.world_size, self.device = place.rank, place.world_size, place.device
         self._feeds = dict(feeds)
         self._dataset = dataset
         self._places = {split: feed.begin() for split, feed in self._feeds.items()}
@@ -88,7 +99,6 @@ class BatchLoader:
         self._prefetch = prefetch
         self._ahead = Prefetcher()
         self._worker: tuple[int, int] | None = None
-        self.device = device
         _register_as_iterable(type(self))
 
     def get_batch(self, split: str = "train") -> tuple[torch.Tensor, ...]:
@@ -108,6 +118,12 @@ class BatchLoader:
         with self._locks[split]:  # a feed lays one batch at a time
             step = feed.step_at(place)
             return step, feed.batch(step)
+
+    def last_step(self, split: str = "train") -> Any:
+        """The step that `get_batch` gave last, as the feed of the split knows it."""
+        if split not in self._last:
+            raise ConfigError(f"get_batch({split!r}) was not called yet: there is no last batch")
+        return self._last[split]
 
     def _feed(self, split: str) -> SplitFeed:
         if split not in self._feeds:
@@ -228,14 +244,6 @@ class BatchLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._locks = {split: threading.Lock() for split in self._feeds}
-
-
-def choose_device(device: Any, configured: str | None) -> Any:
-    """The argument, else the config's device, else the CPU."""
-    chosen = device if device is not None else configured or "cpu"
-    if isinstance(chosen, str) and chosen != "cpu":
-        named_device(chosen, present=False)  # a worker process may not see the GPU that its batches go to
-    return chosen
 
 
 def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
 from chatmill.load.config import SamplingMode, TrainingConfig
-from chatmill.load.distributed import rank_and_world
 from chatmill.load.episodes import episode_config, report_opened
 from chatmill.load.feed import RowBatcher, RowGroup, RowStep, order_options
-from chatmill.load.loader import BatchLoader, SplitFeed, choose_device
-from chatmill.load.order import CHUNK, Draws, EpochPlace, RankShare, take_rows
+from chatmill.load.loader import BatchLoader, SplitFeed
+from chatmill.load.order import CHUNK, Draws, EpochPlace, take_rows
+from chatmill.load.placement import Placement, placed
 from chatmill.load.rows import EpisodeRows, episode_rows
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
@@ -84,14 +84,13 @@ class MixtureFeed(SplitFeed):
         rows: Sequence[EpisodeRows],
         weights: Sequence[float],
         config: TrainingConfig,
-        share: RankShare,
-        *,
-        pin: bool,
+        place: Placement,
     ) -> None:
         """Names, rows and weights of the sources, in one order."""
-        self.split, self.names, self.rows, self._config, self._share = split, list(names), list(rows), config, share
+        self.split, self.names, self.rows, self._config = split, list(names), list(rows), config
+        self._share = place.share(config.batch_size)
         self._weights = [float(w) for w in weights]
-        self._batcher = RowBatcher(rows, config, pin=pin)
+        self._batcher = RowBatcher(rows, config, pin=place.pin)
         self._which = SourceDraws(config.epoch_seed, weights)
         self._source_seeds = [seed_of_source(config.epoch_seed, number) for number in range(len(rows))]
         self._draws: list[Draws] | None = None
@@ -211,7 +210,7 @@ class MixtureLoader(BatchLoader):
 
         The other options are those of `GPTEpisodeDataLoader`.
         """
-        self.config = episode_config(
+        settled = episode_config(
             config,
             tokenizer,
             pack=pack or None,
@@ -221,29 +220,26 @@ class MixtureLoader(BatchLoader):
             overflow=overflow,
         )
         self.sources = _checked_sources(datasets)
-        self.rank, self.world_size = rank_and_world(rank, world_size)
-        device = choose_device(device, self.config.device)
-        pin = str(device).startswith("cuda") if pin_memory is None else pin_memory
-        share = RankShare(batch_size=self.config.batch_size, rank=self.rank, world_size=self.world_size)
+        device = settled.device if device is None else device
+        place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
         opened = {
             (split, source.name): episode_rows(
-                EpisodeDataset(source.directory, split, strict=strict, check=check), self.config, check=check
+                EpisodeDataset(source.directory, split, strict=strict, check=check), settled, check=check
             )
             for split in SPLITS
             for source in self.sources
             if split == "train" or (source.directory / split).exists()
         }
-        report_opened({f"{s} source={n}": rows for (s, n), rows in opened.items()}, self.config, strict=strict)
+        report_opened({f"{s} source={n}": rows for (s, n), rows in opened.items()}, settled, strict=strict)
         feeds: dict[str, MixtureFeed] = {}
         for split in SPLITS:
             there = [source for source in self.sources if (split, source.name) in opened]
             if there:
                 rows = [opened[split, source.name] for source in there]
                 names, weights = [source.name for source in there], [source.weight for source in there]
-                feeds[split] = MixtureFeed(split, names, rows, weights, self.config, share, pin=pin)
-        super().__init__(feeds, dataset=", ".join(s.name for s in self.sources), device=device, prefetch=prefetch)
-        self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
-        self.pad_token_id = self.config.pad_token_id
+                feeds[split] = MixtureFeed(split, names, rows, weights, settled, place)
+        names = ", ".join(source.name for source in self.sources)
+        super().__init__(feeds, settled, place, dataset=names, prefetch=prefetch)
 
 
 def _checked_sources(datasets: Mapping[str | Path, float] | Sequence[MixtureSource]) -> list[MixtureSource]:

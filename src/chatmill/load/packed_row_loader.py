@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from chatmill.errors import DataError
 from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig
-from chatmill.load.distributed import rank_and_world
 from chatmill.load.feed import EpochLoader, RowFeed, Rows
-from chatmill.load.order import RankShare
+from chatmill.load.placement import placed
 from chatmill.load.stage import Laid, Stage
 
 Ints = NDArray[np.int64]
@@ -109,7 +108,7 @@ class PackedRowLoader(EpochLoader):
         width = max(map(len, rows)) if width is None else width
         if width < 2:
             raise DataError("no packed row has 2 tokens: there is nothing to predict")
-        self.config = TrainingConfig(
+        config = TrainingConfig(
             batch_size=batch_size,
             block_size=width - 1,
             dataset_mode=DatasetMode.SFT_EPISODE,
@@ -121,12 +120,11 @@ class PackedRowLoader(EpochLoader):
             pad_token_id=pad_id,
             pack=True,
         )
-        self.batch_size, self.split = batch_size, split
-        self.rank, self.world_size = rank_and_world(rank, world_size)
-        share = RankShare(batch_size=batch_size, rank=self.rank, world_size=self.world_size)
+        place = placed(rank=rank, world_size=world_size)
         source = MemoryRows(self.data, rows, starts, weights, width=width, seed=seed, shuffle=shuffle)
-        feeds = {split: RowFeed(split, source, self.config, share, pin=False)}
-        super().__init__(feeds, dataset=self.data, device="cpu", prefetch=False)
+        feeds = {split: RowFeed(split, source, config, place)}
+        super().__init__(feeds, config, place, dataset=self.data, prefetch=False)
+        self.split = split
         self._report = dict(report or {})
 
     def data_report(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -25,17 +24,6 @@ from chatmill.store.pack_plan import PackPlan, read_pack_plan
 
 log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
-
-
-class Weights(StrEnum):
-    """Where the weights of a row come from."""
-
-    POLICY = "policy"
-    """Computed from the stored kinds."""
-    MASK = "mask"
-    """Stored in the dataset."""
-    ONES = "ones"
-    """Every token counts: only packed rows, which always come with a mask, lay these."""
 
 
 class EpisodeRows(Rows):
@@ -65,9 +53,7 @@ class EpisodeRows(Rows):
         self.min_tokens, self.overflow = min_tokens, overflow
         self._long: tuple[LongEpisodesReport | None] | tuple[()] = ()
         self._policy = policy
-        stored = Weights.MASK if use_mask and dataset.has_masks else Weights.ONES
-        self.weights = stored if policy is None else Weights.POLICY
-        self.has_masks = self.weights is not Weights.ONES
+        self.has_masks = policy is not None or (use_mask and dataset.has_masks)
         lengths = dataset.lengths
         valid = lengths >= min_tokens
         if overflow is LongEpisodes.DROP:
@@ -103,17 +89,25 @@ class EpisodeRows(Rows):
 
     def _trains(self, shard: EpisodeShard, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
         """Which tokens of whole episodes of one shard are trained."""
+        weights, begins = self._weights(shard, starts.tolist(), lengths)
+        return weights[ranges(np.array(begins, dtype=np.int64), lengths)] > 0
+
+    def _weights(self, shard: EpisodeShard, starts: list[int], lengths: Ints) -> tuple[NDArray[Any], list[int]]:
+        """Values that hold the weights of whole episodes of one shard, and where in them those of each begin."""
         if self._policy is not None:
-            return _policy_weights(self._policy, shard.column("kinds"), starts.tolist(), lengths)[0] > 0
-        if self.weights is Weights.MASK:
-            return shard.mask[ranges(starts, lengths)] > 0
-        return np.ones(int(lengths.sum()), dtype=np.bool_)
+            offsets = offsets_of(lengths)
+            kinds = shard.column("kinds")
+            pieces = [kinds[start : start + length] for start, length in zip(starts, lengths.tolist(), strict=True)]
+            return self._policy.token_weights(np.concatenate(pieces), offsets), offsets[:-1].tolist()
+        if self.has_masks:
+            return shard.mask, starts
+        return np.ones(int(lengths.max(initial=0)), dtype=np.uint8), [0] * len(starts)
 
     @property
     def weight_dtype(self) -> np.dtype[Any]:
         """The type in which weights are laid: uint8 unless a policy or a shard has fractions."""
         whole = all(shard.mask_dtype == np.uint8 for shard in self.dataset.shards)
-        if self.weights is Weights.POLICY or (self.weights is Weights.MASK and not whole):
+        if self._policy is not None or (self.has_masks and not whole):
             return np.dtype(np.float32)
         return np.dtype(np.uint8)
 
@@ -157,15 +151,9 @@ class EpisodeRows(Rows):
             shard = self.dataset.shard(number)
             span = starts[mine].tolist(), used[mine].tolist(), places[mine].tolist()
             stage.lay_ids(shard.token_ids, *span)
-            if stage.weights is None:
-                continue
-            if self._policy is not None:
-                weights, begins = _policy_weights(self._policy, shard.column("kinds"), span[0], lengths[mine])
+            if stage.weights is not None:
+                weights, begins = self._weights(shard, span[0], lengths[mine])
                 stage.lay_weights(weights, begins, *span[1:])
-            elif self.weights is Weights.MASK:
-                stage.lay_weights(shard.mask, *span)
-            else:
-                stage.lay_weights(np.ones(self.width, dtype=np.uint8), [0] * len(span[0]), *span[1:])
         return used
 
 
@@ -307,15 +295,6 @@ def packed_rows(
 def strategy_named(name: str | None) -> Strategy | None:
     """A packing strategy by name; None for None."""
     return None if name is None else member(Strategy, "packing strategy", name)
-
-
-def _policy_weights(
-    policy: Policy, kinds: NDArray[np.uint8], starts: list[int], lengths: Ints
-) -> tuple[NDArray[np.float32], list[int]]:
-    """Weights of whole episodes, one after the other, and where each begins; a policy may look at all turns."""
-    offsets = offsets_of(lengths)
-    pieces = [kinds[start : start + length] for start, length in zip(starts, lengths.tolist(), strict=True)]
-    return policy.token_weights(np.concatenate(pieces), offsets), offsets[:-1].tolist()
 
 
 def _refuse_unfit_policy(dataset: EpisodeDataset, policy: Policy) -> None:

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.load.config import DatasetMode, SamplingMode, as_training_config
-from chatmill.load.distributed import rank_and_world
 from chatmill.load.feed import RowFeed, Rows
-from chatmill.load.loader import BatchLoader, choose_device, directory_of
-from chatmill.load.order import RankShare
+from chatmill.load.loader import BatchLoader, directory_of
+from chatmill.load.placement import placed
 from chatmill.load.stage import Laid, Stage
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.token_files import TokenFiles
@@ -101,16 +100,14 @@ class GPTDataLoader(BatchLoader):
         `use_loss_mask` or the config asks for them; where they cannot be had, that is an error. `check`: compare files
         of an episode dataset with the hashes of its manifest before they are read.
         """
-        self.config = as_training_config(config)
+        config = as_training_config(config)
         self.tokenizer = tokenizer
-        use_loss_mask = use_loss_mask or self.config.use_loss_mask
-        if self.config.sampling_in(DatasetMode.TOKEN_STREAM) is SamplingMode.EPOCH:
+        use_loss_mask = use_loss_mask or config.use_loss_mask
+        if config.sampling_in(DatasetMode.TOKEN_STREAM) is SamplingMode.EPOCH:
             log.warning("[TokenLoader] batch_sampling_mode=epoch is for sft_episode; windows are drawn at random")
-        self.rank, self.world_size = rank_and_world(rank, world_size)
-        self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
-        self.directory = directory_of(dataset_dir, self.config)
-        device = choose_device(device, self.config.device)
-        share = RankShare(batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
+        self.directory = directory_of(dataset_dir, config)
+        device = config.device if device is None else device
+        place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
         opened = {split: TokenFiles(self.directory / split, check=check) for split in splits}
         problems = [f.mask_problem for f in opened.values() if use_loss_mask and f.mask_problem]
@@ -120,14 +117,13 @@ class GPTDataLoader(BatchLoader):
                 "trained: set use_loss_mask to false to do that on purpose"
             )
         # what is for episodes alone is left aside; windows have no padding and are drawn at random
-        chosen = self.config.replace(
+        chosen = config.replace(
             use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False, policy=None
         )
-        pin = str(device).startswith("cuda") if pin_memory is None else pin_memory
         feeds: dict[str, RowFeed] = {}
         for split, files in opened.items():
-            rows = WindowRows(files, width=self.block_size + 1, seed=chosen.epoch_seed)
-            feeds[split] = RowFeed(split, rows, chosen, share, pin=pin)
+            rows = WindowRows(files, width=chosen.block_size + 1, seed=chosen.epoch_seed)
+            feeds[split] = RowFeed(split, rows, chosen, place)
         for split, files in opened.items():
             log.info(
                 "[TokenLoader] split=%s shards=%d tokens=%d windows=%d mask=%s",
@@ -137,4 +133,4 @@ class GPTDataLoader(BatchLoader):
                 feeds[split].rows.rows_of(0),
                 "true" if files.mask_dtype is not None else "false",
             )
-        super().__init__(feeds, dataset=str(self.directory), device=device, prefetch=prefetch)
+        super().__init__(feeds, config, place, dataset=str(self.directory), prefetch=prefetch)
