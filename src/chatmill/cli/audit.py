@@ -19,13 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
+from chatmill import __version__
 from chatmill.cli import options
+from chatmill.cli.labelled import print_labelled
 from chatmill.cli.options import argument, flag, option
+from chatmill.console import plain_console, plain_table
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from chatmill.auditor.findings import AuditFinding, Example
     from chatmill.auditor.report import AuditReport
@@ -61,10 +65,8 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check token data that another pipeline made."""
-    from chatmill import __version__
     from chatmill.auditor.page import audit_page
     from chatmill.auditor.run import audit
-    from chatmill.console import plain_console
     from chatmill.look.report.page import check_place, write_report
 
     if out is not None:
@@ -100,10 +102,6 @@ def command(
 
 
 def _print(console: Console, found: AuditReport, count: int) -> None:
-    from rich.text import Text
-
-    from chatmill.cli.labelled import print_labelled
-
     for label, value in facts(found):
         print_labelled(console, label, value)
     console.print()
@@ -142,8 +140,6 @@ def facts(found: AuditReport) -> list[tuple[str, str]]:
 
 
 def _print_table(console: Console, found: AuditReport) -> None:
-    from chatmill.console import plain_table
-
     table = plain_table("finding", right=("count", "of", "share"))
     for finding in (*found.findings, *found.notes):
         style = "bright_black" if finding.rule.is_note else ""
@@ -155,10 +151,6 @@ def _print_table(console: Console, found: AuditReport) -> None:
 
 
 def _print_finding(console: Console, finding: AuditFinding, count: int) -> None:
-    from rich.text import Text
-
-    from chatmill.cli.labelled import print_labelled
-
     console.print()
     console.print(Text.assemble((finding.rule.title, "bold"), f"  {finding.code}"))
     print_labelled(console, "", finding.rule.says, indent=2, gutter=0)
@@ -172,10 +164,6 @@ def _print_finding(console: Console, finding: AuditFinding, count: int) -> None:
 
 
 def _example(example: Example) -> Text:
-    from rich.text import Text
-
-    from chatmill.look.safe_text import visible
-
     shown = Text(style="default")
     inside = False
     for text, trained, control, found in example.parts:

@@ -21,6 +21,8 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
+from chatmill.console import plain_console
+from chatmill.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from chatmill.compiler.run import BuildResult
@@ -117,7 +119,6 @@ def _is_recipe(inputs: list[str]) -> bool:
 def _gates(given: list[str] | None) -> dict[str, Any]:
     """`NAME=LIMIT` pairs; `off` is no limit."""
     from chatmill.compiler.recipe import Gates
-    from chatmill.errors import ConfigError, UnknownNameError
 
     found: dict[str, Any] = {}
     for pair in given or ():
@@ -137,7 +138,6 @@ def recipe_of_options(
     inputs: list[str], options: dict[str, Any], shape: str | None, gates: dict[str, Any] | None = None
 ) -> dict[str, Any] | str:
     """A recipe file's path, or a recipe made of files and options; gates go with both, since they change no byte."""
-    from chatmill.errors import ConfigError
     from chatmill.render.registry import own_template
 
     given = {key: value for key, value in options.items() if value is not None}
@@ -177,7 +177,6 @@ def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: l
     """Which tokenizer, template and policy are used and why, and how the template differs from the model's own."""
     from chatmill.compiler.own_template import compare_with_own, other_own, sampled
     from chatmill.compiler.recipe import recipe_of
-    from chatmill.console import plain_console
     from chatmill.render.registry import find_template, own_template
 
     recipe = recipe_of(given)
@@ -199,8 +198,6 @@ def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: l
 
 
 def _share(text: str | None) -> tuple[int, int] | None:
-    from chatmill.errors import ConfigError
-
     if text is None:
         return None
     first, _, count = text.partition("/")
@@ -212,7 +209,6 @@ def _share(text: str | None) -> tuple[int, int] | None:
 def show_result(result: BuildResult, *, as_json: bool) -> None:
     """The manifest as JSON, or one summary table."""
     from chatmill.compiler.run import Outcome
-    from chatmill.console import plain_console
     from chatmill.look.ledger import ledger_table, rows_lines, unused_line
 
     if as_json:

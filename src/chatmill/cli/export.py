@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
+from chatmill.console import plain_console, plain_table
 from chatmill.export.registry import TARGETS, packaged_targets
 
 
@@ -33,9 +35,6 @@ def _list(asked: bool) -> None:
     """Print all targets, with those of installed packages, and end."""
     if not asked:
         return
-    from rich.text import Text
-
-    from chatmill.console import plain_console, plain_table
 
     table = plain_table("name", "read by", "from")
     for target in [*TARGETS.values(), *packaged_targets()]:
@@ -77,9 +76,6 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export a dataset."""
-    from rich.text import Text
-
-    from chatmill.console import plain_console, plain_table
     from chatmill.export.export import export_dataset
 
     result = export_dataset(

@@ -14,6 +14,8 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, option
+from chatmill.console import plain_console, plain_table
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     from chatmill.compiler.init import Look
@@ -56,9 +58,7 @@ def command(
 
 def _show(look: Look, path: Path) -> None:
     from chatmill.compiler.recipe_text import gate_choices
-    from chatmill.console import plain_console, plain_table
     from chatmill.core.conversations import unused_sentence
-    from chatmill.look.safe_text import visible
     from chatmill.read.shapes import find_shape
 
     table = plain_table("file", "shape", right=("records", "bad", "longest"))

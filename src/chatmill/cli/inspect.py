@@ -12,20 +12,20 @@ Examples:
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
 from chatmill.cli.statuses import Status
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from chatmill.look.choose import ChosenItems
     from chatmill.look.dataset import LookDataset
     from chatmill.look.item_view import ItemView
@@ -53,8 +53,6 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Show some items of a dataset."""
-    import json
-
     from chatmill.look.choose import Choice, choose
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.item_view import view_item
@@ -92,8 +90,6 @@ def _lines(
     problems: list[str],
 ) -> Iterator[Text]:
     """What is printed, item by item; what is wrong with boundaries is noted in `problems`."""
-    from rich.text import Text
-
     from chatmill.look.item_lines import item_lines
     from chatmill.look.kd import ALIGNMENT, KDSplit
 

@@ -15,6 +15,7 @@ Examples:
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -57,8 +58,6 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check isolation."""
-    import json
-
     from chatmill.train.hf_model import load_hf_model
 
     how: dict[str, Any] = {"random_weights": random_weights, "seed": 0, "way_out": "--random-weights"}

@@ -12,9 +12,11 @@ from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 import typer
+from rich.text import Text
 
 from chatmill.cli import options
 from chatmill.cli.options import argument
+from chatmill.console import plain_console, plain_table
 
 
 class Kind(StrEnum):
@@ -46,9 +48,6 @@ def command(
     if as_json:
         typer.echo(json.dumps([one._asdict() for one in found]))
         return
-    from rich.text import Text
-
-    from chatmill.console import plain_console, plain_table
 
     table = plain_table("kind", "name", "from")
     for one in found:

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.rule import Rule
+from rich.text import Text
 
 from chatmill.cli import options
 from chatmill.cli.inspect import LINES
 from chatmill.cli.options import argument, flag, option
+from chatmill.console import plain_console
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,9 +109,7 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def _print_unused(conversations: list[Conversation]) -> None:
-    from chatmill.console import plain_console
     from chatmill.core.conversations import unused_fields, unused_sentence
-    from chatmill.look.safe_text import visible
 
     if sentence := unused_sentence(unused_fields(conversations)):
         plain_console().print(visible(sentence), style="yellow")
@@ -138,7 +140,6 @@ def _view(rendered: Rendered, weights: NDArray[np.float32], position: int, templ
 
 
 def _print_heading(source: ConversationFile, template: BoundTemplate, policy: str, loaded: Tokenizer) -> None:
-    from chatmill.console import plain_console
     from chatmill.tokenizer.load import added_tokens
 
     console = plain_console()
@@ -167,11 +168,7 @@ def _print_conversations(
     show_ids: bool,
     most_lines: int,
 ) -> None:
-    from rich.rule import Rule
-    from rich.text import Text
-
     from chatmill.look.item_lines import document_lines
-    from chatmill.look.safe_text import visible
     from chatmill.look.stats_view import role_table
     from chatmill.look.terminal import Screen
 

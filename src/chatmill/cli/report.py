@@ -9,14 +9,17 @@ Examples:
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from chatmill import __version__
 from chatmill.cli import options
 from chatmill.cli.options import argument, option
+from chatmill.console import shown_count
 
 
 def command(
@@ -29,10 +32,6 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Write the report of a dataset."""
-    import json
-
-    from chatmill import __version__
-    from chatmill.console import shown_count
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.report.page import check_place, make_report, write_report
 

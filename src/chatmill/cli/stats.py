@@ -9,6 +9,7 @@ Examples:
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag
+from chatmill.console import shown_count
 
 
 def command(
@@ -27,9 +29,6 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Print tables and plots about a dataset."""
-    import json
-
-    from chatmill.console import shown_count
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.stats import dataset_stats
     from chatmill.look.stats_view import stats_parts

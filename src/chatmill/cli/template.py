@@ -14,9 +14,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.rule import Rule
+from rich.text import Text
 
 from chatmill.cli import options
+from chatmill.cli.labelled import print_labelled
 from chatmill.cli.options import argument, option
+from chatmill.console import plain_console
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +59,6 @@ def command(
     if as_json:
         typer.echo(json.dumps(look.as_json()))
         return
-    from chatmill.console import plain_console
 
     console = plain_console()
     _print_facts(console, look, date)
@@ -77,8 +81,6 @@ def _records(path: str, shape: str | None) -> Iterator[Conversation | RecordErro
 
 
 def _print_facts(console: Console, look: TemplateLook, date: str | None) -> None:
-    from chatmill.cli.labelled import print_labelled
-
     made_up = "made up of bytes and the special tokens that the template spells; --tokenizer names a real one"
     day = f"asked for; the probes below have {look.date}" + ("" if date else ", because none was given")
     tools = [name for name, has in (("definitions", look.tool_definitions), ("calls", look.tool_calls)) if has]
@@ -106,8 +108,6 @@ def _print_facts(console: Console, look: TemplateLook, date: str | None) -> None
 
 
 def _print_findings(console: Console, look: TemplateLook) -> None:
-    from chatmill.cli.labelled import print_labelled
-
     if look.findings:
         console.print("\nFindings", style="bold")
     for finding in look.findings:
@@ -116,9 +116,6 @@ def _print_findings(console: Console, look: TemplateLook) -> None:
 
 
 def _print_share(console: Console, share: DataShare, name: str) -> None:
-    from chatmill.cli.labelled import print_labelled
-    from chatmill.look.safe_text import visible
-
     console.print(f"\nProved, of {visible(name)}", style="bold")
     for label, whole, proved, reasons in (
         ("records", share.records, share.proved, share.refused),
@@ -135,12 +132,7 @@ def _print_share(console: Console, share: DataShare, name: str) -> None:
 
 
 def _print_probe(console: Console, look: TemplateLook, probe: ProbeLook, full: bool) -> None:
-    from rich.rule import Rule
-    from rich.text import Text
-
-    from chatmill.cli.labelled import print_labelled
     from chatmill.look.item_lines import document_lines
-    from chatmill.look.safe_text import visible
     from chatmill.look.template_findings import named
 
     title = f"{probe.probe.name} \u00b7 {len(probe.rows)} row{'' if len(probe.rows) == 1 else 's'}"

@@ -258,7 +258,7 @@ def make_model(recipe: TrainRecipe, vocabulary: RunVocabulary) -> Any:
             str(sizes["path"]),
             attention=recipe.attention,
             dtype=dtype,
-            random_weights=bool(sizes.get("random_weights", False)),
+            random_weights=as_flag("model.random_weights", sizes.get("random_weights", False)),
         )
         rows = len(model.head_weight)
         if vocabulary.size is not None and rows < vocabulary.size:

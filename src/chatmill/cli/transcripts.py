@@ -24,6 +24,7 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
+from chatmill.console import shown_count
 from chatmill.core.conversation import Conversation
 from chatmill.errors import ConfigError, DataError, RecordError
 
@@ -46,7 +47,6 @@ def command(
 ) -> None:
     """Read, transcribe, write, report."""
     from chatmill.compiler.publish import AtomicFile
-    from chatmill.console import shown_count
     from chatmill.read.conversations import read_conversations
     from chatmill.tokenizer.load import load_tokenizer
 

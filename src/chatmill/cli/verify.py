@@ -12,6 +12,7 @@ Examples:
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +20,9 @@ import typer
 
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
+from chatmill.console import shown_count
 from chatmill.errors import ConfigError
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     from chatmill.prove.report import VerifyReport
@@ -40,9 +43,6 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check a dataset."""
-    import json
-
-    from chatmill.console import shown_count
     from chatmill.distill.check import is_synth_kd, verify_synth_kd
     from chatmill.export.check import is_export, verify_export
     from chatmill.prove.verify import verify
@@ -74,8 +74,6 @@ def command(
 
 
 def _show(report: VerifyReport) -> None:
-    from chatmill.look.safe_text import visible
-
     for finding in report.findings[:SHOWN]:
         typer.secho(f"! {visible(str(finding), mark_newlines=False)}", fg="red")
     if report.differences > SHOWN:

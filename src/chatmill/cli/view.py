@@ -11,13 +11,16 @@ Examples:
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatmill import __version__
 from chatmill.cli import options
 from chatmill.cli.options import argument, flag, option
+from chatmill.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from chatmill.look.viewer.comparison import OnProgress
@@ -40,11 +43,8 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Look at a dataset in the browser."""
-    import json
     import sys
 
-    from chatmill import __version__
-    from chatmill.errors import MissingExtraError
     from chatmill.look.viewer.opened import open_viewed
     from chatmill.tokenizer.load import load_tokenizer
 
