@@ -275,7 +275,7 @@ def test_options_are_checked() -> None:
         with pytest.raises(ConfigError, match=word):
             TrainConfig(**bad)  # type: ignore[arg-type]
     assert TrainConfig.of({"learning_rate": "1e-3", "post_training": "1"}).post_training
-    with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
+    with pytest.raises(ConfigError, match="Did you mean 'learning_rate'"):
         TrainConfig.of({"learning_rat": 1})
     with pytest.raises(UnknownNameError, match="Known"):
         TrainConfig.of({"zzz": 1})

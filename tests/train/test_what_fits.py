@@ -10,10 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from chatmill.cli import app
-from chatmill.cli.model_tokenizer import difference, refuse_other_tokenizer
 from chatmill.cli.train_data import make_model
 from chatmill.cli.train_recipe import read_recipe
-from chatmill.cli.vocabulary import RunVocabulary
+from chatmill.cli.vocabulary import RunVocabulary, difference, refuse_other_tokenizer
 from chatmill.errors import ConfigError, DataError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens

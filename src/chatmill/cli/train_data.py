@@ -9,10 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from chatmill.cli.model_tokenizer import refuse_other_tokenizer
 from chatmill.cli.train_recipe import OF_FOLDERS, DataSection, TrainRecipe
 from chatmill.cli.train_rows import open_packed_rows
-from chatmill.cli.vocabulary import RunVocabulary, findable, vocabulary_of
+from chatmill.cli.vocabulary import RunVocabulary, findable, refuse_other_tokenizer, vocabulary_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.label.presets import find_policy
 from chatmill.load.config import OPTIONS

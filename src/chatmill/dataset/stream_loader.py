@@ -7,7 +7,6 @@ The order depends on the seed alone: an epoch has its groups in an order of its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from chatmill.dataset.chunk_groups import ChunkGroups
 from chatmill.errors import DataError
 from chatmill.load.config import TrainingConfig
-from chatmill.load.feed import RowBatcher, RowGroup, order_options
+from chatmill.load.feed import RowBatcher, RowGroup, RowStep, order_options
 from chatmill.load.loader import BatchLoader, SplitFeed
 from chatmill.load.order import EpochPlace, take_rows
 from chatmill.load.placement import Placement
@@ -28,14 +27,6 @@ OPEN_GROUPS = 3
 """Groups that are there at a time: the one that is read, and its neighbours at the border of a batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamStep:
-    """This rank's rows of one global step: pieces `(group, first row, rows, slot)`."""
-
-    pieces: tuple[tuple[int, int, int, int], ...]
-    after: EpochPlace
-
-
 class StreamFeed(SplitFeed):
     """The batches of one split of a streamed dataset; the `epoch` of its places is the number of a group."""
 
@@ -43,7 +34,7 @@ class StreamFeed(SplitFeed):
         self.groups, self.config, self._pin = groups, config, place.pin
         self._share = place.share(config.batch_size)
         self._rows: dict[int, EpisodeRows | None] = {}
-        self._batcher: tuple[tuple[int, ...], RowBatcher] | None = None
+        self._batcher: RowBatcher | None = None
         self._empty = 0
 
     @property
@@ -56,17 +47,21 @@ class StreamFeed(SplitFeed):
         """What gives a position its meaning."""
         return order_options(self.config) | self.groups.order
 
-    def step_at(self, place: EpochPlace) -> StreamStep:
-        """The global step at a place, as this rank sees it."""
+    def step_at(self, place: EpochPlace) -> RowStep:
+        """The global step at a place, as this rank sees it; the source of its rows is the number of a group."""
         share = self._share
         taken, after = take_rows(place, self._rows_of, share.step)
-        pieces, at = [], 0
-        for group, first, count in taken:
+        groups, at = [], 0
+        for number, first, count in taken:
             low, high = max(at, share.first), min(at + count, share.first + share.batch_size)
             if low < high:
-                pieces.append((group, first + low - at, high - low, low - share.first))
+                rows, epoch = self._opened(number), number // self.groups.count
+                assert rows is not None
+                chosen = rows.select(epoch, first + low - at, high - low)
+                slots = np.arange(low, high) - share.first
+                groups.append(RowGroup(source=number, epoch=epoch, rows=chosen, slots=slots))
             at += count
-        return StreamStep(pieces=tuple(pieces), after=after)
+        return RowStep(groups=tuple(groups), after=after)
 
     def _rows_of(self, group: int) -> int:
         rows = self._opened(group)
@@ -86,20 +81,13 @@ class StreamFeed(SplitFeed):
                 self.groups.drop(old)
         return self._rows[group]
 
-    def batch(self, step: StreamStep) -> tuple[torch.Tensor, ...]:
+    def batch(self, step: RowStep) -> tuple[torch.Tensor, ...]:
         """The tensors of a step."""
-        numbers = tuple(group for group, *_ in step.pieces)
-        opened = {number: self._opened(number) for number in numbers}
-        if self._batcher is None or self._batcher[0] != numbers:
-            sources = [rows for number in numbers if (rows := opened[number]) is not None]
-            self._batcher = numbers, RowBatcher(sources, self.config, pin=self._pin)
-        groups = []
-        for place, (number, first, count, slot) in enumerate(step.pieces):
-            rows, epoch = opened[number], number // self.groups.count
-            assert rows is not None
-            chosen = rows.select(epoch, first, count)
-            groups.append(RowGroup(source=place, epoch=epoch, rows=chosen, slots=np.arange(slot, slot + count)))
-        return self._batcher[1].batch(groups)
+        opened = {group.source: self._opened(group.source) for group in step.groups}
+        if self._batcher is None or self._batcher.sources.keys() != opened.keys():
+            sources = {number: rows for number, rows in opened.items() if rows is not None}
+            self._batcher = RowBatcher(sources, self.config, pin=self._pin)
+        return self._batcher.batch(step.groups)
 
     def unpin(self) -> None:
         """A worker of torch's `DataLoader` makes its own groups, in ordinary memory."""

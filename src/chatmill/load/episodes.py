@@ -17,7 +17,7 @@ from chatmill.label.policy import Policy
 from chatmill.load.config import DatasetMode, Planning, TrainingConfig, as_training_config
 from chatmill.load.feed import EpochLoader, RowFeed, RowStep
 from chatmill.load.loader import directory_of
-from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
+from chatmill.load.long_episodes import LongEpisodes, check_long_episodes, report_long_episodes
 from chatmill.load.placement import placed
 from chatmill.load.rows import EpisodeRows, PlannedRows, episode_rows
 from chatmill.store.episode_layout import SPLITS
@@ -165,7 +165,7 @@ class GPTEpisodeDataLoader(EpochLoader):
         rows = self.episode_feed(split).rows
         lengths = rows.dataset.lengths
         short = lengths < self.config.episode_min_tokens
-        lost = rows.long_episodes()
+        lost = report_long_episodes(rows)
         too_long, tokens = (0, 0) if lost is None else (lost.too_long, lost.tokens)
         dropped = too_long if self.config.overflow is LongEpisodes.DROP else 0
         return {

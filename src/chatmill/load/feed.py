@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,18 +97,19 @@ class RowStep:
 class RowBatcher:
     """Lays rows of one or several sources into one stage and gives the tensors."""
 
-    def __init__(self, sources: Sequence[Rows], config: TrainingConfig, *, pin: bool) -> None:
-        """All sources follow the same options; masks are given when every source has them."""
-        self.sources = list(sources)
-        self.masks = config.wants_masks and all(source.has_masks for source in sources)
+    def __init__(self, sources: Mapping[int, Rows], config: TrainingConfig, *, pin: bool) -> None:
+        """Sources by the number that groups name, under the same options; masks are given when every one has them."""
+        self.sources = dict(sources)
+        rows = sources.values()
+        self.masks = config.wants_masks and all(source.has_masks for source in rows)
         self._packed = config.pack
         dtype: np.dtype[Any] | None = None
         if self.masks or self._packed:
-            dtype = np.result_type(*(source.weight_dtype for source in sources))
+            dtype = np.result_type(*(source.weight_dtype for source in rows))
         pad_id = config.pad_token_id or 0
         self.stage = Stage(config.batch_size, config.block_size, pad_id=pad_id, weights=dtype, pin=pin)
-        self._most = max(source.most_documents for source in sources)
-        self._ignores = all(source.ignores_untrained for source in sources)
+        self._most = max(source.most_documents for source in rows)
+        self._ignores = all(source.ignores_untrained for source in rows)
 
     def batch(self, groups: Sequence[RowGroup]) -> tuple[torch.Tensor, ...]:
         """`(x, y)`, `(x, y, mask)` or a `PackedBatch`; rows behind those of the groups are padding."""
@@ -142,7 +143,7 @@ class RowFeed(SplitFeed):
         """`config` has the options of this split."""
         self.split, self.rows, self.config, self.place = split, rows, config, place
         self.share = place.share(config.batch_size)
-        self._batcher = RowBatcher([rows], config, pin=place.pin)
+        self._batcher = RowBatcher({0: rows}, config, pin=place.pin)
         self.masks = self._batcher.masks
         """Whether batches come with stored masks, or a policy's."""
         self._draws: Draws | None = None

@@ -90,7 +90,7 @@ class MixtureFeed(SplitFeed):
         self.split, self.names, self.rows, self._config = split, list(names), list(rows), config
         self._share = place.share(config.batch_size)
         self._weights = [float(w) for w in weights]
-        self._batcher = RowBatcher(rows, config, pin=place.pin)
+        self._batcher = RowBatcher(dict(enumerate(rows)), config, pin=place.pin)
         self._which = SourceDraws(config.epoch_seed, weights)
         self._source_seeds = [seed_of_source(config.epoch_seed, number) for number in range(len(rows))]
         self._draws: list[Draws] | None = None
@@ -238,8 +238,8 @@ class MixtureLoader(BatchLoader):
                 rows = [opened[split, source.name] for source in there]
                 names, weights = [source.name for source in there], [source.weight for source in there]
                 feeds[split] = MixtureFeed(split, names, rows, weights, settled, place)
-        names = ", ".join(source.name for source in self.sources)
-        super().__init__(feeds, settled, place, dataset=names, prefetch=prefetch)
+        all_names = ", ".join(source.name for source in self.sources)
+        super().__init__(feeds, settled, place, dataset=all_names, prefetch=prefetch)
 
 
 def _checked_sources(datasets: Mapping[str | Path, float] | Sequence[MixtureSource]) -> list[MixtureSource]:

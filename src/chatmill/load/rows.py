@@ -14,7 +14,7 @@ from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
 from chatmill.load.config import Planning, TrainingConfig
 from chatmill.load.feed import Rows
-from chatmill.load.long_episodes import LongEpisodes, LongEpisodesReport, report_long_episodes
+from chatmill.load.long_episodes import LongEpisodes
 from chatmill.load.order import Recent, epoch_order, random_state
 from chatmill.load.stage import Laid, Stage
 from chatmill.pack.plan import Plan, Strategy, plan
@@ -29,34 +29,22 @@ Ints = NDArray[np.int64]
 class EpisodeRows(Rows):
     """One episode per row: its first `width` tokens, and their weights."""
 
-    def __init__(
-        self,
-        dataset: EpisodeDataset,
-        *,
-        width: int,
-        min_tokens: int,
-        seed: int,
-        shuffle: bool,
-        use_mask: bool,
-        policy: Policy | None,
-        overflow: LongEpisodes = LongEpisodes.CUT,
-    ) -> None:
-        """Episodes shorter than `min_tokens` are left out; `width` is block_size + 1.
+    def __init__(self, dataset: EpisodeDataset, config: TrainingConfig) -> None:
+        """Episodes shorter than `episode_min_tokens` are left out.
 
-        With a policy the weights come from the stored kinds; else, with `use_mask`, from the stored masks. `overflow`
-        says what becomes of episodes that are longer than `width`; the caller refuses them (`long_episodes`).
+        With a policy the weights come from the stored kinds; else, with `use_loss_mask`, from the stored masks.
+        `overflow` says what becomes of episodes longer than a row; the caller refuses them (`check_long_episodes`).
         """
-        if policy is not None:
-            _refuse_unfit_policy(dataset, policy)
-        super().__init__(str(dataset.folder), width=width, seed=seed, shuffle=shuffle)
-        self.dataset = dataset
-        self.min_tokens, self.overflow = min_tokens, overflow
-        self._long: tuple[LongEpisodesReport | None] | tuple[()] = ()
-        self._policy = policy
-        self.has_masks = policy is not None or (use_mask and dataset.has_masks)
+        self._policy = None if config.policy is None else find_policy(config.policy)
+        if self._policy is not None:
+            _refuse_unfit_policy(dataset, self._policy)
+        width, min_tokens = config.block_size + 1, config.episode_min_tokens
+        super().__init__(str(dataset.folder), width=width, seed=config.epoch_seed, shuffle=config.epoch_shuffle)
+        self.dataset, self.min_tokens, self.overflow = dataset, min_tokens, config.overflow or LongEpisodes.CUT
+        self.has_masks = self._policy is not None or (config.use_loss_mask and dataset.has_masks)
         lengths = dataset.lengths
         valid = lengths >= min_tokens
-        if overflow is LongEpisodes.DROP:
+        if self.overflow is LongEpisodes.DROP:
             valid &= lengths <= width
         self.episodes = int(np.count_nonzero(valid))
         """Episodes that are read."""
@@ -72,22 +60,7 @@ class EpisodeRows(Rows):
             )
         self._valid: Ints | None = None if self.episodes == len(dataset) else np.flatnonzero(valid)
 
-    def long_episodes(self, *, exact: bool = True) -> LongEpisodesReport | None:
-        """What is lost of episodes that are longer than a row; of many, unless `exact`, counted in a sample."""
-        known = self._long[0] if self._long else None
-        if not self._long or (exact and known is not None and known.counted < known.too_long):
-            found = report_long_episodes(
-                self.dataset,
-                width=self.width,
-                min_tokens=self.min_tokens,
-                overflow=self.overflow,
-                trains=self._trains,
-                exact=exact,
-            )
-            self._long = (found,)
-        return self._long[0]
-
-    def _trains(self, shard: EpisodeShard, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
+    def trains(self, shard: EpisodeShard, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
         """Which tokens of whole episodes of one shard are trained."""
         weights, begins = self._weights(shard, starts.tolist(), lengths)
         return weights[ranges(np.array(begins, dtype=np.int64), lengths)] > 0
@@ -163,9 +136,9 @@ class PackedEpisodeRows(EpisodeRows):
     The plan of epoch e depends on lengths, width and `seed + e` alone: it is the same on every rank.
     """
 
-    def __init__(self, dataset: EpisodeDataset, *, strategy: Strategy, **options: Any) -> None:
-        """`options` as for `EpisodeRows`; episodes longer than a row give their first `width` tokens."""
-        super().__init__(dataset, **options)
+    def __init__(self, dataset: EpisodeDataset, config: TrainingConfig, strategy: Strategy) -> None:
+        """Episodes longer than a row give their first `width` tokens."""
+        super().__init__(dataset, config)
         self.strategy = strategy
         lengths = dataset.lengths if self._valid is None else dataset.lengths[self._valid]
         self._lengths: Ints = np.minimum(lengths, self.width)
@@ -216,9 +189,9 @@ class PackedEpisodeRows(EpisodeRows):
 class PlannedRows(PackedEpisodeRows):
     """The rows of the plan beside the episodes: nothing is planned, and epochs differ in the order of rows alone."""
 
-    def __init__(self, dataset: EpisodeDataset, *, stored: PackPlan, **options: Any) -> None:
-        """`options` as for `EpisodeRows`. Episodes that are too short leave gaps; a row without any other goes."""
-        super().__init__(dataset, strategy=member(Strategy, "packing strategy", stored.strategy), **options)
+    def __init__(self, dataset: EpisodeDataset, config: TrainingConfig, stored: PackPlan) -> None:
+        """Episodes that are too short leave gaps; a row without any other goes."""
+        super().__init__(dataset, config, member(Strategy, "packing strategy", stored.strategy))
         self._fingerprint = stored.fingerprint
         order, borders = stored.order, stored.row_offsets
         if self._valid is not None:
@@ -248,39 +221,20 @@ class PlannedRows(PackedEpisodeRows):
 
 
 def episode_rows(dataset: EpisodeDataset, config: TrainingConfig, *, check: bool = False) -> EpisodeRows:
-    """The rows of a split under the options of a loader; `check` compares a plan with its hashes."""
-    options: dict[str, Any] = {
-        "width": config.block_size + 1,
-        "min_tokens": config.episode_min_tokens,
-        "seed": config.epoch_seed,
-        "shuffle": config.epoch_shuffle,
-        "use_mask": config.wants_masks,
-        "policy": None if config.policy is None else find_policy(config.policy),
-        "overflow": config.overflow or LongEpisodes.CUT,
-    }
-    if not config.pack:
-        return EpisodeRows(dataset, **options)
-    strategy = strategy_named(config.packing_strategy)
-    return packed_rows(dataset, strategy=strategy, planning=config.planning, check=check, **options)
+    """The rows of a split: one episode each, packed by the plan beside the episodes, or packed here.
 
-
-def packed_rows(
-    dataset: EpisodeDataset,
-    *,
-    width: int,
-    strategy: Strategy | None,
-    planning: Planning,
-    check: bool = False,
-    **options: Any,
-) -> PackedEpisodeRows:
-    """Packed rows by the plan beside the episodes, or planned here; `strategy` None takes the plan's, else best_fit.
-
-    A plan is used where its rows fill `width` tokens, or all but one: the last place of a row is a target only.
+    A plan is used where it has the strategy that is asked for, if any, and its rows fill `block_size + 1` tokens, or
+    all but one: the last place of a row is a target only. `check` compares it with its hashes.
     """
-    stored = None if planning is Planning.EPOCH else read_pack_plan(dataset.folder, dataset.lengths, check=check)
+    if not config.pack:
+        return EpisodeRows(dataset, config)
+    width, strategy = config.block_size + 1, config.packing_strategy
+    chosen = Strategy.BEST_FIT if strategy is None else member(Strategy, "packing strategy", strategy)
+    planned = config.planning is Planning.AUTO
+    stored = read_pack_plan(dataset.folder, dataset.lengths, check=check) if planned else None
     if stored is not None:
         if width - stored.length in (0, 1) and strategy in (None, stored.strategy):
-            return PlannedRows(dataset, stored=stored, width=width, **options)
+            return PlannedRows(dataset, config, stored)
         log.warning(
             "%s: packed anew: its plan has rows of %d tokens by %s; rows of %d (block_size + 1) by %s are asked for",
             dataset.folder,
@@ -289,12 +243,7 @@ def packed_rows(
             width,
             strategy or "any strategy",
         )
-    return PackedEpisodeRows(dataset, strategy=strategy or Strategy.BEST_FIT, width=width, **options)
-
-
-def strategy_named(name: str | None) -> Strategy | None:
-    """A packing strategy by name; None for None."""
-    return None if name is None else member(Strategy, "packing strategy", name)
+    return PackedEpisodeRows(dataset, config, chosen)
 
 
 def _refuse_unfit_policy(dataset: EpisodeDataset, policy: Policy) -> None:

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from chatmill.errors import ConfigError, UnknownNameError
-from chatmill.load.config_files import close_name
 from chatmill.load.option_checks import (
     Check,
     Count,
@@ -99,9 +98,6 @@ class TrainConfig:
         """From keyword arguments; an unknown name is refused with a did-you-mean."""
         for name in options:
             if name not in OPTIONS:
-                close = close_name(name, OPTIONS)
-                if close is not None:
-                    raise ConfigError(f"unknown training option {name!r}; did you mean {close!r}?")
                 raise UnknownNameError("training option", name, list(OPTIONS))
         return cls(**options)
 
