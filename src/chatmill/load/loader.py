@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,6 @@ from chatmill.load.config import TrainingConfig
 from chatmill.load.order import EpochPlace
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import Placement
-from chatmill.load.prefetch import Prefetcher
 
 if TYPE_CHECKING:
     import torch
@@ -93,28 +94,46 @@ class BatchLoader:
         self._feeds = dict(feeds)
         self._dataset = dataset
         self._places = {split: feed.begin() for split, feed in self._feeds.items()}
-        self._locks = {split: threading.Lock() for split in self._feeds}
         self._last: dict[str, Any] = {}
         """The step that was delivered last, by split."""
         self._prefetch = prefetch
-        self._ahead = Prefetcher()
         self._worker: tuple[int, int] | None = None
+        self._begin_process()
         _register_as_iterable(type(self))
 
     def get_batch(self, split: str = "train") -> tuple[torch.Tensor, ...]:
         """The next batch of a split: this rank's rows of the next global step."""
         feed = self._feed(split)
         place = self._places[split]
-        started = self._ahead.take(split, place)
-        step, tensors = self._prepare(split, place) if started is None else started.result()
+        self._check_process()
+        prepared, started = self._ahead.pop(split, (None, None))
+        if started is not None and prepared == place:
+            step, tensors = started.result()
+        else:
+            step, tensors = self._prepare(split, place)
         self._places[split], self._last[split] = step.after, step
         feed.announce(step)
         if self._prefetch and self._worker is None:
-            self._ahead.start(split, step.after, lambda: self._prepare(split, step.after))
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, thread_name_prefix="chatmill-prefetch")
+            self._ahead[split] = (step.after, self._pool.submit(self._prepare, split, step.after))
         return self._to_device(tensors)
+
+    def _begin_process(self) -> None:
+        """Locks and threads belong to a process: a copy in another one, forked or unpickled, begins with its own."""
+        self._process = os.getpid()
+        self._locks = {split: threading.Lock() for split in self._feeds}
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: dict[str, tuple[Any, Future[Any]]] = {}
+        """By split, a place and the step that is prepared there; it counts for nothing until it is delivered."""
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            self._begin_process()
 
     def _prepare(self, split: str, place: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
         feed = self._feeds[split]
+        self._check_process()
         with self._locks[split]:  # a feed lays one batch at a time
             step = feed.step_at(place)
             return step, feed.batch(step)
@@ -216,9 +235,8 @@ class BatchLoader:
     def _enter_worker(self, worker: tuple[int, int]) -> None:
         """Take this worker's part; after a resume the state is already that of the worker.
 
-        A forked process inherits locks that may be held, and cannot use CUDA, which pinned memory would.
+        A forked process cannot use CUDA, which pinned memory would.
         """
-        self._locks = {split: threading.Lock() for split in self._feeds}
         for feed in self._feeds.values():
             feed.unpin()
         if self._worker is None:
@@ -236,14 +254,16 @@ class BatchLoader:
 
     def close(self) -> None:
         """End the prefetch thread; the loader can still be used."""
-        self._ahead.close()
+        if self._pool is not None and self._process == os.getpid():
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._begin_process()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_locks"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_locks", "_pool", "_ahead")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._locks = {split: threading.Lock() for split in self._feeds}
+        self._begin_process()
 
 
 def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:
