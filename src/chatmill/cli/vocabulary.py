@@ -10,6 +10,8 @@ from typing import Any
 
 from chatmill.cli.train_recipe import TrainRecipe
 from chatmill.errors import ConfigError, TokenizerError
+from chatmill.render.registry import find_template
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 
 FILES = ("tokenizer.json", "tokenizer.json.xz")
 
@@ -39,9 +41,6 @@ def vocabulary_of(recipe: TrainRecipe, name: str) -> RunVocabulary:
 
 def load_for(name: str, template: str | None, *, add_control_tokens: bool, pattern: str | None = None) -> Any:
     """A tokenizer, with the template's control tokens where they are to be added."""
-    from chatmill.render.registry import find_template
-    from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-
     tokenizer = load_tokenizer(name, pattern=pattern)
     if add_control_tokens and template is not None:
         return with_control_tokens(tokenizer, find_template(template).control_tokens)
