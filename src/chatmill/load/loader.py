@@ -76,6 +76,9 @@ class BatchLoader:
     """Whether a split that is missing can be put beside the others, as a folder."""
     keeps: Any = None
     """What must live as long as the loader: the folder of a dataset that was never saved."""
+    _pool: ThreadPoolExecutor | None
+    _ahead: dict[str, tuple[Any, Future[Any]]]
+    """By split, a place and the step that is prepared there; it counts for nothing until it is delivered."""
 
     def __init__(
         self,
@@ -123,9 +126,7 @@ class BatchLoader:
         """Locks and threads belong to a process: a copy in another one, forked or unpickled, begins with its own."""
         self._process = os.getpid()
         self._locks = {split: threading.Lock() for split in self._feeds}
-        self._pool: ThreadPoolExecutor | None = None
-        self._ahead: dict[str, tuple[Any, Future[Any]]] = {}
-        """By split, a place and the step that is prepared there; it counts for nothing until it is delivered."""
+        self._pool, self._ahead = None, {}
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
