@@ -9,8 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from chatmill.cli.train_recipe import OF_FOLDERS, DataSection, TrainRecipe
 from chatmill.cli.train_rows import open_packed_rows
 from chatmill.cli.vocabulary import RunVocabulary, findable, refuse_other_tokenizer, vocabulary_of
@@ -234,6 +232,8 @@ def _manifest(directory: Path) -> dict[str, Any] | None:
 
 def make_model(recipe: TrainRecipe, vocabulary: RunVocabulary) -> Any:
     """A new GPT of the recipe's sizes, or the model of a folder."""
+    import torch
+
     sizes = dict(recipe.model)
     torch.manual_seed(recipe.train.seed)
     if "path" in sizes:
