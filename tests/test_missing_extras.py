@@ -45,7 +45,8 @@ try:
 except MissingExtraError as error:
     found["to_hf_dataset"] = str(error)
 for words in (["train", "r.yaml"], ["sample", "run"], ["preview", sys.argv[1], "-T", "harmony"],
-              ["build", sys.argv[1], "-o", "out", "-T", "harmony", "-w", "0"], ["view", sys.argv[2]]):
+              ["build", sys.argv[1], "-o", "out", "-T", "harmony", "-w", "0"], ["view", sys.argv[2]],
+              ["pack", "texts.jsonl", "-t", "bytes", "-o", "rows.parquet"]):
     said = io.StringIO()
     old, sys.argv = sys.argv, ["chatmill", *words]
     with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
@@ -67,6 +68,7 @@ def test_every_missing_extra_has_its_pip_line(tmp_path: Path) -> None:
     pair = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     chats.write_text(json.dumps({"messages": pair}) + "\n")
     (tmp_path / "r.yaml").write_text("out: run\ndata: {dataset: set}\n")
+    (tmp_path / "texts.jsonl").write_text('{"text": "some words"}\n')
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED, str(chats), str(tmp_path / "set")],
         capture_output=True, text=True, cwd=tmp_path, check=False,
@@ -75,6 +77,7 @@ def test_every_missing_extra_has_its_pip_line(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     for name in ("fit", "GPT", "open_model", "DataCollatorForCausalLM", "SynthKDDataset", "loader", "to_hf_dataset"):
         assert "pip install 'chatmill[" in found[name], name
+    assert (found["pack!"], found["pack"]) == (0, ""), "it needs none of them"
     for name in ("train", "sample", "preview", "build", "view"):
         assert found[f"{name}!"] == 2, (name, found[name])
         assert found[name].count("pip install 'chatmill[") == 1, (name, found[name])

@@ -55,7 +55,7 @@ def joined(pieces: Iterable[list[int]]) -> list[int]:
 
 
 def uses_plan(loader: GPTEpisodeDataLoader) -> bool:
-    return isinstance(loader._episode_feed("train").rows, PlannedRows)
+    return isinstance(loader.episode_feed("train").rows, PlannedRows)
 
 
 def epoch_of(loader: GPTEpisodeDataLoader, epoch: int = 0) -> list[PackedBatch]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from chatmill.errors import ConfigError
-from chatmill.load.distributed import rank_and_world
 from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.load.placement import rank_and_world
 from tests.load.sets import PAD, items, write_set
 
 CONFIG = {

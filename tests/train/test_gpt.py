@@ -22,7 +22,7 @@ from chatmill.train.attention import (
     whole_row_documents,
 )
 from chatmill.train.generate import FinishReason, Generated, Sampling, generate
-from chatmill.train.gpt import GPT, GPTConfig, RMSNorm, rotate
+from chatmill.train.gpt import GPT, GPTConfig, rotate
 from chatmill.train.isolation import check_isolation
 from tests.train.tiny import tiny_gpt
 
@@ -113,11 +113,11 @@ def test_rotary_positions_depend_on_the_distance_alone() -> None:
     assert score(0, 0) == pytest.approx(float((query * key).sum()))
 
 
-def test_rms_norm_equals_its_definition() -> None:
-    norm = RMSNorm(6, 1e-6)
-    x = torch.randn(3, 6)
-    torch.testing.assert_close(norm(x), x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt())
-    assert norm(x.bfloat16()).dtype == torch.bfloat16
+def test_norms_have_the_definition_and_the_eps_of_the_config() -> None:
+    model = tiny_gpt(norm_eps=0.25)
+    x = torch.randn(3, model.config.hidden)
+    for norm in (model.norm, model.blocks[0].attention_norm, model.blocks[0].ffn_norm):
+        torch.testing.assert_close(norm(x), x / (x.pow(2).mean(-1, keepdim=True) + 0.25).sqrt())
 
 
 @pytest.mark.parametrize("tied", [True, False])

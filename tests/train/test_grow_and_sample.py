@@ -70,6 +70,11 @@ def test_resize_goes_with_a_path(tmp_path: Path) -> None:
         make_model(recipe(tmp_path, "{layers: 1, resize: true}"), KNOWN)
 
 
+def test_a_word_that_means_no_flag_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model.random_weights is 'maybe'"):
+        make_model(recipe(tmp_path, f"{{path: {tmp_path}, check_tokenizer: no, random_weights: maybe}}"), KNOWN)
+
+
 @pytest.fixture
 def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A checkpoint with notes, and the conversations that it is asked."""

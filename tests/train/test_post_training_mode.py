@@ -85,7 +85,7 @@ def test_ranks_share_the_blocks_and_the_state_is_global(ranks: int) -> None:
     rest = [int(row[1]) for batch in alone for row, own in zip(batch.x, batch.mask, strict=True) if own.any()]
     assert rest == list(range(20 + 2 * ranks, 41))
     other = StreamBlockLoader(stream([SHORT]), batch_size=2, eos_id=0)
-    with pytest.raises(ConfigError, match="other stream blocks"):
+    with pytest.raises(ConfigError, match="stream blocks: the state belongs to another dataset"):
         other.load_state_dict(state)
 
 

@@ -252,7 +252,7 @@ def test_a_pack_plan_gives_rows_and_their_size(built: Path, tmp_path: Path) -> N
         settings = read_recipe(recipe_file(tmp_path, tmp_path / "packed", text=text.replace("MORE", more)), {})
         loader = open_data(settings)[0]
         assert loader.block_size == size, more
-        assert isinstance(loader._episode_feed("train").rows, PlannedRows) == planned, more
+        assert isinstance(loader.episode_feed("train").rows, PlannedRows) == planned, more
     loader = open_data(read_recipe(recipe_file(tmp_path, tmp_path / "packed", text=text.replace("MORE", "")), {}))[0]
     batch = loader.get_batch()
     assert batch.x.shape == (2, 299)

@@ -123,14 +123,14 @@ def test_both_modes_are_reachable_from_yaml(folder: Path, options: str, kind: An
     loader, _, _ = open_data(read_recipe(path, {}))
     assert type(loader) is kind
     if kind is GPTEpisodeDataLoader:
-        assert loader.options.sampling == "random"
+        assert loader.config.batch_sampling_mode == "random"
     assert len(loader.get_batch()) >= 3
 
 
 def test_pack_and_policy_may_be_in_a_config(folder: Path) -> None:
     config = {"batch_size": 2, "block_size": 16, "pad_token_id": PAD, "pack": True, "packing_strategy": "greedy"}
     loader = GPTEpisodeDataLoader(config, None, folder / "set")
-    assert loader.options.strategy == "greedy"
+    assert loader.config.packing_strategy == "greedy"
     with pytest.raises(ConfigError, match="needs the kinds"):
         GPTEpisodeDataLoader(config | {"policy": "assistant"}, None, folder / "set")
     flat = folder / "flat" / "train"

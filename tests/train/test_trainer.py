@@ -26,7 +26,7 @@ from chatmill.train.gpt import GPT
 from chatmill.train.prompt import ask
 from chatmill.train.ranks import Ranks
 from chatmill.train.schedule import learning_rate, make_optimizer, warmup_steps
-from chatmill.train.span_twin import twin_of
+from chatmill.train.spans import span_feed
 from chatmill.train.step import Trainer
 from chatmill.train.trainer import FitResult, RunOutcome, fit
 from tests.load.sets import Item, items, write_set
@@ -218,10 +218,11 @@ def test_spans_come_from_the_stored_kinds(tmp_path: Path) -> None:
             writer.append([first + t for t in range(7)], weights, kinds=kinds)
     for pack in (False, True):
         loader = loader_over(tmp_path, pack=pack)
-        twin = twin_of(loader, "train")
-        assert twin is not None
+        feed = span_feed(loader, "train")
+        assert feed is not None
         for _ in range(5):
-            mask, spans = loader.get_batch()[2], twin.next()
+            mask = loader.get_batch()[2]
+            spans = feed.batch(loader.last_step())[2]
             assert set(spans[mask > 0].tolist()) == {1, 2}
             assert int((spans == 1).sum()) * 3 == int(((spans == 2) & (mask > 0)).sum()) * 2
     result = tiny_gpt().fit(loader_over(tmp_path), steps=2, log_every=1)
@@ -229,7 +230,7 @@ def test_spans_come_from_the_stored_kinds(tmp_path: Path) -> None:
     assert (spans["reasoning"]["tokens"], spans["final"]["tokens"]) == (8, 12)
     whole = (8 * spans["reasoning"]["loss"] + 12 * spans["final"]["loss"]) / 20
     assert result.history[0]["loss"] == pytest.approx(whole)
-    assert twin_of(object(), "train") is None
+    assert span_feed(object(), "train") is None
 
 
 def test_the_rate_rises_and_falls() -> None:
@@ -274,7 +275,7 @@ def test_options_are_checked() -> None:
         with pytest.raises(ConfigError, match=word):
             TrainConfig(**bad)  # type: ignore[arg-type]
     assert TrainConfig.of({"learning_rate": "1e-3", "post_training": "1"}).post_training
-    with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
+    with pytest.raises(ConfigError, match="Did you mean 'learning_rate'"):
         TrainConfig.of({"learning_rat": 1})
     with pytest.raises(UnknownNameError, match="Known"):
         TrainConfig.of({"zzz": 1})
@@ -293,7 +294,7 @@ from pathlib import Path
 import torch
 from tests.train.test_trainer import loader_over
 from tests.train.tiny import tiny_gpt
-from chatmill.load.distributed import rank_and_world
+from chatmill.load.placement import rank_and_world
 rank, world = rank_and_world()
 loader = loader_over(Path(sys.argv[2]), batch_size=4 // world, pack=sys.argv[4] == "pack")
 result = tiny_gpt().fit(loader, steps=12, learning_rate=1e-2, accumulation=2, log_every=1, out=sys.argv[3])

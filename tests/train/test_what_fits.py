@@ -10,10 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from chatmill.cli import app
-from chatmill.cli.model_tokenizer import difference, refuse_other_tokenizer
 from chatmill.cli.train_data import make_model
 from chatmill.cli.train_recipe import read_recipe
-from chatmill.cli.vocabulary import RunVocabulary
+from chatmill.cli.vocabulary import RunVocabulary, difference, refuse_other_tokenizer
 from chatmill.errors import ConfigError, DataError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
@@ -45,7 +44,7 @@ def test_rows_shorter_than_the_episodes_are_an_error_or_a_choice(tmp_path: Path)
     assert "32 of the 32 trained ones (100%), would be lost" in str(refused.exception)
     assert "block_size=19" in str(refused.exception)
     assert not (tmp_path / "run").exists()
-    assert "<overflow> is 'maybe'; allowed: error, cut, drop" in str(train(tmp_path, "overflow: maybe").exception)
+    assert "data.overflow is 'maybe'; allowed: error, cut, drop" in str(train(tmp_path, "overflow: maybe").exception)
     dropped = train(tmp_path, "overflow: drop")
     assert dropped.exit_code == 0, dropped.output
     assert "1 episodes, 80 tokens left out (32 trained tokens, 4 episodes longer than a row)" in dropped.output

@@ -5,13 +5,11 @@ Arrow or JSONL with input_ids and labels or a mask, or the prefix of Megatron's 
 
 Exit status: 0 when no fault is found, 1 when some are, 2 when the set cannot be audited.
 
-Example: chatmill audit last_run_prepared/ --model ./Qwen3-0.6B
-
-Example: chatmill audit train.parquet --model ./my-model --source chats.jsonl -o audit.html
-
-Example: chatmill audit train.parquet --model ./my-model --source chats.jsonl --save both
-
-Example: chatmill audit train.jsonl --model ./my-model --json | jq .findings[].code
+Examples:
+    chatmill audit last_run_prepared/ --model ./Qwen3-0.6B
+    chatmill audit train.parquet --model ./my-model --source chats.jsonl -o audit.html
+    chatmill audit train.parquet --model ./my-model --source chats.jsonl --save both
+    chatmill audit train.jsonl --model ./my-model --json | jq .findings[].code
 """
 
 from __future__ import annotations
@@ -21,25 +19,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
+from chatmill import __version__
 from chatmill.cli import options
+from chatmill.cli.labelled import print_labelled
+from chatmill.cli.options import argument, flag, option
+from chatmill.console import plain_console, plain_table
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from chatmill.auditor.findings import AuditFinding, Example
     from chatmill.auditor.report import AuditReport
 
 
 def command(
-    tokenized: Annotated[Path, typer.Argument(metavar="TOKENIZED", help="Folder, file, or Megatron prefix.")],
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="DIR", help="Folder of the model: its tokenizer and chat template.")
-    ],
+    tokenized: Annotated[Path, argument("TOKENIZED", "Folder, file, or Megatron prefix.")],
+    model: Annotated[str, option("--model -m", "DIR", "Folder of the model: its tokenizer and chat template.")],
     source: Annotated[
-        str | None,
-        typer.Option("--source", metavar="FILE", help="The conversations it was made of: compared token by token."),
+        str | None, option("--source", "FILE", "The conversations it was made of: compared token by token.")
     ] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
@@ -47,35 +47,26 @@ def command(
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
     split: Annotated[str | None, options.SPLIT] = None,
-    mask: Annotated[
-        str | None, typer.Option("--mask", metavar="COLUMN", help="The column that says what is trained.")
-    ] = None,
-    shifted: Annotated[
-        bool, typer.Option("--shifted", help="The labels are shifted already; the trainer does not do it.")
-    ] = False,
+    mask: Annotated[str | None, option("--mask", "COLUMN", "The column that says what is trained.")] = None,
+    shifted: Annotated[bool, flag("--shifted", "The labels are shifted already; the trainer does not do it.")] = False,
     isolation: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--isolation",
-            metavar="NAME",
-            help="Try in the model whether packed documents see each other: with its weights, or random ones.",
+            "NAME",
+            "Try in the model whether packed documents see each other: with its weights, or random ones.",
         ),
     ] = None,
     save: Annotated[
-        Path | None,
-        typer.Option("--save", metavar="DIR", help="Write the set and ours, for chatmill view DIR/set DIR/ours."),
+        Path | None, option("--save", "DIR", "Write the set and ours, for chatmill view DIR/set DIR/ours.")
     ] = None,
     count: Annotated[int, options.COUNT] = 1,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the report as an HTML page, too.")
-    ] = None,
+    out: Annotated[Path | None, option("--out -o", "FILE", "Write the report as an HTML page, too.")] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check token data that another pipeline made."""
-    from chatmill import __version__
     from chatmill.auditor.page import audit_page
     from chatmill.auditor.run import audit
-    from chatmill.console import plain_console
     from chatmill.look.report.page import check_place, write_report
 
     if out is not None:
@@ -111,10 +102,6 @@ def command(
 
 
 def _print(console: Console, found: AuditReport, count: int) -> None:
-    from rich.text import Text
-
-    from chatmill.cli.labelled import print_labelled
-
     for label, value in facts(found):
         print_labelled(console, label, value)
     console.print()
@@ -153,8 +140,6 @@ def facts(found: AuditReport) -> list[tuple[str, str]]:
 
 
 def _print_table(console: Console, found: AuditReport) -> None:
-    from chatmill.console import plain_table
-
     table = plain_table("finding", right=("count", "of", "share"))
     for finding in (*found.findings, *found.notes):
         style = "bright_black" if finding.rule.is_note else ""
@@ -166,10 +151,6 @@ def _print_table(console: Console, found: AuditReport) -> None:
 
 
 def _print_finding(console: Console, finding: AuditFinding, count: int) -> None:
-    from rich.text import Text
-
-    from chatmill.cli.labelled import print_labelled
-
     console.print()
     console.print(Text.assemble((finding.rule.title, "bold"), f"  {finding.code}"))
     print_labelled(console, "", finding.rule.says, indent=2, gutter=0)
@@ -183,10 +164,6 @@ def _print_finding(console: Console, finding: AuditFinding, count: int) -> None:
 
 
 def _example(example: Example) -> Text:
-    from rich.text import Text
-
-    from chatmill.look.safe_text import visible
-
     shown = Text(style="default")
     inside = False
     for text, trained, control, found in example.parts:

@@ -3,11 +3,10 @@
 Give one recipe (see `chatmill init`), or files and options in place of
 its keys. Exit status 3 when a gate of the recipe fails.
 
-Example: chatmill build recipe.yaml --out data/built
-
-Example: chatmill build chats/*.jsonl -t ./Qwen3-0.6B -T qwen3_training -o built
-
-Example: chatmill build recipe.yaml --out data/built --resume
+Examples:
+    chatmill build recipe.yaml --out data/built
+    chatmill build chats/*.jsonl -t ./Qwen3-0.6B -T qwen3_training -o built
+    chatmill build recipe.yaml --out data/built --resume
 """
 
 from __future__ import annotations
@@ -21,16 +20,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
+from chatmill.console import plain_console
+from chatmill.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from chatmill.compiler.run import BuildResult
 
 
 def command(
-    inputs: Annotated[
-        list[str], typer.Argument(metavar="FILES", help="One recipe (.yaml), or files of conversations.")
-    ],
-    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="New folder (or s3:// URL) of the dataset.")],
+    inputs: Annotated[list[str], argument("FILES", "One recipe (.yaml), or files of conversations.")],
+    out: Annotated[str, option("--out -o", "DIR", "New folder (or s3:// URL) of the dataset.")],
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     template_option: Annotated[list[str] | None, options.TEMPLATE_OPTION] = None,
@@ -39,43 +39,34 @@ def command(
     unproved: Annotated[str | None, options.UNPROVED] = None,
     strict_text: Annotated[bool, options.STRICT_TEXT] = False,
     policy: Annotated[str | None, options.POLICY] = None,
-    max_length: Annotated[
-        int | None, typer.Option("--max-length", metavar="N", help="Tokens of the longest episode.")
-    ] = None,
+    max_length: Annotated[int | None, option("--max-length", "N", "Tokens of the longest episode.")] = None,
     overflow: Annotated[str | None, options.OVERFLOW] = None,
     pack: Annotated[str | None, options.PACK] = None,
     pack_length: Annotated[
-        int | None, typer.Option("--pack-length", metavar="N", help="Tokens of a packed row; default: --max-length.")
+        int | None, option("--pack-length", "N", "Tokens of a packed row; default: --max-length.")
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
     preferences: Annotated[str | None, options.PREFERENCES] = None,
     val_fraction: Annotated[
-        float | None, typer.Option("--val-fraction", metavar="X", help="Share of the records for the split val.")
+        float | None, option("--val-fraction", "X", "Share of the records for the split val.")
     ] = None,
     on_error: Annotated[str | None, options.ON_ERROR] = None,
     gate: Annotated[
-        list[str] | None,
-        typer.Option("--gate", metavar="NAME=LIMIT", help="A limit of the gates; off accepts any number."),
+        list[str] | None, option("--gate", "NAME=LIMIT", "A limit of the gates; off accepts any number.")
     ] = None,
     add_control_tokens: Annotated[
-        bool, typer.Option("--add-control-tokens", help="Add control tokens that the tokenizer lacks.")
+        bool, flag("--add-control-tokens", "Add control tokens that the tokenizer lacks.")
     ] = False,
     vocab_size: Annotated[
-        int | None,
-        typer.Option("--vocab-size", metavar="N", min=1, help="Ids the model has; default: what its files say."),
+        int | None, option("--vocab-size", "N", "Ids the model has; default: what its files say.", min=1)
     ] = None,
     workers: Annotated[int | None, options.WORKERS] = None,
     engine: Annotated[str, options.ENGINE] = "local",
     ray_address: Annotated[str | None, options.RAY_ADDRESS] = None,
-    shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Build share I (from 0) of N; merge joins them.")
-    ] = None,
+    shard: Annotated[str | None, option("--shard", "I/N", "Build share I (from 0) of N; merge joins them.")] = None,
     shard_bytes: Annotated[
-        int | None,
-        typer.Option(
-            "--shard-bytes", "--chunk-bytes", metavar="N", min=1, help="Input bytes of a shard [default: recipe's]."
-        ),
+        int | None, option("--shard-bytes --chunk-bytes", "N", "Input bytes of a shard [default: recipe's].", min=1)
     ] = None,
     resume: Annotated[bool, options.RESUME] = False,
     quiet: Annotated[bool, options.QUIET] = False,
@@ -128,7 +119,6 @@ def _is_recipe(inputs: list[str]) -> bool:
 def _gates(given: list[str] | None) -> dict[str, Any]:
     """`NAME=LIMIT` pairs; `off` is no limit."""
     from chatmill.compiler.recipe import Gates
-    from chatmill.errors import ConfigError, UnknownNameError
 
     found: dict[str, Any] = {}
     for pair in given or ():
@@ -148,7 +138,6 @@ def recipe_of_options(
     inputs: list[str], options: dict[str, Any], shape: str | None, gates: dict[str, Any] | None = None
 ) -> dict[str, Any] | str:
     """A recipe file's path, or a recipe made of files and options; gates go with both, since they change no byte."""
-    from chatmill.errors import ConfigError
     from chatmill.render.registry import own_template
 
     given = {key: value for key, value in options.items() if value is not None}
@@ -188,7 +177,6 @@ def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: l
     """Which tokenizer, template and policy are used and why, and how the template differs from the model's own."""
     from chatmill.compiler.own_template import compare_with_own, other_own, sampled
     from chatmill.compiler.recipe import recipe_of
-    from chatmill.console import plain_console
     from chatmill.render.registry import find_template, own_template
 
     recipe = recipe_of(given)
@@ -210,8 +198,6 @@ def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: l
 
 
 def _share(text: str | None) -> tuple[int, int] | None:
-    from chatmill.errors import ConfigError
-
     if text is None:
         return None
     first, _, count = text.partition("/")
@@ -223,7 +209,6 @@ def _share(text: str | None) -> tuple[int, int] | None:
 def show_result(result: BuildResult, *, as_json: bool) -> None:
     """The manifest as JSON, or one summary table."""
     from chatmill.compiler.run import Outcome
-    from chatmill.console import plain_console
     from chatmill.look.ledger import ledger_table, rows_lines, unused_line
 
     if as_json:

@@ -2,9 +2,9 @@
 
 Exit status: 0 when all records are equal, 1 when some differ, 2 when the two cannot be compared.
 
-Example: chatmill diff data/monday data/tuesday -n 3
-
-Example: chatmill diff data/monday data/tuesday --json | jq .counts
+Examples:
+    chatmill diff data/monday data/tuesday -n 3
+    chatmill diff data/monday data/tuesday --json | jq .counts
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.rule import Rule
+from rich.text import Text
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, option
+from chatmill.console import plain_console, plain_table
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
     from chatmill.prove.compare.changes import Line
     from chatmill.prove.compare.diff import ChangedRecord, DatasetDiff
@@ -39,16 +43,13 @@ LONGEST = 600
 
 
 def command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a dataset.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the other one.")],
-    show: Annotated[
-        int, typer.Option("--count", "-n", "--show", metavar="N", min=0, help="How many changed records to show.")
-    ] = 5,
+    a: Annotated[Path, argument("A", "Folder of a dataset.")],
+    b: Annotated[Path, argument("B", "Folder of the other one.")],
+    show: Annotated[int, option("--count -n --show", "N", "How many changed records to show.", min=0)] = 5,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Compare two datasets."""
-    from chatmill.console import plain_console
     from chatmill.prove.compare.diff import diff_datasets
 
     found = diff_datasets(a, b, show=show)
@@ -66,8 +67,6 @@ def command(
 
 
 def _print_manifest(console: Console, found: DatasetDiff) -> None:
-    from rich.text import Text
-
     console.print(Text.assemble(("- A ", "bold red"), str(found.a)))
     console.print(Text.assemble(("+ B ", "bold green"), str(found.b)))
     if found.manifest:
@@ -87,7 +86,6 @@ def _value(value: Any) -> str:
 
 
 def _print_counts(console: Console, found: DatasetDiff) -> None:
-    from chatmill.console import plain_table
     from chatmill.prove.compare.diff import Change
 
     table = plain_table("", right=("A", "B", "B - A"))
@@ -108,10 +106,6 @@ def _print_counts(console: Console, found: DatasetDiff) -> None:
 
 
 def _print_record(console: Console, found: DatasetDiff, record: ChangedRecord, limit: int | None) -> None:
-    from rich.rule import Rule
-    from rich.text import Text
-
-    from chatmill.look.safe_text import visible
     from chatmill.prove.compare.diff import Change
 
     change = "in another split" if record.change is Change.EQUAL else WORDS[record.change]
@@ -133,8 +127,6 @@ def _arrow(values: list[str]) -> str:
 
 def _lines(found: DatasetDiff, line: Line, limit: int | None) -> Iterator[Text]:
     """A run as lines of text: sign, kind, trained mark, tokens; each line of a longer text has the sign."""
-    from rich.text import Text
-
     from chatmill.core.kinds import RoleCode, kind_name, role_of
     from chatmill.look.item_lines import COLOURS, TRAINED_MARK
 
@@ -156,10 +148,7 @@ def _lines(found: DatasetDiff, line: Line, limit: int | None) -> Iterator[Text]:
 
 
 def _body(found: DatasetDiff, line: Line, limit: int | None) -> Text:
-    from rich.text import Text
-
     from chatmill.look.decoder import Decoder
-    from chatmill.look.safe_text import visible
 
     tokenizer = found.decoder(line)
     text = Text()

@@ -1,14 +1,11 @@
 """Write a dataset in the format of a trainer, or in another layout; and report what that cannot hold.
 
-Example: chatmill export --list
-
-Example: chatmill export data/built --to hf --out data/built-hf
-
-Example: chatmill export data/built --to llamafactory --max-length 4096
-
-Example: chatmill export data/built --to parquet --max-length 4096
-
-Example: chatmill export data/built --to megatron --eod-id 199999
+Examples:
+    chatmill export --list
+    chatmill export data/built --to hf --out data/built-hf
+    chatmill export data/built --to llamafactory --max-length 4096
+    chatmill export data/built --to parquet --max-length 4096
+    chatmill export data/built --to megatron --eod-id 199999
 """
 
 from __future__ import annotations
@@ -18,8 +15,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
+from chatmill.console import plain_console, plain_table
 from chatmill.export.registry import TARGETS, packaged_targets
 
 
@@ -27,17 +27,14 @@ def _targets() -> list[str]:
     return list(TARGETS)
 
 
-def _takers(option: str) -> str:
-    return ", ".join(target.name for target in TARGETS.values() if option in target.takes)
+def _takers(taken: str) -> str:
+    return ", ".join(target.name for target in TARGETS.values() if taken in target.takes)
 
 
 def _list(asked: bool) -> None:
     """Print all targets, with those of installed packages, and end."""
     if not asked:
         return
-    from rich.text import Text
-
-    from chatmill.console import plain_console, plain_table
 
     table = plain_table("name", "read by", "from")
     for target in [*TARGETS.values(), *packaged_targets()]:
@@ -47,55 +44,38 @@ def _list(asked: bool) -> None:
 
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a dataset.")],
+    directory: Annotated[Path, argument("DIR", "Folder of a dataset.")],
     to: Annotated[
-        str,
-        typer.Option(
-            "--to", metavar="NAME", autocompletion=_targets, help=f"{', '.join(TARGETS)}; or a Python file, ./NAME.py."
-        ),
+        str, option("--to", "NAME", f"{', '.join(TARGETS)}; or a Python file, ./NAME.py.", autocompletion=_targets)
     ],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="New folder; default: DIR-hf and so on.")
-    ] = None,
+    out: Annotated[Path | None, option("--out -o", "DIR", "New folder; default: DIR-hf and so on.")] = None,
     split: Annotated[str | None, options.SPLIT] = None,
-    max_length: Annotated[
-        int | None, typer.Option("--max-length", metavar="N", min=1, help="Pack into rows of so many tokens.")
-    ] = None,
+    max_length: Annotated[int | None, option("--max-length", "N", "Pack into rows of so many tokens.", min=1)] = None,
     pack: Annotated[str, options.PACK] = "best_fit",
     overflow: Annotated[
-        str, typer.Option("--overflow", metavar="NAME", help="Documents longer than a row: error, drop or cut.")
+        str, option("--overflow", "NAME", "Documents longer than a row: error, drop or cut.")
     ] = "error",
-    pad_id: Annotated[
-        int | None, typer.Option("--pad-id", metavar="N", min=0, help="Default: as in the build.")
-    ] = None,
+    pad_id: Annotated[int | None, option("--pad-id", "N", "Default: as in the build.", min=0)] = None,
     shard_tokens: Annotated[
-        int | None,
-        typer.Option("--shard-tokens", metavar="N", min=1, help="Tokens of a file or shard; default: as in the build."),
+        int | None, option("--shard-tokens", "N", "Tokens of a file or shard; default: as in the build.", min=1)
     ] = None,
-    kinds: Annotated[bool, typer.Option("--kinds/--no-kinds", help="Write the kind of every token.")] = True,
+    kinds: Annotated[bool, flag("--kinds/--no-kinds", "Write the kind of every token.")] = True,
     eod_id: Annotated[
-        int | None,
-        typer.Option("--eod-id", metavar="N", min=0, help=f"{_takers('eod_id')}: put this token after every document."),
+        int | None, option("--eod-id", "N", f"{_takers('eod_id')}: put this token after every document.", min=0)
     ] = None,
     record_ids: Annotated[
-        bool, typer.Option("--record-ids", help="megatron: store the record id of every document: shard_NN_ids.")
+        bool, flag("--record-ids", "megatron: store the record id of every document: shard_NN_ids.")
     ] = False,
     hub: Annotated[
-        bool, typer.Option("--hub", help=f"{_takers('hub')}: a folder for the Hugging Face Hub, with a dataset card.")
+        bool, flag("--hub", f"{_takers('hub')}: a folder for the Hugging Face Hub, with a dataset card.")
     ] = False,
-    show: Annotated[
-        bool, typer.Option("--list", callback=_list, is_eager=True, help="Print all names for --to and exit.")
-    ] = False,
+    show: Annotated[bool, flag("--list", "Print all names for --to and exit.", callback=_list, is_eager=True)] = False,
     model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="DIR", help="Refuse ids that this model (or N ids) has no embedding for."),
+        str | None, option("--model", "DIR", "Refuse ids that this model (or N ids) has no embedding for.")
     ] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Export a dataset."""
-    from rich.text import Text
-
-    from chatmill.console import plain_console, plain_table
     from chatmill.export.export import export_dataset
 
     result = export_dataset(

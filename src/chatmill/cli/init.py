@@ -1,8 +1,8 @@
 """Write a commented recipe for files of conversations, after looking at them.
 
-Example: chatmill init chats/*.jsonl --tokenizer ./Qwen3-0.6B
-
-Example: chatmill init chats/*.jsonl --out - | less
+Examples:
+    chatmill init chats/*.jsonl --tokenizer ./Qwen3-0.6B
+    chatmill init chats/*.jsonl --out - | less
 """
 
 from __future__ import annotations
@@ -13,25 +13,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, option
+from chatmill.console import plain_console, plain_table
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     from chatmill.compiler.init import Look
 
 
 def command(
-    files: Annotated[list[str], typer.Argument(metavar="FILES", help="Files of conversations, or globs.")],
-    out: Annotated[
-        str, typer.Option("--out", "-o", metavar="FILE", help="The new recipe; - prints it.")
-    ] = "recipe.yaml",
+    files: Annotated[list[str], argument("FILES", "Files of conversations, or globs.")],
+    out: Annotated[str, option("--out -o", "FILE", "The new recipe; - prints it.")] = "recipe.yaml",
     tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
     pattern: Annotated[str | None, options.PATTERN] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
     preferences: Annotated[str | None, options.PREFERENCES] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
-    sample: Annotated[
-        int, typer.Option("--sample", metavar="N", min=1, help="Records to look at in each file.")
-    ] = 2000,
+    sample: Annotated[int, option("--sample", "N", "Records to look at in each file.", min=1)] = 2000,
 ) -> None:
     """Look at the files and write a recipe."""
     from chatmill.compiler.init import look_at
@@ -59,9 +58,7 @@ def command(
 
 def _show(look: Look, path: Path) -> None:
     from chatmill.compiler.recipe_text import gate_choices
-    from chatmill.console import plain_console, plain_table
     from chatmill.core.conversations import unused_sentence
-    from chatmill.look.safe_text import visible
     from chatmill.read.shapes import find_shape
 
     table = plain_table("file", "shape", right=("records", "bad", "longest"))

@@ -4,28 +4,28 @@ DATASET is a folder of episodes (from chatmill build or export), one split of it
 distillation set, or packed rows: a .parquet or .arrow file, a folder of them, or a folder made by
 Dataset.save_to_disk. Exit status 1 when a block's boundaries cannot be right.
 
-Example: chatmill inspect data/built --random --seed 3
-
-Example: chatmill inspect data/built --id gsm8k-00012
-
-Example: chatmill inspect packed --block 7 --tokenizer ./Qwen3-0.6B
+Examples:
+    chatmill inspect data/built --random --seed 3
+    chatmill inspect data/built --id gsm8k-00012
+    chatmill inspect packed --block 7 --tokenizer ./Qwen3-0.6B
 """
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
 from chatmill.cli.statuses import Status
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from chatmill.look.choose import ChosenItems
     from chatmill.look.dataset import LookDataset
     from chatmill.look.item_view import ItemView
@@ -37,26 +37,22 @@ LINES = 20
 
 
 def command(
-    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
+    dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
-    episode: Annotated[
-        int | None, typer.Option("--episode", metavar="N", help="Episode N, also of packed rows.")
-    ] = None,
-    record_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="All items of one record.")] = None,
-    row: Annotated[int | None, typer.Option("--row", "--block", metavar="N", help="Packed row N.")] = None,
-    random: Annotated[bool, typer.Option("--random", help="Items drawn at random.")] = False,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of --random.")] = 0,
-    examples: Annotated[int, typer.Option("--examples", "-n", metavar="N", min=1, help="How many items to show.")] = 5,
-    start: Annotated[int, typer.Option("--start", metavar="N", min=0, help="The first item to show.")] = 0,
+    episode: Annotated[int | None, option("--episode", "N", "Episode N, also of packed rows.")] = None,
+    record_id: Annotated[str | None, option("--id", "ID", "All items of one record.")] = None,
+    row: Annotated[int | None, option("--row --block", "N", "Packed row N.")] = None,
+    random: Annotated[bool, flag("--random", "Items drawn at random.")] = False,
+    seed: Annotated[int, option("--seed", "N", "Seed of --random.", min=0)] = 0,
+    examples: Annotated[int, option("--examples -n", "N", "How many items to show.", min=1)] = 5,
+    start: Annotated[int, option("--start", "N", "The first item to show.", min=0)] = 0,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
-    lines: Annotated[int, typer.Option("--lines", metavar="N", min=0, help="Lines per message; 0 shows all.")] = LINES,
-    ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
-    no_pager: Annotated[bool, typer.Option("--no-pager", help="Never page, even in a terminal.")] = False,
+    lines: Annotated[int, option("--lines", "N", "Lines per message; 0 shows all.", min=0)] = LINES,
+    ids: Annotated[bool, flag("--ids", "Show the token ids too.")] = False,
+    no_pager: Annotated[bool, flag("--no-pager", "Never page, even in a terminal.")] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Show some items of a dataset."""
-    import json
-
     from chatmill.look.choose import choose
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.item_view import view_item
@@ -93,8 +89,6 @@ def _lines(
     problems: list[str],
 ) -> Iterator[Text]:
     """What is printed, item by item; what is wrong with boundaries is noted in `problems`."""
-    from rich.text import Text
-
     from chatmill.look.item_lines import item_lines
     from chatmill.look.kd import ALIGNMENT, KDSplit
 

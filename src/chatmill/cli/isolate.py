@@ -7,15 +7,15 @@ after the other are changed, and the logits of the others must not move; and
 each document must give the logits it gives alone. Exit status 1 when it does
 not.
 
-Example: chatmill isolate ./my-model
-
-Example: chatmill isolate ./my-model built-hf --split train --compare
-
-Example: chatmill isolate ./my-model --random-weights --attention eager --json
+Examples:
+    chatmill isolate ./my-model
+    chatmill isolate ./my-model built-hf --split train --compare
+    chatmill isolate ./my-model --random-weights --attention eager --json
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
 from chatmill.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,39 +41,23 @@ class Dtype(StrEnum):
 
 
 def command(
-    model_dir: Annotated[Path, typer.Argument(metavar="MODEL_DIR", help="Folder with config.json and weights.")],
-    packed: Annotated[
-        Path | None, typer.Argument(metavar="PACKED", help="Packed rows to check with; else random ids.")
-    ] = None,
-    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="How many rows to check.")] = 2,
-    max_length: Annotated[
-        int, typer.Option("--max-length", metavar="N", min=8, help="Rows are cut to this many tokens.")
-    ] = 256,
-    probes: Annotated[
-        int, typer.Option("--probes", metavar="N", min=1, help="Documents per row that are changed, at most.")
-    ] = 8,
-    attention: Annotated[
-        str, typer.Option("--attention", metavar="NAME", help="Attention of transformers: sdpa, eager, ...")
-    ] = "sdpa",
-    dtype: Annotated[
-        Dtype, typer.Option("--dtype", metavar="NAME", help="float64, float32, bfloat16 or float16.")
-    ] = Dtype.float32,
-    device: Annotated[str, typer.Option("--device", metavar="NAME", help="Where to run: cpu, cuda, ...")] = "cpu",
+    model_dir: Annotated[Path, argument("MODEL_DIR", "Folder with config.json and weights.")],
+    packed: Annotated[Path | None, argument("PACKED", "Packed rows to check with; else random ids.")] = None,
+    rows: Annotated[int, option("--rows", "N", "How many rows to check.", min=1)] = 2,
+    max_length: Annotated[int, option("--max-length", "N", "Rows are cut to this many tokens.", min=8)] = 256,
+    probes: Annotated[int, option("--probes", "N", "Documents per row that are changed, at most.", min=1)] = 8,
+    attention: Annotated[str, option("--attention", "NAME", "Attention of transformers: sdpa, eager, ...")] = "sdpa",
+    dtype: Annotated[Dtype, option("--dtype", "NAME", "float64, float32, bfloat16 or float16.")] = Dtype.float32,
+    device: Annotated[str, option("--device", "NAME", "Where to run: cpu, cuda, ...")] = "cpu",
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Read config.json alone and check the architecture.")
+        bool, flag("--random-weights", "Read config.json alone and check the architecture.")
     ] = False,
-    use_cache: Annotated[
-        bool, typer.Option("--use-cache", help="Leave the cache on, as a plain model(**batch) does.")
-    ] = False,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also try other ways to call the model, and list them.")
-    ] = False,
+    use_cache: Annotated[bool, flag("--use-cache", "Leave the cache on, as a plain model(**batch) does.")] = False,
+    compare: Annotated[bool, flag("--compare", "Also try other ways to call the model, and list them.")] = False,
     split: Annotated[str | None, options.SPLIT] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check isolation."""
-    import json
-
     from chatmill.train.hf_model import load_hf_model
 
     how: dict[str, Any] = {"random_weights": random_weights, "seed": 0, "way_out": "--random-weights"}

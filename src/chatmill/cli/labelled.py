@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
@@ -18,8 +20,6 @@ def print_labelled(
     console: Console, label: str, text: str, *, style: str = "bold", indent: int = 0, gutter: int = GUTTER
 ) -> None:
     """Print a label and a text; long words are cut, nothing is wider than the console."""
-    from rich.text import Text
-
     width = max(20, console.width - gutter - indent)
     shown = visible(text, mark_newlines=False)
     wrapped = textwrap.wrap(shown, width, break_on_hyphens=False, drop_whitespace=True) or [""]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-EXAMPLE = re.compile(r"Examples?:\s*(.*)")
-"""Examples in a module's docstring: such lines, and indented ones right behind them; two spaces part two of them."""
 
 LEFT = 28
 """Columns for the names of options and commands, at most."""
@@ -34,36 +31,17 @@ class Panel(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A command in the table of commands."""
+    """A command in the table of commands: the function `command` of a module, whose docstring is the help."""
 
     panel: Panel
     help: str
     """One line of the overview."""
-    module: str
-    """Below `chatmill.cli`; it has a function `command`, and its docstring is the help."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Help:
-    """What a docstring says: text, and examples apart."""
-
-    text: str
-    examples: tuple[str, ...]
-
-
-def help_of(docstring: str | None) -> Help:
-    """Part the examples of a docstring from its text."""
-    text: list[str] = []
-    examples: list[str] = []
-    inside = False
-    for line in inspect.cleandoc(docstring or "").splitlines():
-        found = EXAMPLE.match(line)
-        inside = found is not None or (inside and line.startswith(" "))
-        if inside:
-            examples += re.split(r"\s{2,}", found[1] if found else line.strip())
-        else:
-            text.append(line)
-    return Help(text="\n".join(text).strip(), examples=tuple(filter(None, examples)))
+def help_of(docstring: str | None) -> tuple[str, list[str]]:
+    """The text of a docstring, and the examples at its end, one a line."""
+    text, _, examples = inspect.cleandoc(docstring or "").partition("\n\nExamples:\n")
+    return text, [line.strip() for line in examples.splitlines()]
 
 
 class LazyGroup(TyperGroup):
@@ -78,8 +56,7 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import one command."""
         if cmd_name not in self.commands and cmd_name in self.entries:
-            entry = self.entries[cmd_name]
-            self.commands[cmd_name] = load_command(cmd_name, entry)
+            self.commands[cmd_name] = load_command(cmd_name)
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -116,7 +93,7 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Usage, text, arguments, options, examples."""
-        described = help_of(self.help)
+        text, examples = help_of(self.help)
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
@@ -126,12 +103,12 @@ class Command(TyperCommand):
                     sections["Arguments"].append((name.partition(" <")[0], words))
                 else:
                     sections["Options"].append((name, words))
-        _print_help(ctx, described.text, sections, self.epilog, described.examples)
+        _print_help(ctx, text, sections, self.epilog, examples)
 
 
-def load_command(name: str, entry: Entry) -> Any:
-    """Import the module of a command and make it one of typer's."""
-    module = importlib.import_module(f"chatmill.cli.{entry.module}")
+def load_command(name: str) -> Any:
+    """Import the module of a command, which has its name, and make it one of typer's."""
+    module = importlib.import_module(f"chatmill.cli.{name.replace('-', '_')}")
     alone = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
     alone.command(name, cls=Command, help=module.__doc__)(module.command)
     return typer.main.get_command(alone)
@@ -169,7 +146,7 @@ def _print_help(
     text: str,
     sections: Mapping[str, Sequence[tuple[str, str]]],
     epilog: str | None,
-    examples: Iterable[str] = (),
+    examples: Sequence[str] = (),
 ) -> None:
     from rich.console import Group
     from rich.table import Table
@@ -189,10 +166,9 @@ def _print_help(
         if table.row_count:
             shown.append(titled_panel(table, str(title), border_style="bright_black"))
     console.print(Group(*shown))
-    lines = list(examples)
-    if lines:
+    if examples:
         console.print(Text("\nExamples", style="bold"))
-    for line in lines:  # not wrapped by rich: an example is there to be copied
+    for line in examples:  # not wrapped by rich: an example is there to be copied
         console.print(Text(f"  {continued(line, WIDEST)}"), soft_wrap=True)
     if epilog:
         console.print(Text(f"\n{epilog}"))

@@ -1,8 +1,8 @@
 """List what can be named: templates, policies, shapes and export targets, those of installed packages too.
 
-Example: chatmill list
-
-Example: chatmill list policies --json
+Examples:
+    chatmill list
+    chatmill list policies --json
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 import typer
+from rich.text import Text
 
 from chatmill.cli import options
+from chatmill.cli.options import argument
+from chatmill.console import plain_console, plain_table
 
 
 class Kind(StrEnum):
@@ -36,7 +39,7 @@ class ListedName(NamedTuple):
 
 def command(
     kinds: Annotated[
-        list[Kind] | None, typer.Argument(metavar="[KIND]...", help="templates, policies, shapes, exports; else all.")
+        list[Kind] | None, argument("[KIND]...", "templates, policies, shapes, exports; else all.")
     ] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -45,9 +48,6 @@ def command(
     if as_json:
         typer.echo(json.dumps([one._asdict() for one in found]))
         return
-    from rich.text import Text
-
-    from chatmill.console import plain_console, plain_table
 
     table = plain_table("kind", "name", "from")
     for one in found:

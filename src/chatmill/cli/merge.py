@@ -2,11 +2,10 @@
 
 Each share may run on another machine that sees the same folders.
 
-Example: chatmill build recipe.yaml --out data/built --shard 0/2
-
-Example: chatmill build recipe.yaml --out data/built --shard 1/2
-
-Example: chatmill merge data/built
+Examples:
+    chatmill build recipe.yaml --out data/built --shard 0/2
+    chatmill build recipe.yaml --out data/built --shard 1/2
+    chatmill merge data/built
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from chatmill.cli import options
+from chatmill.cli.options import argument
 
 
 def command(
-    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that the shares were built into.")],
+    out: Annotated[Path, argument("DIR", "The folder that the shares were built into.")],
     template: Annotated[str | None, options.TEMPLATE] = None,
     trust_template: Annotated[str | None, options.TRUST_TEMPLATE] = None,
     as_json: Annotated[bool, options.JSON] = False,

@@ -12,6 +12,21 @@ from typing import Any
 import typer
 
 
+def option(names: str, metavar: str, help: str, **more: Any) -> Any:
+    """An option with a value, such as `option("--out -o", "DIR", "Where to write.")`; `more` as for `typer.Option`."""
+    return typer.Option(*names.split(), metavar=metavar, help=help, **more)
+
+
+def flag(names: str, help: str, **more: Any) -> Any:
+    """An option that is there or not, such as `flag("--full", "Show everything.")`."""
+    return typer.Option(*names.split(), help=help, **more)
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """An argument, such as `argument("FILE", "What to read.")`."""
+    return typer.Argument(metavar=metavar, help=help, **more)
+
+
 def _tokenizers() -> list[str]:
     return ["o200k", "bytes"]
 
@@ -53,72 +68,79 @@ def _is_split(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".") and any(path.iterdir())
 
 
-TOKENIZER: Any = typer.Option(
-    "--tokenizer", "-t", metavar="NAME", autocompletion=_tokenizers,
-    help="o200k, bytes, a tokenizer.json or its folder, a cached hub model, or a .tiktoken file.",
-)  # fmt: skip
-PATTERN: Any = typer.Option("--pattern", metavar="REGEX", help="Split pattern of a .tiktoken file.")
-TEMPLATE: Any = typer.Option(
-    "--template", "-T", metavar="NAME", autocompletion=_templates,
-    help="A model folder, a bundled template's name, or a .jinja or .py file.",
-)  # fmt: skip
-TRUST_TEMPLATE: Any = typer.Option(
-    "--trust-template", metavar="SHA256", help="Run the Python template that the data names, if this is its hash."
+TOKENIZER: Any = option(
+    "--tokenizer -t",
+    "NAME",
+    "o200k, bytes, a tokenizer.json or its folder, a cached hub model, or a .tiktoken file.",
+    autocompletion=_tokenizers,
 )
-TEMPLATE_OPTION: Any = typer.Option(
-    "--template-option", metavar="NAME=VALUE", help="An option the template reads, such as enable_thinking=false."
+PATTERN: Any = option("--pattern", "REGEX", "Split pattern of a .tiktoken file.")
+TEMPLATE: Any = option(
+    "--template -T",
+    "NAME",
+    "A model folder, a bundled template's name, or a .jinja or .py file.",
+    autocompletion=_templates,
 )
-DATE: Any = typer.Option("--date", metavar="YYYY-MM-DD", help="Today's date, for templates that ask for it.")
-EXPAND: Any = typer.Option(
-    "--expand", metavar="NAME", autocompletion=_members("render.jinja.options", "Expand"),
-    help="Turns that later messages change: turns (own rows), last, or none.",
-)  # fmt: skip
-UNPROVED: Any = typer.Option(
-    "--unproved", metavar="NAME", autocompletion=_members("render.jinja.options", "Unproved"),
-    help="Answers without a proof: refuse the record, or train none of that turn.",
-)  # fmt: skip
-STRICT_TEXT: Any = typer.Option("--strict-text", help="Text never becomes an added token, such as <think>.")
-POLICY: Any = typer.Option(
-    "--policy", "-p", metavar="NAME", autocompletion=_policies,
-    help="What is trained: a policy's name or .json file; default: the template's own.",
-)  # fmt: skip
-SHAPE: Any = typer.Option(
+TRUST_TEMPLATE: Any = option(
+    "--trust-template", "SHA256", "Run the Python template that the data names, if this is its hash."
+)
+TEMPLATE_OPTION: Any = option(
+    "--template-option", "NAME=VALUE", "An option the template reads, such as enable_thinking=false."
+)
+DATE: Any = option("--date", "YYYY-MM-DD", "Today's date, for templates that ask for it.")
+EXPAND: Any = option(
+    "--expand",
+    "NAME",
+    "Turns that later messages change: turns (own rows), last, or none.",
+    autocompletion=_members("render.jinja.options", "Expand"),
+)
+UNPROVED: Any = option(
+    "--unproved",
+    "NAME",
+    "Answers without a proof: refuse the record, or train none of that turn.",
+    autocompletion=_members("render.jinja.options", "Unproved"),
+)
+STRICT_TEXT: Any = flag("--strict-text", "Text never becomes an added token, such as <think>.")
+POLICY: Any = option(
+    "--policy -p",
+    "NAME",
+    "What is trained: a policy's name or .json file; default: the template's own.",
+    autocompletion=_policies,
+)
+SHAPE: Any = option(
     "--shape",
-    metavar="NAME",
+    "NAME",
+    "Shape of the records: a name, or the path of a shape file; default: detected.",
     autocompletion=_shapes,
-    help="Shape of the records: a name, or the path of a shape file; default: detected.",
 )
-MAP: Any = typer.Option(
-    "--map", metavar="NAME=FIELD", help="A field of the records: user=question, assistant=answer, messages=dialog, ..."
+MAP: Any = option(
+    "--map", "NAME=FIELD", "A field of the records: user=question, assistant=answer, messages=dialog, ..."
 )
-PREFERENCES: Any = typer.Option(
-    "--preferences", metavar="NAME", autocompletion=lambda: ["chosen"],
-    help="chosen: train the chosen answers of preference pairs, leave out label: false.",
-)  # fmt: skip
-OVERFLOW: Any = typer.Option(
+PREFERENCES: Any = option(
+    "--preferences",
+    "NAME",
+    "chosen: train the chosen answers of preference pairs, leave out label: false.",
+    autocompletion=lambda: ["chosen"],
+)
+OVERFLOW: Any = option(
     "--overflow",
-    metavar="NAME",
+    "NAME",
+    "What happens to what is longer than --max-length.",
     autocompletion=_members("pack.overflow", "Overflow"),
-    help="What happens to what is longer than --max-length.",
 )
-PACK: Any = typer.Option(
-    "--pack", metavar="NAME", autocompletion=_members("pack.plan", "Strategy"), help="How rows are packed."
+PACK: Any = option("--pack", "NAME", "How rows are packed.", autocompletion=_members("pack.plan", "Strategy"))
+SPLIT: Any = option("--split", "NAME", "Only this split, such as train.", autocompletion=_splits)
+WORKERS: Any = option("--workers -w", "N", "Processes; default: all cores.", min=0)
+RESUME: Any = flag("--resume", "Continue where an earlier run stopped.")
+QUIET: Any = flag("--quiet -q", "No progress bar (there is none without a terminal).")
+ON_ERROR: Any = option(
+    "--on-error", "NAME", "fail or quarantine.", autocompletion=_members("compiler.recipe", "OnError")
 )
-SPLIT: Any = typer.Option("--split", metavar="NAME", autocompletion=_splits, help="Only this split, such as train.")
-WORKERS: Any = typer.Option("--workers", "-w", metavar="N", min=0, help="Processes; default: all cores.")
-RESUME: Any = typer.Option("--resume", help="Continue where an earlier run stopped.")
-QUIET: Any = typer.Option("--quiet", "-q", help="No progress bar (there is none without a terminal).")
-ON_ERROR: Any = typer.Option(
-    "--on-error",
-    metavar="NAME",
-    autocompletion=_members("compiler.recipe", "OnError"),
-    help="fail or quarantine.",
-)
-ENGINE: Any = typer.Option("--engine", metavar="NAME", autocompletion=lambda: ["local", "ray"], help="local or ray.")
-RAY_ADDRESS: Any = typer.Option("--ray-address", metavar="URL", help="An existing Ray cluster.")
-JSON: Any = typer.Option("--json", help="Print JSON instead, for scripts.")
-COUNT: Any = typer.Option("--count", "-n", metavar="N", min=0, help="How many to show.")
-FULL: Any = typer.Option("--full", help="Show long texts whole.")
+ENGINE: Any = option("--engine", "NAME", "local or ray.", autocompletion=lambda: ["local", "ray"])
+RAY_ADDRESS: Any = option("--ray-address", "URL", "An existing Ray cluster.")
+JSON: Any = flag("--json", "Print JSON instead, for scripts.")
+COUNT: Any = option("--count -n", "N", "How many to show.", min=0)
+FULL: Any = flag("--full", "Show long texts whole.")
 """Each is the second argument of an `Annotated`; typer copies it for every command."""
 
 

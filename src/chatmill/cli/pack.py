@@ -3,9 +3,9 @@
 FILES are JSONL with a text in one field of each line. The result is a Parquet file that chatmill inspect shows and
 chatmill train reads (data.rows). Options may be in a YAML file under the same names; the command line wins.
 
-Example: chatmill pack texts.jsonl -t ./Qwen3-0.6B --max-length 4096 --packed --out rows.parquet
-
-Example: chatmill pack texts.jsonl -t bytes --config pack.yaml --no-overflow --min-len 8 --out rows.parquet
+Examples:
+    chatmill pack texts.jsonl -t ./Qwen3-0.6B --max-length 4096 --packed --out rows.parquet
+    chatmill pack texts.jsonl -t bytes --config pack.yaml --no-overflow --min-len 8 --out rows.parquet
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from typing import Annotated, Any
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
 from chatmill.errors import ConfigError
 
 
 def command(
-    inputs: Annotated[list[Path], typer.Argument(metavar="FILES", help="JSONL files of texts (.gz, .zst).")],
+    inputs: Annotated[list[Path], argument("FILES", "JSONL files of texts (.gz, .zst).")],
     tokenizer: Annotated[str, options.TOKENIZER],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The Parquet file to write.")],
-    config: Annotated[Path | None, typer.Option("--config", metavar="YAML", help="A file of these options.")] = None,
-    field: Annotated[str, typer.Option("--field", metavar="NAME", help="The field that holds the text.")] = "text",
-    max_length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens of a row (512).")] = None,
-    packed: Annotated[bool | None, typer.Option("--packed/--no-packed", help="Documents share rows (no).")] = None,
+    out: Annotated[Path, option("--out -o", "FILE", "The Parquet file to write.")],
+    config: Annotated[Path | None, option("--config", "YAML", "A file of these options.")] = None,
+    field: Annotated[str, option("--field", "NAME", "The field that holds the text.")] = "text",
+    max_length: Annotated[int | None, option("--max-length", "N", "Tokens of a row (512).", min=1)] = None,
+    packed: Annotated[bool | None, flag("--packed/--no-packed", "Documents share rows (no).")] = None,
     packing_strategy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="greedy, best_fit or first_fit (greedy).")
+        str | None, option("--packing-strategy", "NAME", "greedy, best_fit or first_fit (greedy).")
     ] = None,
     overflow: Annotated[
-        bool | None, typer.Option("--overflow/--no-overflow", help="Long documents continue in another row (yes).")
+        bool | None, flag("--overflow/--no-overflow", "Long documents continue in another row (yes).")
     ] = None,
-    stride: Annotated[int | None, typer.Option(min=0, metavar="N", help="Tokens a later piece repeats (0).")] = None,
-    min_len: Annotated[int | None, typer.Option(min=0, metavar="N", help="Leave out shorter documents (1).")] = None,
-    max_len: Annotated[int | None, typer.Option(min=1, metavar="N", help="Leave out longer documents.")] = None,
-    add_bos: Annotated[bool | None, typer.Option("--add-bos/--no-add-bos", help="BOS before documents (yes).")] = None,
-    add_eos: Annotated[bool | None, typer.Option("--add-eos/--no-add-eos", help="EOS after documents (yes).")] = None,
-    truncate_at: Annotated[str | None, typer.Option(metavar="REGEX", help="A text ends at its first match.")] = None,
+    stride: Annotated[int | None, option("--stride", "N", "Tokens a later piece repeats (0).", min=0)] = None,
+    min_len: Annotated[int | None, option("--min-len", "N", "Leave out shorter documents (1).", min=0)] = None,
+    max_len: Annotated[int | None, option("--max-len", "N", "Leave out longer documents.", min=1)] = None,
+    add_bos: Annotated[bool | None, flag("--add-bos/--no-add-bos", "BOS before documents (yes).")] = None,
+    add_eos: Annotated[bool | None, flag("--add-eos/--no-add-eos", "EOS after documents (yes).")] = None,
+    truncate_at: Annotated[str | None, option("--truncate-at", "REGEX", "A text ends at its first match.")] = None,
     shuffle_output: Annotated[
-        bool | None, typer.Option("--shuffle-output/--no-shuffle-output", help="Rows in random order (no).")
+        bool | None, flag("--shuffle-output/--no-shuffle-output", "Rows in random order (no).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="N", help="Seed of the order of rows (42).")] = None,
+    seed: Annotated[int | None, option("--seed", "N", "Seed of the order of rows (42).", min=0)] = None,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, pack, write, and say what was left out."""

@@ -1,10 +1,9 @@
 """Show conversations as coloured tokens, with exactly what would be trained.
 
-Example: chatmill preview chats.jsonl
-
-Example: chatmill preview chats.jsonl -t ./Qwen3-0.6B -T qwen3 -n 2
-
-Example: chatmill preview chats.jsonl --policy last_turn --skip 10 -n 1 --json
+Examples:
+    chatmill preview chats.jsonl
+    chatmill preview chats.jsonl -t ./Qwen3-0.6B -T qwen3 -n 2
+    chatmill preview chats.jsonl --policy last_turn --skip 10 -n 1 --json
 """
 
 from __future__ import annotations
@@ -16,9 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.rule import Rule
+from rich.text import Text
 
 from chatmill.cli import options
 from chatmill.cli.inspect import LINES
+from chatmill.cli.options import argument, flag, option
+from chatmill.console import plain_console
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,11 +39,7 @@ if TYPE_CHECKING:
 
 def command(
     file: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE",
-            help="A file, folder or URL of conversations, - for standard input; or a built dataset.",
-        ),
+        str, argument("FILE", "A file, folder or URL of conversations, - for standard input; or a built dataset.")
     ],
     tokenizer: Annotated[str, options.TOKENIZER] = "o200k",
     template: Annotated[str | None, options.TEMPLATE] = None,
@@ -49,15 +49,13 @@ def command(
     unproved: Annotated[str | None, options.UNPROVED] = None,
     strict_text: Annotated[bool, options.STRICT_TEXT] = False,
     policy: Annotated[str | None, options.POLICY] = None,
-    count: Annotated[
-        int, typer.Option("--count", "-n", metavar="N", min=1, help="How many conversations to show.")
-    ] = 3,
-    skip: Annotated[int, typer.Option("--skip", metavar="N", min=0, help="How many conversations to skip first.")] = 0,
+    count: Annotated[int, option("--count -n", "N", "How many conversations to show.", min=1)] = 3,
+    skip: Annotated[int, option("--skip", "N", "How many conversations to skip first.", min=0)] = 0,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
     preferences: Annotated[str | None, options.PREFERENCES] = None,
     pattern: Annotated[str | None, options.PATTERN] = None,
-    ids: Annotated[bool, typer.Option("--ids", help="Show the token ids too.")] = False,
+    ids: Annotated[bool, flag("--ids", "Show the token ids too.")] = False,
     full: Annotated[bool, options.FULL] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
@@ -111,9 +109,7 @@ def _is_dataset(folder: Path) -> bool:
 
 
 def _print_unused(conversations: list[Conversation]) -> None:
-    from chatmill.console import plain_console
     from chatmill.core.conversations import unused_fields, unused_sentence
-    from chatmill.look.safe_text import visible
 
     if sentence := unused_sentence(unused_fields(conversations)):
         plain_console().print(visible(sentence), style="yellow")
@@ -144,7 +140,6 @@ def _view(rendered: Rendered, weights: NDArray[np.float32], position: int, templ
 
 
 def _print_heading(source: ConversationFile, template: BoundTemplate, policy: str, loaded: Tokenizer) -> None:
-    from chatmill.console import plain_console
     from chatmill.tokenizer.load import added_tokens
 
     console = plain_console()
@@ -173,11 +168,7 @@ def _print_conversations(
     show_ids: bool,
     most_lines: int,
 ) -> None:
-    from rich.rule import Rule
-    from rich.text import Text
-
     from chatmill.look.item_lines import document_lines
-    from chatmill.look.safe_text import visible
     from chatmill.look.stats_view import role_table
     from chatmill.look.terminal import Screen
 

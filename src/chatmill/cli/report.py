@@ -3,34 +3,35 @@
 The page is self-contained: no scripts, nothing is loaded from anywhere, and content of conversations cannot
 become part of it. DATASET is what chatmill inspect takes.
 
-Example: chatmill report data/built -o report.html
+Examples:
+    chatmill report data/built -o report.html
 """
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from chatmill import __version__
 from chatmill.cli import options
+from chatmill.cli.options import argument, option
+from chatmill.console import shown_count
 
 
 def command(
-    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = Path("report.html"),
+    dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
+    out: Annotated[Path, option("--out -o", "FILE", "The page to write.")] = Path("report.html"),
     split: Annotated[str | None, options.SPLIT] = None,
-    samples: Annotated[int, typer.Option("--samples", metavar="N", min=0, help="Conversations to show.")] = 6,
+    samples: Annotated[int, option("--samples", "N", "Conversations to show.", min=0)] = 6,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Write the report of a dataset."""
-    import json
-
-    from chatmill import __version__
-    from chatmill.console import shown_count
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.report.page import check_place, make_report, write_report
 

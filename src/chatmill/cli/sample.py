@@ -6,9 +6,9 @@ Tokenizer and template are those that the run was trained with, unless others ar
 Several prompts are turns of one conversation, each after the model's answer to the one before; without any, lines
 of standard input are.
 
-Example: chatmill sample runs/tiny "What is 2 + 2?" "And twice that?"
-
-Example: chatmill sample runs/tiny "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 1 --json
+Examples:
+    chatmill sample runs/tiny "What is 2 + 2?" "And twice that?"
+    chatmill sample runs/tiny "Tell me a story." --temperature 0.8 --top-p 0.95 --seed 1 --json
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, option
 from chatmill.core.conversation import parse_messages
 from chatmill.errors import ConfigError
 
@@ -31,28 +32,30 @@ if TYPE_CHECKING:
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of a checkpoint, run or model.")],
+    checkpoint: Annotated[Path, argument("CHECKPOINT", "Folder of a checkpoint, run or model.")],
     prompts: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[PROMPT]...", help="What the user says; several are turns of one conversation."),
+        list[str] | None, argument("[PROMPT]...", "What the user says; several are turns of one conversation.")
     ] = None,
     conversation: Annotated[
-        Path | None,
-        typer.Option("--messages", metavar="FILE", help='A conversation to continue: JSON, {"messages": [...]}.'),
+        Path | None, option("--messages", "FILE", 'A conversation to continue: JSON, {"messages": [...]}.')
     ] = None,
-    system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before it.")] = None,
+    system: Annotated[str | None, option("--system", "TEXT", "A system message before it.")] = None,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     trust_template: Annotated[str | None, options.TRUST_TEMPLATE] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token each time.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this much probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the draws; no effect at temperature 0.")] = 0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Give up when there is no terminator by then.")] = 256,
-    device: Annotated[str, typer.Option(help="Where to run: cpu, cuda, ...")] = "cpu",
+    temperature: Annotated[
+        float, option("--temperature", "X", "0 takes the likeliest token each time.", min=0.0)
+    ] = 0.0,
+    top_p: Annotated[float, option("--top-p", "X", "Draw from the likeliest tokens of this much probability.")] = 1.0,
+    seed: Annotated[int, option("--seed", "N", "Seed of the draws; no effect at temperature 0.")] = 0,
+    max_new_tokens: Annotated[
+        int, option("--max-new-tokens", "N", "Give up when there is no terminator by then.", min=1)
+    ] = 256,
+    device: Annotated[str, option("--device", "NAME", "Where to run: cpu, cuda, ...")] = "cpu",
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Open, ask, print."""
-    from chatmill.load.device import named_device
+    from chatmill.load.placement import named_device
     from chatmill.train.checkpoint import STATE, checkpoints, find_checkpoint, read_state
     from chatmill.train.generate import Sampling
     from chatmill.train.open_model import open_model

@@ -2,13 +2,14 @@
 
 DATASET is what chatmill inspect takes. Splits are read once, in memory that does not grow.
 
-Example: chatmill stats data/built
-
-Example: chatmill stats data/built --split train --json
+Examples:
+    chatmill stats data/built
+    chatmill stats data/built --split train --json
 """
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -16,19 +17,18 @@ from typing import Annotated
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag
+from chatmill.console import shown_count
 
 
 def command(
-    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
+    dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
     split: Annotated[str | None, options.SPLIT] = None,
-    no_pager: Annotated[bool, typer.Option("--no-pager", help="Never page, even in a terminal.")] = False,
+    no_pager: Annotated[bool, flag("--no-pager", "Never page, even in a terminal.")] = False,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Print tables and plots about a dataset."""
-    import json
-
-    from chatmill.console import shown_count
     from chatmill.look.dataset import open_for_looking
     from chatmill.look.stats import dataset_stats
     from chatmill.look.stats_view import stats_parts

@@ -4,11 +4,10 @@ Rows come from Parquet, JSONL (.gz, .zst) or JSON files, from several or from
 a folder. Each becomes one conversation: system, developer, user, analysis,
 final. OUT gets synth_harmony_shard_NN.parquet and, last, manifest.json.
 
-Example: chatmill synth-harmony data/synth --out data/synth_harmony
-
-Example: chatmill synth-harmony rows.jsonl -o out --column answer=response --id-prefix my-
-
-Example: chatmill synth-harmony data/synth --out data/synth_harmony --resume
+Examples:
+    chatmill synth-harmony data/synth --out data/synth_harmony
+    chatmill synth-harmony rows.jsonl -o out --column answer=response --id-prefix my-
+    chatmill synth-harmony data/synth --out data/synth_harmony --resume
 """
 
 from __future__ import annotations
@@ -21,50 +20,38 @@ from typing import Annotated, Any
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
 from chatmill.errors import ConfigError
 
 
 def command(
-    inputs: Annotated[list[str], typer.Argument(metavar="IN", help="Files, globs or folders of files.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder for the shards.")],
+    inputs: Annotated[list[str], argument("IN", "Files, globs or folders of files.")],
+    out: Annotated[Path, option("--out -o", "DIR", "New folder for the shards.")],
     column: Annotated[
-        list[str] | None,
-        typer.Option("--column", metavar="NAME=YOURS", help="Your name for query, reasoning, answer, synth_id, ..."),
+        list[str] | None, option("--column", "NAME=YOURS", "Your name for query, reasoning, answer, synth_id, ...")
     ] = None,
-    metadata: Annotated[
-        list[str] | None, typer.Option("--metadata", metavar="COLUMN", help="Keep this column in metadata_json.")
-    ] = None,
+    metadata: Annotated[list[str] | None, option("--metadata", "COLUMN", "Keep this column in metadata_json.")] = None,
     system: Annotated[
-        Path | None, typer.Option("--system", metavar="FILE", help="JSON file with the fields of the system message.")
+        Path | None, option("--system", "FILE", "JSON file with the fields of the system message.")
     ] = None,
     model_identity: Annotated[
-        str | None, typer.Option("--model-identity", metavar="TEXT", help="First line of the system message.")
+        str | None, option("--model-identity", "TEXT", "First line of the system message.")
     ] = None,
-    reasoning_effort: Annotated[
-        str | None, typer.Option("--reasoning-effort", metavar="NAME", help="Low, Medium or High.")
-    ] = None,
-    start_date: Annotated[
-        str | None, typer.Option("--start-date", metavar="DATE", help="The current date in the system message.")
-    ] = None,
-    knowledge_cutoff: Annotated[
-        str | None, typer.Option("--knowledge-cutoff", metavar="MONTH", help="Such as 2024-06.")
-    ] = None,
-    no_system: Annotated[bool, typer.Option("--no-system", help="Write no system message.")] = False,
-    developer: Annotated[str | None, typer.Option("--developer", metavar="TEXT", help="The developer message.")] = None,
+    reasoning_effort: Annotated[str | None, option("--reasoning-effort", "NAME", "Low, Medium or High.")] = None,
+    start_date: Annotated[str | None, option("--start-date", "DATE", "The current date in the system message.")] = None,
+    knowledge_cutoff: Annotated[str | None, option("--knowledge-cutoff", "MONTH", "Such as 2024-06.")] = None,
+    no_system: Annotated[bool, flag("--no-system", "Write no system message.")] = False,
+    developer: Annotated[str | None, option("--developer", "TEXT", "The developer message.")] = None,
     developer_file: Annotated[
-        Path | None, typer.Option("--developer-file", metavar="FILE", help="A file with the developer message.")
+        Path | None, option("--developer-file", "FILE", "A file with the developer message.")
     ] = None,
-    no_developer: Annotated[bool, typer.Option("--no-developer", help="Write no developer message.")] = False,
-    dataset: Annotated[str | None, typer.Option("--dataset", metavar="NAME", help="A name for the manifest.")] = None,
-    id_prefix: Annotated[
-        str | None, typer.Option("--id-prefix", metavar="TEXT", help="Make ids of this and the row's number.")
-    ] = None,
+    no_developer: Annotated[bool, flag("--no-developer", "Write no developer message.")] = False,
+    dataset: Annotated[str | None, option("--dataset", "NAME", "A name for the manifest.")] = None,
+    id_prefix: Annotated[str | None, option("--id-prefix", "TEXT", "Make ids of this and the row's number.")] = None,
     allow_no_reasoning: Annotated[
-        bool, typer.Option("--allow-no-reasoning", help="Write rows without reasoning, without analysis.")
+        bool, flag("--allow-no-reasoning", "Write rows without reasoning, without analysis.")
     ] = False,
-    rows_per_shard: Annotated[
-        int, typer.Option("--rows-per-shard", metavar="N", min=1, help="Rows of a Parquet file.")
-    ] = 20_000_000,
+    rows_per_shard: Annotated[int, option("--rows-per-shard", "N", "Rows of a Parquet file.", min=1)] = 20_000_000,
     on_error: Annotated[str, options.ON_ERROR] = "fail",
     workers: Annotated[int | None, options.WORKERS] = None,
     resume: Annotated[bool, options.RESUME] = False,

@@ -4,11 +4,10 @@ IN is a folder with manifest.json and synth_harmony_shard_NN.parquet. ROOT gets
 train/ and valid/ with three IndexedDatasets a shard, and manifest.json last.
 The bytes are the same for any number of workers and after any interruption.
 
-Example: chatmill synth-kd data/synth_harmony --out data/megatron/synth_kd_v1
-
-Example: chatmill synth-kd data/synth_harmony -o data/megatron/synth_kd_v1_smoke --max-rows-per-shard 1000
-
-Example: chatmill synth-kd data/synth_harmony --out data/megatron/synth_kd_v1 --resume
+Examples:
+    chatmill synth-kd data/synth_harmony --out data/megatron/synth_kd_v1
+    chatmill synth-kd data/synth_harmony -o data/megatron/synth_kd_v1_smoke --max-rows-per-shard 1000
+    chatmill synth-kd data/synth_harmony --out data/megatron/synth_kd_v1 --resume
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
 
 if TYPE_CHECKING:
     from chatmill.distill.run import SynthKDResult
@@ -31,45 +31,34 @@ def _renderers() -> list[str]:
 
 
 def command(
-    inputs: Annotated[
-        str, typer.Argument(metavar="IN", help="Folder with manifest.json and the Parquet shards.")
-    ] = "data/synth_harmony",
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="ROOT", help="New folder of the dataset; never overwritten.")
-    ] = Path("data/megatron/synth_kd_v1"),
-    valid_fraction: Annotated[
-        float, typer.Option("--valid-fraction", metavar="F", help="Share of the rows in the split valid.")
-    ] = 0.001,
-    max_rows: Annotated[
-        int | None, typer.Option("--max-rows", metavar="N", help="Use only the first N rows of all shards.")
-    ] = None,
+    inputs: Annotated[str, argument("IN", "Folder with manifest.json and the Parquet shards.")] = "data/synth_harmony",
+    out: Annotated[Path, option("--out -o", "ROOT", "New folder of the dataset; never overwritten.")] = Path(
+        "data/megatron/synth_kd_v1"
+    ),
+    valid_fraction: Annotated[float, option("--valid-fraction", "F", "Share of the rows in the split valid.")] = 0.001,
+    max_rows: Annotated[int | None, option("--max-rows", "N", "Use only the first N rows of all shards.")] = None,
     max_rows_per_shard: Annotated[
-        int | None, typer.Option("--max-rows-per-shard", metavar="N", help="Use only the first N rows of each shard.")
+        int | None, option("--max-rows-per-shard", "N", "Use only the first N rows of each shard.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="N", help="Stop before the row that would exceed N tokens.")
+        int | None, option("--max-tokens", "N", "Stop before the row that would exceed N tokens.")
     ] = None,
     max_tokens_per_shard: Annotated[
-        int | None, typer.Option("--max-tokens-per-shard", metavar="N", help="The same for each shard.")
+        int | None, option("--max-tokens-per-shard", "N", "The same for each shard.")
     ] = None,
-    record_ids: Annotated[
-        bool, typer.Option("--record-ids", help="Store the synth_id of every document: shard_NN_ids.")
-    ] = False,
+    record_ids: Annotated[bool, flag("--record-ids", "Store the synth_id of every document: shard_NN_ids.")] = False,
     workers: Annotated[int | None, options.WORKERS] = None,
     engine: Annotated[str, options.ENGINE] = "local",
     ray_address: Annotated[str | None, options.RAY_ADDRESS] = None,
     audit: Annotated[
-        float,
-        typer.Option("--audit", metavar="RATE", help="Share of the rows that the official renderer checks; 0: none."),
+        float, option("--audit", "RATE", "Share of the rows that the official renderer checks; 0: none.")
     ] = 1 / 200,
     on_error: Annotated[str, options.ON_ERROR] = "fail",
     renderer: Annotated[
-        str,
-        typer.Option("--renderer", metavar="NAME", autocompletion=_renderers, help="bulk, or official (slow)."),
+        str, option("--renderer", "NAME", "bulk, or official (slow).", autocompletion=_renderers)
     ] = "bulk",
     vocabulary: Annotated[
-        Path | None,
-        typer.Option("--vocabulary", metavar="FILE", help="o200k_base.tiktoken; default: found, or the bundled one."),
+        Path | None, option("--vocabulary", "FILE", "o200k_base.tiktoken; default: found, or the bundled one.")
     ] = None,
     resume: Annotated[bool, options.RESUME] = False,
     quiet: Annotated[bool, options.QUIET] = False,

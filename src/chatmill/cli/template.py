@@ -1,12 +1,10 @@
 """Look at a chat template: what it needs, what it does to conversations, what is trained and what is proved.
 
-Example: chatmill template ./Qwen3-0.6B
-
-Example: chatmill template chat_template.jinja --tokenizer ./my-model
-
-Example: chatmill template ./my-model#tool_use --data chats.jsonl
-
-Example: chatmill template qwen3 --template-option enable_thinking=false --json
+Examples:
+    chatmill template ./Qwen3-0.6B
+    chatmill template chat_template.jinja --tokenizer ./my-model
+    chatmill template ./my-model#tool_use --data chats.jsonl
+    chatmill template qwen3 --template-option enable_thinking=false --json
 """
 
 from __future__ import annotations
@@ -16,8 +14,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.rule import Rule
+from rich.text import Text
 
 from chatmill.cli import options
+from chatmill.cli.labelled import print_labelled
+from chatmill.cli.options import argument, option
+from chatmill.console import plain_console
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,15 +36,11 @@ LINES = 6
 
 def command(
     template: Annotated[
-        str,
-        typer.Argument(
-            metavar="TEMPLATE", help="A model folder (FOLDER#NAME for one of several), a .jinja file, or a name."
-        ),
+        str, argument("TEMPLATE", "A model folder (FOLDER#NAME for one of several), a .jinja file, or a name.")
     ],
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
     data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="FILE", help="Conversations: how many are proved, and why others are not."),
+        str | None, option("--data", "FILE", "Conversations: how many are proved, and why others are not.")
     ] = None,
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
@@ -59,7 +59,6 @@ def command(
     if as_json:
         typer.echo(json.dumps(look.as_json()))
         return
-    from chatmill.console import plain_console
 
     console = plain_console()
     _print_facts(console, look, date)
@@ -82,8 +81,6 @@ def _records(path: str, shape: str | None) -> Iterator[Conversation | RecordErro
 
 
 def _print_facts(console: Console, look: TemplateLook, date: str | None) -> None:
-    from chatmill.cli.labelled import print_labelled
-
     made_up = "made up of bytes and the special tokens that the template spells; --tokenizer names a real one"
     day = f"asked for; the probes below have {look.date}" + ("" if date else ", because none was given")
     tools = [name for name, has in (("definitions", look.tool_definitions), ("calls", look.tool_calls)) if has]
@@ -111,8 +108,6 @@ def _print_facts(console: Console, look: TemplateLook, date: str | None) -> None
 
 
 def _print_findings(console: Console, look: TemplateLook) -> None:
-    from chatmill.cli.labelled import print_labelled
-
     if look.findings:
         console.print("\nFindings", style="bold")
     for finding in look.findings:
@@ -121,9 +116,6 @@ def _print_findings(console: Console, look: TemplateLook) -> None:
 
 
 def _print_share(console: Console, share: DataShare, name: str) -> None:
-    from chatmill.cli.labelled import print_labelled
-    from chatmill.look.safe_text import visible
-
     console.print(f"\nProved, of {visible(name)}", style="bold")
     for label, whole, proved, reasons in (
         ("records", share.records, share.proved, share.refused),
@@ -140,12 +132,7 @@ def _print_share(console: Console, share: DataShare, name: str) -> None:
 
 
 def _print_probe(console: Console, look: TemplateLook, probe: ProbeLook, full: bool) -> None:
-    from rich.rule import Rule
-    from rich.text import Text
-
-    from chatmill.cli.labelled import print_labelled
     from chatmill.look.item_lines import document_lines
-    from chatmill.look.safe_text import visible
     from chatmill.look.template_findings import named
 
     title = f"{probe.probe.name} \u00b7 {len(probe.rows)} row{'' if len(probe.rows) == 1 else 's'}"

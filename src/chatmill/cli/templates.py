@@ -1,8 +1,8 @@
 """List the templates that come with Chatmill.
 
-Example: chatmill templates
-
-Example: chatmill templates --json
+Examples:
+    chatmill templates
+    chatmill templates --json
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.labelled import print_labelled
+from chatmill.console import plain_console
 
 
 def command(as_json: Annotated[bool, options.JSON] = False) -> None:
@@ -23,8 +25,6 @@ def command(as_json: Annotated[bool, options.JSON] = False) -> None:
     if as_json:
         typer.echo(json.dumps([entry.as_json() for entry in entries], indent=1))
         return
-    from chatmill.cli.labelled import print_labelled
-    from chatmill.console import plain_console
 
     console = plain_console()
     for entry in entries:

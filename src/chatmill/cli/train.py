@@ -5,11 +5,10 @@ variable: CHATMILL_ and the key in capitals (an empty one unsets the key). POST_
 prefix. A run that finds checkpoints in its folder resumes from the newest. SIGTERM saves a
 checkpoint and ends with status 143 (Ctrl-C: 130).
 
-Example: chatmill train train.yaml
-
-Example: POST_TRAINING=1 CHATMILL_LEARNING_RATE=1e-4 chatmill train train.yaml
-
-Example: torchrun --no-python --nproc_per_node=2 chatmill train train.yaml
+Examples:
+    chatmill train train.yaml
+    POST_TRAINING=1 CHATMILL_LEARNING_RATE=1e-4 chatmill train train.yaml
+    torchrun --no-python --nproc_per_node=2 chatmill train train.yaml
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
 from chatmill.cli.pack import packing_line
 
 if TYPE_CHECKING:
@@ -37,18 +37,10 @@ SIGNAL_STATUS = 128
 
 
 def command(
-    recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE", help="A training recipe (.yaml), or a config of the loaders (.xml).")
-    ],
-    data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="The dataset, in place of the recipe's.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Log and checkpoints, in place of the recipe's.")
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Refuse to resume from checkpoints that are already there.")
-    ] = False,
+    recipe: Annotated[Path, argument("RECIPE", "A training recipe (.yaml), or a config of the loaders (.xml).")],
+    data: Annotated[Path | None, option("--data", "DIR", "The dataset, in place of the recipe's.")] = None,
+    out: Annotated[Path | None, option("--out -o", "DIR", "Log and checkpoints, in place of the recipe's.")] = None,
+    fresh: Annotated[bool, flag("--fresh", "Refuse to resume from checkpoints that are already there.")] = False,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:

@@ -5,18 +5,32 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from chatmill.cli.model_tokenizer import refuse_other_tokenizer
 from chatmill.cli.train_recipe import OF_FOLDERS, DataSection, TrainRecipe
 from chatmill.cli.train_rows import open_packed_rows
-from chatmill.cli.vocabulary import RunVocabulary, findable, vocabulary_of
+from chatmill.cli.vocabulary import RunVocabulary, findable, refuse_other_tokenizer, vocabulary_of
+from chatmill.compiler.paths import local_paths
 from chatmill.errors import ConfigError, FormatError
 from chatmill.label.presets import find_policy
+from chatmill.load.config import OPTIONS
+from chatmill.load.make import make_loader
 from chatmill.load.option_checks import as_flag
+from chatmill.read.transcripts import read_transcripts
+from chatmill.render.templates.markers import EOS, Markers
+from chatmill.store.episode_layout import MASK
+from chatmill.store.episode_manifest import read_manifest as read_split_manifest
+from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import shard_prefixes
+from chatmill.store.pack_plan import PACK, read_pack_plan
+from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
+from chatmill.systems.post_training import pack_transcripts
+from chatmill.tokenizer.load import load_tokenizer
+from chatmill.train.gpt import GPT, GPTConfig
+from chatmill.train.open_model import open_model
+from chatmill.train.stream_blocks import StreamBlockLoader
 
 log = logging.getLogger("chatmill.train")
 ASSISTANT = "assistant"
@@ -94,14 +108,10 @@ def _stored_policy_fits(manifest: dict[str, Any]) -> bool:
 
 
 def _stores_kinds(directory: Path) -> bool:
-    from chatmill.store.episodes import EpisodeDataset
-
     return "kinds" in EpisodeDataset(directory, "train").columns
 
 
 def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary) -> tuple[Any, Any]:
-    from chatmill.load.make import make_loader
-
     data = recipe.data
     is_episodes = any((directory / "train").rglob("episodes.idx"))
     mode = data.dataset_mode or ("sft_episode" if is_episodes else "token_stream")
@@ -112,13 +122,12 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary)
     use_mask = data.use_loss_mask
     if use_mask is None:
         use_mask = not recipe.defaults_of_loader and _has_masks(directory)
-    config: dict[str, Any] = {
-        "batch_size": data.batch_size,
+    given = {name: value for name, value in asdict(data).items() if name in OPTIONS and value is not None}
+    config = {
+        **given,
         "block_size": data.block_size or _planned_block_size(directory, data) or DEFAULT_BLOCK_SIZE,
         "dataset_mode": mode,
-        "batch_sampling_mode": data.batch_sampling_mode,
         "use_loss_mask": use_mask,
-        "epoch_seed": data.epoch_seed,
     }
     # A run that is to train on masks stops without them; a policy reads kinds in their place.
     strict = use_mask and data.policy is None
@@ -127,29 +136,18 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary)
             raise ConfigError("data.policy chooses by episode; a token_stream has its stored masks (use_loss_mask)")
         with _mask_way_out(strict):
             return make_loader(config, directory, check=data.check), None
-    config |= {
-        "epoch_shuffle": data.epoch_shuffle,
-        "epoch_drop_last": data.epoch_drop_last,
-        "episode_min_tokens": data.episode_min_tokens,
-        "pad_token_id": data.pad_token_id if data.pad_token_id is not None else known.pad_id,
-        "val": data.val,
-        "pack": data.pack,
-        "packing_strategy": data.packing_strategy,
-        "policy": data.policy,
-        "overflow": data.overflow or (None if recipe.defaults_of_loader else "error"),
-    }
-    if data.epoch_drop_last is None and (recipe.train.post_training or not recipe.defaults_of_loader):
-        config["epoch_drop_last"] = False
-    planning = {"planning": data.planning} if data.pack else {}
+    if known.pad_id is not None:
+        config.setdefault("pad_token_id", known.pad_id)
+    if not recipe.defaults_of_loader:
+        config.setdefault("overflow", "error")
+    if recipe.train.post_training or not recipe.defaults_of_loader:
+        config.setdefault("epoch_drop_last", False)
     with _mask_way_out(strict):
-        return make_loader(config, directory, strict=strict, check=data.check, **planning), None
+        return make_loader(config, directory, strict=strict, check=data.check), None
 
 
 def _planned_block_size(directory: Path, data: DataSection) -> int | None:
     """What the rows of a pack plan fill: a row is cut from block_size + 1 tokens. None where no plan is to be used."""
-    from chatmill.store.episodes import EpisodeDataset
-    from chatmill.store.pack_plan import PACK, read_pack_plan
-
     if not data.pack or data.planning != "auto" or not (directory / "train" / PACK).is_dir():
         return None
     dataset = EpisodeDataset(directory, "train", strict=False)
@@ -159,12 +157,9 @@ def _planned_block_size(directory: Path, data: DataSection) -> int | None:
 
 def _has_masks(directory: Path) -> bool:
     """Whether there are masks, or a manifest says that there were."""
-    from chatmill.store.episode_layout import MASK
-    from chatmill.store.episode_manifest import read_manifest
-
     if any((directory / "train").rglob("*mask.bin")):
         return True
-    manifest = read_manifest(directory / "train")
+    manifest = read_split_manifest(directory / "train")
     return manifest is not None and any(MASK in shard.files for shard in manifest.shards)
 
 
@@ -188,8 +183,6 @@ def _stream(recipe: TrainRecipe) -> tuple[Any, Any, RunVocabulary]:
         raise ConfigError("transcripts need a tokenizer: set 'tokenizer' in the recipe")
     if recipe.template not in (None, "markers"):
         raise ConfigError(f"transcripts are of the template 'markers', but the recipe says {recipe.template!r}")
-    from chatmill.render.templates.markers import EOS, Markers
-    from chatmill.tokenizer.load import load_tokenizer
 
     tokenizer = load_tokenizer(recipe.tokenizer, control_tokens=Markers.control_tokens)
     eos = tokenizer.control(EOS)
@@ -203,11 +196,6 @@ def _stream(recipe: TrainRecipe) -> tuple[Any, Any, RunVocabulary]:
 
 
 def _stream_loader(files: tuple[str, ...], data: DataSection, tokenizer: Any, eos: int, split: str = "train") -> Any:
-    from chatmill.compiler.paths import local_paths
-    from chatmill.read.transcripts import read_transcripts
-    from chatmill.systems.post_training import pack_transcripts
-    from chatmill.train.stream_blocks import StreamBlockLoader
-
     found = list(read_transcripts(local_paths(list(files))))
     packed = pack_transcripts(
         [transcript.text for transcript in found],
@@ -239,17 +227,12 @@ def _vocabulary(recipe: TrainRecipe, manifest: dict[str, Any] | None) -> RunVoca
 
 def _manifest(directory: Path) -> dict[str, Any] | None:
     """The manifest of a build; None where the dataset was not made by one."""
-    from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
-
     return read_manifest(directory) if manifest_kind(directory) == FORMAT else None
 
 
 def make_model(recipe: TrainRecipe, vocabulary: RunVocabulary) -> Any:
     """A new GPT of the recipe's sizes, or the model of a folder."""
     import torch
-
-    from chatmill.train.gpt import GPT, GPTConfig
-    from chatmill.train.open_model import open_model
 
     sizes = dict(recipe.model)
     torch.manual_seed(recipe.train.seed)
@@ -266,7 +249,7 @@ def make_model(recipe: TrainRecipe, vocabulary: RunVocabulary) -> Any:
             str(sizes["path"]),
             attention=recipe.attention,
             dtype=dtype,
-            random_weights=bool(sizes.get("random_weights", False)),
+            random_weights=as_flag("model.random_weights", sizes.get("random_weights", False)),
         )
         rows = len(model.head_weight)
         if vocabulary.size is not None and rows < vocabulary.size:

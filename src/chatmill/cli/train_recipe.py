@@ -3,72 +3,115 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from chatmill.cli.train_xml import read_xml_recipe
 from chatmill.errors import ConfigError
-from chatmill.load.option_checks import Number, as_flag
+from chatmill.load.config import DatasetMode, Planning, SamplingMode
+from chatmill.load.long_episodes import LongEpisodes
+from chatmill.load.option_checks import (
+    Check,
+    Count,
+    LooseFlag,
+    OneOf,
+    OptionalCount,
+    OptionalLooseFlag,
+    OptionalText,
+    Seed,
+    TokenId,
+    as_flag,
+    checks_of,
+)
 from chatmill.load.yaml_files import read_yaml
 from chatmill.train.config import CHECKS, TrainConfig
 from chatmill.train.gpt import GPTConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _FileNames(Check):
+    """File names or globs: a list, or a text with spaces between them."""
+
+    def _typed(self, value: Any, text: bool) -> tuple[str, ...]:
+        return tuple(value.split() if isinstance(value, str) else map(str, value))
+
+    @property
+    def _allowed(self) -> str:
+        return "file names"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mapping(Check):
+    """Options of something else, which checks them."""
+
+    def _typed(self, value: Any, text: bool) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise TypeError
+        return value
+
+    @property
+    def _allowed(self) -> str:
+        return "a mapping of options"
+
+
+Files = Annotated[tuple[str, ...], _FileNames(optional=True)]
+Options = Annotated[dict[str, Any], _Mapping(optional=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSection:
     """What is read, and how it becomes batches."""
 
-    dataset: str | None = None
+    dataset: OptionalText = None
     """Folder of a dataset: episodes (made by `chatmill build`), or flat token files."""
-    transcripts: tuple[str, ...] = ()
+    transcripts: Files = ()
     """Files of marker transcripts, for the post-training mode."""
-    val_transcripts: tuple[str, ...] = ()
-    texts: tuple[str, ...] = ()
+    val_transcripts: Files = ()
+    texts: Files = ()
     """Files of plain text records, `{"text": ...}` a line; they are packed as `packing` says."""
-    val_texts: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
+    val_texts: Files = ()
+    rows: Files = ()
     """Files of packed rows, made by `chatmill pack`."""
-    val_rows: tuple[str, ...] = ()
-    packing: dict[str, Any] = field(default_factory=dict)
+    val_rows: Files = ()
+    packing: Options = field(default_factory=dict)
     """Options of `block_tokenize_fn` for `texts`; `max_length` is block_size where it is left out."""
-    batch_size: int = 8
+    batch_size: Count = 8
     """Rows per batch on one rank."""
-    block_size: int | None = None
+    block_size: OptionalCount = None
     """Positions per row; default: what the dataset's pack plan needs, else 1024."""
-    dataset_mode: str | None = None
+    dataset_mode: Annotated[DatasetMode | None, OneOf(members=DatasetMode, optional=True)] = None
     """None: sft_episode for episodes, else token_stream, which also reads the tokens of episodes."""
-    batch_sampling_mode: str | None = None
+    batch_sampling_mode: Annotated[SamplingMode | None, OneOf(members=SamplingMode, optional=True)] = None
     """None: epoch for sft_episode, random for token_stream."""
-    pack: bool = True
+    pack: LooseFlag = True
     """Several episodes in a row."""
-    packing_strategy: str | None = None
+    packing_strategy: OptionalText = None
     """Default: that of the dataset's pack plan, else best_fit."""
-    planning: str = "auto"
+    planning: Annotated[Planning, OneOf(members=Planning)] = Planning.AUTO
     """`auto`: by the dataset's pack plan where it has one that fits; `epoch`: packed again for each epoch."""
-    policy: str | None = None
+    policy: OptionalText = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""
-    overflow: str | None = None
+    overflow: Annotated[LongEpisodes | None, OneOf(members=LongEpisodes, optional=True)] = None
     """Episodes longer than a row: error (the default of a recipe), cut or drop, whose loss is counted and printed."""
-    use_loss_mask: bool | None = None
+    use_loss_mask: OptionalLooseFlag = None
     """None: where the dataset has masks; True: always, so that a dataset without is an error."""
-    check: bool = False
+    check: LooseFlag = False
     """Compare files with the hashes of their manifest before they are read."""
-    isolate: bool = True
+    isolate: LooseFlag = True
     """Conversations of a stream block do not see each other."""
-    drop_last: bool = False
+    drop_last: LooseFlag = False
     """Leave the last stream block out when it is not full."""
-    epoch_shuffle: bool | None = None
+    epoch_shuffle: OptionalLooseFlag = None
     """None: train is shuffled, val is read in order."""
-    epoch_drop_last: bool | None = None
+    epoch_drop_last: OptionalLooseFlag = None
     """None: every row is read; the last batch is filled up with padding."""
-    epoch_seed: int = 1337
-    val: dict[str, Any] = field(default_factory=dict)
+    epoch_seed: Seed = 1337
+    val: Options = field(default_factory=dict)
     """Options of the split val, where they differ: batch_size, epoch_shuffle, ..."""
-    episode_min_tokens: int = 2
-    pad_token_id: int | None = None
+    episode_min_tokens: Count = 2
+    pad_token_id: TokenId = None
     """Default: what the dataset's manifest says, else the tokenizer's eos id."""
 
 
@@ -112,9 +155,8 @@ PREFIX = "CHATMILL_"
 PLAIN_NAMES = ("post_training", "warmup_pct")
 """Keys whose variables are also read without the prefix."""
 LENGTHS = ("steps", "epochs")
-FILES = ("transcripts", "val_transcripts", "texts", "val_texts", "rows", "val_rows")
-OPTIONAL_FLAGS = ("use_loss_mask", "epoch_shuffle", "epoch_drop_last")
-DATA_KEYS = tuple(f.name for f in fields(DataSection))
+DATA_CHECKS = checks_of(DataSection)
+DATA_KEYS = tuple(DATA_CHECKS)
 
 
 def read_recipe(path: Path, environment: Mapping[str, str], **given: Any) -> TrainRecipe:
@@ -223,24 +265,6 @@ def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str, 
 
 
 def _data_section(given: Mapping[str, Any]) -> DataSection:
-    """Numbers, flags and lists in their types, also from the text of the environment."""
-    values: dict[str, Any] = {}
-    for name, value in given.items():
-        default = DataSection.__dataclass_fields__[name].default
-        if name in FILES:
-            values[name] = tuple(str(value).split() if isinstance(value, str) else map(str, value or ()))
-        elif name in ("val", "packing"):
-            values[name] = _mapping(f"data.{name}", value)
-        elif isinstance(default, bool) or (name in OPTIONAL_FLAGS and value is not None):
-            values[name] = as_flag(f"data.{name}", value)
-        elif isinstance(default, int) or name in ("pad_token_id", "block_size"):
-            values[name] = Number(least=-math.inf, whole=True)(f"data.{name}", value, text=True)
-        else:
-            values[name] = None if value is None else str(value)
-    return DataSection(**values)
-
-
-def _mapping(name: str, value: Any) -> dict[str, Any]:
-    if value is not None and not isinstance(value, dict):
-        raise ConfigError(f"{name} is {value!r}; a mapping of options is needed")
-    return dict(value or {})
+    """Values in their types, also from the text of the environment; none is as if the key was left out."""
+    asked = {name: value for name, value in given.items() if value is not None or not DATA_CHECKS[name].optional}
+    return DataSection(**{name: DATA_CHECKS[name](f"data.{name}", value, text=True) for name, value in asked.items()})

@@ -6,12 +6,14 @@ import json
 from dataclasses import asdict
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from chatmill.cli.train_recipe import TrainRecipe
-from chatmill.cli.vocabulary import RunVocabulary, vocabulary_of
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.load.option_checks import Flag, Number
+
+if TYPE_CHECKING:  # they need torch, and `chatmill pack` does not
+    from chatmill.cli.train_recipe import TrainRecipe
+    from chatmill.cli.vocabulary import RunVocabulary
 
 ABOUT = b"chatmill_packed_rows"
 """Key of the description in a Parquet file's metadata."""
@@ -19,6 +21,8 @@ ABOUT = b"chatmill_packed_rows"
 
 def open_packed_rows(recipe: TrainRecipe) -> tuple[Any, Any, RunVocabulary]:
     """Loader, loader of val (or None), and the vocabulary, for `data.texts` or `data.rows`."""
+    from chatmill.cli.vocabulary import vocabulary_of
+
     data = recipe.data
     if recipe.train.post_training:
         raise ConfigError("the post-training mode trains assistant tokens, and texts do not say which these are")

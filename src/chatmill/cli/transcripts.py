@@ -7,7 +7,8 @@ context together with the system span, each later pair on its own. The first
 pair that does not fit, or a message that makes no pair, ends the conversation
 there. What is skipped, cut or cannot be written is counted in the report.
 
-Example: chatmill transcripts chats.jsonl -t o200k --context-length 2048 -o t.jsonl
+Examples:
+    chatmill transcripts chats.jsonl -t o200k --context-length 2048 -o t.jsonl
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from typing import Annotated, Any
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
+from chatmill.console import shown_count
 from chatmill.core.conversation import Conversation
 from chatmill.errors import ConfigError, DataError, RecordError
 
@@ -32,27 +35,18 @@ EXAMPLES = 5
 
 
 def command(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(metavar="FILES", help="Files, folders or URLs of conversations."),
-    ],
+    inputs: Annotated[list[str], argument("FILES", "Files, folders or URLs of conversations.")],
     tokenizer: Annotated[str, options.TOKENIZER],
-    context_length: Annotated[
-        int,
-        typer.Option("--context-length", metavar="N", min=1, help="Tokens a pair may have, markers included."),
-    ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write, one JSON object a line.")],
+    context_length: Annotated[int, option("--context-length", "N", "Tokens a pair may have, markers included.", min=1)],
+    out: Annotated[Path, option("--out -o", "FILE", "File to write, one JSON object a line.")],
     shape: Annotated[str | None, options.SHAPE] = None,
     field_map: Annotated[list[str] | None, options.MAP] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out and count records that are not conversations.")
-    ] = False,
+    skip_bad: Annotated[bool, flag("--skip-bad", "Leave out and count records that are not conversations.")] = False,
     quiet: Annotated[bool, options.QUIET] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Read, transcribe, write, report."""
     from chatmill.compiler.publish import AtomicFile
-    from chatmill.console import shown_count
     from chatmill.read.conversations import read_conversations
     from chatmill.tokenizer.load import load_tokenizer
 

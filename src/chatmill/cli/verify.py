@@ -2,26 +2,27 @@
 
 Exit status 0: nothing is wrong; 1: something differs; 2: it cannot be checked.
 
-Example: chatmill verify data/built
-
-Example: chatmill verify data/built --deep
-
-Example: chatmill verify data/built --deep --sample 500 --json
-
-Example: chatmill verify data/megatron/synth_kd_v1
-
-Example: chatmill verify data/built-hf
+Examples:
+    chatmill verify data/built
+    chatmill verify data/built --deep
+    chatmill verify data/built --deep --sample 500 --json
+    chatmill verify data/megatron/synth_kd_v1
+    chatmill verify data/built-hf
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
+from chatmill.console import shown_count
 from chatmill.errors import ConfigError
+from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
     from chatmill.prove.report import VerifyReport
@@ -31,20 +32,10 @@ SHOWN = 10
 
 
 def command(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Dataset of `chatmill build` or `synth-kd`, or an export.")
-    ],
-    deep: Annotated[
-        bool, typer.Option("--deep", help="Read the inputs again and derive every record by the slow path.")
-    ] = False,
+    directory: Annotated[Path, argument("DIR", "Dataset of `chatmill build` or `synth-kd`, or an export.")],
+    deep: Annotated[bool, flag("--deep", "Read the inputs again and derive every record by the slow path.")] = False,
     sample: Annotated[
-        int | None,
-        typer.Option(
-            "--sample",
-            metavar="N",
-            min=1,
-            help="With --deep: only so many records by the slow path.",
-        ),
+        int | None, option("--sample", "N", "With --deep: only so many records by the slow path.", min=1)
     ] = None,
     template: Annotated[str | None, options.TEMPLATE] = None,
     trust_template: Annotated[str | None, options.TRUST_TEMPLATE] = None,
@@ -52,9 +43,6 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check a dataset."""
-    import json
-
-    from chatmill.console import shown_count
     from chatmill.distill.check import is_synth_kd, verify_synth_kd
     from chatmill.export.check import is_export, verify_export
     from chatmill.prove.verify import verify
@@ -86,8 +74,6 @@ def command(
 
 
 def _show(report: VerifyReport) -> None:
-    from chatmill.look.safe_text import visible
-
     for finding in report.findings[:SHOWN]:
         typer.secho(f"! {visible(str(finding), mark_newlines=False)}", fg="red")
     if report.differences > SHOWN:

@@ -4,19 +4,23 @@ DATASET is what chatmill inspect takes; with a second one the differences are sh
 machine alone unless --host says otherwise. The printed address has a random token, which every request must bring, so
 that no other user of the machine can read along. Nothing is downloaded and nothing leaves the machine. Ctrl-C stops it.
 
-Example: chatmill view data/built --open
-
-Example: chatmill view data/monday data/tuesday
+Examples:
+    chatmill view data/built --open
+    chatmill view data/monday data/tuesday
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from chatmill import __version__
 from chatmill.cli import options
+from chatmill.cli.options import argument, flag, option
+from chatmill.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from chatmill.look.viewer.comparison import OnProgress
@@ -26,29 +30,21 @@ MOST_CHANGED = 500
 
 
 def command(
-    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder or file of the dataset.")],
-    other: Annotated[
-        Path | None, typer.Argument(metavar="DATASET2", help="Another one, to see what differs.", show_default=False)
-    ] = None,
+    dataset: Annotated[Path, argument("DATASET", "Folder or file of the dataset.")],
+    other: Annotated[Path | None, argument("DATASET2", "Another one, to see what differs.", show_default=False)] = None,
     split: Annotated[str | None, options.SPLIT] = None,
     tokenizer: Annotated[str | None, options.TOKENIZER] = None,
-    host: Annotated[str, typer.Option("--host", metavar="NAME", help="Listen here.")] = "127.0.0.1",
+    host: Annotated[str, option("--host", "NAME", "Listen here.")] = "127.0.0.1",
     port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0: any; default: a free one from 8420 on."),
+        int | None, option("--port", "N", "Port; 0: any; default: a free one from 8420 on.", min=0, max=65535)
     ] = None,
-    no_token: Annotated[
-        bool, typer.Option("--no-token", help="Let every user of this machine look, without a token.")
-    ] = False,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the browser.")] = False,
+    no_token: Annotated[bool, flag("--no-token", "Let every user of this machine look, without a token.")] = False,
+    open_browser: Annotated[bool, flag("--open", "Open the browser.")] = False,
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Look at a dataset in the browser."""
-    import json
     import sys
 
-    from chatmill import __version__
-    from chatmill.errors import MissingExtraError
     from chatmill.look.viewer.opened import open_viewed
     from chatmill.tokenizer.load import load_tokenizer
 

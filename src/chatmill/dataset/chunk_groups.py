@@ -6,7 +6,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +78,16 @@ class ChunkWork:
                 made.setdefault(split, []).append(shard)
         gather_splits(folder, made)
         return receipts
+
+    def folders(self, numbers: Sequence[int]) -> Iterator[tuple[Path, list[Receipt]]]:
+        """Chunks one after the other, compiled in this process into a folder that is removed behind each."""
+        executor = LocalExecutor(0)
+        for number in numbers:
+            folder = self.new_folder()
+            try:
+                yield folder, self.make([number], folder, executor)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def open_split(folder: Path, split: str) -> EpisodeDataset | None:

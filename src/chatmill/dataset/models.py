@@ -142,35 +142,28 @@ def _without_offsets(rule: Any) -> Any:
 
 
 def _own(tokenizer: Tokenizer, template: str | None) -> NamedModel:
-    """A Chatmill tokenizer by its name, by that and the control tokens of the template, or by the file it came from."""
-    for name in BY_NAME:
-        if tokenizer.name == name:
-            plain = load_tokenizer(name)
-            if plain.fingerprint == tokenizer.fingerprint:
-                return NamedModel(tokenizer=name)
-            if template and _with_template(plain, template).fingerprint == tokenizer.fingerprint:
-                return NamedModel(tokenizer=name, add_control_tokens=True)
+    """A Chatmill tokenizer by its name or the file it came from, with the control tokens of the template or without."""
+    names = [name for name in BY_NAME if name == tokenizer.name]
     origin: tuple[Any, Any] | None = getattr(tokenizer, "origin", None)
     if origin is not None and origin[0] is tokenizer_from_json:
         raw, name, config = origin[1][:3]
         files = {"tokenizer.json": raw}
         if config is not None:
             files["tokenizer_config.json"] = json.dumps(config, sort_keys=True).encode()
-        folder = _cached(files, name)
-        plain = load_tokenizer(folder)
+        names.append(str(_cached(files, name)))
+    for name in names:
+        plain = load_tokenizer(name)
         if plain.fingerprint == tokenizer.fingerprint:
-            return NamedModel(tokenizer=str(folder))
-        if template and _with_template(plain, template).fingerprint == tokenizer.fingerprint:
-            return NamedModel(tokenizer=str(folder), add_control_tokens=True)
+            return NamedModel(tokenizer=name)
+        if not template:
+            continue
+        grown = with_control_tokens(plain, find_template(template).control_tokens)
+        if grown.fingerprint == tokenizer.fingerprint:
+            return NamedModel(tokenizer=name, add_control_tokens=True)
     raise ConfigError(
         f"the tokenizer {tokenizer.name!r} cannot be named in a recipe: it has control tokens that neither its files "
         "nor the template have. Give the model's folder, with template= and add_control_tokens=True for added tokens"
     )
-
-
-def _with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    made: Tokenizer = with_control_tokens(tokenizer, find_template(template).control_tokens)
-    return made
 
 
 def _cached(files: dict[str, bytes], name: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -37,8 +36,8 @@ from chatmill.look.stored_splits import EpisodeSplit
 from chatmill.read.places import Elsewhere
 
 if TYPE_CHECKING:
+    from chatmill.dataset.stream_loader import StreamLoader
     from chatmill.export.export import ExportResult
-    from chatmill.load.stream import StreamLoader
     from chatmill.look.stats import DatasetStats
 
 SAFE_GATES = ("records_without_trained_tokens", "untrained_terminators", "records_quarantined")
@@ -134,7 +133,8 @@ class StreamedDataset(Exports):
     def __iter__(self) -> Iterator[ShownEpisode]:
         """The episodes of train in the order of the input."""
         decoder, number = self._decoder, 0
-        for folder in self._folders():
+        for chunk, (folder, receipts) in enumerate(self._work.folders(range(self.chunks))):
+            self._count([chunk], receipts)
             if (folder / JOINED / TRAIN).is_dir():
                 split = EpisodeSplit(folder / JOINED, TRAIN)
                 for place in range(len(split)):
@@ -159,17 +159,6 @@ class StreamedDataset(Exports):
             raise IndexError(f"episode {index}: the input gives fewer")
         return found
 
-    def _folders(self) -> Iterator[Path]:
-        """The chunks in order, each compiled into a folder that is removed afterwards."""
-        executor = LocalExecutor(0)
-        for number in range(self.chunks):
-            folder = self._work.new_folder()
-            try:
-                self._count([number], self._work.make([number], folder, executor))
-                yield folder
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-
     def to_torch(
         self,
         batch_size: int,
@@ -192,39 +181,29 @@ class StreamedDataset(Exports):
         Batches are those of `Dataset.to_torch`. The chunks of the input come in an order of their own in each epoch;
         the rows of `group_chunks` of them are mixed and packed together. The stream has no end: `epoch()` counts.
         """
-        from chatmill.load.config import SamplingMode
-
         need("torch", "giving batches as tensors", "torch")
-        from chatmill.load.distributed import rank_and_world
-        from chatmill.load.episode_feed import EpisodeOptions
-        from chatmill.load.loader import choose_device
+        from chatmill.dataset.stream_loader import StreamFeed, StreamLoader
+        from chatmill.load.config import DatasetMode, Planning, TrainingConfig
         from chatmill.load.long_episodes import LongEpisodes
-        from chatmill.load.order import RankShare
-        from chatmill.load.rows import Planning, strategy_named
-        from chatmill.load.stream import StreamFeed, StreamLoader
+        from chatmill.load.placement import placed
 
         if group_chunks < 1:
             raise ConfigError(f"group_chunks is {group_chunks}; it must be 1 or more")
-        number, ranks = rank_and_world(rank, world_size)
-        chosen = choose_device(device, None)
-        pad = next(i for i in (self._tokenizer.pad_id, self._tokenizer.eos_id, 0) if i is not None)
-        options = EpisodeOptions(
-            share=RankShare(batch_size=batch_size, rank=number, world_size=ranks),
+        config = TrainingConfig(
+            batch_size=batch_size,
             block_size=self._length(length),
-            sampling=SamplingMode.EPOCH,
-            shuffle=shuffle,
-            drop_last=False,
-            seed=seed,
-            pad_id=pad,
-            min_tokens=2,
-            use_mask=True,
-            policy=None,
+            dataset_mode=DatasetMode.SFT_EPISODE,
+            epoch_shuffle=shuffle,
+            epoch_drop_last=False,
+            epoch_seed=seed,
+            use_loss_mask=True,
+            pad_token_id=next(i for i in (self._tokenizer.pad_id, self._tokenizer.eos_id, 0) if i is not None),
             pack=packed,
-            strategy=strategy_named(packing_strategy),
+            packing_strategy=packing_strategy,
             planning=Planning.EPOCH,
             overflow=LongEpisodes.ERROR,
-            pin=str(chosen).startswith("cuda") if pin_memory is None else pin_memory,
         )
+        place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
         groups = ChunkGroups(
             work=self._work,
             split=split,
@@ -234,8 +213,8 @@ class StreamedDataset(Exports):
             workers=1 if self._workers is None else self._workers,
             seen=self._count,
         )
-        feeds = {split: StreamFeed(groups, options)}
-        loader = StreamLoader(feeds, dataset=self._headline, device=chosen, prefetch=prefetch)
+        feeds = {split: StreamFeed(groups, config, place)}
+        loader = StreamLoader(feeds, config, place, dataset=self._headline, prefetch=prefetch)
         loader.keeps = self._scratch
         return loader
 
@@ -287,17 +266,12 @@ def hf_rows(chunks: list[int], work: ChunkWork, split: str) -> Iterator[dict[str
     """The episodes of some chunks as rows of Hugging Face's trainers; a chunk is a shard for them."""
     from chatmill.core.shift import IGNORE_INDEX
 
-    executor, told = LocalExecutor(0), False
-    for number in chunks:
-        folder = work.new_folder()
-        try:
-            work.make([number], folder, executor)
-            for episode in open_split(folder, split) or ():
-                ids, weights = episode.ids.astype(np.int64), episode.weights
-                labels = ids if weights is None else np.where(weights > 0, ids, IGNORE_INDEX)
-                if weights is not None and not told and ((weights != 0) & (weights != 1)).any():
-                    warnings.warn(LOST_WEIGHTS, UserWarning, stacklevel=2)
-                    told = True
-                yield {"input_ids": ids.tolist(), "labels": labels.tolist()}
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    told = False
+    for folder, _ in work.folders(chunks):
+        for episode in open_split(folder, split) or ():
+            ids, weights = episode.ids.astype(np.int64), episode.weights
+            labels = ids if weights is None else np.where(weights > 0, ids, IGNORE_INDEX)
+            if weights is not None and not told and ((weights != 0) & (weights != 1)).any():
+                warnings.warn(LOST_WEIGHTS, UserWarning, stacklevel=2)
+                told = True
+            yield {"input_ids": ids.tolist(), "labels": labels.tolist()}

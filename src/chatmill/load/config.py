@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from chatmill.errors import ConfigError
+from chatmill.label.policy import Policy
 from chatmill.load.config_files import OTHER_NAMES, ConfigEntry, ConfigSection, close_name, read_section
 from chatmill.load.long_episodes import LongEpisodes
-from chatmill.load.option_checks import Check, Flag, Number, OneOf
-from chatmill.load.order import MAX_SEED
+from chatmill.load.option_checks import Check, Count, Flag, OneOf, OptionalText, Seed, TokenId, checks_of
 
 UNSET: Any = None
 """Default of an option that becomes something else where it is left out."""
@@ -37,40 +37,73 @@ class SamplingMode(StrEnum):
     """Each episode once per epoch."""
 
 
+class Planning(StrEnum):
+    """Where packed rows come from."""
+
+    AUTO = "auto"
+    """The plan beside the episodes where it has rows of this size and strategy; else as `EPOCH`."""
+    EPOCH = "epoch"
+    """Planned from the lengths of the episodes, anew for each epoch."""
+
+
 DEFAULT_SAMPLING = {DatasetMode.TOKEN_STREAM: SamplingMode.RANDOM, DatasetMode.SFT_EPISODE: SamplingMode.EPOCH}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ValOptions(Check):
+    """The options of the split val: a mapping, or the elements below `<val>`."""
+
+    def _typed(self, value: Any, text: bool) -> dict[str, Any]:
+        unknown = [name for name in value if name not in VAL_OPTIONS] if isinstance(value, Mapping) else [value]
+        if unknown:
+            raise ValueError
+        return {name: CHECKS[name](f"<{name}>", given, text=isinstance(given, str)) for name, given in value.items()}
+
+    @property
+    def _allowed(self) -> str:
+        return f"options of the split val: {', '.join(VAL_OPTIONS)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PolicyOption(Check):
+    """A policy, or its name."""
+
+    def _typed(self, value: Any, text: bool) -> Policy | str:
+        return value if isinstance(value, Policy) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """Options of both loaders. Strings are accepted for the choices; every value is checked when made."""
 
-    batch_size: int
+    batch_size: Count
     """Rows per batch on one rank."""
-    block_size: int
+    block_size: Count
     """Positions per row; a row is cut from block_size + 1 tokens."""
-    dataset_mode: DatasetMode = DatasetMode.TOKEN_STREAM
-    batch_sampling_mode: SamplingMode | None = None
+    dataset_mode: Annotated[DatasetMode, OneOf(members=DatasetMode)] = DatasetMode.TOKEN_STREAM
+    batch_sampling_mode: Annotated[SamplingMode | None, OneOf(members=SamplingMode, optional=True)] = None
     """None becomes the mode's default: random for token_stream, epoch for sft_episode."""
-    epoch_shuffle: bool = UNSET
+    epoch_shuffle: Annotated[bool, Flag(optional=True)] = UNSET
     """Left out: True; the split val is read in order."""
-    epoch_drop_last: bool = UNSET
+    epoch_drop_last: Annotated[bool, Flag(optional=True)] = UNSET
     """Left out: True; the split val is read whole."""
-    epoch_seed: int = 1337
-    use_loss_mask: bool = False
-    pad_token_id: int | None = None
+    epoch_seed: Seed = 1337
+    use_loss_mask: Annotated[bool, Flag()] = False
+    pad_token_id: TokenId = None
     """None: the tokenizer's eos id."""
-    episode_min_tokens: int = 2
-    pack: bool = False
+    episode_min_tokens: Count = 2
+    pack: Annotated[bool, Flag()] = False
     """Several episodes in a row."""
-    packing_strategy: str | None = None
-    """How rows are packed; None: best_fit."""
-    policy: str | None = None
+    packing_strategy: OptionalText = None
+    """How rows are packed; None: as the plan beside the episodes, else best_fit."""
+    planning: Annotated[Planning, OneOf(members=Planning)] = Planning.AUTO
+    policy: Annotated[Policy | str | None, _PolicyOption(optional=True)] = None
     """Choose what is trained from the stored kinds, in place of the stored masks."""
-    overflow: LongEpisodes | None = None
+    overflow: Annotated[LongEpisodes | None, OneOf(members=LongEpisodes, optional=True)] = None
     """Episodes longer than a row; None: cut, which is what the loaders do by themselves."""
-    device: str | None = None
-    dataset_dir: str | None = None
-    val: Mapping[str, Any] = field(default_factory=dict)
+    device: OptionalText = None
+    dataset_dir: OptionalText = None
+    val: Annotated[Mapping[str, Any], _ValOptions()] = field(default_factory=dict)
     """Options of the split val, where they differ (`VAL_OPTIONS`)."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Elements that are not options of the loaders, as they were read; also there as attributes."""
@@ -96,6 +129,11 @@ class TrainingConfig:
         if name in extra:
             return extra[name]
         raise AttributeError(f"the training config has no {name!r}; it has {', '.join((*OPTIONS, *extra))}")
+
+    @property
+    def wants_masks(self) -> bool:
+        """Whether batches are to say what is trained; a policy asks for that by itself."""
+        return self.use_loss_mask or self.policy is not None
 
     def sampling_in(self, mode: DatasetMode) -> SamplingMode:
         """The sampling mode of a loader of `mode`: what was asked for, else that loader's default."""
@@ -164,38 +202,10 @@ def _checked(entry: ConfigEntry) -> Any:
         raise ConfigError(f"{entry.where}: {error}") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ValOptions(Check):
-    """The options of the split val: a mapping, or the elements below `<val>`."""
-
-    def _typed(self, value: Any, text: bool) -> dict[str, Any]:
-        unknown = [name for name in value if name not in VAL_OPTIONS] if isinstance(value, Mapping) else [value]
-        if unknown:
-            raise ValueError
-        return {name: CHECKS[name](f"<{name}>", given, text=isinstance(given, str)) for name, given in value.items()}
-
-    @property
-    def _allowed(self) -> str:
-        return f"options of the split val: {', '.join(VAL_OPTIONS)}"
-
-
-_COUNT, _FLAG, _TEXT = Number(least=1, whole=True), Flag(optional=True), Check(optional=True)
-SPEC_OPTIONS: dict[str, Check] = {
-    "batch_size": _COUNT,
-    "block_size": _COUNT,
-    "dataset_mode": OneOf(members=DatasetMode),
-    "batch_sampling_mode": OneOf(members=SamplingMode, optional=True),
-    "epoch_shuffle": _FLAG,
-    "epoch_drop_last": _FLAG,
-    "epoch_seed": Number(most=MAX_SEED, whole=True),
-    "use_loss_mask": Flag(),
-    "pad_token_id": Number(most=2**32 - 1, whole=True, optional=True),
-    "episode_min_tokens": _COUNT,
-}
-"""The options a misspelt name is compared with, and how each is checked."""
-CHECKS: dict[str, Check] = {**SPEC_OPTIONS, "pack": Flag(), "packing_strategy": _TEXT, "policy": _TEXT,
-                            "overflow": OneOf(members=LongEpisodes, optional=True), "device": _TEXT,
-                            "dataset_dir": _TEXT, "val": _ValOptions()}  # fmt: skip
+CHECKS: dict[str, Check] = checks_of(TrainingConfig)
+"""How each option is checked, in the order of the class."""
+OPTIONS = tuple(CHECKS)
+SPEC_OPTIONS = OPTIONS[: OPTIONS.index("episode_min_tokens") + 1]
+"""The options of the spec, with which a misspelt name is compared: the others have short names."""
 VAL_OPTIONS = ("batch_size", "batch_sampling_mode", "epoch_shuffle", "epoch_drop_last", "epoch_seed")
 """What the split val may have of its own."""
-OPTIONS = tuple(CHECKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,12 @@ import numpy as np
 from chatmill.core.special_ids import special_id
 from chatmill.errors import ConfigError, member
 from chatmill.label.policy import Policy
-from chatmill.label.presets import find_policy
-from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig, as_training_config
-from chatmill.load.distributed import rank_and_world
-from chatmill.load.episode_feed import EpisodeFeed, EpisodeOptions, flag
-from chatmill.load.loader import BatchLoader, choose_device, directory_of
-from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
-from chatmill.load.order import RankShare
-from chatmill.load.rows import EpisodeRows, PlannedRows, Planning, Weights, strategy_named
+from chatmill.load.config import DatasetMode, Planning, TrainingConfig, as_training_config
+from chatmill.load.feed import EpochLoader, RowFeed, RowStep
+from chatmill.load.loader import directory_of
+from chatmill.load.long_episodes import LongEpisodes, check_long_episodes, report_long_episodes
+from chatmill.load.placement import placed
+from chatmill.load.rows import EpisodeRows, PlannedRows, episode_rows
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 
@@ -30,7 +29,39 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class GPTEpisodeDataLoader(BatchLoader):
+class EpisodeFeed(RowFeed):
+    """The batches of one split of one dataset, with a line in the log for each epoch."""
+
+    rows: EpisodeRows
+
+    def episodes_of(self, step: RowStep) -> list[list[int]]:
+        """The numbers of the episodes in each row of a step, in the order in which they are in the row."""
+        return [self.rows.documents(g.epoch, row).tolist() for g in step.groups for row in g.rows.tolist()]
+
+    def with_policy(self, policy: Policy) -> EpisodeFeed:
+        """The same rows in the same order, with the weights of another policy."""
+        config = self.config.replace(policy=policy)
+        return EpisodeFeed(self.split, episode_rows(self.rows.dataset, config), config, replace(self.place, pin=False))
+
+    def announce(self, step: RowStep) -> None:
+        """One line at each epoch's start."""
+        config, rows = self.config, self.rows
+        for _, epoch in step.begun:
+            log.info(
+                "[EpisodeLoader] split=%s epoch=%d episodes=%d batches=%d shuffle=%s drop_last=%s pad_id=%d mask=%s%s",
+                self.split,
+                epoch,
+                rows.episodes,
+                self.steps_per_epoch(epoch),
+                _flag(config.epoch_shuffle),
+                _flag(config.epoch_drop_last),
+                config.pad_token_id,
+                _flag(self.masks),
+                f" packed_rows={rows.rows_of(epoch)}" if config.pack else "",
+            )
+
+
+class GPTEpisodeDataLoader(EpochLoader):
     """Samples whole conversations, never crosses their boundaries, and always returns the same shapes.
 
     `get_batch` gives `(x, y)` or `(x, y, mask)`, each `(batch_size, block_size)`: x and y int64, mask float32
@@ -55,7 +86,7 @@ class GPTEpisodeDataLoader(BatchLoader):
         device: Any = None,
         pack: bool = False,
         packing_strategy: str | None = None,
-        planning: str = Planning.AUTO,
+        planning: str | None = None,
         policy: Policy | str | None = None,
         overflow: str | None = None,
         val: Mapping[str, Any] | None = None,
@@ -82,85 +113,61 @@ class GPTEpisodeDataLoader(BatchLoader):
         - `check`: compare the files of each shard with the hashes of the split's manifest before it is read.
         - `prefetch`: a thread prepares the next batch. `pin_memory`: by default when the device is a GPU.
         """
-        overrides = {
-            "use_loss_mask": use_loss_mask,
-            "batch_sampling_mode": batch_sampling_mode,
-            "epoch_shuffle": epoch_shuffle,
-            "epoch_drop_last": epoch_drop_last,
-            "epoch_seed": epoch_seed,
-            "pad_token_id": pad_token_id,
-            "episode_min_tokens": episode_min_tokens,
-            "overflow": overflow,
-            "val": val,
-        }
-        self.config = as_training_config(config).replace(
-            **{name: value for name, value in overrides.items() if value is not None}
+        settled = episode_config(
+            config,
+            tokenizer,
+            use_loss_mask=use_loss_mask,
+            batch_sampling_mode=batch_sampling_mode,
+            epoch_shuffle=epoch_shuffle,
+            epoch_drop_last=epoch_drop_last,
+            epoch_seed=epoch_seed,
+            pad_token_id=pad_token_id,
+            episode_min_tokens=episode_min_tokens,
+            pack=pack or None,
+            packing_strategy=packing_strategy,
+            planning=planning,
+            policy=policy,
+            overflow=overflow,
+            val=val,
         )
-        policy = self.config.policy if policy is None else policy
-        if policy is not None and use_loss_mask is False:
-            raise ConfigError(f"policy {policy!r} chooses what is trained, but use_loss_mask=False refuses masks")
-        self.rank, self.world_size = rank_and_world(rank, world_size)
-        device = choose_device(device, self.config.device)
-        self.directory = directory_of(dataset_dir, self.config)
-        splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
-        options = {
-            split: episode_options(
-                self.config.for_split(split),
-                tokenizer,
-                rank=self.rank,
-                world_size=self.world_size,
-                policy=policy,
-                pack=pack or self.config.pack,
-                strategy=packing_strategy or self.config.packing_strategy,
-                planning=planning,
-                pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
+        if settled.policy is not None and use_loss_mask is False:
+            raise ConfigError(
+                f"policy {settled.policy!r} chooses what is trained, but use_loss_mask=False refuses masks"
             )
-            for split in splits
+        device = settled.device if device is None else device
+        place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
+        self.directory = directory_of(dataset_dir, settled)
+        configs = {
+            split: settled.for_split(split) for split in SPLITS if split == "train" or (self.directory / split).exists()
         }
-        self.options = options["train"]
-        datasets = {s: EpisodeDataset(self.directory, s, strict=strict, check=check) for s in splits}
-        opened = {split: options[split].rows(dataset, check=check) for split, dataset in datasets.items()}
-        report_opened(opened, self.options, strict=strict)
-        feeds = {split: EpisodeFeed(split, rows, options[split]) for split, rows in opened.items()}
-        super().__init__(feeds, dataset=str(self.directory), device=device, prefetch=prefetch)
-        self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
-        self.pad_token_id = self.options.pad_id
+        datasets = {split: EpisodeDataset(self.directory, split, strict=strict, check=check) for split in configs}
+        opened = {split: episode_rows(datasets[split], own, check=check) for split, own in configs.items()}
+        report_opened(opened, settled, strict=strict)
+        feeds = {split: EpisodeFeed(split, opened[split], own, place) for split, own in configs.items()}
+        super().__init__(feeds, settled, place, dataset=str(self.directory), prefetch=prefetch)
 
     def dataset(self, split: str = "train") -> EpisodeDataset:
         """The dataset that a split is read from."""
-        return self._episode_feed(split).rows.dataset
-
-    def epoch(self, split: str = "train") -> int:
-        """The epoch of the last delivered batch; 0 before the first, and in random mode."""
-        self._feed(split)
-        return int(self._places[split].epoch)
-
-    def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
-        """How many batches an epoch has; packed, that may differ from epoch to epoch."""
-        return self._episode_feed(split).steps_per_epoch(epoch)
-
-    def split_options(self, split: str) -> EpisodeOptions:
-        """The options that a split is read with."""
-        return self._episode_feed(split).options
+        return self.episode_feed(split).rows.dataset
 
     def gives_masks(self, split: str = "train") -> bool:
         """Whether batches say which tokens are trained, from stored masks or a policy; else every token is."""
-        return self._episode_feed(split).masks
+        return self.episode_feed(split).masks
 
     def rows_left_out(self, split: str = "train") -> int:
         """Rows of the present epoch that no rank gets, because they do not fill a global step (`epoch_drop_last`)."""
-        feed, place, epoch = self._episode_feed(split), self._places[split], self.next_epoch(split)
+        feed, place, epoch = self.episode_feed(split), self._places[split], self.next_epoch(split)
         left = feed.rows.rows_of(epoch) - (place.position if epoch == place.epoch else 0)
-        return left % feed.options.share.step if feed.options.drop_last else 0
+        return left % feed.share.step if feed.config.epoch_drop_last else 0
 
     def data_report(self, split: str = "train") -> dict[str, Any]:
         """What of a split is not read: episodes that are too short, and tokens beyond the end of a row."""
-        rows = self._episode_feed(split).rows
+        rows = self.episode_feed(split).rows
         lengths = rows.dataset.lengths
-        short = lengths < self.options.min_tokens
-        lost = rows.long_episodes()
+        short = lengths < self.config.episode_min_tokens
+        lost = report_long_episodes(rows)
         too_long, tokens = (0, 0) if lost is None else (lost.too_long, lost.tokens)
-        dropped = too_long if self.options.overflow is LongEpisodes.DROP else 0
+        dropped = too_long if self.config.overflow is LongEpisodes.DROP else 0
         return {
             "episodes": rows.episodes,
             "episodes_too_short": int(np.count_nonzero(short)),
@@ -168,26 +175,16 @@ class GPTEpisodeDataLoader(BatchLoader):
             "episodes_dropped": dropped,
             "tokens_left_out": tokens + int(lengths[short].sum()),
             "trained_tokens_left_out": 0 if lost is None else lost.trained,
-            "rows_left_out": self.rows_left_out(split) if self.options.sampling is SamplingMode.EPOCH else 0,
+            "rows_left_out": 0 if self.is_endless() else self.rows_left_out(split),
         }
-
-    def __len__(self) -> int:
-        """Batches of this rank in the train epoch that comes next."""
-        if self.options.sampling is not SamplingMode.EPOCH:
-            raise TypeError("batch_sampling_mode is random: the batches never end, so the loader has no length")
-        return self.steps_per_epoch("train", self.next_epoch("train"))
-
-    def __bool__(self) -> bool:
-        """Always true, whatever the length."""
-        return True
 
     def one_pass(self, split: str = "val") -> Iterator[tuple[torch.Tensor, ...]]:
         """The batches of the first epoch of a split, then no more: an evaluation.
 
         It does not move the split: `get_batch` continues as if nothing had been read. Every rank has as many batches.
         """
-        feed = self._episode_feed(split)
-        if feed.options.sampling is not SamplingMode.EPOCH:
+        feed = self.episode_feed(split)
+        if self.is_endless(split):
             raise ConfigError(
                 f"batch_sampling_mode of {split} is random, which has no end: give epoch (for val alone: "
                 'val={"batch_sampling_mode": "epoch"})'
@@ -203,9 +200,7 @@ class GPTEpisodeDataLoader(BatchLoader):
 
         Rows of padding are not there. For a loss that jumps: look at what the batch held.
         """
-        if split not in self._last:
-            raise ConfigError(f"get_batch({split!r}) was not called yet: there is no last batch")
-        return self._episode_feed(split).episodes_of(self._last[split])
+        return self.episode_feed(split).episodes_of(self.last_step(split))
 
     def episodes_in_batch(self, number: int, split: str = "train") -> list[list[int]]:
         """The same for the batch `number` of a split, counted from the first one (0) of epoch 0 on this rank.
@@ -215,62 +210,32 @@ class GPTEpisodeDataLoader(BatchLoader):
         """
         if number < 0:
             raise ConfigError(f"batch {number}: batches are counted from 0")
-        feed = self._episode_feed(split)
+        feed = self.episode_feed(split)
         return feed.episodes_of(feed.step_at(feed.place_of(number)))
 
-    def batches_left(self, split: str = "train", epochs: int = 1) -> int:
-        """Batches of this rank from here to the end of the epoch with number `epochs - 1`; not for random mode."""
-        return self._episode_feed(split).steps_left(self._places[split], epochs)
-
-    def next_epoch(self, split: str = "train") -> int:
-        """The epoch of the batch that comes next: `epoch`, or the one after it where that is used up."""
-        epoch = self.epoch(split)
-        return epoch if self.batches_left(split, epoch + 1) else epoch + 1
-
-    def _episode_feed(self, split: str) -> EpisodeFeed:
+    def episode_feed(self, split: str = "train") -> EpisodeFeed:
+        """The feed of a split."""
         feed = self._feed(split)
         assert isinstance(feed, EpisodeFeed)
         return feed
 
 
-def episode_options(
-    config: TrainingConfig,
-    tokenizer: Any,
-    *,
-    rank: int,
-    world_size: int,
-    policy: Policy | str | None,
-    pack: bool,
-    strategy: str | None,
-    planning: str,
-    pin: bool,
-) -> EpisodeOptions:
-    """Settle every option; a policy asks for masks by itself."""
-    return EpisodeOptions(
-        share=RankShare(batch_size=config.batch_size, rank=rank, world_size=world_size),
-        block_size=config.block_size,
-        sampling=config.sampling_in(DatasetMode.SFT_EPISODE),
-        shuffle=config.epoch_shuffle,
-        drop_last=config.epoch_drop_last,
-        seed=config.epoch_seed,
-        pad_id=_pad_id(config, tokenizer),
-        min_tokens=config.episode_min_tokens,
-        use_mask=config.use_loss_mask or policy is not None,
-        policy=None if policy is None else find_policy(policy),
-        pack=pack,
-        strategy=strategy_named(strategy),
-        planning=member(Planning, "planning", planning),
-        overflow=LongEpisodes.CUT if config.overflow is None else config.overflow,
-        pin=pin,
-    )
+def episode_config(config: Any, tokenizer: Any, **options: Any) -> TrainingConfig:
+    """The config of an episode loader, with every default set; options that are not None replace those of `config`."""
+    if options.get("planning") is not None:
+        options["planning"] = member(Planning, "planning", options["planning"])
+    given = {name: value for name, value in options.items() if value is not None}
+    chosen = as_training_config(config).replace(**given)
+    sampling = chosen.sampling_in(DatasetMode.SFT_EPISODE)
+    return chosen.replace(batch_sampling_mode=sampling, pad_token_id=_pad_id(chosen, tokenizer))
 
 
-def report_opened(opened: dict[str, EpisodeRows], options: EpisodeOptions, *, strict: bool) -> None:
+def report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, strict: bool) -> None:
     """Log each split; warn, or raise, when masks cannot be had and where episodes are longer than a row."""
     problems: list[str] = []
     for split, rows in opened.items():
         dataset = rows.dataset
-        if options.use_mask and rows.weights is Weights.ONES:
+        if config.wants_masks and not rows.has_masks:
             problems.append(dataset.mask_problem or f"{dataset.folder}: there is no mask.bin")
         left_out = len(dataset) - rows.episodes
         log.info(
@@ -279,8 +244,8 @@ def report_opened(opened: dict[str, EpisodeRows], options: EpisodeOptions, *, st
             rows.episodes,
             dataset.tokens,
             len(dataset.shards),
-            flag(dataset.has_masks),
-            (f" shorter_than_{options.min_tokens}={left_out}" if left_out else "")
+            _flag(dataset.has_masks),
+            (f" shorter_than_{config.episode_min_tokens}={left_out}" if left_out else "")
             + (f" planned_rows={rows.rows_of(0)}" if isinstance(rows, PlannedRows) else ""),
         )
     if problems:
@@ -302,3 +267,8 @@ def _pad_id(config: TrainingConfig, tokenizer: Any) -> int:
             + ("" if tokenizer is None else " (this one has none)")
         )
     return eos
+
+
+def _flag(value: bool) -> str:
+    """`true` or `false`, as the log lines have it."""
+    return "true" if value else "false"

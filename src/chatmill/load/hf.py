@@ -14,9 +14,9 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, MissingExtraError, member
 from chatmill.label.policy import Policy
-from chatmill.label.presets import find_policy
+from chatmill.load.config import Planning, TrainingConfig
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
-from chatmill.load.rows import EpisodeRows, PackedEpisodeRows, Planning, packed_rows, strategy_named
+from chatmill.load.rows import EpisodeRows, PackedEpisodeRows, episode_rows
 from chatmill.load.stage import Stage
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, refuse_ids_beyond
@@ -62,20 +62,23 @@ def to_hf_dataset(
         if stored is None:
             raise ConfigError("pack=True needs max_length: the tokens of a packed row")
         max_length = stored.length
-    longest = int(opened.lengths.max())
-    options: dict[str, Any] = {
-        "width": longest if max_length is None else max_length,
-        "min_tokens": episode_min_tokens,
-        "seed": seed,
-        "shuffle": shuffle,
-        "use_mask": True,
-        "policy": None if policy is None else find_policy(policy),
-        "overflow": member(LongEpisodes, "overflow", overflow, BUILDS_HAVE_MORE),
-    }
-    strategy = strategy_named(packing_strategy)
-    rows = (
-        packed_rows(opened, strategy=strategy, planning=wanted, **options) if pack else EpisodeRows(opened, **options)
+    if max_length is not None and max_length < 2:
+        raise ConfigError(f"max_length is {max_length}; a row has 2 tokens or more")
+    width = max(2, int(opened.lengths.max())) if max_length is None else max_length
+    config = TrainingConfig(
+        batch_size=1,
+        block_size=width - 1,
+        epoch_shuffle=shuffle,
+        epoch_seed=seed,
+        use_loss_mask=True,
+        episode_min_tokens=episode_min_tokens,
+        pack=pack,
+        packing_strategy=packing_strategy,
+        planning=wanted,
+        policy=policy,
+        overflow=member(LongEpisodes, "overflow", overflow, BUILDS_HAVE_MORE),
     )
+    rows = episode_rows(opened, config)
     check_long_episodes(rows, opened.folder, "max_length")
     return _dataset(_batches(rows), arrow_file)
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatmill.errors import ConfigError, need
 from chatmill.load.config import TrainingConfig
-from chatmill.load.device import named_device
 from chatmill.load.order import EpochPlace
 from chatmill.load.packed_batch import PackedBatch
-from chatmill.load.prefetch import Prefetcher
+from chatmill.load.placement import Placement
 
 if TYPE_CHECKING:
     import torch
@@ -71,47 +72,84 @@ class BatchLoader:
 
     kind: str
     """The name of this kind of loader in a state."""
+    split_is_folder = True
+    """Whether a split that is missing can be put beside the others, as a folder."""
     keeps: Any = None
     """What must live as long as the loader: the folder of a dataset that was never saved."""
+    _pool: ThreadPoolExecutor | None
+    _ahead: dict[str, tuple[Any, Future[Any]]]
+    """By split, a place and the step that is prepared there; it counts for nothing until it is delivered."""
 
-    def __init__(self, feeds: Mapping[str, SplitFeed], *, dataset: str, device: Any, prefetch: bool) -> None:
+    def __init__(
+        self,
+        feeds: Mapping[str, SplitFeed],
+        config: TrainingConfig,
+        place: Placement,
+        *,
+        dataset: str,
+        prefetch: bool = True,
+    ) -> None:
         """`dataset` names the data in errors."""
         need("torch", "batches of tensors")
+        self.config = config
+        self.batch_size, self.block_size, self.pad_token_id = config.batch_size, config.block_size, config.pad_token_id
+        self.rank, self.world_size, self.device = place.rank, place.world_size, place.device
         self._feeds = dict(feeds)
         self._dataset = dataset
         self._places = {split: feed.begin() for split, feed in self._feeds.items()}
-        self._locks = {split: threading.Lock() for split in self._feeds}
         self._last: dict[str, Any] = {}
         """The step that was delivered last, by split."""
         self._prefetch = prefetch
-        self._ahead = Prefetcher()
         self._worker: tuple[int, int] | None = None
-        self.device = device
+        self._begin_process()
         _register_as_iterable(type(self))
 
     def get_batch(self, split: str = "train") -> tuple[torch.Tensor, ...]:
         """The next batch of a split: this rank's rows of the next global step."""
         feed = self._feed(split)
         place = self._places[split]
-        started = self._ahead.take(split, place)
-        step, tensors = self._prepare(split, place) if started is None else started.result()
+        self._check_process()
+        prepared, started = self._ahead.pop(split, (None, None))
+        if started is not None and prepared == place:
+            step, tensors = started.result()
+        else:
+            step, tensors = self._prepare(split, place)
         self._places[split], self._last[split] = step.after, step
         feed.announce(step)
         if self._prefetch and self._worker is None:
-            self._ahead.start(split, step.after, lambda: self._prepare(split, step.after))
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(1, thread_name_prefix="chatmill-prefetch")
+            self._ahead[split] = (step.after, self._pool.submit(self._prepare, split, step.after))
         return self._to_device(tensors)
+
+    def _begin_process(self) -> None:
+        """Locks and threads belong to a process: a copy in another one, forked or unpickled, begins with its own."""
+        self._process = os.getpid()
+        self._locks = {split: threading.Lock() for split in self._feeds}
+        self._pool, self._ahead = None, {}
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            self._begin_process()
 
     def _prepare(self, split: str, place: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
         feed = self._feeds[split]
+        self._check_process()
         with self._locks[split]:  # a feed lays one batch at a time
             step = feed.step_at(place)
             return step, feed.batch(step)
 
+    def last_step(self, split: str = "train") -> Any:
+        """The step that `get_batch` gave last, as the feed of the split knows it."""
+        if split not in self._last:
+            raise ConfigError(f"get_batch({split!r}) was not called yet: there is no last batch")
+        return self._last[split]
+
     def _feed(self, split: str) -> SplitFeed:
         if split not in self._feeds:
+            way_out = f"; get_batch({split!r}) needs the folder {split}/" if self.split_is_folder else ""
             raise ConfigError(
-                f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._feeds)}); "
-                f"get_batch({split!r}) needs the folder {split}/"
+                f"{self._dataset}: there is no split {split!r} (there is: {', '.join(self._feeds)}){way_out}"
             )
         return self._feeds[split]
 
@@ -121,6 +159,14 @@ class BatchLoader:
         if isinstance(tensors, PackedBatch):
             return tensors.to(self.device, non_blocking=True)
         return tuple(tensor.to(self.device, non_blocking=True) for tensor in tensors)
+
+    def start_of(self, split: str) -> dict[str, Any] | None:
+        """A state with the beginning of one split, which leaves the others where they are; None without that split."""
+        if split not in self._feeds:
+            return None
+        state, feed = self.state_dict(), self._feeds[split]
+        own = {**state["splits"][split], "place": feed.place_to_json(feed.begin())}
+        return {**state, "splits": {split: own}}
 
     def state_dict(self) -> dict[str, Any]:
         """The place of each split, with the fingerprint of its data; plain values that JSON can hold."""
@@ -190,9 +236,8 @@ class BatchLoader:
     def _enter_worker(self, worker: tuple[int, int]) -> None:
         """Take this worker's part; after a resume the state is already that of the worker.
 
-        A forked process inherits locks that may be held, and cannot use CUDA, which pinned memory would.
+        A forked process cannot use CUDA, which pinned memory would.
         """
-        self._locks = {split: threading.Lock() for split in self._feeds}
         for feed in self._feeds.values():
             feed.unpin()
         if self._worker is None:
@@ -210,22 +255,16 @@ class BatchLoader:
 
     def close(self) -> None:
         """End the prefetch thread; the loader can still be used."""
-        self._ahead.close()
+        if self._pool is not None and self._process == os.getpid():
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        self._begin_process()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_locks"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_locks", "_pool", "_ahead")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._locks = {split: threading.Lock() for split in self._feeds}
-
-
-def choose_device(device: Any, configured: str | None) -> Any:
-    """The argument, else the config's device, else the CPU."""
-    chosen = device if device is not None else configured or "cpu"
-    if isinstance(chosen, str) and chosen != "cpu":
-        named_device(chosen, present=False)  # a worker process may not see the GPU that its batches go to
-    return chosen
+        self._begin_process()
 
 
 def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -17,13 +16,9 @@ from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
     from chatmill.load.rows import EpisodeRows
-    from chatmill.store.episode_shard import EpisodeShard
-    from chatmill.store.episodes import EpisodeDataset
 
 log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
-Trains = Callable[["EpisodeShard", Ints, Ints], NDArray[np.bool_]]
-"""Which tokens of episodes are trained: a shard, and the starts and lengths of the episodes in it."""
 TOKENS_AT_A_TIME = 1 << 22
 MOST_COUNTED = 1 << 26
 """Tokens of long episodes that are read to count trained ones; of more, a sample is read: opening stays quick."""
@@ -71,15 +66,17 @@ class LongEpisodesReport:
         )
 
 
-def report_long_episodes(
-    dataset: EpisodeDataset, *, width: int, min_tokens: int, overflow: LongEpisodes, trains: Trains, exact: bool = True
-) -> LongEpisodesReport | None:
-    """Count what is lost; None where every episode fits. Only episodes that are too long are read."""
+def report_long_episodes(rows: EpisodeRows, *, exact: bool = True) -> LongEpisodesReport | None:
+    """What is lost of episodes that are longer than a row; None where every one fits. Only those that do not are read.
+
+    Of many, unless `exact`, trained tokens are counted in a sample.
+    """
+    dataset, width, min_tokens = rows.dataset, rows.width, rows.min_tokens
     lengths = dataset.lengths
     long = np.flatnonzero((lengths > width) & (lengths >= min_tokens))
     if not len(long):
         return None
-    kept = 0 if overflow is LongEpisodes.DROP else width
+    kept = 0 if rows.overflow is LongEpisodes.DROP else width
     counted = long if exact else long[:: -(-int(lengths[long].sum()) // MOST_COUNTED)]
     before = left = 0
     borders = np.searchsorted(counted, dataset.episode_offsets)
@@ -87,7 +84,7 @@ def report_long_episodes(
         _, starts, sizes = dataset.locate(counted[borders[number] : borders[number + 1]])
         for first, last in _groups(sizes):
             chosen = sizes[first:last]
-            trained = trains(dataset.shard(number), starts[first:last], chosen)
+            trained = rows.trains(dataset.shard(number), starts[first:last], chosen)
             offsets = offsets_of(chosen)
             before += int(np.count_nonzero(trained))
             left += int(np.count_nonzero(trained[ranges(offsets[:-1], np.full(len(chosen), kept))]))
@@ -114,7 +111,7 @@ def check_long_episodes(rows: EpisodeRows, where: object, option: str, spare: in
 
     `option` is the name of the length; a row holds `spare` tokens more than it says.
     """
-    lost = rows.long_episodes(exact=False)
+    lost = report_long_episodes(rows, exact=False)
     if lost is None:
         return
     if rows.overflow is LongEpisodes.ERROR:

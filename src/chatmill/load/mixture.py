@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
-from chatmill.load.config import SamplingMode, as_training_config
-from chatmill.load.distributed import rank_and_world
-from chatmill.load.episode_feed import EpisodeOptions, RowBatcher, RowGroup
-from chatmill.load.episodes import episode_options, report_opened
-from chatmill.load.loader import BatchLoader, SplitFeed, choose_device
+from chatmill.load.config import SamplingMode, TrainingConfig
+from chatmill.load.episodes import episode_config, report_opened
+from chatmill.load.feed import RowBatcher, RowGroup, RowStep, order_options
+from chatmill.load.loader import BatchLoader, SplitFeed
 from chatmill.load.order import CHUNK, Draws, EpochPlace, take_rows
-from chatmill.load.rows import EpisodeRows, Planning
+from chatmill.load.placement import Placement, placed
+from chatmill.load.rows import EpisodeRows, episode_rows
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 
@@ -74,16 +74,6 @@ class MixturePlace:
     sources: tuple[EpochPlace, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureStep:
-    """This rank's rows of one global step, by source and epoch."""
-
-    groups: tuple[RowGroup, ...]
-    epochs: tuple[tuple[int, int], ...]
-    """(source, epoch) of every epoch that begins in this global step."""
-    after: MixturePlace
-
-
 class MixtureFeed(SplitFeed):
     """The batches of one split, mixed from several datasets."""
 
@@ -93,16 +83,18 @@ class MixtureFeed(SplitFeed):
         names: Sequence[str],
         rows: Sequence[EpisodeRows],
         weights: Sequence[float],
-        options: EpisodeOptions,
+        config: TrainingConfig,
+        place: Placement,
     ) -> None:
         """Names, rows and weights of the sources, in one order."""
-        self.split, self.names, self.rows, self._options = split, list(names), list(rows), options
+        self.split, self.names, self.rows, self._config = split, list(names), list(rows), config
+        self._share = place.share(config.batch_size)
         self._weights = [float(w) for w in weights]
-        self._batcher = RowBatcher(rows, options)
-        self._which = SourceDraws(options.seed, weights)
-        self._source_seeds = [seed_of_source(options.seed, number) for number in range(len(rows))]
+        self._batcher = RowBatcher(dict(enumerate(rows)), config, pin=place.pin)
+        self._which = SourceDraws(config.epoch_seed, weights)
+        self._source_seeds = [seed_of_source(config.epoch_seed, number) for number in range(len(rows))]
         self._draws: list[Draws] | None = None
-        if options.sampling is SamplingMode.RANDOM:
+        if config.batch_sampling_mode is SamplingMode.RANDOM:
             pairs = zip(self._source_seeds, rows, strict=True)
             self._draws = [Draws(seed, source.rows_of(0)) for seed, source in pairs]
 
@@ -119,15 +111,15 @@ class MixtureFeed(SplitFeed):
             for name, weight, source in zip(self.names, self._weights, self.rows, strict=True)
         }
         seeds = {} if self._draws is None else {"source_seeds": self._source_seeds}
-        return self._options.order() | {"sources": sources} | seeds
+        return order_options(self._config) | {"sources": sources} | seeds
 
     def begin(self) -> MixturePlace:
         """Every source at its first row."""
         return MixturePlace(position=0, sources=tuple(EpochPlace() for _ in self.rows))
 
-    def step_at(self, place: MixturePlace) -> MixtureStep:
+    def step_at(self, place: MixturePlace) -> RowStep:
         """Rows of the whole global step are given to their sources; this rank keeps its own."""
-        share = self._options.share
+        share = self._share
         which = self._which.take(place.position, share.step)
         groups: list[RowGroup] = []
         begun: list[tuple[int, int]] = []
@@ -145,7 +137,7 @@ class MixtureFeed(SplitFeed):
                     groups.append(RowGroup(source=source, epoch=epoch, rows=rows[chosen], slots=mine[chosen]))
                 done += len(rows)
         after_all = MixturePlace(position=place.position + share.step, sources=tuple(after))
-        return MixtureStep(groups=tuple(groups), epochs=tuple(begun), after=after_all)
+        return RowStep(groups=tuple(groups), begun=tuple(begun), after=after_all)
 
     def _take(self, source: int, at: EpochPlace, count: int) -> tuple[list[tuple[int, int, Ints]], EpochPlace]:
         """The next rows of a source as (epoch, first position, rows); its own epochs follow one another."""
@@ -155,17 +147,17 @@ class MixtureFeed(SplitFeed):
         pieces, end = take_rows(at, self.rows[source].rows_of, count)
         return [(e, first, self.rows[source].select(e, first, number)) for e, first, number in pieces], end
 
-    def batch(self, step: MixtureStep) -> tuple[torch.Tensor, ...]:
+    def batch(self, step: RowStep) -> tuple[torch.Tensor, ...]:
         """The tensors of a step; a mixture has no rows of padding."""
-        return self._batcher.batch(step.groups, self._options.share.batch_size)
+        return self._batcher.batch(step.groups)
 
     def unpin(self) -> None:
         """From now on make batches in ordinary memory."""
         self._batcher.stage.pin = False
 
-    def announce(self, step: MixtureStep) -> None:
+    def announce(self, step: RowStep) -> None:
         """One line when a source begins an epoch."""
-        for source, epoch in step.epochs:
+        for source, epoch in step.begun:
             log.info(
                 "[EpisodeLoader] split=%s source=%s epoch=%d episodes=%d",
                 self.split,
@@ -204,7 +196,7 @@ class MixtureLoader(BatchLoader):
         device: Any = None,
         pack: bool = False,
         packing_strategy: str | None = None,
-        planning: str = Planning.AUTO,
+        planning: str | None = None,
         policy: Policy | str | None = None,
         overflow: str | None = None,
         strict: bool = False,
@@ -218,40 +210,36 @@ class MixtureLoader(BatchLoader):
 
         The other options are those of `GPTEpisodeDataLoader`.
         """
-        self.config = as_training_config(config).replace(**({} if overflow is None else {"overflow": overflow}))
-        self.sources = _checked_sources(datasets)
-        self.rank, self.world_size = rank_and_world(rank, world_size)
-        device = choose_device(device, self.config.device)
-        self.options = episode_options(
-            self.config,
+        settled = episode_config(
+            config,
             tokenizer,
-            rank=self.rank,
-            world_size=self.world_size,
-            policy=self.config.policy if policy is None else policy,
-            pack=pack or self.config.pack,
-            strategy=packing_strategy or self.config.packing_strategy,
+            pack=pack or None,
+            packing_strategy=packing_strategy,
             planning=planning,
-            pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
+            policy=policy,
+            overflow=overflow,
         )
+        self.sources = _checked_sources(datasets)
+        device = settled.device if device is None else device
+        place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
         opened = {
-            (split, source.name): self.options.rows(
-                EpisodeDataset(source.directory, split, strict=strict, check=check), check=check
+            (split, source.name): episode_rows(
+                EpisodeDataset(source.directory, split, strict=strict, check=check), settled, check=check
             )
             for split in SPLITS
             for source in self.sources
             if split == "train" or (source.directory / split).exists()
         }
-        report_opened({f"{s} source={n}": rows for (s, n), rows in opened.items()}, self.options, strict=strict)
+        report_opened({f"{s} source={n}": rows for (s, n), rows in opened.items()}, settled, strict=strict)
         feeds: dict[str, MixtureFeed] = {}
         for split in SPLITS:
             there = [source for source in self.sources if (split, source.name) in opened]
             if there:
                 rows = [opened[split, source.name] for source in there]
                 names, weights = [source.name for source in there], [source.weight for source in there]
-                feeds[split] = MixtureFeed(split, names, rows, weights, self.options)
-        super().__init__(feeds, dataset=", ".join(s.name for s in self.sources), device=device, prefetch=prefetch)
-        self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
-        self.pad_token_id = self.options.pad_id
+                feeds[split] = MixtureFeed(split, names, rows, weights, settled, place)
+        all_names = ", ".join(source.name for source in self.sources)
+        super().__init__(feeds, settled, place, dataset=all_names, prefetch=prefetch)
 
 
 def _checked_sources(datasets: Mapping[str | Path, float] | Sequence[MixtureSource]) -> list[MixtureSource]:

@@ -1,4 +1,7 @@
-"""Checks of options: each gives a value in the type of its option, or an error that says what is allowed."""
+"""Checks of options: each gives a value in the type of its option, or an error that says what is allowed.
+
+The type of a field carries its check: `batch_size: Annotated[int, Number(least=1, whole=True)]`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 from chatmill.errors import ConfigError
+from chatmill.load.order import MAX_SEED
 
 SPEC_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 """Texts that mean a flag in the XML of the loaders."""
@@ -113,9 +117,21 @@ class Flag(Check):
         return "true, false" if self.words is SPEC_FLAGS else ", ".join(filter(None, self.words))
 
 
-LOOSE_FLAG = Flag(words=LOOSE_FLAGS)
+Count = Annotated[int, Number(least=1, whole=True)]
+OptionalCount = Annotated[int | None, Number(least=1, whole=True, optional=True)]
+Seed = Annotated[int, Number(most=MAX_SEED, whole=True)]
+TokenId = Annotated[int | None, Number(most=2**32 - 1, whole=True, optional=True)]
+OptionalText = Annotated[str | None, Check(optional=True)]
+LooseFlag = Annotated[bool, Flag(words=LOOSE_FLAGS)]
+OptionalLooseFlag = Annotated[bool | None, Flag(words=LOOSE_FLAGS, optional=True)]
+
+
+def checks_of(options: type) -> dict[str, Check]:
+    """The checks that the types of a class's fields carry, by name."""
+    hints = get_type_hints(options, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
 
 def as_flag(name: str, value: Any) -> bool:
     """A flag, or text that means one (an empty text is false)."""
-    return bool(LOOSE_FLAG(name, value, text=True))
+    return bool(Flag(words=LOOSE_FLAGS)(name, value, text=True))

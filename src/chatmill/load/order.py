@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from chatmill.errors import ConfigError
 CHUNK = 65_536
 """Draws per chunk; chunk j has the seed `seed + j`."""
 MAX_SEED = 2**32 - 1
+ValueT = TypeVar("ValueT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,3 +157,27 @@ def take_rows(
         place = EpochPlace(epoch=place.epoch, position=place.position + number)
         count -= number
     return pieces, place
+
+
+class Recent(Generic[ValueT]):
+    """The values of the last two epochs asked for; they are large, and steps ask for one or two of them."""
+
+    def __init__(self, make: Callable[[int], ValueT]) -> None:
+        self._make = make
+        self._kept: tuple[tuple[int, ValueT], ...] = ()
+
+    def get(self, epoch: int) -> ValueT:
+        """Made when needed; safe for two threads, because what is kept is replaced as a whole."""
+        for known, value in self._kept:
+            if known == epoch:
+                return value
+        made = self._make(epoch)
+        self._kept = ((epoch, made), *self._kept[:1])
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process makes its own."""
+        return {"_make": self._make, "_kept": ()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)

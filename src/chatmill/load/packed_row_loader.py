@@ -9,26 +9,76 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.shift import IGNORE_INDEX, model_inputs, next_token
-from chatmill.errors import ConfigError, DataError, need
-from chatmill.load.distributed import rank_and_world
-from chatmill.load.order import EpochPlace, RankShare, epoch_order, epoch_step, steps_per_epoch
-from chatmill.load.packed_batch import PackedBatch
+from chatmill.errors import DataError
+from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig
+from chatmill.load.feed import EpochLoader, RowFeed, Rows
+from chatmill.load.placement import placed
+from chatmill.load.stage import Laid, Stage
 
-STATE_VERSION = 1
+Ints = NDArray[np.int64]
 
 
-class PackedRowLoader:
+class MemoryRows(Rows):
+    """Packed rows in memory; the first token of a document is never a target."""
+
+    has_masks = True
+    ignores_untrained = True
+    weight_dtype = np.dtype(np.float32)
+
+    def __init__(
+        self, name: str, rows: list[Ints], starts: list[Ints], weights: Sequence[NDArray[Any]] | None, **options: Any
+    ) -> None:
+        """`weights` are token-aligned; None: every token counts. `options` as for `Rows`."""
+        super().__init__(name, **options)
+        self._rows, self._starts, self._weights = rows, starts, weights
+        self.most_documents = max(map(len, starts))
+        digest = hashlib.sha256(np.array([len(row) for row in rows], dtype=np.int64).tobytes())
+        for column in (rows, starts, weights or ()):
+            for row in column:
+                digest.update(np.ascontiguousarray(row).data)
+        self._fingerprint = digest.hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of rows, starts and weights."""
+        return self._fingerprint
+
+    @property
+    def order_facts(self) -> dict[str, Any]:
+        """The fingerprint says it all."""
+        return {}
+
+    def rows_of(self, epoch: int) -> int:
+        """All of them, whatever the epoch."""
+        return len(self._rows)
+
+    def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
+        """Copy rows into their slots."""
+        assert stage.weights is not None
+        starts: list[Ints] = [np.empty(0, dtype=np.int64)]
+        lengths = starts.copy()
+        for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
+            ids, own = self._rows[row], self._starts[row]
+            stage.ids[slot, : len(ids)] = ids
+            stage.weights[slot, : len(ids)] = 1 if self._weights is None else self._weights[row]
+            stage.weights[slot, own] = 0  # the token before belongs to another document
+            starts.append(own)
+            lengths.append(np.diff(own, append=len(ids)))
+        counts = [len(own) for own in starts[1:]]
+        return Laid(slots=np.repeat(slots, counts), starts=np.concatenate(starts), lengths=np.concatenate(lengths))
+
+
+class PackedRowLoader(EpochLoader):
     """`PackedBatch`es of rows in memory: every token but the first of a document is a target.
 
     Epoch e has the order `RandomState(seed + e).permutation(rows)` (with `shuffle`). The last batch of an epoch is
-    filled up with empty rows. The state is the global position, as of the other loaders.
+    filled up with empty rows. Targets that are not trained are -100.
     """
 
-    ends = False
-    """Whether there is one pass, after which `get_batch` raises `StopIteration`."""
+    kind = "packed_rows"
     data = "packed rows"
     """What errors call the rows."""
+    split_is_folder = False
 
     def __init__(
         self,
@@ -51,103 +101,32 @@ class PackedRowLoader:
         `weights` are token-aligned, in place of training every token. `width`: tokens of a row, padding included
         (default: those of the longest).
         """
-        need("torch", "batches of tensors")
-        if batch_size < 1:
-            raise ConfigError(f"batch_size is {batch_size}; it must be 1 or more")
         if not len(input_ids):
             raise DataError("there are no packed rows: were all texts left out (min_len, max_len)?")
-        self.batch_size, self.pad_id, self.shuffle, self.seed, self.split = batch_size, pad_id, shuffle, seed, split
-        self.rank, self.world_size = rank_and_world(rank, world_size)
-        self._share = RankShare(batch_size=batch_size, rank=self.rank, world_size=self.world_size)
-        self._rows = [np.asarray(row, dtype=np.int64) for row in input_ids]
-        self._starts = [np.asarray(starts, dtype=np.int64) for starts in document_starts]
-        self._weights = weights
-        lengths = np.array([len(row) for row in self._rows], dtype=np.int64)
-        self._width = int(lengths.max()) if width is None else width
-        if self._width < 2:
+        rows = [np.asarray(row, dtype=np.int64) for row in input_ids]
+        starts = [np.asarray(row, dtype=np.int64) for row in document_starts]
+        width = max(map(len, rows)) if width is None else width
+        if width < 2:
             raise DataError("no packed row has 2 tokens: there is nothing to predict")
-        self._most = max(len(starts) for starts in self._starts)
-        self._place = EpochPlace()
+        config = TrainingConfig(
+            batch_size=batch_size,
+            block_size=width - 1,
+            dataset_mode=DatasetMode.SFT_EPISODE,
+            batch_sampling_mode=SamplingMode.EPOCH,
+            epoch_shuffle=shuffle,
+            epoch_drop_last=False,
+            epoch_seed=seed,
+            use_loss_mask=True,
+            pad_token_id=pad_id,
+            pack=True,
+        )
+        place = placed(rank=rank, world_size=world_size)
+        source = MemoryRows(self.data, rows, starts, weights, width=width, seed=seed, shuffle=shuffle)
+        feeds = {split: RowFeed(split, source, config, place)}
+        super().__init__(feeds, config, place, dataset=self.data, prefetch=False)
+        self.split = split
         self._report = dict(report or {})
-        digest = hashlib.sha256(lengths.tobytes())
-        for column in (self._rows, self._starts, weights or ()):
-            for row in column:
-                digest.update(np.ascontiguousarray(row).data)
-        self.fingerprint = digest.hexdigest()
-
-    def __len__(self) -> int:
-        """Batches of each rank in an epoch."""
-        return self.steps_per_epoch()
-
-    def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
-        """Batches of each rank in an epoch; all epochs have as many."""
-        return steps_per_epoch(len(self._rows), self._share, drop_last=False)
-
-    def next_epoch(self, split: str = "train") -> int:
-        """The epoch of the batch that comes next."""
-        return self._place.epoch + int(self._place.position >= len(self._rows))
-
-    def batches_left(self, split: str = "train", epochs: int = 1) -> int:
-        """Batches of this rank from here to the end of the epoch with number `epochs - 1`."""
-        if self._place.epoch >= epochs:
-            return 0
-        left = max(0, len(self._rows) - self._place.position)
-        here = steps_per_epoch(left, self._share, drop_last=False)
-        return here + (epochs - 1 - self._place.epoch) * self.steps_per_epoch()
 
     def data_report(self) -> dict[str, Any]:
         """What packing cut and left out."""
         return dict(self._report)
-
-    def get_batch(self, split: str = "train") -> PackedBatch:
-        """This rank's rows of the next global step."""
-        if split != self.split:
-            raise ConfigError(f"these {self.data} are the split {self.split!r}; there is no {split!r}")
-        rows = len(self._rows)
-        if self.ends and self._place.position >= rows:
-            raise StopIteration
-        step = epoch_step(self._place, lambda epoch: rows, self._share, drop_last=False, what=self.data)
-        order = epoch_order(self.seed, step.epoch, rows, shuffle=self.shuffle)
-        self._place = step.after
-        return self._batch(order[step.first : step.first + step.real])
-
-    def _batch(self, rows: NDArray[np.int64]) -> PackedBatch:
-        import torch
-
-        ids = np.full((self.batch_size, self._width), self.pad_id, dtype=np.int64)
-        trained = np.zeros((self.batch_size, self._width), dtype=np.float32)
-        starts = np.full((self.batch_size, self._most), -1, dtype=np.int64)
-        starts[:, 0] = 0
-        tokens = np.zeros(self.batch_size, dtype=np.int64)
-        for slot, row in enumerate(rows.tolist()):
-            count = len(self._rows[row])
-            ids[slot, :count] = self._rows[row]
-            trained[slot, :count] = 1 if self._weights is None else self._weights[row]
-            trained[slot, self._starts[row]] = 0  # the token before belongs to another document
-            inside = self._starts[row][self._starts[row] < self._width - 1]
-            starts[slot, : len(inside)] = inside
-            tokens[slot] = min(count, self._width - 1)
-        mask = next_token(trained)
-        targets = np.where(mask != 0, next_token(ids), IGNORE_INDEX)
-        arrays = (model_inputs(ids), targets, mask, starts)
-        return PackedBatch.of(tuple(torch.from_numpy(np.ascontiguousarray(one)) for one in arrays), tokens)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Epoch, and rows of it that were given over all ranks."""
-        return {
-            "version": STATE_VERSION,
-            "fingerprint": self.fingerprint,
-            "order": {"shuffle": self.shuffle, "seed": self.seed},
-            "epoch": self._place.epoch,
-            "position": self._place.position,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on, with any number of ranks; other rows or another order are refused."""
-        own = self.state_dict()
-        for name in ("version", "fingerprint", "order"):
-            if state.get(name) != own[name]:
-                raise ConfigError(
-                    f"the state belongs to other {self.data}: its {name} is {state.get(name)!r}, not {own[name]!r}"
-                )
-        self._place = EpochPlace(epoch=int(state["epoch"]), position=int(state["position"]))

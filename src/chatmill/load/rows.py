@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +11,12 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, member
 from chatmill.label.policy import Policy
-from chatmill.load.long_episodes import LongEpisodes, LongEpisodesReport, report_long_episodes
-from chatmill.load.order import epoch_order, random_state
-from chatmill.load.stage import Stage
+from chatmill.label.presets import find_policy
+from chatmill.load.config import Planning, TrainingConfig
+from chatmill.load.feed import Rows
+from chatmill.load.long_episodes import LongEpisodes
+from chatmill.load.order import Recent, epoch_order, random_state
+from chatmill.load.stage import Laid, Stage
 from chatmill.pack.plan import Plan, Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
@@ -24,72 +24,27 @@ from chatmill.store.pack_plan import PackPlan, read_pack_plan
 
 log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
-ValueT = TypeVar("ValueT")
 
 
-class Weights(StrEnum):
-    """Where the weights of a row come from."""
-
-    POLICY = "policy"
-    """Computed from the stored kinds."""
-    MASK = "mask"
-    """Stored in the dataset."""
-    ONES = "ones"
-    """Every token counts: only packed rows, which always come with a mask, lay these."""
-
-
-class Planning(StrEnum):
-    """Where packed rows come from."""
-
-    AUTO = "auto"
-    """The plan beside the episodes where it has rows of this size and strategy; else as `EPOCH`."""
-    EPOCH = "epoch"
-    """Planned from the lengths of the episodes, anew for each epoch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Laid:
-    """The documents that were laid into a stage; those of one row follow each other."""
-
-    slots: Ints
-    """The row of the stage that holds each document."""
-    starts: Ints
-    """Where it starts in its row, in tokens."""
-    lengths: Ints
-    """How many of its tokens were laid."""
-
-
-class EpisodeRows:
+class EpisodeRows(Rows):
     """One episode per row: its first `width` tokens, and their weights."""
 
-    def __init__(
-        self,
-        dataset: EpisodeDataset,
-        *,
-        width: int,
-        min_tokens: int,
-        seed: int,
-        shuffle: bool,
-        use_mask: bool,
-        policy: Policy | None,
-        overflow: LongEpisodes = LongEpisodes.CUT,
-    ) -> None:
-        """Episodes shorter than `min_tokens` are left out; `width` is block_size + 1.
+    def __init__(self, dataset: EpisodeDataset, config: TrainingConfig) -> None:
+        """Episodes shorter than `episode_min_tokens` are left out.
 
-        With a policy the weights come from the stored kinds; else, with `use_mask`, from the stored masks. `overflow`
-        says what becomes of episodes that are longer than `width`; the caller refuses them (`long_episodes`).
+        With a policy the weights come from the stored kinds; else, with `use_loss_mask`, from the stored masks.
+        `overflow` says what becomes of episodes longer than a row; the caller refuses them (`check_long_episodes`).
         """
-        if policy is not None:
-            _refuse_unfit_policy(dataset, policy)
-        self.dataset, self.width, self.seed, self.shuffle = dataset, width, seed, shuffle
-        self.min_tokens, self.overflow = min_tokens, overflow
-        self._long: tuple[LongEpisodesReport | None] | tuple[()] = ()
-        self._policy = policy
-        stored = Weights.MASK if use_mask and dataset.has_masks else Weights.ONES
-        self.weights = stored if policy is None else Weights.POLICY
+        self._policy = None if config.policy is None else find_policy(config.policy)
+        if self._policy is not None:
+            _refuse_unfit_policy(dataset, self._policy)
+        width, min_tokens = config.block_size + 1, config.episode_min_tokens
+        super().__init__(str(dataset.folder), width=width, seed=config.epoch_seed, shuffle=config.epoch_shuffle)
+        self.dataset, self.min_tokens, self.overflow = dataset, min_tokens, config.overflow or LongEpisodes.CUT
+        self.has_masks = self._policy is not None or (config.use_loss_mask and dataset.has_masks)
         lengths = dataset.lengths
         valid = lengths >= min_tokens
-        if overflow is LongEpisodes.DROP:
+        if self.overflow is LongEpisodes.DROP:
             valid &= lengths <= width
         self.episodes = int(np.count_nonzero(valid))
         """Episodes that are read."""
@@ -104,38 +59,35 @@ class EpisodeRows:
                 f"{min_tokens} tokens (the longest has {int(lengths.max())})"
             )
         self._valid: Ints | None = None if self.episodes == len(dataset) else np.flatnonzero(valid)
-        self._orders: _Recent[Ints] = _Recent(self._order)
 
-    def long_episodes(self, *, exact: bool = True) -> LongEpisodesReport | None:
-        """What is lost of episodes that are longer than a row; of many, unless `exact`, counted in a sample."""
-        known = self._long[0] if self._long else None
-        if not self._long or (exact and known is not None and known.counted < known.too_long):
-            found = report_long_episodes(
-                self.dataset,
-                width=self.width,
-                min_tokens=self.min_tokens,
-                overflow=self.overflow,
-                trains=self._trains,
-                exact=exact,
-            )
-            self._long = (found,)
-        return self._long[0]
-
-    def _trains(self, shard: EpisodeShard, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
+    def trains(self, shard: EpisodeShard, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
         """Which tokens of whole episodes of one shard are trained."""
+        weights, begins = self._weights(shard, starts.tolist(), lengths)
+        return weights[ranges(np.array(begins, dtype=np.int64), lengths)] > 0
+
+    def _weights(self, shard: EpisodeShard, starts: list[int], lengths: Ints) -> tuple[NDArray[Any], list[int]]:
+        """Values that hold the weights of whole episodes of one shard, and where in them those of each begin."""
         if self._policy is not None:
-            return _policy_weights(self._policy, shard.column("kinds"), starts.tolist(), lengths)[0] > 0
-        if self.weights is Weights.MASK:
-            return shard.mask[ranges(starts, lengths)] > 0
-        return np.ones(int(lengths.sum()), dtype=np.bool_)
+            offsets = offsets_of(lengths)
+            kinds = shard.column("kinds")
+            pieces = [kinds[start : start + length] for start, length in zip(starts, lengths.tolist(), strict=True)]
+            return self._policy.token_weights(np.concatenate(pieces), offsets), offsets[:-1].tolist()
+        if self.has_masks:
+            return shard.mask, starts
+        return np.ones(int(lengths.max(initial=0)), dtype=np.uint8), [0] * len(starts)
 
     @property
     def weight_dtype(self) -> np.dtype[Any]:
         """The type in which weights are laid: uint8 unless a policy or a shard has fractions."""
         whole = all(shard.mask_dtype == np.uint8 for shard in self.dataset.shards)
-        if self.weights is Weights.POLICY or (self.weights is Weights.MASK and not whole):
+        if self._policy is not None or (self.has_masks and not whole):
             return np.dtype(np.float32)
         return np.dtype(np.uint8)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the dataset's files."""
+        return self.dataset.fingerprint
 
     @property
     def order_facts(self) -> dict[str, Any]:
@@ -145,13 +97,6 @@ class EpisodeRows:
     def rows_of(self, epoch: int) -> int:
         """Rows of an epoch: here the episodes, whatever the epoch."""
         return self.episodes
-
-    def select(self, epoch: int, first: int, count: int) -> Ints:
-        """Rows `first` up to `first + count - 1` in the order of an epoch."""
-        return self._orders.get(epoch)[first : first + count]
-
-    def _order(self, epoch: int) -> Ints:
-        return epoch_order(self.seed, epoch, self.episodes, shuffle=self.shuffle)
 
     def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
         """Lay rows into the given slots of a stage."""
@@ -179,15 +124,9 @@ class EpisodeRows:
             shard = self.dataset.shard(number)
             span = starts[mine].tolist(), used[mine].tolist(), places[mine].tolist()
             stage.lay_ids(shard.token_ids, *span)
-            if stage.weights is None:
-                continue
-            if self._policy is not None:
-                weights, begins = _policy_weights(self._policy, shard.column("kinds"), span[0], lengths[mine])
+            if stage.weights is not None:
+                weights, begins = self._weights(shard, span[0], lengths[mine])
                 stage.lay_weights(weights, begins, *span[1:])
-            elif self.weights is Weights.MASK:
-                stage.lay_weights(shard.mask, *span)
-            else:
-                stage.lay_weights(np.ones(self.width, dtype=np.uint8), [0] * len(span[0]), *span[1:])
         return used
 
 
@@ -197,16 +136,16 @@ class PackedEpisodeRows(EpisodeRows):
     The plan of epoch e depends on lengths, width and `seed + e` alone: it is the same on every rank.
     """
 
-    def __init__(self, dataset: EpisodeDataset, *, strategy: Strategy, **options: Any) -> None:
-        """`options` as for `EpisodeRows`; episodes longer than a row give their first `width` tokens."""
-        super().__init__(dataset, **options)
+    def __init__(self, dataset: EpisodeDataset, config: TrainingConfig, strategy: Strategy) -> None:
+        """Episodes longer than a row give their first `width` tokens."""
+        super().__init__(dataset, config)
         self.strategy = strategy
         lengths = dataset.lengths if self._valid is None else dataset.lengths[self._valid]
         self._lengths: Ints = np.minimum(lengths, self.width)
         shortest = np.sort(self._lengths)[: self.width]
         self.most_documents = int(np.searchsorted(np.cumsum(shortest), self.width, side="right"))
         """No row of any epoch holds more documents than this."""
-        self._plans: _Recent[tuple[Plan, Ints, Ints]] = _Recent(self._plan)
+        self._plans: Recent[tuple[Plan, Ints, Ints]] = Recent(self._plan)
 
     def _plan(self, epoch: int) -> tuple[Plan, Ints, Ints]:
         """The plan over the epoch's order, that order, and the order of its rows."""
@@ -250,9 +189,9 @@ class PackedEpisodeRows(EpisodeRows):
 class PlannedRows(PackedEpisodeRows):
     """The rows of the plan beside the episodes: nothing is planned, and epochs differ in the order of rows alone."""
 
-    def __init__(self, dataset: EpisodeDataset, *, stored: PackPlan, **options: Any) -> None:
-        """`options` as for `EpisodeRows`. Episodes that are too short leave gaps; a row without any other goes."""
-        super().__init__(dataset, strategy=member(Strategy, "packing strategy", stored.strategy), **options)
+    def __init__(self, dataset: EpisodeDataset, config: TrainingConfig, stored: PackPlan) -> None:
+        """Episodes that are too short leave gaps; a row without any other goes."""
+        super().__init__(dataset, config, member(Strategy, "packing strategy", stored.strategy))
         self._fingerprint = stored.fingerprint
         order, borders = stored.order, stored.row_offsets
         if self._valid is not None:
@@ -281,23 +220,21 @@ class PlannedRows(PackedEpisodeRows):
         return self._made, self._identity, rows
 
 
-def packed_rows(
-    dataset: EpisodeDataset,
-    *,
-    width: int,
-    strategy: Strategy | None,
-    planning: Planning,
-    check: bool = False,
-    **options: Any,
-) -> PackedEpisodeRows:
-    """Packed rows by the plan beside the episodes, or planned here; `strategy` None takes the plan's, else best_fit.
+def episode_rows(dataset: EpisodeDataset, config: TrainingConfig, *, check: bool = False) -> EpisodeRows:
+    """The rows of a split: one episode each, packed by the plan beside the episodes, or packed here.
 
-    A plan is used where its rows fill `width` tokens, or all but one: the last place of a row is a target only.
+    A plan is used where it has the strategy that is asked for, if any, and its rows fill `block_size + 1` tokens, or
+    all but one: the last place of a row is a target only. `check` compares it with its hashes.
     """
-    stored = None if planning is Planning.EPOCH else read_pack_plan(dataset.folder, dataset.lengths, check=check)
+    if not config.pack:
+        return EpisodeRows(dataset, config)
+    width, strategy = config.block_size + 1, config.packing_strategy
+    chosen = Strategy.BEST_FIT if strategy is None else member(Strategy, "packing strategy", strategy)
+    planned = config.planning is Planning.AUTO
+    stored = read_pack_plan(dataset.folder, dataset.lengths, check=check) if planned else None
     if stored is not None:
         if width - stored.length in (0, 1) and strategy in (None, stored.strategy):
-            return PlannedRows(dataset, stored=stored, width=width, **options)
+            return PlannedRows(dataset, config, stored)
         log.warning(
             "%s: packed anew: its plan has rows of %d tokens by %s; rows of %d (block_size + 1) by %s are asked for",
             dataset.folder,
@@ -306,45 +243,7 @@ def packed_rows(
             width,
             strategy or "any strategy",
         )
-    return PackedEpisodeRows(dataset, strategy=strategy or Strategy.BEST_FIT, width=width, **options)
-
-
-class _Recent(Generic[ValueT]):
-    """The values of the last two epochs asked for; they are large, and steps ask for one or two of them."""
-
-    def __init__(self, make: Callable[[int], ValueT]) -> None:
-        self._make = make
-        self._kept: tuple[tuple[int, ValueT], ...] = ()
-
-    def get(self, epoch: int) -> ValueT:
-        """Made when needed; safe for two threads, because what is kept is replaced as a whole."""
-        for known, value in self._kept:
-            if known == epoch:
-                return value
-        made = self._make(epoch)
-        self._kept = ((epoch, made), *self._kept[:1])
-        return made
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Another process makes its own."""
-        return {"_make": self._make, "_kept": ()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
-
-def strategy_named(name: str | None) -> Strategy | None:
-    """A packing strategy by name; None for None."""
-    return None if name is None else member(Strategy, "packing strategy", name)
-
-
-def _policy_weights(
-    policy: Policy, kinds: NDArray[np.uint8], starts: list[int], lengths: Ints
-) -> tuple[NDArray[np.float32], list[int]]:
-    """Weights of whole episodes, one after the other, and where each begins; a policy may look at all turns."""
-    offsets = offsets_of(lengths)
-    pieces = [kinds[start : start + length] for start, length in zip(starts, lengths.tolist(), strict=True)]
-    return policy.token_weights(np.concatenate(pieces), offsets), offsets[:-1].tolist()
+    return PackedEpisodeRows(dataset, config, chosen)
 
 
 def _refuse_unfit_policy(dataset: EpisodeDataset, policy: Policy) -> None:

@@ -6,6 +6,7 @@ int64 and float32 and the shift then happen once for the whole batch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,18 @@ from chatmill.core.shift import IGNORE_INDEX, model_inputs, next_token
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laid:
+    """The documents that were laid into a stage; those of one row follow each other."""
+
+    slots: NDArray[np.int64]
+    """The row of the stage that holds each document."""
+    starts: NDArray[np.int64]
+    """Where it starts in its row, in tokens."""
+    lengths: NDArray[np.int64]
+    """How many of its tokens were laid."""
 
 
 class Stage:

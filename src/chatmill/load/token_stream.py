@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,49 +12,30 @@ from numpy.typing import NDArray
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.load.config import DatasetMode, SamplingMode, as_training_config
-from chatmill.load.distributed import rank_and_world
-from chatmill.load.loader import BatchLoader, SplitFeed, choose_device, directory_of
-from chatmill.load.order import Draws, EpochPlace, RankShare
-from chatmill.load.stage import Stage
+from chatmill.load.feed import RowFeed, Rows
+from chatmill.load.loader import BatchLoader, directory_of
+from chatmill.load.placement import placed
+from chatmill.load.stage import Laid, Stage
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.token_files import TokenFiles
 
-if TYPE_CHECKING:
-    import torch
-
 log = logging.getLogger(__name__)
+Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowStep:
-    """This rank's windows of one global step, as numbers over all windows of the split."""
+class WindowRows(Rows):
+    """The windows of block_size + 1 tokens of one split, numbered over all shards."""
 
-    windows: NDArray[np.int64]
-    after: EpochPlace
-
-
-class WindowFeed(SplitFeed):
-    """The batches of one split: windows of block_size + 1 tokens, every one of the split equally likely."""
-
-    def __init__(
-        self, files: TokenFiles, share: RankShare, block_size: int, *, seed: int, use_mask: bool, pin: bool
-    ) -> None:
+    def __init__(self, files: TokenFiles, *, width: int, seed: int) -> None:
         """Count the windows of each shard; a split without any is an error."""
-        self._files, self._share, self._block, self._seed = files, share, block_size, seed
-        self._offsets = offsets_of(np.maximum(files.tokens - block_size, 0))
+        super().__init__(str(files.folder), width=width, seed=seed, shuffle=True)
+        self._files, self.has_masks = files, files.mask_dtype is not None
+        self._offsets = offsets_of(np.maximum(files.tokens - width + 1, 0))
         if not self._offsets[-1]:
             raise FormatError(
-                f"{files.folder}: no window of block_size + 1 = {block_size + 1} tokens fits: the largest of its "
+                f"{files.folder}: no window of block_size + 1 = {width} tokens fits: the largest of its "
                 f"{len(files.shards)} shards has {int(files.tokens.max(initial=0)):,} tokens"
             )
-        self._draws = Draws(seed, self.windows)
-        dtype = files.mask_dtype if use_mask else None
-        self._stage = Stage(share.batch_size, block_size, pad_id=0, weights=dtype, pin=pin)
-
-    @property
-    def windows(self) -> int:
-        """Windows in all shards."""
-        return int(self._offsets[-1])
 
     @property
     def fingerprint(self) -> str:
@@ -63,35 +43,33 @@ class WindowFeed(SplitFeed):
         return self._files.fingerprint
 
     @property
-    def order(self) -> dict[str, Any]:
-        """What gives a position its meaning."""
-        return {"epoch_seed": self._seed, "windows": self.windows}
+    def order_facts(self) -> dict[str, Any]:
+        """Another number of windows would have other draws."""
+        return {"windows": self.rows_of(0)}
 
-    def step_at(self, place: EpochPlace) -> WindowStep:
-        """The draws of this rank at a position."""
-        share = self._share
-        windows = self._draws.take(place.position + share.first, share.batch_size)
-        return WindowStep(windows=windows, after=EpochPlace(position=place.position + share.step))
+    @property
+    def weight_dtype(self) -> np.dtype[Any]:
+        """That of the mask files."""
+        return np.dtype(self._files.mask_dtype or np.uint8)
 
-    def batch(self, step: WindowStep) -> tuple[torch.Tensor, ...]:
-        """`(x, y)` or `(x, y, mask)`."""
-        stage = self._stage
-        numbers = np.searchsorted(self._offsets, step.windows, side="right") - 1
-        starts = step.windows - self._offsets[numbers]
-        places = np.arange(len(numbers)) * stage.width
+    def rows_of(self, epoch: int) -> int:
+        """Windows in all shards."""
+        return int(self._offsets[-1])
+
+    def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
+        """Lay windows, each of which fills its slot."""
+        numbers = np.searchsorted(self._offsets, rows, side="right") - 1
+        starts = rows - self._offsets[numbers]
+        places = slots * self.width
         for number in dict.fromkeys(numbers.tolist()):
             mine = numbers == number
             shard = self._files.shard(number)
             count = int(np.count_nonzero(mine))
-            span = starts[mine].tolist(), [stage.width] * count, places[mine].tolist()
+            span = starts[mine].tolist(), [self.width] * count, places[mine].tolist()
             stage.lay_ids(shard.token_ids, *span)
             if stage.weights is not None:
                 stage.lay_weights(shard.mask, *span)
-        return stage.tensors(len(numbers))
-
-    def unpin(self) -> None:
-        """From now on make batches in ordinary memory."""
-        self._stage.pin = False
+        return Laid(slots=slots, starts=np.zeros_like(slots), lengths=np.full_like(slots, self.width))
 
 
 class GPTDataLoader(BatchLoader):
@@ -122,16 +100,14 @@ class GPTDataLoader(BatchLoader):
         `use_loss_mask` or the config asks for them; where they cannot be had, that is an error. `check`: compare files
         of an episode dataset with the hashes of its manifest before they are read.
         """
-        self.config = as_training_config(config)
+        config = as_training_config(config)
         self.tokenizer = tokenizer
-        use_loss_mask = use_loss_mask or self.config.use_loss_mask
-        if self.config.sampling_in(DatasetMode.TOKEN_STREAM) is SamplingMode.EPOCH:
+        use_loss_mask = use_loss_mask or config.use_loss_mask
+        if config.sampling_in(DatasetMode.TOKEN_STREAM) is SamplingMode.EPOCH:
             log.warning("[TokenLoader] batch_sampling_mode=epoch is for sft_episode; windows are drawn at random")
-        self.rank, self.world_size = rank_and_world(rank, world_size)
-        self.batch_size, self.block_size = self.config.batch_size, self.config.block_size
-        self.directory = directory_of(dataset_dir, self.config)
-        device = choose_device(device, self.config.device)
-        share = RankShare(batch_size=self.batch_size, rank=self.rank, world_size=self.world_size)
+        self.directory = directory_of(dataset_dir, config)
+        device = config.device if device is None else device
+        place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
         splits = [s for s in SPLITS if s == "train" or (self.directory / s).exists()]
         opened = {split: TokenFiles(self.directory / split, check=check) for split in splits}
         problems = [f.mask_problem for f in opened.values() if use_loss_mask and f.mask_problem]
@@ -140,24 +116,21 @@ class GPTDataLoader(BatchLoader):
                 f"masks are asked for and cannot be had: {'; '.join(problems)}. Without them every token would be "
                 "trained: set use_loss_mask to false to do that on purpose"
             )
-        feeds = {
-            split: WindowFeed(
-                files,
-                share,
-                self.block_size,
-                seed=self.config.epoch_seed,
-                use_mask=use_loss_mask,
-                pin=str(device).startswith("cuda") if pin_memory is None else pin_memory,
-            )
-            for split, files in opened.items()
-        }
+        # what is for episodes alone is left aside; windows have no padding and are drawn at random
+        chosen = config.replace(
+            use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False, policy=None
+        )
+        feeds: dict[str, RowFeed] = {}
+        for split, files in opened.items():
+            rows = WindowRows(files, width=chosen.block_size + 1, seed=chosen.epoch_seed)
+            feeds[split] = RowFeed(split, rows, chosen, place)
         for split, files in opened.items():
             log.info(
                 "[TokenLoader] split=%s shards=%d tokens=%d windows=%d mask=%s",
                 split,
                 len(files.shards),
                 int(files.tokens.sum()),
-                feeds[split].windows,
+                feeds[split].rows.rows_of(0),
                 "true" if files.mask_dtype is not None else "false",
             )
-        super().__init__(feeds, dataset=str(self.directory), device=device, prefetch=prefetch)
+        super().__init__(feeds, config, place, dataset=str(self.directory), prefetch=prefetch)

@@ -16,7 +16,7 @@ from chatmill.core.conversation import Conversation, Role, parse_messages
 from chatmill.core.kinds import RoleCode
 from chatmill.core.shift import IGNORE_INDEX, inputs_and_targets, next_token
 from chatmill.errors import DataError, MissingExtraError, RecordError
-from chatmill.load.device import named_device
+from chatmill.load.placement import named_device
 from chatmill.pack.turns import MessageSpan, Outline
 from chatmill.pack.windows import newest_turns
 from chatmill.render.templates.token_native import ASST, DEFAULT_SYSTEM_TEXT, EOT, SYS, USR, TokenNative

@@ -33,27 +33,44 @@ class TrainBatch:
     documents: RowDocuments
 
 
-def as_batch(given: Any, device: torch.device, spans: torch.Tensor | None = None) -> TrainBatch:
+def as_batch(
+    given: Any, device: torch.device, spans: torch.Tensor | None = None, *, vocabulary: int | None = None
+) -> TrainBatch:
     """A batch of any known form on a device; `spans` (rows, width) where the form does not carry them.
 
     A mapping with `tokens` is one of Megatron's (labels already shifted), one with `input_ids` a collator's (not yet).
+    An id at or above `vocabulary` is refused; batches that are on a GPU already are left to its own check.
     """
     if isinstance(given, TrainBatch):
+        _refuse_ids_beyond(vocabulary, given.input_ids, given.labels)
         return given
+    mask: torch.Tensor | None
     if isinstance(given, PackedBatch):
-        most = given.document_starts.shape[1]
-        documents = documents_of_segments(given.segments, device, most=most)
-        return _made(device, given.x, given.y, given.mask, spans, documents)
-    if isinstance(given, Mapping):
-        return _of_mapping(given, device)
-    if not isinstance(given, tuple | list) or len(given) not in (2, 3):
+        x, y, mask = given.x, given.y, given.mask
+        documents = documents_of_segments(given.segments, device, most=given.document_starts.shape[1])
+    elif isinstance(given, Mapping):
+        x, y, mask, documents = _of_mapping(given, device)
+        spans = given.get("span_id")
+    elif isinstance(given, tuple | list) and len(given) in (2, 3):
+        x, y, mask = given if len(given) == 3 else (*given, None)
+        documents = whole_row_documents(x.shape, device)
+    else:
         count = f" of {len(given)}" if isinstance(given, tuple | list) else ""
         raise DataError(f"a batch is {type(given).__name__}{count}; wanted {SHAPES}")
-    x, y, *mask = given
-    return _made(device, x, y, mask[0] if mask else None, spans, whole_row_documents(x.shape, device))
+    _refuse_ids_beyond(vocabulary, x, y)
+    return TrainBatch(
+        input_ids=x.to(device, non_blocking=True),
+        labels=y.to(device, non_blocking=True),
+        weights=None if mask is None else mask.to(device, non_blocking=True),
+        spans=None if spans is None else spans.to(device, non_blocking=True),
+        documents=documents,
+    )
 
 
-def _of_mapping(given: Mapping[str, Any], device: torch.device) -> TrainBatch:
+def _of_mapping(
+    given: Mapping[str, Any], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, RowDocuments]:
+    """Ids, labels, mask and documents."""
     shifted = "tokens" in given
     ids = given.get("tokens" if shifted else "input_ids")
     if ids is None or "labels" not in given:
@@ -64,16 +81,17 @@ def _of_mapping(given: Mapping[str, Any], device: torch.device) -> TrainBatch:
         documents = whole_row_documents(ids.shape, device)
     else:
         documents = documents_of_positions(positions.to(device), None if numbers is None else numbers.to(device))
-    return _made(device, ids, labels, given.get("loss_mask") if shifted else None, given.get("span_id"), documents)
+    return ids, labels, given.get("loss_mask") if shifted else None, documents
 
 
-def _made(
-    device: torch.device, x: Any, y: Any, mask: Any | None, spans: torch.Tensor | None, documents: RowDocuments
-) -> TrainBatch:
-    return TrainBatch(
-        input_ids=x.to(device, non_blocking=True),
-        labels=y.to(device, non_blocking=True),
-        weights=None if mask is None else mask.to(device, non_blocking=True),
-        spans=None if spans is None else spans.to(device, non_blocking=True),
-        documents=documents,
-    )
+def _refuse_ids_beyond(vocabulary: int | None, *values: torch.Tensor) -> None:
+    """`DataError` for ids without an embedding."""
+    for ids in values:
+        if vocabulary is None or ids.device.type != "cpu" or not ids.numel():
+            continue
+        if (largest := int(ids.max())) >= vocabulary:
+            raise DataError(
+                f"the data has the id {largest:,}, and the model has {vocabulary:,} embeddings: they do not belong "
+                "together. Build the data with the model's tokenizer and its own template, or set model.resize to "
+                "true, which adds embeddings"
+            )

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from chatmill.errors import ConfigError, UnknownNameError
-from chatmill.load.config_files import close_name
-from chatmill.load.option_checks import LOOSE_FLAG, Check, Number, OneOf
+from chatmill.load.option_checks import (
+    Check,
+    Count,
+    LooseFlag,
+    Number,
+    OneOf,
+    OptionalCount,
+    Seed,
+    checks_of,
+)
 from chatmill.train.losses import LossKind
+
+Positive = Annotated[float, Number(above=True)]
+NotNegative = Annotated[float, Number()]
+Share = Annotated[float, Number(most=1)]
 
 
 class Precision(StrEnum):
@@ -28,49 +40,49 @@ class Precision(StrEnum):
 class TrainConfig:
     """Options of `fit`, and of the section `train` of a recipe."""
 
-    steps: int | None = None
+    steps: OptionalCount = None
     """Optimizer steps of this phase; None: as many as `epochs` take, or as the loader has."""
-    epochs: int | None = None
+    epochs: OptionalCount = None
     """Passes over the data, in place of `steps`."""
-    learning_rate: float = 3e-4
+    learning_rate: Positive = 3e-4
     """The highest rate, reached at the end of the warmup."""
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: Share = 0.1
     """The cosine ends at this fraction of it."""
-    warmup_pct: float = 0.03
+    warmup_pct: Share = 0.03
     """Fraction of the phase's steps in which the rate rises."""
-    weight_decay: float = 0.1
+    weight_decay: NotNegative = 0.1
     """On matrices; vectors (norms, biases) have none."""
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    clip: float = 1.0
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    eps: Positive = 1e-8
+    clip: NotNegative = 1.0
     """Largest norm of the gradient; 0: no limit."""
-    accumulation: int = 1
+    accumulation: Count = 1
     """Batches of each rank in one optimizer step."""
-    loss: LossKind = LossKind.WEIGHTED
+    loss: Annotated[LossKind, OneOf(members=LossKind)] = LossKind.WEIGHTED
     """What is divided by what; `weighted` is the token mean where every weight is 0 or 1."""
-    w_r: float = 1.0
+    w_r: NotNegative = 1.0
     """Weight of reasoning in the loss "span"."""
-    w_f: float = 1.0
+    w_f: NotNegative = 1.0
     """Weight of answers in the loss "span"."""
-    precision: Precision = Precision.AUTO
-    device: str = "auto"
+    precision: Annotated[Precision, OneOf(members=Precision)] = Precision.AUTO
+    device: Annotated[str, Check()] = "auto"
     """auto: the GPU of this rank, where there is one."""
-    compile: bool = False
+    compile: LooseFlag = False
     """Compile each layer of the model with torch.compile."""
-    seed: int = 1337
+    seed: Seed = 1337
     """Of weights, and of everything random in a step: dropout at step s is that of seed and s, also after a resume."""
-    post_training: bool = False
+    post_training: LooseFlag = False
     """One pass over the data, no second epoch; blocks with nothing to train are skipped and counted."""
-    eval_every: int | None = None
+    eval_every: OptionalCount = None
     """Steps between evaluations on val; None: at the end only."""
-    eval_batches: int | None = None
+    eval_batches: OptionalCount = None
     """Batches of val in one evaluation, at most; always the same ones. None: all of val (20 where it never ends)."""
-    save_every: int | None = None
+    save_every: OptionalCount = None
     """Steps between checkpoints; None: at the end only (and on SIGTERM)."""
-    keep: int = 2
+    keep: Count = 2
     """Checkpoints that are kept; older ones are removed."""
-    log_every: int = 10
+    log_every: Count = 10
     """Steps between lines of the log."""
 
     def __post_init__(self) -> None:
@@ -86,40 +98,10 @@ class TrainConfig:
         """From keyword arguments; an unknown name is refused with a did-you-mean."""
         for name in options:
             if name not in OPTIONS:
-                close = close_name(name, OPTIONS)
-                if close is not None:
-                    raise ConfigError(f"unknown training option {name!r}; did you mean {close!r}?")
                 raise UnknownNameError("training option", name, list(OPTIONS))
         return cls(**options)
 
 
-_COUNT, _COUNT_OR_NONE = Number(least=1, whole=True), Number(least=1, whole=True, optional=True)
-_SHARE, _POSITIVE = Number(most=1), Number(above=True)
-CHECKS: dict[str, Check] = {
-    "steps": _COUNT_OR_NONE,
-    "epochs": _COUNT_OR_NONE,
-    "learning_rate": _POSITIVE,
-    "min_lr_ratio": _SHARE,
-    "warmup_pct": _SHARE,
-    "weight_decay": Number(),
-    "beta1": _SHARE,
-    "beta2": _SHARE,
-    "eps": _POSITIVE,
-    "clip": Number(),
-    "accumulation": _COUNT,
-    "loss": OneOf(members=LossKind),
-    "w_r": Number(),
-    "w_f": Number(),
-    "precision": OneOf(members=Precision),
-    "device": Check(),
-    "compile": LOOSE_FLAG,
-    "seed": Number(most=2**32 - 1, whole=True),
-    "post_training": LOOSE_FLAG,
-    "eval_every": _COUNT_OR_NONE,
-    "eval_batches": _COUNT_OR_NONE,
-    "save_every": _COUNT_OR_NONE,
-    "keep": _COUNT,
-    "log_every": _COUNT,
-}
-OPTIONS = tuple(field.name for field in fields(TrainConfig))
+CHECKS: dict[str, Check] = checks_of(TrainConfig)
+OPTIONS = tuple(CHECKS)
 """All names, in the order of the class."""

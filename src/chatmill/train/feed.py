@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from chatmill.errors import ConfigError, DataError
-from chatmill.load.config import SamplingMode
+from chatmill.errors import ConfigError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.packed_row_loader import PackedRowLoader
 from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
-from chatmill.train.span_twin import SpanTwin, twin_of
+from chatmill.train.spans import span_feed
 
 log = logging.getLogger("chatmill.train")
 
@@ -33,7 +32,7 @@ class TrainFeed:
         self.loader, self.split = loader, split
         self._assistant_only, self._told = assistant_only, False
         self._device = device
-        self._twin: SpanTwin | None = twin_of(loader, split)
+        self._spans = span_feed(loader, split)
         self._iterator: Iterator[Any] | None = None
         self._warned = False
         self.vocabulary: int | None = None
@@ -50,29 +49,11 @@ class TrainFeed:
             log.warning(
                 "the loader gives no masks, so every token is trained, padding included: use pack=True, or store masks"
             )
-        spans = None if self._twin is None else self._twin.next()
-        batch = as_batch(given, self._device, spans)
-        if self.vocabulary is not None:
-            self._refuse_ids_beyond(given, self.vocabulary)
+        spans = None
+        if self._spans is not None:
+            spans = self._spans.batch(self.loader.last_step(self.split))[2].to(torch.uint8)
+        batch = as_batch(given, self._device, spans, vocabulary=self.vocabulary)
         return self._assistant_tokens(batch) if self._assistant_only else batch
-
-    def _refuse_ids_beyond(self, given: Any, vocabulary: int) -> None:
-        """`DataError` for ids without an embedding; batches that are on a GPU already are left to its own check."""
-        if isinstance(given, TrainBatch):
-            values: tuple[Any, ...] = (given.input_ids, given.labels)
-        elif isinstance(given, Mapping):
-            values = tuple(given.get(name) for name in ("input_ids", "tokens", "labels"))
-        else:
-            values = given[:2]
-        for ids in values:
-            if not isinstance(ids, torch.Tensor) or ids.device.type != "cpu" or not ids.numel():
-                continue
-            if (largest := int(ids.max())) >= vocabulary:
-                raise DataError(
-                    f"the data has the id {largest:,}, and the model has {vocabulary:,} embeddings: they do not belong "
-                    "together. Build the data with the model's tokenizer and its own template, or set model.resize to "
-                    "true, which adds embeddings"
-                )
 
     def _assistant_tokens(self, batch: TrainBatch) -> TrainBatch:
         """The batch with weight 0 on what is not the assistant's, in whatever way the masks were made."""
@@ -116,21 +97,14 @@ class TrainFeed:
         if splits and self.split in splits:  # another split may have changed: it is not read from here
             state = {**state, "splits": {self.split: splits[self.split]}}
         self.loader.load_state_dict(state)
-        self.align()
-
-    def align(self) -> None:
-        """Move the twin to the place of the loader, after that was moved from outside."""
-        if self._twin is not None:
-            self._twin.follow(self.loader)
 
     def batches(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
         """How many batches the data has: those of its epochs, or the length of what ends; None: endless."""
         passes = config.epochs or 1
-        if self.loader_starts_again:
-            if self._is_endless:
-                return None
+        if self._has_epochs:
             epochs = range(first_epoch, first_epoch + passes)
-            return sum(int(self.loader.steps_per_epoch(self.split, epoch)) for epoch in epochs)
+            endless = self.loader.is_endless(self.split)
+            return None if endless else sum(self.loader.steps_per_epoch(self.split, epoch) for epoch in epochs)
         try:
             return len(self.loader) * (passes if hasattr(self.loader, "get_batch") else 1)
         except TypeError:
@@ -138,26 +112,23 @@ class TrainFeed:
 
     def batches_left(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
         """How many of them come after the place where the loader is now; None: the loader cannot say."""
-        if self.loader_starts_again:
-            if self._is_endless:
-                return None
-            return int(self.loader.batches_left(self.split, first_epoch + (config.epochs or 1)))
-        left = getattr(self.loader, "batches_left", None)
-        return None if left is None else int(left())
+        if not self._has_epochs or self.loader.is_endless(self.split):
+            return None
+        passes = 1 if self.loader.ends else config.epochs or 1
+        return int(self.loader.batches_left(self.split, first_epoch + passes))
 
     def first_epoch(self) -> int:
-        """The epoch that the next batch belongs to; 0 for data without epochs."""
-        return int(self.loader.next_epoch(self.split)) if self.loader_starts_again else 0
+        """The epoch that the next batch belongs to; 0 for data without epochs, or with one."""
+        return int(self.loader.next_epoch(self.split)) if self._has_epochs and not self.loader.ends else 0
 
     @property
-    def _is_endless(self) -> bool:
-        if not isinstance(self.loader, GPTEpisodeDataLoader):
-            return False
-        return self.loader.split_options(self.split).sampling is not SamplingMode.EPOCH
+    def _has_epochs(self) -> bool:
+        """Whether the loader is an `EpochLoader`, or wraps one."""
+        return hasattr(self.loader, "is_endless")
 
     def refuse_used(self, config: TrainConfig) -> None:
         """Say that a loader was used before: an error where nothing is left of its one pass, else a warning."""
-        if self.loader_starts_again:
+        if not getattr(self.loader, "ends", False):
             return
         total, left = self.batches(config), self.batches_left(config)
         if total is None or left is None or left == total:
@@ -173,11 +144,6 @@ class TrainFeed:
             total - left,
             total,
         )
-
-    @property
-    def loader_starts_again(self) -> bool:
-        """Whether another epoch follows when one is over."""
-        return hasattr(self.loader, "next_epoch") and not getattr(self.loader, "ends", False)
 
     def refuse_partial_pass(self) -> None:
         """`ConfigError` where the one pass of post-training would leave rows out, or train every token."""

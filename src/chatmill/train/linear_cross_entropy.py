@@ -22,8 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.train.losses import LossResult, LossSums, checked_scales, position_weights, span_sums
-from chatmill.train.span_loss import check_shapes
+from chatmill.train.losses import LossResult, LossSums, check_shapes, checked_scales, position_weights, span_sums
 
 CUDA_BYTES = 2_135_000_000
 """What a call may hold on a GPU beyond inputs and gradients: a little less than 2 GiB."""

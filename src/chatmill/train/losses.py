@@ -29,7 +29,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -39,7 +39,11 @@ from torch.nn import functional as F
 
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.train.span_loss import SPAN_FINAL, SPAN_REASONING, SpanLoss, all_sum, check_shapes, wide_dtype
+
+SPAN_REASONING = 1
+"""The span id of reasoning tokens (the analysis channel of Harmony)."""
+SPAN_FINAL = 2
+"""The span id of answer tokens (the final channel)."""
 
 
 class LossKind(StrEnum):
@@ -100,6 +104,54 @@ class LossTargets:
     """The entry of `counts` each position belongs to; None: all to the one there is."""
     counts: Tensor
     """Sum of the weights per span `(G,)`, wide: tokens, weight, or documents, as the kind has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanLoss:
+    """The loss and what it is made of, as scalars on the device of the batch; only `loss` carries a gradient.
+
+    Every value is that of all ranks of the group, and the same on each of them. With `counts` (accumulation) it is
+    this micro-batch's share of the step: the shares of a step add up to the result of the one big batch.
+    """
+
+    loss: Tensor
+    """`w_r * loss_r + w_f * loss_f`; differentiable, see `span_normalized_loss` for the scale on a rank."""
+    loss_r: Tensor
+    """Mean loss of reasoning tokens; 0 where there are none."""
+    loss_f: Tensor
+    """Mean loss of answer tokens; 0 where there are none."""
+    sum_r: Tensor
+    """`sum(loss * mask)` over reasoning tokens."""
+    sum_f: Tensor
+    tokens_r: Tensor
+    """`sum(mask)` over reasoning tokens: their number where the mask is 0 and 1."""
+    tokens_f: Tensor
+    w_r: float
+    """The weights as applied."""
+    w_f: float
+
+    def __add__(self, other: SpanLoss) -> SpanLoss:
+        """The shares of two micro-batches of one step together."""
+        if (self.w_r, self.w_f) != (other.w_r, other.w_f):
+            raise DataError(
+                f"losses of one step with different weights: w_r {self.w_r} and {other.w_r}, "
+                f"w_f {self.w_f} and {other.w_f}; change weights between steps"
+            )
+        return SpanLoss(
+            **{name: getattr(self, name) + getattr(other, name) for name in _SCALARS}, w_r=self.w_r, w_f=self.w_f
+        )
+
+    def detached(self) -> SpanLoss:
+        """The same without the gradient, to be kept for the log without keeping the graph."""
+        return replace(self, loss=self.loss.detach())
+
+    def values(self) -> dict[str, float]:
+        """All nine as Python floats for a log: one copy from the device."""
+        scalars = torch.stack([getattr(self, name).detach().to(self.sum_r.dtype) for name in _SCALARS]).tolist()
+        return {**dict(zip(_SCALARS, scalars, strict=True)), "w_r": self.w_r, "w_f": self.w_f}
+
+
+_SCALARS = ("loss", "loss_r", "loss_f", "sum_r", "sum_f", "tokens_r", "tokens_f")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,3 +328,25 @@ def _document_sums(weights: Tensor, documents: Tensor | None) -> Tensor:
 def _inverse(counts: Tensor) -> Tensor:
     """`1 / counts`, and 0 where there is nothing to divide by."""
     return torch.where(counts > 0, 1 / torch.where(counts > 0, counts, 1), 0)
+
+
+def check_shapes(**columns: Tensor | None) -> None:
+    """Refuse columns of different shapes, naming all of them."""
+    shapes = {name: tuple(column.shape) for name, column in columns.items() if column is not None}
+    if len(set(shapes.values())) > 1:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise DataError(f"shapes differ: {listed}; all are label-aligned with one value per position")
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of sums: float64, in which counts of tokens stay exact (Apple's GPUs have float32 only)."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def all_sum(values: Tensor, group: Any | None) -> Tensor:
+    """The sum over the ranks of a group (a collective call); unchanged where `group` is None."""
+    if group is None:
+        return values
+    total = values.clone()
+    torch.distributed.all_reduce(total, group=group)
+    return total

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chatmill.load.device import named_device
-from chatmill.load.distributed import rank_and_world
+from chatmill.load.placement import named_device, rank_and_world
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

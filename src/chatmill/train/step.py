@@ -18,7 +18,7 @@ from chatmill.train.linear_cross_entropy import linear_cross_entropy
 from chatmill.train.losses import LossKind, LossSums, LossTargets, Objective, cross_entropy, step_counts
 from chatmill.train.ranks import Ranks
 from chatmill.train.schedule import make_optimizer, set_rate
-from chatmill.train.span_twin import SPAN_NAMES
+from chatmill.train.spans import SPAN_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

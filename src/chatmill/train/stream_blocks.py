@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from chatmill.core.blocks import boundaries_from_token
 from chatmill.core.shift import next_token
 from chatmill.errors import DataError
-from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.packed_row_loader import PackedRowLoader
 from chatmill.pack.stream import PackedStream
 
@@ -25,6 +25,7 @@ class StreamBlockLoader(PackedRowLoader):
     - With W processes a global step takes W * batch_size blocks, in order; the state is the global position.
     """
 
+    kind = "stream_blocks"
     ends = True
     data = "stream blocks"
 
@@ -80,9 +81,15 @@ class StreamBlockLoader(PackedRowLoader):
         block = self.kept[index]
         return {"input_ids": self._packed.input_ids[block], "loss_mask": self._packed.loss_mask[block]}
 
-    def __iter__(self) -> Iterator[PackedBatch]:
+    def get_batch(self, split: str = "train") -> tuple[torch.Tensor, ...]:
+        """This rank's blocks of the next global step; `StopIteration` behind the last."""
+        if not self.batches_left(split):
+            raise StopIteration
+        return super().get_batch(split)
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """The batches from here to the end."""
-        while self.batches_left():
+        while self.batches_left(self.split):
             yield self.get_batch(self.split)
 
 

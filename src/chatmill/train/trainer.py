@@ -327,22 +327,18 @@ class _TrainingRun:
 def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: bool) -> tuple[TrainFeed | None, Any]:
     """What is evaluated on, and the state that brings it back to its beginning; None without a split val."""
     source = loader if val_loader is None else val_loader
-    state = source.state_dict() if hasattr(source, "get_batch") and hasattr(source, "state_dict") else {}
-    splits = state.get("splits", {})
-    if "val" not in splits:
-        if "position" in state:  # blocks of a stream, or packed rows
-            state = {**state, "epoch": 0, "position": 0}
-        return (None, None) if val_loader is None else (TrainFeed(val_loader, ranks.device, "val"), state or None)
-    own = splits["val"]
-    if isinstance(source, GPTEpisodeDataLoader):
-        own = {**own, "place": {"epoch": 0, "position": 0}}
-        if not source.steps_per_epoch("val"):
-            raise ConfigError(
-                f"{source.directory}: val has fewer rows than a batch, and epoch_drop_last drops them all: leave "
-                'epoch_drop_last out, or give val={"epoch_drop_last": False}'
-            )
-    # only the part that speaks of val: loading it again leaves train where it is
-    return TrainFeed(source, ranks.device, "val", assistant_only=assistant_only), {**state, "splits": {"val": own}}
+    start_of = getattr(source, "start_of", None)
+    state = None if start_of is None else start_of("val")
+    if state is None and val_loader is None:
+        return None, None
+    if start_of is None and hasattr(source, "get_batch") and hasattr(source, "state_dict"):
+        state = source.state_dict()
+    if state is not None and isinstance(source, GPTEpisodeDataLoader) and not source.steps_per_epoch("val"):
+        raise ConfigError(
+            f"{source.directory}: val has fewer rows than a batch, and epoch_drop_last drops them all: leave "
+            'epoch_drop_last out, or give val={"epoch_drop_last": False}'
+        )
+    return TrainFeed(source, ranks.device, "val", assistant_only=assistant_only), state
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -7,17 +7,18 @@ The order depends on the seed alone: an epoch has its groups in an order of its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from chatmill.dataset.chunk_groups import ChunkGroups
 from chatmill.errors import DataError
-from chatmill.load.episode_feed import EpisodeOptions, RowBatcher, RowGroup
+from chatmill.load.config import TrainingConfig
+from chatmill.load.feed import RowBatcher, RowGroup, RowStep, order_options
 from chatmill.load.loader import BatchLoader, SplitFeed
 from chatmill.load.order import EpochPlace, take_rows
-from chatmill.load.rows import EpisodeRows
-from chatmill.store.episodes import EpisodeDataset
+from chatmill.load.placement import Placement
+from chatmill.load.rows import EpisodeRows, episode_rows
 
 if TYPE_CHECKING:
     import torch
@@ -26,60 +27,14 @@ OPEN_GROUPS = 3
 """Groups that are there at a time: the one that is read, and its neighbours at the border of a batch."""
 
 
-class EpisodeGroups(Protocol):
-    """Where groups come from. They are numbered over all epochs: number `epoch * count + place`."""
-
-    @property
-    def count(self) -> int:
-        """Groups of an epoch."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Of all that decides the episodes."""
-        ...
-
-    @property
-    def order(self) -> Mapping[str, Any]:
-        """What gives a number its meaning, beside the seed."""
-        ...
-
-    def open(self, number: int) -> EpisodeDataset | None:
-        """A group, made now if it is not there; None where it has no episodes."""
-        ...
-
-    def prepare(self, number: int) -> None:
-        """Begin to make a group that will be asked for soon."""
-        ...
-
-    def drop(self, number: int) -> None:
-        """A group is not needed any more."""
-        ...
-
-    def restart(self) -> None:
-        """This is another process now."""
-        ...
-
-    def close(self) -> None:
-        """No group is needed any more."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamStep:
-    """This rank's rows of one global step: pieces `(group, first row, rows, slot)`."""
-
-    pieces: tuple[tuple[int, int, int, int], ...]
-    after: EpochPlace
-
-
 class StreamFeed(SplitFeed):
     """The batches of one split of a streamed dataset; the `epoch` of its places is the number of a group."""
 
-    def __init__(self, groups: EpisodeGroups, options: EpisodeOptions) -> None:
-        self.groups, self.options = groups, options
+    def __init__(self, groups: ChunkGroups, config: TrainingConfig, place: Placement) -> None:
+        self.groups, self.config, self._pin = groups, config, place.pin
+        self._share = place.share(config.batch_size)
         self._rows: dict[int, EpisodeRows | None] = {}
-        self._batcher: tuple[tuple[int, ...], RowBatcher] | None = None
+        self._batcher: RowBatcher | None = None
         self._empty = 0
 
     @property
@@ -90,19 +45,23 @@ class StreamFeed(SplitFeed):
     @property
     def order(self) -> dict[str, Any]:
         """What gives a position its meaning."""
-        return self.options.order() | dict(self.groups.order)
+        return order_options(self.config) | self.groups.order
 
-    def step_at(self, place: EpochPlace) -> StreamStep:
-        """The global step at a place, as this rank sees it."""
-        share = self.options.share
+    def step_at(self, place: EpochPlace) -> RowStep:
+        """The global step at a place, as this rank sees it; the source of its rows is the number of a group."""
+        share = self._share
         taken, after = take_rows(place, self._rows_of, share.step)
-        pieces, at = [], 0
-        for group, first, count in taken:
+        groups, at = [], 0
+        for number, first, count in taken:
             low, high = max(at, share.first), min(at + count, share.first + share.batch_size)
             if low < high:
-                pieces.append((group, first + low - at, high - low, low - share.first))
+                rows, epoch = self._opened(number), number // self.groups.count
+                assert rows is not None
+                chosen = rows.select(epoch, first + low - at, high - low)
+                slots = np.arange(low, high) - share.first
+                groups.append(RowGroup(source=number, epoch=epoch, rows=chosen, slots=slots))
             at += count
-        return StreamStep(pieces=tuple(pieces), after=after)
+        return RowStep(groups=tuple(groups), after=after)
 
     def _rows_of(self, group: int) -> int:
         rows = self._opened(group)
@@ -114,7 +73,7 @@ class StreamFeed(SplitFeed):
     def _opened(self, group: int) -> EpisodeRows | None:
         if group not in self._rows:
             dataset = self.groups.open(group)
-            self._rows[group] = None if dataset is None else self.options.rows(dataset)
+            self._rows[group] = None if dataset is None else episode_rows(dataset, self.config)
             self.groups.prepare(group + 1)
             for old in sorted(self._rows, key=lambda one: abs(one - group))[OPEN_GROUPS:]:
                 del self._rows[old]
@@ -122,27 +81,17 @@ class StreamFeed(SplitFeed):
                 self.groups.drop(old)
         return self._rows[group]
 
-    def batch(self, step: StreamStep) -> tuple[torch.Tensor, ...]:
+    def batch(self, step: RowStep) -> tuple[torch.Tensor, ...]:
         """The tensors of a step."""
-        numbers = tuple(group for group, *_ in step.pieces)
-        opened = {number: self._opened(number) for number in numbers}
-        if self._batcher is None or self._batcher[0] != numbers:
-            sources = [rows for number in numbers if (rows := opened[number]) is not None]
-            self._batcher = numbers, RowBatcher(sources, self.options)
-        groups = []
-        for place, (number, first, count, slot) in enumerate(step.pieces):
-            rows, epoch = opened[number], number // self.groups.count
-            assert rows is not None
-            chosen = rows.select(epoch, first, count)
-            groups.append(RowGroup(source=place, epoch=epoch, rows=chosen, slots=np.arange(slot, slot + count)))
-        return self._batcher[1].batch(groups, self.options.share.batch_size)
+        opened = {group.source: self._opened(group.source) for group in step.groups}
+        if self._batcher is None or self._batcher.sources.keys() != opened.keys():
+            sources = {number: rows for number, rows in opened.items() if rows is not None}
+            self._batcher = RowBatcher(sources, self.config, pin=self._pin)
+        return self._batcher.batch(step.groups)
 
     def unpin(self) -> None:
         """A worker of torch's `DataLoader` makes its own groups, in ordinary memory."""
-        from dataclasses import replace
-
-        self.options = replace(self.options, pin=False)
-        self._rows, self._batcher = {}, None
+        self._pin, self._rows, self._batcher = False, {}, None
         self.groups.restart()
 
     def place_to_json(self, place: EpochPlace) -> dict[str, Any]:
@@ -157,7 +106,7 @@ class StreamFeed(SplitFeed):
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process opens its own groups."""
-        return {"groups": self.groups, "options": self.options, "_rows": {}, "_batcher": None, "_empty": 0}
+        return self.__dict__ | {"_rows": {}, "_batcher": None, "_empty": 0}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -167,15 +116,7 @@ class StreamLoader(BatchLoader):
     """Batches of episodes that are compiled while they are read; `get_batch`, iteration and state as of all loaders."""
 
     kind = "sft_stream"
-
-    def __init__(self, feeds: Mapping[str, StreamFeed], *, dataset: str, device: Any, prefetch: bool) -> None:
-        super().__init__(feeds, dataset=dataset, device=device, prefetch=prefetch)
-        options = next(iter(feeds.values())).options
-        self.batch_size, self.block_size, self.pad_token_id = (
-            options.share.batch_size,
-            options.block_size,
-            options.pad_id,
-        )
+    split_is_folder = False
 
     def epoch(self, split: str = "train") -> int:
         """The epoch that the next batch begins in."""

@@ -1,0 +1,79 @@
+"""Where a loader runs: which of how many processes this one is, and the device that its batches go to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from chatmill.errors import ConfigError
+from chatmill.load.order import RankShare
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The process and the device of a loader."""
+
+    rank: int
+    world_size: int
+    device: Any
+    pin: bool
+    """Whether batches are made in pinned memory, for copies to a GPU."""
+
+    def share(self, batch_size: int) -> RankShare:
+        """This rank's part of every global step."""
+        return RankShare(batch_size=batch_size, rank=self.rank, world_size=self.world_size)
+
+
+def placed(
+    *, rank: int | None, world_size: int | None, device: Any = None, pin_memory: bool | None = None
+) -> Placement:
+    """What is not given comes from the environment; the device is the CPU, and memory is pinned for a GPU."""
+    number, world = rank_and_world(rank, world_size)
+    device = "cpu" if device is None else device
+    if isinstance(device, str) and device != "cpu":
+        named_device(device, present=False)  # a worker process may not see the GPU that its batches go to
+    pin = str(device).startswith("cuda") if pin_memory is None else pin_memory
+    return Placement(rank=number, world_size=world, device=device, pin=pin)
+
+
+def rank_and_world(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """`(rank, world_size)`; what is not given comes from `RANK` and `WORLD_SIZE`, else it is 0 and 1."""
+    chosen = _from_environment("RANK", 0) if rank is None else rank
+    world = _from_environment("WORLD_SIZE", 1) if world_size is None else world_size
+    if world < 1 or not 0 <= chosen < world:
+        raise ConfigError(
+            f"rank {chosen} of world_size {world}: ranks go from 0 to world_size - 1; give both arguments, "
+            "or start the processes with torchrun"
+        )
+    return chosen, world
+
+
+def _from_environment(name: str, default: int) -> int:
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"the environment variable {name} is {text!r}; a whole number is needed") from None
+
+
+def named_device(name: Any, *, present: bool = True) -> torch.device:
+    """The torch device of a name; one that does not exist, or (`present`) is not in this machine, is an error."""
+    import torch
+
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError, ValueError):
+        raise ConfigError(f"device is {name!r}; give cpu, cuda, cuda:1, mps, ...") from None
+    if not present:
+        return device
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {name!r}, but torch sees no GPU here: give cpu, or install torch with CUDA")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device is {name!r}, but there are {torch.cuda.device_count()} GPUs, counted from 0")
+    return device
