@@ -25,7 +25,7 @@ def test_hits_are_shown_while_the_search_goes_on_and_it_can_be_cancelled(
     def slow(*_: Any, **__: Any) -> Iterator[SearchPart]:
         """One hit at once, then nothing until it is cancelled."""
         try:
-            yield SearchPart(hits=[Hit(number=3, at=0, tokens=1, before="a ", match="word", after=" b")], items=4)
+            yield SearchPart(hits=[Hit(number=3, at=0, tokens_hit=1, before="a ", match="word", after=" b")], items=4)
             for items in range(5, 6005):
                 time.sleep(0.1)
                 yield SearchPart(items=items)
