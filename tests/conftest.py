@@ -24,6 +24,7 @@ os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # else torch leaves a file in 
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
 from tests.data.tokenizer_files import loaded
+from tests.engines_once import share_engines
 
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
@@ -69,6 +70,13 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     """No test pulls the plug, and a killed process loses nothing that it wrote. Processes that tests start do sync."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: os.fstat(file if isinstance(file, int) else file.fileno()))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines_loaded_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        share_engines(patch.setattr)
         yield
 
 
