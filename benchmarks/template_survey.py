@@ -82,7 +82,7 @@ def _rendered_pair(text: str) -> str:
     messages = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
     values = {"messages": messages * 2, "bos_token": "", "eos_token": "", "add_generation_prompt": True}
     try:
-        return sandbox.render(sandbox.from_string(text), values)
+        return sandbox.render(sandbox.template(text), values)
     except jinja2.TemplateError:
         return ""
 

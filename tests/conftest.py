@@ -24,6 +24,10 @@ os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # else torch leaves a file in 
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
 from tests.data.tokenizer_files import loaded
+from tests.engines_once import share_engines
+from tests.ray_cluster import ray_address
+
+__all__ = ["ray_address"]
 
 settings.register_profile("any_machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_machine")
@@ -49,10 +53,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             test._hypothesis_internal_use_settings = settings(asked, max_examples=fewer)  # type: ignore[union-attr]
 
 
+def pytest_collectstart() -> None:
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """What is there now stays: the garbage collector need not look through modules and thousands of tests each time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -69,6 +79,21 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     """No test pulls the plug, and a killed process loses nothing that it wrote. Processes that tests start do sync."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: os.fstat(file if isinstance(file, int) else file.fileno()))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_stays_is_looked_through_once() -> Iterator[None]:
+    """Garbage of a module goes at its end; libraries and tokenizers that it has loaded stay, as above."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines_loaded_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        share_engines(patch.setattr)
         yield
 
 

@@ -1,14 +1,10 @@
-"""A folder for builds, in memory where there is one, since a build syncs every file to its disk; and a Ray cluster."""
+"""A folder for builds, in memory where there is one, since a build syncs every file to its disk."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,46 +29,3 @@ def fast(request: pytest.FixtureRequest) -> Iterator[Path]:
 def fast_module() -> Iterator[Path]:
     """The same for all tests of a module."""
     yield from _folder()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture(scope="session")
-def ray_address() -> Iterator[str]:
-    """A cluster of one node that somebody else started, as a process that is stopped by its id; it starts slowly."""
-    ray = pytest.importorskip("ray")
-    folder = tempfile.mkdtemp(prefix="ray")  # short: sockets with long paths cannot be made
-    where, log = f"127.0.0.1:{free_port()}", Path(folder, "start.log")
-    command = [
-        sys.executable,
-        "-m",
-        "ray.scripts.scripts",
-        "start",
-        "--head",
-        f"--port={where.split(':')[1]}",
-        "--block",
-    ]
-    command += ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={folder}"]
-    before = os.environ.get("RAY_AUTH_MODE")
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    with log.open("w") as file:
-        head = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-    try:
-        until = time.monotonic() + 300
-        while "Ray runtime started" not in log.read_text():
-            assert head.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.05)
-        yield where
-    finally:
-        ray.shutdown()
-        head.terminate()
-        head.wait(timeout=300)
-        shutil.rmtree(folder, ignore_errors=True)
-        del os.environ["RAY_AUTH_MODE"]
-        if before is not None:
-            os.environ["RAY_AUTH_MODE"] = before

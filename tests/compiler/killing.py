@@ -10,6 +10,7 @@ With `seeds`, the driver or a process that it has started gets one signal for ea
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -223,6 +224,7 @@ def kill_at_random(order: dict[str, Any], home: Path, expected: dict[str, str]) 
 def main() -> None:
     order = json.load(sys.stdin)
     pipeline_of(_recipe_text(recipe_of(order["recipe"]))).fingerprints  # noqa: B018 - made once, for all children
+    gc.freeze()  # a collection in a child would copy all that it shares
     home = Path(order["home"])
     assert in_child(builder(order, home / "whole")) == 0, "the undisturbed build failed"
     expected = digest(home / "whole")

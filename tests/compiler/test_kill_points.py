@@ -70,7 +70,7 @@ def kills(home: Path, **order: Any) -> list[dict[str, Any]]:
     write_inputs(home / "in", 12)
     # Records without an id are split by the name of their file, which is another one in every run.
     write_jsonl(home / "in" / "packed.jsonl.gz", [{**one, "id": f"p{i}"} for i, one in enumerate(chats(12, 2))])
-    recipe = mixed_recipe(home / "in", shard_bytes=3000)
+    recipe = mixed_recipe(home / "in", shard_bytes=4500)
     recipe["sources"] = recipe["sources"][:2]  # a plain and a packed file are enough here
     return reports_of("tests.compiler.killing", {"home": str(home), "recipe": recipe, **order})
 

@@ -24,9 +24,9 @@ from chatmill.compiler.engines.executor import (
 from chatmill.compiler.engines.ray_engine import RayExecutor
 from chatmill.errors import ConfigError, DataError, MissingExtraError, UnknownNameError
 from tests.compiler import executor_jobs as jobs
-from tests.compiler.conftest import free_port
 from tests.compiler.executor_jobs import Chunk
 from tests.compiler.reported import Seen
+from tests.ray_cluster import free_port
 
 ray = pytest.importorskip("ray")
 

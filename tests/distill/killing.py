@@ -5,6 +5,7 @@ Run as `python -m tests.distill.killing` with a JSON object on the standard inpu
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -39,6 +40,7 @@ def after_kill(order: dict[str, Any], out: Path, status: int, expected: dict[str
 def main() -> None:
     order = json.load(sys.stdin)
     renderer_of(HarmonyRenderer.BULK, str(vocabulary_file()[0].absolute()))
+    gc.freeze()  # a collection in a child would copy all that it shares
     home = Path(order["home"])
     out, log, note = home / "out", home / "log", home / "note"
     assert in_child(builder(order, home / "whole")) == 0, "the undisturbed build failed"

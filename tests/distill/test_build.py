@@ -109,8 +109,10 @@ def test_workers_change_no_byte(whole: Path, fast: Path, workers: int) -> None:
     assert leftovers(fast / "out") == []
 
 
-def test_the_ray_engine_changes_no_byte(whole: Path, fast: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray")
+def test_the_ray_engine_changes_no_byte(
+    whole: Path, fast: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", ray_address)
     monkeypatch.chdir(REAL.parent)
     build_synth_kd(REAL.name, fast / "out", valid_fraction=FRACTION, engine="ray", workers=1, chunk_rows=100, audit=0)
     ours, theirs = (  # the input has another name in the manifest

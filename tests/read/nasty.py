@@ -118,7 +118,7 @@ def readable() -> dict[str, Conversation]:
 
 
 CONVERSATIONS = readable()
-QUICK = (*PYTHON_TEMPLATES, "chatml", "llama3")
+QUICK = (*PYTHON_TEMPLATES, "chatml")
 """Templates that get the thousand turns of one case whole; the others get the first of them."""
 LONG = 60
 """Messages of the longest case that Jinja templates are given: they render every beginning of a new shape."""

@@ -95,11 +95,11 @@ def test_contents_stay_text_to_the_last_byte(nasty: Nasty) -> None:
     checked = 0
     for number, index in enumerate(nasty.rendered.kept):
         tokens = nasty.rendered.tokens.conversation(number)
-        for at, message in enumerate(CONVERSATIONS[nasty.names[index]].messages):
+        for at, message in enumerate(nasty.talks[index].messages):
             expected = message.content.strip() if nasty.template == "llama3" else message.content
             assert content_of(tokens, at, message.role) == expected.encode(), nasty.names[index]
             checked += 1
-    assert checked > 1100
+    assert checked > (1100 if nasty.template in QUICK else 180)
 
 
 def without_texts(talk: Conversation) -> Conversation:
@@ -121,6 +121,8 @@ def test_no_text_ever_becomes_a_control_token(nasty: Nasty) -> None:
         for number, index in enumerate(nasty.rendered.kept.tolist())
         # Other control tokens by design: tool definitions, reasoning taken out of the content.
         if not nasty.talks[index].tools and "<think>" not in "".join(m.content for m in nasty.talks[index].messages)
+        # Its texts spell nothing: a thousand turns are for the quickest templates.
+        if len(nasty.talks[index].messages) <= LONG or nasty.template in PYTHON_TEMPLATES
     ]
     plain = render([without_texts(talk) for _, talk in compared], bound_in_place(nasty.template, nasty.tokenizer))
     assert len(plain.tokens) == len(compared) > 55

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -80,14 +81,25 @@ class Watch:
         assert not foreign, foreign
 
 
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    """A fresh page; `page.watch` knows what happened on it."""
+@pytest.fixture(scope="session")
+def profile(browser: Any) -> Iterator[Any]:
+    """What pages share; one of its own for each test would cost more than most pages do."""
     context = browser.new_context(
         viewport={"width": 1200, "height": 900}, color_scheme="light", reduced_motion="reduce"
     )
     context.set_default_timeout(300_000)  # for machines that are busy with other things
-    made = context.new_page()
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def page(profile: Any) -> Iterator[Any]:
+    """A fresh page, with nothing stored by the ones before it; `page.watch` knows what happened on it."""
+    made = profile.new_page()
     made.watch = Watch(made)
     yield made
-    context.close()
+    storage = profile.new_cdp_session(made)
+    for origin in {"{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in made.watch.requests}:
+        storage.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
+    profile.clear_cookies()
+    made.close()

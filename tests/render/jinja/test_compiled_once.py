@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 
+import pytest
+
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.render.jinja.chat_template import ChatTemplate, TemplateText
+from chatmill.render.jinja.chat_template import ChatTemplate, TemplateText, _names_read_by
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.sandbox import PlainSandbox, _code_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
@@ -26,11 +28,16 @@ def test_the_code_is_kept_and_keeps_nothing_of_where_it_ran() -> None:
     assert _code_of(PlainSandbox, TEXT) != _code_of(TracingSandbox, TEXT), "what is printed is traced in one alone"
 
 
-def test_other_options_compile_nothing() -> None:
+def test_other_options_parse_and_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     source = TemplateText(name="t", text=TEXT, special_tokens=("|compiled once>",), stop_tokens=("|compiled once>",))
     _code_of.cache_clear()
+    _names_read_by.cache_clear()
+    parsed: list[str] = []
+    parse = PlainSandbox.parse
+    monkeypatch.setattr(PlainSandbox, "parse", lambda self, text: parsed.append(text) or parse(self, text))
     for who in ("x", "y"):
         given = TemplateOptions(today=datetime.date(2026, 1, 2), options={"who": who})
         talk = Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")))
         assert ChatTemplate(source, given).plain(talk, {"who": who}, 2, prompt=False).startswith(f"2026 {who}<q|")
     assert _code_of.cache_info().misses == 2
+    assert parsed == [TEXT]

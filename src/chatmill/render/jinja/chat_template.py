@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jinja2
@@ -74,7 +74,8 @@ class ChatTemplate:
         self.source, self.given = source, given or TemplateOptions()
         self._tracing, self._plain = TracingSandbox(self.given.today), PlainSandbox(self.given.today)
         try:
-            tree = self._plain.parse(source.text)
+            self.reads = _names_read_by(source.text)
+            """Names that the template reads without setting them."""
             self._renderers: dict[Any, Renderer] = {}
             self._lessons: dict[str, MessageRows] = {}
             self._renderer({})
@@ -82,8 +83,6 @@ class ChatTemplate:
             raise ConfigError(f"template {source.name!r}, line {error.lineno}: {error.message}") from None
         except (RecursionError, SyntaxError, MemoryError):
             raise ConfigError(f"template {source.name!r} is nested too deeply to be compiled") from None
-        self.reads = names_read(tree)
-        """Names that the template reads without setting them."""
         unknown = sorted(set(self.given.options) - set(self.option_names))
         if unknown:
             raise ConfigError(
@@ -347,6 +346,12 @@ class ChatTemplate:
         """A conversation with the generation prompt behind it."""
         turns = self.turns(conversation)
         return prompt_row(turns, self.specials), turns.notes
+
+
+@lru_cache(maxsize=128)
+def _names_read_by(text: str) -> frozenset[str]:
+    """What `names_read` finds in a template's text; parsing takes as long as all the rest of binding it."""
+    return names_read(PlainSandbox().parse(text))
 
 
 def _probe_texts(message: Message) -> list[str]:
