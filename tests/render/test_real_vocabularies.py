@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ BUNDLED = [name for name in bundled_names() if name not in PYTHON_TEMPLATES]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def way() -> str:
+def way() -> Iterator[str]:
     """Once is enough here: test_columns compares what is written with the compiled part and without it."""
-    return "compiled"
+    yield "compiled"
+    theirs.cache_clear()  # a gigabyte that no other module needs
+    with_all_tokens.cache_clear()
 
 
 @cache

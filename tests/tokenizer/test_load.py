@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +27,14 @@ from tests.data.tokenizer_files import loaded, unpacked
 
 REAL = ("qwen3", "gpt2", "mistral_nemo", "deepseek_v3")
 TINY = ("tiny_torchtitan", "tiny_torchtune")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _references_go() -> Iterator[None]:
+    """A gigabyte that no other module needs."""
+    yield
+    for kept in (whole_reference, pure_text_reference, loaded_strictly):
+        kept.cache_clear()
 
 
 def nasty_texts() -> list[str]:
