@@ -107,7 +107,7 @@ def test_gigatoken_must_give_the_ids_of_the_build(
     monkeypatch.setattr(compiling, "load_tokenizer", lambda _: qwen3)
     report = Report()
     against_gigatoken(report, [chats], tmp_path)
-    assert [row.target for row in report.rows] == ["<= 2.5"]
+    assert [row.target for row in report.rows] == ["<= 1.8"]
     assert report.rows[0].value > 1
     assert "pieces equal (" in report.rows[0].detail
     monkeypatch.setattr(Recorder, "encode_batch", lambda self, texts: self.backend.encode_batch(texts))

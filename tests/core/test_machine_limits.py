@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import tokenizers
 
 from chatmill.core.machine_limits import is_full_disk, is_out_of_memory
 from chatmill.errors import ChatmillError, ConfigError, OutOfMemoryError
@@ -21,6 +20,7 @@ from chatmill.read.files import read_records
 from chatmill.store import episode_writer
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.mapped import MappedFile
+from chatmill.tokenizer.backends import HuggingFaceBackend
 from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.checkpoint import checkpoints
 from tests.data.tokenizer_files import unpacked
@@ -125,10 +125,10 @@ def test_packed_files_that_cannot_be_unpacked_for_memory(tmp_path: Path, monkeyp
 
 
 def test_a_tokenizer_that_does_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(text: str) -> Any:
+    def refuse(text: bytes) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(tokenizers.Tokenizer, "from_str", refuse)
+    monkeypatch.setattr(HuggingFaceBackend, "from_json", refuse)  # other tests may have loaded the engine
     with pytest.raises(OutOfMemoryError, match="gpt2") as caught:
         load_tokenizer(unpacked("gpt2"))
     assert isinstance(caught.value, ChatmillError)
