@@ -116,7 +116,7 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"sources": [{"path": "a"}, {"path": "b", "wieght": 2}]}, "unknown key 'sources[1].wieght', did you mean"),
         ({"zzz": 1}, "unknown key 'zzz', known: version, sources, tokenizer"),
         ({"packing": {"zzz": 1}}, "unknown key 'packing.zzz', known: max_length, overflow"),
-        ({"sources": []}, "sources: Expected array of length >= 1 (found [])"),
+        ({"sources": []}, "sources: should be a list that is not empty (found [])"),
         ({"sources": [{}]}, "'sources[0].path' is missing"),
         ({"sources": [{"path": "a", "weight": -1}]}, "sources[0].weight: "),
         ({"sources": [{"path": "a", "weight": float("nan")}]}, "sources[0].weight: "),
@@ -127,27 +127,28 @@ def test_plain_values_make_the_same_recipe_again() -> None:
         ({"pack": {}}, "pack needs a length, the tokens of a row (or packing.max_length)"),
         ({"pack": {"length": 1}}, "pack.length: "),
         ({"pack": {"length": 2**31}}, "pack.length: "),
-        ({"pack": {"length": 64, "strategy": "tight"}}, "pack.strategy: Input should be 'best_fit', 'first_fit'"),
+        ({"pack": {"length": 64, "strategy": "tight"}}, "pack.strategy: should be 'best_fit', 'first_fit'"),
         ({"pack": {"len": 64}}, "unknown key 'pack.len', did you mean 'length'?"),
         ({"pack": {"length": 64}, "packing": {"max_length": 65}}, "do not fit into rows of 64"),
         ({"packing": {"overflow": "truncate"}}, "packing.overflow: "),
-        ({"packing": {"max_length": 1}}, "packing.max_length: "),
-        ({"split": {"val_fraction": 1.0}}, "split.val_fraction: "),
+        ({"packing": {"max_length": 1}}, "packing.max_length: should be a whole number of at least 2 (found 1)"),
+        ({"date": "yesterday"}, "date: should be a date, such as 2026-01-31 (found 'yesterday')"),
+        ({"split": {"val_fraction": 1.0}}, "split.val_fraction: should be a number below 1"),
         ({"gates": {"trained_tokens_lost": 1.5}}, "gates.trained_tokens_lost: "),
         ({"shard_bytes": 0}, "shard_bytes: "),
-        ({"on_error": "skip"}, "on_error: Input should be 'fail' or 'quarantine' (found 'skip')"),
+        ({"on_error": "skip"}, "on_error: should be 'fail' or 'quarantine' (found 'skip')"),
         ({"version": 2}, "version: this package reads recipes of version 1 (found 2)"),
-        ({"tokenizer": None}, "tokenizer: Expected str, got null (found None)"),
-        ({"sources": "a.jsonl"}, "sources: Expected array, got str (found 'a.jsonl')"),
-        ({"sources": ["a.jsonl"]}, "sources[0]: Expected object, got str (found 'a.jsonl')"),
-        ({"sources": [{"path": "a", "weight": float("inf")}]}, "sources[0].weight: "),
+        ({"tokenizer": None}, "tokenizer: should be a text (found None)"),
+        ({"sources": "a.jsonl"}, "sources: should be a list (found 'a.jsonl')"),
+        ({"sources": ["a.jsonl"]}, "sources[0]: should be a mapping (found 'a.jsonl')"),
+        ({"sources": [{"path": "a", "weight": float("inf")}]}, "sources[0].weight: should be a finite number (found"),
         ({"sources": [{"path": "a", "map": {"user": "q"}, "shape": "openai"}]}, "sources[0]: 'map' says what the"),
-        ({"packing": 3}, "packing: Expected object, got int (found 3)"),
+        ({"packing": 3}, "packing: should be a mapping (found 3)"),
         ({"pack": {"length": "long"}}, "pack.length: "),
-        ({"gates": None}, "gates: Expected object, got null"),
+        ({"gates": None}, "gates: should be a mapping"),
         ({"gates": {"records_quarantined": 1.5}}, "gates.records_quarantined: "),
-        ({"keep_kinds": "perhaps"}, "keep_kinds: Expected bool"),
-        ({"preferences": "best"}, "preferences: Input should be 'chosen' (found 'best')"),
+        ({"keep_kinds": "perhaps"}, "keep_kinds: should be true or false"),
+        ({"preferences": "best"}, "preferences: should be 'chosen' (found 'best')"),
         ({"shard_tokens": 5}, "'shard_tokens' is gone: a shard is what 'shard_bytes' bytes of input become"),
     ],
 )
@@ -163,7 +164,7 @@ def test_a_recipe_made_by_its_class_is_checked_as_well() -> None:
     made = Recipe(**changed(sources=[{"path": "a", "map": {"user": "q", "assistant": "a"}}, Source(path="b")]))
     assert made == recipe_of(changed(sources=[{"path": "a", "map": {"user": "q", "assistant": "a"}}, {"path": "b"}]))
     for wrong in ({"sources": [Source(path="a", weight=-1)]}, {"packing": Packing(max_length=1)}, {"vocab_size": 0}):
-        with pytest.raises(ConfigError, match=r"(weight|max_length|vocab_size): Expected (float|int) >= \d.* \(found "):
+        with pytest.raises(ConfigError, match=r"(weight|max_length|vocab_size): should be a .*number of at least \d"):
             Recipe(**changed(**wrong))
 
 
@@ -180,7 +181,7 @@ def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         recipe_of({"sources": [{"path": "a"}], "tokeniser": "x", "on_error": "rows"})
     text = str(caught.value)
-    for part in ("'tokenizer' is missing", "'template' is missing", "did you mean 'tokenizer'", "on_error: Input"):
+    for part in ("'tokenizer' is missing", "'template' is missing", "did you mean 'tokenizer'", "on_error: should"):
         assert part in text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -26,6 +27,12 @@ RECIPE_VERSION = 1
 OLD_SHARDS = "shard_tokens"
 """A key of recipes of 0.1.0."""
 MAX_ROW = 2**31 - 1
+WORDS = {
+    "array": "a list", "object": "a mapping", "int": "a whole number", "float": "a number", "bool": "true or false",
+    "str": "a text",
+}  # fmt: skip
+COMPARED = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
+"""What kinds of values and comparisons are called in errors."""
 SHARD_BYTES = 32 << 20
 
 
@@ -281,16 +288,32 @@ def _value(kind: Any, value: Any, place: str, mistakes: list[str]) -> Any:
     except ConfigError as error:
         mistakes.append(f"{place}: {error}")
     except msgspec.ValidationError as error:
-        message = str(error).partition(" - at ")[0].replace("`", "")
-        if message.startswith("Invalid enum value"):
-            *others, last = map(repr, _choices(kind))
-            message = f"Input should be {', '.join(others)}{' or ' if others else ''}{last}"
-        mistakes.append(f"{place}: {message} (found {value!r})")
+        wrong = str(error).partition(" - at ")[0].replace("`", "")
+        mistakes.append(f"{place}: {_wanted(wrong, kind)} (found {value!r})")
     else:
         known = len(mistakes)
         values = _values(inner, given, f"{place}.", mistakes)
         return inner(**values) if len(mistakes) == known else None
     return None
+
+
+def _wanted(wrong: str, kind: Any) -> str:
+    """What a value should be, in the words of a recipe; `wrong` is what msgspec says."""
+    if wrong.startswith("Invalid enum value"):
+        *others, last = map(repr, _choices(kind))
+        return f"should be {', '.join(others)}{' or ' if others else ''}{last}"
+    if wrong.startswith("Invalid RFC3339"):
+        return "should be a date, such as 2026-01-31"
+    found = re.fullmatch(r"Expected ([a-z |]+?)(?:, got \w+|( of length >= 1)|(?: ([<>]=?) (\S+)))?", wrong)
+    if found is None:
+        return wrong
+    kinds, not_empty, sign, limit = found.groups()
+    wanted = " or ".join(WORDS.get(one, one) for one in kinds.split(" | ") if one != "null")
+    if not_empty:
+        return f"should be {wanted} that is not empty"
+    if sign and float(limit) == sys.float_info.max:
+        return "should be a finite number"
+    return f"should be {wanted} {COMPARED[sign]} {limit}" if sign else f"should be {wanted}"
 
 
 def _choices(kind: Any) -> list[str]:
