@@ -180,6 +180,8 @@ def against_trl(report: Report, slices: list[Path], more: list[Path], work: Path
         mapped = trl_map(table, 2)
         theirs.append(time.perf_counter() - start)
         for size, paths in inputs.items():  # the small one is last, and compared
+            shutil.rmtree(out, ignore_errors=True)
+            os.sync()  # what the build before has left to write would be in the way of this one
             start = time.perf_counter()
             built[size] = tokens_of(build(recipe_for(paths), out, 2))
             ours[size].append(time.perf_counter() - start)
