@@ -90,6 +90,21 @@ Slot = list[torch.Tensor]
 """Keys and values of one layer while decoding, (rows, kv heads, tokens so far, size) each; empty at first."""
 
 
+class RMSNorm(nn.Module):
+    """Divides by the root mean square, in float32 at least, and scales."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., size) -> the same shape and dtype."""
+        wide = x if x.dtype == torch.float64 else x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (scaled * self.weight).to(x.dtype)
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary positions: pairs of the first and second half of each head turn by their angle."""
     first, second = x.chunk(2, dim=-1)
@@ -103,10 +118,10 @@ class Block(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.size = config.heads, config.key_heads, config.head_size
         assert config.ffn is not None
-        self.attention_norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
+        self.attention_norm = RMSNorm(config.hidden, config.norm_eps)
         self.qkv = nn.Linear(config.hidden, (self.heads + 2 * self.kv_heads) * self.size, bias=False)
         self.attention_out = nn.Linear(config.hidden, config.hidden, bias=False)
-        self.ffn_norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
+        self.ffn_norm = RMSNorm(config.hidden, config.norm_eps)
         self.ffn_in = nn.Linear(config.hidden, 2 * config.ffn, bias=False)
         self.ffn_out = nn.Linear(config.ffn, config.hidden, bias=False)
 
@@ -138,7 +153,7 @@ class GPT(nn.Module):
         self.attention = member(Attention, "attention", attention)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
+        self.norm = RMSNorm(config.hidden, config.norm_eps)
         self.head = None if config.tied else nn.Linear(config.hidden, config.vocab_size, bias=False)
         half = torch.arange(0, config.head_size, 2, dtype=torch.float32)
         self.register_buffer("frequencies", config.rope_theta ** (-half / config.head_size), persistent=False)
