@@ -122,3 +122,11 @@ def test_stats_show_the_tables_of_the_command(data: Any) -> None:
     shown = repr(data.stats())
     assert "trained share per role" in shown
     assert shown.splitlines()[0].startswith("train: 1 episode, ")
+
+
+def test_an_episode_fits_where_it_is_printed(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    lines = repr(data[0]).split("\n")
+    assert 70 < max(map(len, lines)) <= 80, "a pipe has 80 columns, and they are used"
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, repr(data[0]).split("\n"))) <= 60

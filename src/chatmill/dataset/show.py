@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -25,6 +24,7 @@ from chatmill.look.item_view import ItemView, RunView, view_item
 from chatmill.look.items import Item
 from chatmill.look.safe_text import visible
 from chatmill.look.stats import fates_of, notes_of, rejections_of
+from chatmill.look.terminal import width_of
 
 MOST_CHARACTERS = 2000
 """Characters of a run that a notebook shows."""
@@ -120,7 +120,7 @@ class ShownEpisode:
     def __repr__(self) -> str:
         """Coloured in a terminal; what is trained has a bar, and control tokens are in «»."""
         colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        width = min(shutil.get_terminal_size().columns, 120) if sys.stdout.isatty() else 100
+        width = width_of(sys.stdout)
         console = plain_console(file=io.StringIO(), width=width, colour=colour)
         console.print(f"{self._head} · {self._facts}")
         for line in document_lines(view_item(self._item, self._decoder, "episode"), width=width):

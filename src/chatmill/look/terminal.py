@@ -26,7 +26,7 @@ class Screen:
         """`paged`: use a pager ($PAGER, else less) where the output is a terminal."""
         out = file or sys.stdout
         self._paged = paged and out.isatty()
-        self.width = min(shutil.get_terminal_size().columns, WIDEST) if out.isatty() else _asked_columns()
+        self.width = width_of(out)
         if not _shows(out, "\u2588\u258c\u00b7"):
             # texts of any language go through here: what the terminal cannot show is spelled out, never an error
             getattr(out, "reconfigure", lambda **_: None)(errors="backslashreplace")
@@ -66,8 +66,10 @@ def _pager() -> list[str] | None:
     return command if command and shutil.which(command[0]) else None
 
 
-def _asked_columns() -> int:
-    """The width for a pipe: COLUMNS where it is set, else 80."""
+def width_of(out: IO[str]) -> int:
+    """Columns of a terminal; for a pipe COLUMNS where it is set, else 80."""
+    if out.isatty():
+        return min(shutil.get_terminal_size().columns, WIDEST)
     asked = os.environ.get("COLUMNS", "")
     return min(int(asked), WIDEST) if asked.isdigit() and int(asked) > 20 else PIPED
 

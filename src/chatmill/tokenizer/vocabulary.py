@@ -8,13 +8,12 @@ import re
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.native.distinct import distinct
 from chatmill.core.native.points import token_points
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of, ranges
@@ -257,24 +256,11 @@ class VocabularyTokenizer:
         moved = Texts(texts.data, begins, prefixes).not_ascii()
         inside = np.flatnonzero(~moved & (prefixes < texts.lengths[which[doubtful]]))
         beside = texts.data[(begins + prefixes)[inside]]  # the first byte behind ASCII text: of what joins to it?
-        asked = inside[~_NEVER_JOINS[beside]]
-        borders, sizes = begins[asked] + prefixes[asked], np.minimum(prefixes[asked], 1)
-        around = np.minimum(borders + 4, len(texts.data)) - borders + sizes
-        for is_inner in (0, 1):  # few of them are different
-            mine = np.flatnonzero(sizes == is_inner)
-            which_border, firsts = distinct(texts.data, (borders - sizes)[mine], around[mine])
-            joins = [
-                not self._keeps_border(texts.data[border - is_inner : border + 4].tobytes(), is_inner)
-                for border in borders[mine[firsts]].tolist()
-            ]
-            moved[asked[mine]] = np.array(joins, dtype=np.bool_)[which_border]
+        for place in inside[~_NEVER_JOINS[beside]].tolist():
+            border, before = int(begins[place] + prefixes[place]), int(prefixes[place] > 0)
+            around = texts.data[border - before : border + 4].tobytes()
+            moved[place] = not _keeps_border(self.normal_form, around, before)
         return doubtful[moved]
-
-    def _keeps_border(self, around: bytes, before: int) -> bool:
-        """Whether a normal form joins nothing to ASCII text; `around` is its last byte (or none) and what follows."""
-        pair = around.decode(errors="ignore")[: 1 + before]
-        is_normal = unicodedata.is_normalized(self.normal_form, pair)  # type: ignore[arg-type]
-        return is_normal and not unicodedata.combining(pair[-1:] or " ")
 
     def _points_before_end(
         self, encoded: Encoded, which: NDArray[np.int64], tails: NDArray[np.int64]
@@ -413,6 +399,14 @@ _NEVER_JOINS = np.zeros(256, dtype=np.bool_)
 """First bytes of characters that no normal form joins to what is before them."""
 for _first, _last in ((0x00, 0x7F), (0xC3, 0xC3), (0xE4, 0xE9), (0xEB, 0xEC)):  # ASCII, Latin, Chinese, Hangul
     _NEVER_JOINS[_first : _last + 1] = True
+
+
+@lru_cache(maxsize=4096)
+def _keeps_border(form: str, around: bytes, before: int) -> bool:
+    """Whether a normal form joins nothing to ASCII text; `around` is its last `before` bytes, and what follows."""
+    pair = around.decode(errors="ignore")[: 1 + before]
+    is_normal = unicodedata.is_normalized(form, pair)  # type: ignore[arg-type]
+    return is_normal and not unicodedata.combining(pair[-1:] or " ")
 
 
 def _not_normal(texts: Texts, places: NDArray[np.int64], form: str) -> NDArray[np.int64]:

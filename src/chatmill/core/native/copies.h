@@ -5,6 +5,11 @@
  * of a fixed size costs less than asking for the length; the next range then overwrites what was too much.
  */
 
+static inline int is_outside(int64_t start, int64_t length, int64_t size)
+{
+    return start < 0 || length < 0 || start > size || length > size - start;
+}
+
 /* Ranges one behind the other into `out` (which holds `room` bytes); items are `item` bytes, as are starts, lengths and
  * sizes counted. Returns how many bytes were written, or -1 where a range lies outside its buffer or `out` is full. */
 EXPORT int64_t chatmill_gather(const uint8_t *const *buffers, const int64_t *sizes, int64_t buffer_count,
@@ -16,7 +21,7 @@ EXPORT int64_t chatmill_gather(const uint8_t *const *buffers, const int64_t *siz
         const int64_t buffer = which[i];
         if (buffer >= buffer_count) return -1;
         const int64_t start = starts[i], length = lengths[i], size = sizes[buffer];
-        if (start < 0 || length < 0 || start > size || length > size - start) return -1;
+        if (is_outside(start, length, size)) return -1;
         const int64_t bytes = length * item;
         if (bytes > room - at) return -1;
         const uint8_t *from = buffers[buffer] + start * item;
@@ -122,7 +127,7 @@ EXPORT int64_t chatmill_distinct(const uint8_t *data, int64_t size, const int64_
     int64_t found = 0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t start = starts[i], length = lengths[i];
-        if (start < 0 || length < 0 || start > size || length > size - start) return -1;
+        if (is_outside(start, length, size)) return -1;
         const uint8_t *const text = data + start;
         uint64_t hash = mixed(0, (uint64_t)length), word = 0;
         int64_t at = 0;

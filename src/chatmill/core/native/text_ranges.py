@@ -6,7 +6,8 @@ A text is a range of a buffer, `data[start : start + length]`, and valid UTF-8. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,26 +27,22 @@ _WIDE_SPACES = b"".join(bytes([len(space)]) + space for space in _SPACES if len(
 
 def not_ascii(data: Bytes, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
     """Which texts are not ASCII."""
-    compiled, found = library(), np.empty(len(starts), dtype=np.bool_)
+    compiled = library()
     if compiled is None or not data.flags.c_contiguous:
-        found[:] = [not text.isascii() for text in _each(data, starts, lengths)]
-        return found
-    begins, counts = _int64s(starts), _int64s(lengths)
-    places = (data.ctypes.data, len(data), begins.ctypes.data, counts.ctypes.data, len(begins))
-    _done(compiled.chatmill_not_ascii(*places, found.ctypes.data), found)
+        return np.array([not text.isascii() for text in _each(data, starts, lengths)], dtype=np.bool_)
+    found = np.empty(len(starts), dtype=np.bool_)
+    _ask(compiled.chatmill_not_ascii, data, starts, lengths, found.ctypes.data)
     return found
 
 
 def characters(data: Bytes, starts: Ints, lengths: Ints) -> Ints:
     """How many characters (code points) each text has."""
-    compiled, counted = library(), np.empty(len(starts), dtype=np.int64)
+    compiled = library()
     if compiled is None or not data.flags.c_contiguous:
-        counted[:] = [len(text.decode()) for text in _each(data, starts, lengths)]
-        return counted
-    begins, counts = _int64s(starts), _int64s(lengths)
-    places = (data.ctypes.data, len(data), begins.ctypes.data, counts.ctypes.data, len(begins))
-    _done(compiled.chatmill_characters(*places, counted.ctypes.data), counted)
-    return counted
+        return np.array([len(text.decode()) for text in _each(data, starts, lengths)], dtype=np.int64)
+    counts = np.empty(len(starts), dtype=np.int64)
+    _ask(compiled.chatmill_characters, data, starts, lengths, counts.ctypes.data)
+    return counts
 
 
 def trimmed(data: Bytes, starts: Ints, lengths: Ints, byte: int | None, sides: int) -> tuple[Ints, Ints]:
@@ -57,12 +54,19 @@ def trimmed(data: Bytes, starts: Ints, lengths: Ints, byte: int | None, sides: i
     if compiled is None or not data.flags.c_contiguous:
         return _trimmed_by_python(data, starts, lengths, None if byte is None else chr(byte), sides)
     trims, wide = (_IS_SPACE, _WIDE_SPACES) if byte is None else ((np.arange(256) == byte).view(np.uint8), b"")
-    begins, counts = _int64s(starts), _int64s(lengths)
-    left = np.empty((2, len(begins)), dtype=np.int64)
-    places = (data.ctypes.data, len(data), begins.ctypes.data, counts.ctypes.data, len(begins))
+    begins, sizes = np.empty((2, len(starts)), dtype=np.int64)
     rules = (trims.ctypes.data, wide, len(wide), sides)
-    _done(compiled.chatmill_trim(*places, *rules, left[0].ctypes.data, left[1].ctypes.data), begins)
-    return left[0], left[1]
+    _ask(compiled.chatmill_trim, data, starts, lengths, *rules, begins.ctypes.data, sizes.ctypes.data)
+    return begins, sizes
+
+
+def _ask(function: Callable[..., int], data: Bytes, starts: Ints, lengths: Ints, *more: Any) -> None:
+    """Have a compiled function look at every text; `more` are its other arguments."""
+    if len(starts) != len(lengths):
+        raise ValueError(f"{len(starts)} starts and {len(lengths)} lengths")
+    begins, sizes = (np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (starts, lengths))
+    if function(data.ctypes.data, len(data), begins.ctypes.data, sizes.ctypes.data, len(begins), *more) < 0:
+        raise IndexError(OUTSIDE)
 
 
 def _trimmed_by_python(
@@ -83,12 +87,3 @@ def _each(data: Bytes, starts: Ints, lengths: Ints) -> Iterator[bytes]:
         if start < 0 or length < 0 or start + length > len(data):
             raise IndexError(OUTSIDE)
         yield data[start : start + length].tobytes()
-
-
-def _done(found: int, wanted: NDArray[np.generic]) -> None:
-    if found != len(wanted):
-        raise IndexError(OUTSIDE)
-
-
-def _int64s(numbers: Ints) -> Ints:
-    return np.ascontiguousarray(numbers, dtype=np.int64)

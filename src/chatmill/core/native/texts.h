@@ -1,10 +1,5 @@
-/* Questions about many texts (text_ranges.py): which are not ASCII, how many characters they have, and where they begin and
- * end without what is trimmed off. */
-
-static inline int is_outside(int64_t start, int64_t length, int64_t size)
-{
-    return start < 0 || length < 0 || start > size || length > size - start;
-}
+/* Questions about many texts (text_ranges.py): which are not ASCII, how many characters they have, and where they begin
+ * and end without what is trimmed off. */
 
 /* Whether each text has a byte above 0x7F. Returns `count`, or -1 where a text lies outside of the data. */
 EXPORT int64_t chatmill_not_ascii(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *lengths,
