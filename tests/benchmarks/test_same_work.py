@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,9 @@ def test_gigatoken_must_give_the_ids_of_the_build(
 
     def changed(self: Recorder, texts: Any) -> Any:
         made = original(self, texts)
-        ids = self.calls[-1][1].copy()
+        ids = self.calls[-1].ids.copy()
         ids[-1] += 1
-        self.calls[-1] = (self.calls[-1][0], ids)
+        self.calls[-1] = replace(self.calls[-1], ids=ids)
         return made
 
     monkeypatch.setattr(Recorder, "encode_batch", changed)

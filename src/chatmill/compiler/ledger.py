@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.kinds import KINDS, PARTS, RoleCode
+from chatmill.core.kinds import RoleCode
 from chatmill.errors import FormatError
 
-ROLES = len(RoleCode)
 TOKEN_FATES = ("trained", "context", "cut_trained", "cut_context", "dropped_trained", "dropped_context", "injected")
 """What became of tokens: the first six add up to what was rendered; `injected` was added on top."""
-assert KINDS == ROLES * PARTS
 
 
 def role_name(code: int) -> str:
@@ -44,25 +42,10 @@ class Ledger:
         self.notes.update(other.notes)
         self.padding += other.padding
 
-    def count_tokens(
-        self,
-        sources: list[str],
-        places: NDArray[np.integer],
-        fates: Sequence[str],
-        fate_of_run: NDArray[np.integer] | NDArray[np.bool_] | int,
-        lengths: NDArray[np.integer],
-    ) -> None:
-        """Add the lengths of runs under their fates.
-
-        `places` has the source and role of each run, as `number * ROLES + role` with a number into `sources`;
-        `fate_of_run` indexes `fates`.
-        """
-        if not len(lengths):
-            return
-        sums = np.bincount(places * len(fates) + fate_of_run, weights=lengths)
-        for key in np.flatnonzero(sums).tolist():
-            place, fate = divmod(key, len(fates))
-            self.tokens[sources[place // ROLES], role_name(place % ROLES), fates[fate]] += int(sums[key])
+    def count_tokens(self, sources: Sequence[str], sums: NDArray[np.int64], fate: str) -> None:
+        """Add tokens of one fate: `sums[source, role]` of them."""
+        for source, role in np.argwhere(sums).tolist():
+            self.tokens[sources[source], role_name(role), fate] += int(sums[source, role])
 
     def total(self, fate: str) -> int:
         """Tokens of one fate over all sources and roles."""

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.ledger import ROLES, Ledger
+from chatmill.compiler.ledger import Ledger
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
-from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
+from chatmill.core.native.run_sums import sum_lengths, sum_turns
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import RecordError
 from chatmill.label.policy import Policy, Scope
@@ -144,8 +144,7 @@ class Pipeline:
         _account_records(ledger, names, codes, records, f"overflow_{packing.overflow}")
         zero_or_one = bool(((fitted.run_weights == 0) | (fitted.run_weights == 1)).all())
         stored_weights = fitted.run_weights.astype(np.uint8) if zero_or_one else fitted.run_weights
-        turns, unended = _assistant_turns(fitted.tokens, fitted.run_weights)
-        trained = _per_episode(fitted.tokens, np.where(fitted.run_weights > 0, fitted.tokens.run_lengths, 0))
+        trained, turns, unended = sum_turns(fitted.tokens, fitted.run_weights)
         built = np.bincount(records.of_row[fitted.source_index], weights=trained, minlength=len(records.firsts))
         untrained = (built == 0) & ~records.is_dropped
         compiled = Compiled(
@@ -246,21 +245,24 @@ def _account(
     fitted: OverflowResult,
 ) -> None:
     """Enter every rendered token and every injected one under its fate."""
-    per_conversation = np.diff(tokens.conversation_runs)
-    places = np.repeat(codes * ROLES, per_conversation) + roles_of(tokens.run_kinds)
-    ledger.count_tokens(names, places, ("rendered",), 0, tokens.run_lengths)
-    is_dropped = np.zeros(len(tokens), dtype=np.bool_)
-    is_dropped[fitted.dropped] = True
-    trained = run_weights > 0
-    kept = fitted.kept_of_run
-    ledger.count_tokens(names, places, ("context", "trained"), trained, kept)
-    lost = tokens.run_lengths - kept
-    if lost.any():
-        fates = np.repeat(is_dropped, per_conversation) * np.uint8(2) + trained
-        cut = ("cut_context", "cut_trained", "dropped_context", "dropped_trained")
-        ledger.count_tokens(names, places, cut, fates, lost)
-    if fitted.injected_runs.any():
-        _account_injected(ledger, names, codes, fitted)
+    rendered = sum_lengths(tokens, tokens.run_lengths, run_weights, codes, len(names))
+    ledger.count_tokens(names, rendered.sum(axis=2), "rendered")
+    kept = rendered
+    if fitted.tokens is not tokens:
+        kept = sum_lengths(tokens, fitted.kept_of_run, run_weights, codes, len(names))
+        is_dropped = np.zeros(len(tokens), dtype=np.int64)
+        is_dropped[fitted.dropped] = 1
+        lost = tokens.run_lengths - fitted.kept_of_run
+        by_drop = sum_lengths(tokens, lost, run_weights, 2 * codes + is_dropped, 2 * len(names))
+        for fate, sums in (("cut", by_drop[0::2]), ("dropped", by_drop[1::2])):
+            ledger.count_tokens(names, sums[:, :, 0], f"{fate}_context")
+            ledger.count_tokens(names, sums[:, :, 1], f"{fate}_trained")
+        made = fitted.tokens
+        injected = np.where(fitted.injected_runs, made.run_lengths, 0)
+        added = sum_lengths(made, injected, fitted.run_weights, codes[fitted.source_index], len(names))
+        ledger.count_tokens(names, added.sum(axis=2), "injected")
+    ledger.count_tokens(names, kept[:, :, 0], "context")
+    ledger.count_tokens(names, kept[:, :, 1], "trained")
 
 
 def _account_records(
@@ -274,57 +276,8 @@ def _account_records(
                 ledger.records[names[code], fate, why] += count
 
 
-def _account_injected(ledger: Ledger, names: list[str], codes: NDArray[np.int64], fitted: OverflowResult) -> None:
-    """Enter the tokens that overflow has added."""
-    made = fitted.tokens
-    episode = np.repeat(np.arange(len(made)), np.diff(made.conversation_runs))[fitted.injected_runs]
-    ledger.count_tokens(
-        names,
-        codes[fitted.source_index[episode]] * ROLES + roles_of(made.run_kinds[fitted.injected_runs]),
-        ("injected",),
-        0,
-        made.run_lengths[fitted.injected_runs],
-    )
-
-
 def _note(ledger: Ledger, names: list[str], codes: NDArray[np.int64], what: str, counts: NDArray[np.int64]) -> None:
     sums = np.bincount(codes, weights=counts, minlength=len(names)) if len(codes) else np.zeros(len(names))
     for code, count in enumerate(sums.tolist()):
         if count:
             ledger.notes[names[code], what] += int(count)
-
-
-def _per_episode(tokens: Tokens, per_run: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Sums of run values per episode."""
-    sums = offsets_of(per_run)
-    totals: NDArray[np.int64] = sums[tokens.conversation_runs[1:]] - sums[tokens.conversation_runs[:-1]]
-    return totals
-
-
-def _assistant_turns(tokens: Tokens, run_weights: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Assistant messages per episode, and those that are trained although their terminator is not (or is gone).
-
-    A message that another one of the assistant follows (Harmony's analysis before the final answer) needs none.
-    """
-    filled = np.flatnonzero(tokens.run_lengths)
-    kinds = tokens.run_kinds[filled]
-    place = np.flatnonzero(roles_of(kinds) == RoleCode.ASSISTANT)  # among the runs that are not empty
-    if not len(place):
-        nothing = np.zeros(len(tokens), dtype=np.int64)
-        return nothing, nothing
-    run = filled[place]
-    message = tokens.run_messages[run].astype(np.int64)
-    message += np.repeat(tokens.message_offsets[:-1], np.diff(tokens.conversation_runs))[run]  # in the batch
-    opens = np.ones(len(run), dtype=np.bool_)
-    np.not_equal(message[1:], message[:-1], out=opens[1:])
-    first = np.flatnonzero(opens)
-    trained = run_weights[run] > 0
-    ended = trained & (parts_of(kinds[place]) == Part.TERMINATOR)
-    unended = np.logical_or.reduceat(trained, first) & ~np.logical_or.reduceat(ended, first)
-    owner = np.searchsorted(tokens.conversation_runs, run[first], side="right") - 1
-    goes_on = (place[first[1:]] == place[first[1:] - 1] + 1) & (np.diff(owner) == 0)
-    unended[:-1] &= ~goes_on
-    return (
-        np.bincount(owner, minlength=len(tokens)),
-        np.bincount(owner, weights=unended, minlength=len(tokens)).astype(np.int64),
-    )

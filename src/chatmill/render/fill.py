@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversations import Conversations
+from chatmill.core.native.distinct import distinct
 from chatmill.core.native.gather import gathered
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges
@@ -38,11 +39,12 @@ def fill(
     texts = _Sources(plans, batch, compute).texts(at[text_items], conversations[row_of[text_items]])
     opens = table.opens[at[text_items]]
     pieces, piece_of = _pieces(texts, opens)
-    encoded = tokenizer.encode_batch(pieces)
-    sizes = table.sizes[at]
-    sizes[text_items] = _part_sizes(texts, piece_of, pieces, encoded, tokenizer)
-    starts = table.starts[at]
-    starts[text_items] = offsets_of(sizes[text_items])[:-1]
+    different, number = different_pieces(pieces)
+    encoded = tokenizer.encode_batch(different)
+    prefixes = texts.starts - pieces.starts[piece_of]
+    begins, ends = _part_borders(prefixes, piece_of, number[piece_of], different, encoded, tokenizer)
+    starts, sizes = table.starts[at], table.sizes[at]
+    starts[text_items], sizes[text_items] = begins, ends - begins
     ids = gathered([table.ids, encoded[0]], (~is_ids).view(np.uint8), starts, sizes)
     run_offsets = offsets_of(sizes)
     message_counts = np.diff(batch.offsets)[conversations]
@@ -178,14 +180,22 @@ def _pieces(texts: Texts, opens: NDArray[np.bool_]) -> tuple[Texts, Ints]:
     return Texts.packed_in(texts.data, lengths), np.cumsum(opens) - 1
 
 
-def _part_sizes(texts: Texts, piece_of: Ints, pieces: Texts, encoded: Encoded, tokenizer: Tokenizer) -> Ints:
-    """Tokens of every part; a token belongs to the part in which its first byte lies."""
-    ends = encoded[1][piece_of + 1]
+def different_pieces(pieces: Texts) -> tuple[Texts, Ints]:
+    """The pieces that differ from each other, and which of them each piece is; many share instructions and tools."""
+    numbers, firsts = distinct(pieces.data, pieces.starts, pieces.lengths)
+    return (pieces.take(firsts).packed() if len(firsts) < len(pieces) else pieces), numbers
+
+
+def _part_borders(
+    prefixes: Ints, piece_of: Ints, number: Ints, different: Texts, encoded: Encoded, tokenizer: Tokenizer
+) -> tuple[Ints, Ints]:
+    """Where the tokens of every part begin and end; a token belongs to the part in which its first byte lies.
+
+    `prefixes` has the bytes before each part in its piece, `number` the text of that piece among the different ones.
+    """
+    begins, ends = encoded[1][number], encoded[1][number + 1]
     inner = np.flatnonzero(piece_of[1:] == piece_of[:-1]) + 1  # parts that another part of their piece comes before
-    begins = encoded[1][piece_of].copy()
     if len(inner):
-        prefix_bytes = texts.starts[inner] - pieces.starts[piece_of[inner]]
-        begins[inner] = tokenizer.byte_points(encoded, piece_of[inner], prefix_bytes, pieces)
-        ends = ends.copy()
+        begins[inner] = tokenizer.byte_points(encoded, number[inner], prefixes[inner], different)
         ends[inner - 1] = begins[inner]
-    return ends - begins
+    return begins, ends

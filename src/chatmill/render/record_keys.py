@@ -237,6 +237,8 @@ class RecordKeys:
         """The answers of every message to each question; False for those that do not have what is asked about."""
         asked: dict[Any, tuple[NDArray[Any] | slice, Texts]] = {}
         for what, origin, call, operations, argument in self._columns:
+            if what == "filled" and operations and operations[-1][0] in ("strip", "rstrip"):
+                operations = (*operations[:-1], ("lstrip", operations[-1][1]))  # leaves nothing of the same texts
             texts_asked = (origin, call, operations)
             if texts_asked not in asked:
                 places, texts = _texts_of(batch.messages, origin, call)

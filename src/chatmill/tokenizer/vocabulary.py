@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.native.distinct import distinct
 from chatmill.core.native.points import token_points
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of, ranges
@@ -255,11 +256,14 @@ class VocabularyTokenizer:
         begins, prefixes = texts.starts[which[doubtful]], prefix_bytes[doubtful]
         moved = Texts(texts.data, begins, prefixes).not_ascii()
         inside = np.flatnonzero(~moved & (prefixes < texts.lengths[which[doubtful]]))
-        beside = texts.data[(begins + prefixes)[inside]]  # the first byte behind ASCII text: of what joins to it?
-        for place in inside[~_NEVER_JOINS[beside]].tolist():
-            border, before = int(begins[place] + prefixes[place]), int(prefixes[place] > 0)
-            around = texts.data[border - before : border + 4].tobytes()
-            moved[place] = not _keeps_border(self.normal_form, around, before)
+        borders = (begins + prefixes)[inside]
+        beside = texts.data[borders]  # the first byte behind ASCII text: of what joins to it?
+        joins = ~_NEVER_JOINS[beside]
+        inside, borders, before = inside[joins], borders[joins], np.minimum(prefixes[inside[joins]], 1)
+        characters = Texts(texts.data, borders - before, before + _CHARACTER_BYTES[beside[joins]])
+        numbers, firsts = distinct(texts.data, characters.starts, characters.lengths)
+        kept = [_keeps_border(self.normal_form, characters[first]) for first in firsts.tolist()]
+        moved[inside] = ~np.array(kept, dtype=np.bool_)[numbers]
         return doubtful[moved]
 
     def _points_before_end(
@@ -401,12 +405,17 @@ for _first, _last in ((0x00, 0x7F), (0xC3, 0xC3), (0xE4, 0xE9), (0xEB, 0xEC)):  
     _NEVER_JOINS[_first : _last + 1] = True
 
 
+_CHARACTER_BYTES = np.ones(256, dtype=np.int64)
+"""Bytes of a character, by its first byte."""
+for _first, _count in ((0xC0, 2), (0xE0, 3), (0xF0, 4)):
+    _CHARACTER_BYTES[_first:] = _count
+
+
 @lru_cache(maxsize=4096)
-def _keeps_border(form: str, around: bytes, before: int) -> bool:
-    """Whether a normal form joins nothing to ASCII text; `around` is its last `before` bytes, and what follows."""
-    pair = around.decode(errors="ignore")[: 1 + before]
-    is_normal = unicodedata.is_normalized(form, pair)  # type: ignore[arg-type]
-    return is_normal and not unicodedata.combining(pair[-1:] or " ")
+def _keeps_border(form: str, around: str) -> bool:
+    """Whether a normal form joins nothing to ASCII text; `around` is its last character, if any, and the next one."""
+    is_normal = unicodedata.is_normalized(form, around)  # type: ignore[arg-type]
+    return is_normal and not unicodedata.combining(around[-1])
 
 
 def _not_normal(texts: Texts, places: NDArray[np.int64], form: str) -> NDArray[np.int64]:

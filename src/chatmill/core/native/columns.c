@@ -14,7 +14,13 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-#define ABI_VERSION 8 /* the same number as in library.py: change both whenever a signature or a struct changes */
+#if defined(__GNUC__)
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define PREFETCH(address) ((void)(address))
+#endif
+
+#define ABI_VERSION 9 /* the same number as in library.py: change both whenever a signature or a struct changes */
 
 #ifndef SOURCE_CHECKSUM
 #define SOURCE_CHECKSUM 0 /* of these files, given by the build, so that a test can tell a library of an older source */
@@ -23,6 +29,7 @@
 #include "copies.h"
 #include "json.h"
 #include "texts.h"
+#include "runs.h"
 #include "listed.h"
 #include "names.h"
 #include "messages.h"
