@@ -210,6 +210,15 @@ def say_something(number: int) -> dict[str, Any]:
     return {"environment": {name: os.environ.get(name) for name in names}, "path": sys.path, "child": seen.stdout}
 
 
+def load_libraries(path: Path) -> None:
+    """What a build loads beside Chatmill."""
+    import awkward  # noqa: F401
+    import gigatoken  # noqa: F401
+    import pyarrow.parquet  # noqa: F401
+
+    note_pid(path)
+
+
 def note_pid(path: Path) -> int:
     """Write the process id down, one line a call."""
     with path.open("a") as file:

@@ -37,6 +37,14 @@ def test_prepared_workers_share_what_one_process_has_loaded(tmp_path: Path) -> N
     assert not any(alive(pid) for pid in (*pids, int(foreman)))
 
 
+def test_the_libraries_of_a_build_leave_a_process_that_can_be_forked(tmp_path: Path) -> None:
+    """No thread of theirs is in the way (the memory of pyarrow has one on x86-64): they are loaded once for all."""
+    engine = LocalExecutor(2)
+    engine.prepare(jobs.load_libraries, tmp_path / "prepared")
+    engine.run(jobs.square, list(range(4)), lambda index, receipt: None)
+    assert len(noted(tmp_path / "prepared")) == 1
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_killed_foreman_is_replaced(tmp_path: Path, when: str) -> None:
     """Its workers end with it; another one loads again and does the jobs that are left."""

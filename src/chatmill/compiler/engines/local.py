@@ -51,6 +51,8 @@ ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAY
 """Set to 1 in workers, unless the user has set them: a worker is meant to use one core."""
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 """Has workers keep what they free for their next batch (with glibc), unless the user has set it: new pages cost."""
+NO_OTHER_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""The same for a thread of pyarrow's memory (x86-64) which does nothing here: a process with one cannot be forked."""
 BOOT_VARIABLE = "CHATMILL_WORKER"
 BOOT = (
     f"import json, os, sys; boot = json.loads(os.environ.pop({BOOT_VARIABLE!r})); sys.path[:] = boot['path']; "
@@ -247,6 +249,11 @@ class _Foreman:
         return self._process.wait()
 
 
+def worker_environment() -> dict[str, str]:
+    """The environment of workers: what the user has set counts."""
+    return dict.fromkeys(ONE_THREAD, "1") | KEEP_MEMORY | NO_OTHER_THREADS | os.environ
+
+
 def _start_process(connection: int) -> subprocess.Popen[bytes]:
     """A fresh interpreter that becomes a foreman; the script that calls us is not run again in it."""
     boot = {
@@ -257,7 +264,7 @@ def _start_process(connection: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", *(f"-W{option}" for option in sys.warnoptions), "-c", BOOT, "chatmill-worker"]
     return subprocess.Popen(
         command,
-        env=dict.fromkeys(ONE_THREAD, "1") | KEEP_MEMORY | os.environ | {BOOT_VARIABLE: json.dumps(boot)},
+        env=worker_environment() | {BOOT_VARIABLE: json.dumps(boot)},
         pass_fds=(connection,),
         stdin=subprocess.DEVNULL,
         stdout=2,  # a job that prints must not get into what the driver prints
