@@ -21,8 +21,7 @@ from chatmill.distill.accounts import differences, enter_tokens, role_tokens
 from chatmill.distill.deep import check_rows
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.errors import ConfigError, FormatError
-from chatmill.prove.added import check_others
-from chatmill.prove.files import check_files
+from chatmill.prove.files import check_files, check_others
 from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard
 from chatmill.store.kd_rules import IdRules

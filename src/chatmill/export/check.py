@@ -9,8 +9,7 @@ from pathlib import Path
 
 from chatmill.errors import FormatError
 from chatmill.export.registry import TARGETS
-from chatmill.prove.added import check_others
-from chatmill.prove.files import check_files
+from chatmill.prove.files import check_files, check_others
 from chatmill.prove.report import Notebook, OnProgress, VerifyReport
 from chatmill.store.kd import TOKENS, KDShard
 from chatmill.store.receipts import EXPORT_MANIFEST, MANIFEST, read_export, seal_problem

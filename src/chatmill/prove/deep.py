@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.prove.inputs import ReadRecord, capped, read_inputs
-from chatmill.prove.reference import Reference, account, split_of
+from chatmill.prove.reference import DerivedEpisode, Reference, account, split_of
 from chatmill.prove.report import Finding, Notebook
 from chatmill.prove.spans import SpanCheck
 from chatmill.prove.stored import place_of
@@ -38,15 +38,6 @@ NOTES = (
     "tokens_in_added_rows",
 )
 """Notes of the ledger that are derived again; `records_beyond_max_records` is counted from the inputs."""
-
-
-class Expected(NamedTuple):
-    """What an episode must hold."""
-
-    ids: NDArray[Any]
-    weights: NDArray[Any]
-    kinds: NDArray[np.uint8]
-    turns: int
 
 
 class DeepCheck:
@@ -119,11 +110,7 @@ class DeepCheck:
                 self._about(conversation, MANIFEST, str(error))
                 continue
             account(self._ledger, conversation, derived, str(self._recipe.packing.overflow))
-            numbers = [
-                self.compare(conversation, Expected(one.ids, one.weights, one.kinds, one.turns))
-                for row in derived.rows
-                for one in row.episodes
-            ]
+            numbers = [self.compare(conversation, episode) for row in derived.rows for episode in row.episodes]
             for mismatch in self._spans.mismatches(conversation, derived):
                 around = derived.rows[mismatch.row].ids[max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT]
                 self._book.found(
@@ -163,7 +150,7 @@ class DeepCheck:
     def _split_of(self, conversation: Conversation) -> str:
         return split_of(record_key(conversation), self._recipe.split.val_fraction)
 
-    def compare(self, conversation: Conversation, expected: Expected) -> int:
+    def compare(self, conversation: Conversation, expected: DerivedEpisode) -> int:
         """Compare the next stored episode of a record's split with what it must hold; gives its number."""
         name = self._split_of(conversation)
         number = self._next[name]
@@ -185,7 +172,7 @@ class DeepCheck:
 
     def _differs(
         self, split: EpisodeDataset, name: str, number: int, conversation: Conversation, column: str, place: int,
-        sentence: str, stored: Episode, expected: Expected,
+        sentence: str, stored: Episode, expected: DerivedEpisode,
     ) -> None:  # fmt: skip
         file, offset = place_of(split, number, column, place)
         around = slice(max(0, place - CONTEXT), place + CONTEXT)
@@ -291,8 +278,10 @@ class _Bulk:
         ids, offsets, weights, kinds = compiled.columns(range(len(compiled.tokens)))
         for episode, index in enumerate(compiled.source_index.tolist()):
             tokens = slice(int(offsets[episode]), int(offsets[episode + 1]))
-            turns = int(compiled.turns[episode])
-            self._check.compare(self._batch[index], Expected(ids[tokens], weights[tokens], kinds[tokens], turns))
+            made = DerivedEpisode(
+                ids=ids[tokens], weights=weights[tokens], kinds=kinds[tokens], turns=int(compiled.turns[episode])
+            )
+            self._check.compare(self._batch[index], made)
         self._batch, self._characters = [], 0
 
 
@@ -306,7 +295,7 @@ def _flat(ledger: Ledger, notes: Sequence[str]) -> Counter[tuple[str, ...]]:
 
 
 def _differences(
-    stored: Episode, expected: Expected, conversation: Conversation, keep_kinds: bool
+    stored: Episode, expected: DerivedEpisode, conversation: Conversation, keep_kinds: bool
 ) -> list[tuple[str, int, str]]:
     """(column, first token, sentence) of everything that differs."""
     found: list[tuple[str, int, str]] = []

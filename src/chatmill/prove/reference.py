@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,13 +134,13 @@ class PlainRow:
 class DerivedEpisode:
     """What an episode must hold; one value per token."""
 
-    ids: NDArray[np.uint32]
-    weights: NDArray[np.float32]
+    ids: NDArray[Any]
+    weights: NDArray[Any]
     kinds: NDArray[np.uint8]
     turns: int
     """Assistant messages."""
-    unended: int
-    """Assistant messages that are trained, and their terminator is not."""
+    unended: int = 0
+    """Assistant messages that are trained, and their terminator is not; the fast path enters them in its ledger."""
 
     @property
     def trained(self) -> int:
