@@ -17,7 +17,7 @@ from chatmill.prove.reference import uses_of
 from chatmill.prove.report import Notebook
 from chatmill.read.files import read_records
 from chatmill.read.places import STDIN, place, sha256_of, size_of
-from chatmill.read.record_shape import conversation_of
+from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import find_shape
 
 
@@ -118,12 +118,8 @@ def _read_file(file: Mapping[str, Any], source: Source, limit: int) -> Iterator[
         number = int(raw.where.rpartition(":")[2].removeprefix("row "))
         if number > limit:
             return
-        try:
-            if raw.error is not None:
-                raise raw.error
-            conversation = conversation_of(raw.value, shape, where=raw.where, source=name)
-        except RecordError as error:
-            yield ReadRecord(name, 1, None, error)
-            continue
-        copies = uses_of(record_key(conversation), source.weight)
-        yield ReadRecord(conversation.source, copies, conversation, None)
+        found = conversation_or_error(raw, shape, name)
+        if isinstance(found, RecordError):
+            yield ReadRecord(name, 1, None, found)
+        else:
+            yield ReadRecord(found.source, uses_of(record_key(found), source.weight), found, None)

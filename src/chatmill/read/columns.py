@@ -35,7 +35,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw, decode_line
-from chatmill.read.record_shape import LABEL, Shape, TurnField, conversation_of, decoded_tools
+from chatmill.read.record_shape import LABEL, Shape, TurnField, conversation_or_error, decoded_tools
 from chatmill.read.shapes import find_shape
 
 Ints = NDArray[np.int64]
@@ -154,7 +154,7 @@ def read_declined(
     slow: dict[int, Conversation] = {}
     errors: list[RecordError] = []
     for number, raw in raws:
-        found = _conversation(raw, shape, source)
+        found = conversation_or_error(raw, shape, source)
         if isinstance(found, RecordError):
             errors.append(found)
         else:
@@ -162,21 +162,11 @@ def read_declined(
     return slow, errors
 
 
-def read_one_by_one(raws: Sequence[Raw], shape: Shape, source: str) -> Read:
-    """The same for decoded records, by the way that knows all forms and all errors."""
-    found = [_conversation(raw, shape, source) for raw in raws]
-    errors = [item for item in found if isinstance(item, RecordError)]
-    conversations = [item for item in found if isinstance(item, Conversation)]
+def read_one_by_one(raws: Iterable[Raw], shape: Shape, source: str) -> Read:
+    """The same for all records of a batch."""
+    slow, errors = read_declined(enumerate(raws), shape, source)
+    conversations = list(slow.values())
     return replace(Conversations.of(conversations), unused=unused_by_source(conversations)), errors
-
-
-def _conversation(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
-    try:
-        if raw.error is not None:
-            raise raw.error
-        return conversation_of(raw.value, shape, where=raw.where, source=source)
-    except RecordError as error:
-        return error
 
 
 def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conversation]) -> Conversations:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -17,11 +18,13 @@ from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.lines import limited_lines
-from chatmill.read.nesting import is_too_deep
 from chatmill.read.places import Elsewhere, Place, place
 from chatmill.read.sniff import BOM, check_text, head_of, is_laid_out, is_lines
 
 TOO_DEEP = "the JSON is nested too deeply"
+MAX_NESTING = 500
+"""Levels of JSON, whatever version of Python decodes it and however deep its own calls are; real records have ten."""
+_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 ROW_BATCH_BYTES = 4 << 20
 MOST_ROWS, FEWEST_ROWS = 8192, 256
 """Rows of a Parquet file that are decoded at a time: about so many bytes, within these limits."""
@@ -154,6 +157,26 @@ def decode_line(line: bytes, where: str) -> Raw:
     except (ValueError, RecursionError) as error:
         return _decode_slowly(line, where, error)
     return _without_repeated_key(line, where, value)
+
+
+def is_too_deep(data: bytes) -> bool:
+    """Whether JSON has more levels than the limit."""
+    if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
+        return False
+    depth = 0
+    for mark in _MARKS.finditer(data):
+        first = data[mark.start()]
+        depth += (first in b"[{") - (first in b"]}")
+        if depth > MAX_NESTING:
+            return True
+    return False
+
+
+def json_inside(text: Any) -> Any:
+    """The value of JSON that a record has as text; errors are those of `json.loads`, which takes nothing but text."""
+    if isinstance(text, str) and is_too_deep(text.encode("utf-8", "surrogatepass")):
+        raise RecursionError
+    return json.loads(text)
 
 
 def _without_repeated_key(line: bytes, where: str, value: Any) -> Raw:

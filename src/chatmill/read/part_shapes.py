@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from chatmill.core.conversation import TEXT_PARTS, json_type
 from chatmill.errors import RecordError
-from chatmill.read.nesting import json_inside
+from chatmill.read.files import json_inside
 
 Item = Mapping[str, Any]
 CALL_PARTS = ("tool_call", "tool_calls")

@@ -14,8 +14,8 @@ PAIR_FIELDS = (CHOSEN, REJECTED, "system", *LISTS, *ASKED, *JOINED)
 """Fields that such a record may have its messages in."""
 
 
-def refuse_pairs() -> NoReturn:
-    """The error about pairs of which nobody has said what to do with them."""
+def refuse_pairs(record: Mapping[str, Any]) -> NoReturn:
+    """The error about pairs of which nobody has said what to do with them; see the shape `chosen`."""
     raise RecordError(
         "the record holds a pair of answers, 'chosen' and 'rejected', and there is no training on 'rejected' here. "
         "Train on the chosen answers with preferences: chosen (--preferences chosen)",

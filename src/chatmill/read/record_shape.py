@@ -23,12 +23,11 @@ from chatmill.core.conversation import (
 )
 from chatmill.core.conversations import options_json
 from chatmill.errors import RecordError
-from chatmill.read.files import TOO_DEEP, decode_line
-from chatmill.read.looks import Record
-from chatmill.read.nesting import json_inside
+from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside
 from chatmill.read.part_shapes import PartForm
-from chatmill.read.preferences import PAIR_FIELDS, behind_system, chosen_messages
+from chatmill.read.preferences import PAIR_FIELDS, behind_system
 
+Record = Mapping[str, Any]
 NO_OPTIONS: Mapping[str, Any] = {}
 LABEL, LABEL_FALSE = "label", "label_false"
 """The field that says whether people liked an answer (KTO), and the reason code of a record where they did not."""
@@ -83,8 +82,8 @@ class Shape:
     """Field with tool definitions in the older form, without `type` and `function` around them."""
     system_beside: str = ""
     """Field with a system text that goes before all turns; records with one are read one by one."""
-    pairs: bool = False
-    """Records hold two answers, `chosen` and `rejected`."""
+    pairs: Callable[[Record], tuple[Message, ...]] | None = None
+    """The messages of records that hold two answers, `chosen` and `rejected`."""
     options: str = "chat_template_kwargs"
     fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
@@ -100,8 +99,8 @@ class Shape:
 
     def messages(self, record: Record) -> tuple[Message, ...]:
         """The messages of a record, or a `RecordError`."""
-        if self.pairs:
-            return chosen_messages(record)
+        if self.pairs is not None:
+            return self.pairs(record)
         if self.nested and self.nested in record:
             return _nested(record, self.nested)
         if not self.lists:
@@ -165,6 +164,16 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         raise
     except RecursionError:
         raise RecordError(TOO_DEEP, code="invalid_json", where=where, record_id=record_id) from None
+
+
+def conversation_or_error(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
+    """The conversation of a record as it was read, or what is wrong with it."""
+    if raw.error is not None:
+        return raw.error
+    try:
+        return conversation_of(raw.value, shape, where=raw.where, source=source)
+    except RecordError as error:
+        return error
 
 
 def _label(record: Record, key: str, *, code: str) -> str:

@@ -45,7 +45,7 @@ class TranscriptFormat(StrEnum):
 def read_texts(paths: Iterable[str | PathLike[str]], *, field: str = "text") -> Iterator[str]:
     """The texts of JSONL files (also .gz and .zst), in order; a line without a text in `field` is an error."""
     for path in map(Path, paths):
-        for text, _ in _jsonl_texts(path, field, "bad_text_line"):
+        for text, _ in _jsonl_texts(path, field, code="bad_text_line"):
             yield text
 
 
@@ -67,7 +67,7 @@ def read_transcripts(
             yield from _read_lines(path)
 
 
-def _jsonl_texts(path: Path, field: str, code: str, hint: str = "") -> Iterator[Transcript]:
+def _jsonl_texts(path: Path, field: str, *, code: str, hint: str = "") -> Iterator[Transcript]:
     decoder = msgspec.json.Decoder(dict)
     for number, line in numbered_lines(path):
         where = f"{fspath(path)}:{number}"
@@ -84,7 +84,7 @@ def _jsonl_texts(path: Path, field: str, code: str, hint: str = "") -> Iterator[
 
 def _read_jsonl(path: Path) -> Iterator[Transcript]:
     hint = "; the command 'chatmill transcripts' makes such lines of conversations"
-    for transcript in _jsonl_texts(path, "text", "bad_transcript_line", hint):
+    for transcript in _jsonl_texts(path, "text", code="bad_transcript_line", hint=hint):
         if not transcript.text.strip():
             raise RecordError("the field 'text' holds no span", code="empty_transcript", where=transcript.where)
         yield transcript
