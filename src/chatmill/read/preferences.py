@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from chatmill.core.conversation import Message, Role, checked_text, json_type, parse_messages
+from chatmill.core.conversation import Message, Role, checked_string, checked_text, parse_messages
 from chatmill.errors import RecordError
 
 CHOSEN, REJECTED = "chosen", "rejected"
@@ -96,8 +96,4 @@ def _listed(items: Any, path: str) -> tuple[Message, ...]:
 
 def _text(record: Mapping[str, Any], key: str) -> str:
     value = record.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise RecordError(f"{key!r} must be a string, found {json_type(value)}", code="missing_field", path=key)
-    return checked_text(value, key)
+    return "" if value is None else checked_string(value, repr(key), code="missing_field", path=key)

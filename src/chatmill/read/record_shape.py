@@ -16,8 +16,9 @@ from chatmill.core.conversation import (
     Conversation,
     Message,
     Role,
+    checked_string,
     checked_text,
-    json_type,
+    mistyped,
     parse_messages,
     refuse_media,
 )
@@ -141,7 +142,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
     record_id = ""
     try:
         if not isinstance(record, Mapping):
-            raise RecordError(f"a record must be an object, found {json_type(record)}", code="record_type")
+            raise mistyped("a record must be an object", record, code="record_type", path="")
         record_id = _label(record, shape.id, code="id_type")
         known = fields_read(shape)
         _refuse_unfit(record, shape)
@@ -256,11 +257,8 @@ def _options(record: Record, key: str) -> Mapping[str, Any]:
     if options is None:
         return NO_OPTIONS
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
-        raise RecordError(
-            f"{key!r} must be an object with the options of the chat template, found {json_type(options)}",
-            code="bad_options",
-            path=key,
-        )
+        rule = f"{key!r} must be an object with the options of the chat template"
+        raise mistyped(rule, options, code="bad_options", path=key)
     _check_json(options, key, "bad_options")
     return options
 
@@ -358,10 +356,9 @@ def _text(record: Record, key: str, default: str | None = None) -> str:
     value = record.get(key)
     if value is None and default is not None:
         return default
-    if not isinstance(value, str):
-        found = "nothing" if key not in record else json_type(value)
-        raise RecordError(f"{key!r} must be a string, found {found}", code="missing_field", path=key)
-    return checked_text(value, key)
+    if key not in record:
+        raise RecordError(f"{key!r} must be a string, found nothing", code="missing_field", path=key)
+    return checked_string(value, repr(key), code="missing_field", path=key)
 
 
 def _keys(record: Record) -> str:
