@@ -19,16 +19,17 @@ from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
+from chatmill.core.tokens import first_difference
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.prove.inputs import ReadRecord, capped, read_inputs
 from chatmill.prove.reference import DerivedEpisode, Reference, account, split_of
-from chatmill.prove.report import Finding, Notebook
+from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.spans import SpanCheck
 from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.store.episodes import Episode, EpisodeDataset
 from chatmill.store.receipts import MANIFEST
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.vocabulary import VocabularyTokenizer
 
 CONTEXT = 8
 """Tokens that are shown on both sides of the first difference."""
@@ -49,7 +50,7 @@ class DeepCheck:
         manifest: Mapping[str, Any],
         recipe: Recipe,
         splits: Mapping[str, EpisodeDataset],
-        book: Notebook,
+        book: VerifyReport,
     ) -> None:
         """`splits` are the ones that can be read."""
         self._folder, self._manifest, self._recipe = folder, manifest, recipe
@@ -59,7 +60,7 @@ class DeepCheck:
         self._ledger = Ledger()
         self._rejected = _lines(folder / REJECTED)
 
-    def run(self, tokenizer: Tokenizer, engine: str, sample: int | None) -> None:
+    def run(self, tokenizer: VocabularyTokenizer, sample: int | None) -> None:
         """Derive and compare everything; with `sample` so many records slowly, the others by the fast path."""
         self._reference = Reference(self._recipe, tokenizer)
         self._spans = SpanCheck(self._reference, self._book)
@@ -85,7 +86,7 @@ class DeepCheck:
         if bulk is not None:
             bulk.flush()
         self._finish()
-        self._describe(engine)
+        self._describe(tokenizer.backend.name)
 
     def copies(self, record: ReadRecord) -> list[Conversation]:
         """A record as often as its weight says, entered in the ledger."""
@@ -299,22 +300,19 @@ def _differences(
 ) -> list[tuple[str, int, str]]:
     """(column, first token, sentence) of everything that differs."""
     found: list[tuple[str, int, str]] = []
-    short = min(len(stored.ids), len(expected.ids))
-    wrong = np.flatnonzero(stored.ids[:short] != expected.ids[:short])
-    if len(wrong):
-        place = int(wrong[0])
+    place = first_difference(stored.ids, expected.ids)
+    if place is not None and place < min(len(stored.ids), len(expected.ids)):
         found.append(("ids", place, f"the id is {stored.ids[place]} and must be {expected.ids[place]}"))
-    if len(stored.ids) != len(expected.ids):
+    if place is not None and len(stored.ids) != len(expected.ids):
         sentence = f"there are {len(stored.ids):,} tokens and must be {len(expected.ids):,}"
-        found.append(("length", min(short, int(wrong[0]) if len(wrong) else short), sentence))
+        found.append(("length", place, sentence))
         return found
     weights = expected.weights.astype(np.float32)
     for column, values, wanted in (("weights", stored.weights, weights), ("kinds", stored.kinds, expected.kinds)):
         if values is None:
             if column == "weights" or keep_kinds:
                 found.append((column, 0, "is not stored, and must be"))
-        elif len(wrong := np.flatnonzero(values != wanted)):
-            place = int(wrong[0])
+        elif (place := first_difference(values, wanted)) is not None:
             found.append((column, place, f"{column} is {values[place]} and must be {wanted[place]}"))
     per_episode = {
         "source": (stored.source, conversation.source),

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.publish import sha256_file
-from chatmill.prove.report import Notebook
+from chatmill.prove.report import VerifyReport
 from chatmill.store.kd_sidecars import check_added
 
 
-def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], book: Notebook, said: str) -> None:
+def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], book: VerifyReport, said: str) -> None:
     """Every listed file is there, with its size and its hash; `said` is what lists them, in words."""
     total = sum(record["bytes"] for record in files.values())
     name_of = {record["sha256"]: name for name, record in files.items()}
@@ -38,7 +38,7 @@ def _what_changed(record: Mapping[str, Any], size: int, found: str, other: str |
     return f"bytes were changed: its sha256 is {found}, {said} says {record['sha256']}"
 
 
-def check_others(folder: Path, names: Iterable[str], message: str, book: Notebook) -> None:
+def check_others(folder: Path, names: Iterable[str], message: str, book: VerifyReport) -> None:
     """Megatron's index cache and sidecars that were added later are no damage; `message` is for all other files."""
     wrong, sidecars, cache = check_added(folder, sorted(names))
     for name, problem in wrong.items():

@@ -14,7 +14,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.errors import ChatmillError, DataError, RecordError
 from chatmill.prove.reference import uses_of
-from chatmill.prove.report import Notebook
+from chatmill.prove.report import VerifyReport
 from chatmill.read.files import read_records
 from chatmill.read.places import STDIN, place, sha256_of, size_of
 from chatmill.read.record_shape import conversation_or_error
@@ -32,7 +32,7 @@ class ReadRecord(NamedTuple):
     error: RecordError | None
 
 
-def check_inputs(inputs: Sequence[Mapping[str, Any]], book: Notebook) -> str:
+def check_inputs(inputs: Sequence[Mapping[str, Any]], book: VerifyReport) -> str:
     """Compare sizes and hashes with the manifest; a changed file is a finding. Gives why records cannot be read."""
     total, done = sum(file["bytes"] for file in inputs), 0
     missing = [file["path"] for file in inputs if not _is_there(file["path"])]
