@@ -115,7 +115,8 @@ def read_entries(entries: Sequence[bytes], *, first: int, path: str, source: str
 
 def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source: str, shape: Shape) -> Read:
     """What was scanned, and what was declined read one by one; `before` is what places have before their numbers."""
-    sure = scanned.read & ~_undecodable_tools(scanned)
+    refused, tools = _tools(scanned)
+    sure = scanned.read & ~refused
     if shape.lists and shape.turns:
         sure &= ~two_systems(scanned.messages.roles, scanned.offsets)
     lines = (
@@ -124,7 +125,7 @@ def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source
     )
     raws = ((n, decode_line(line, f"{before}{first + n}")) for n, line in lines if line and not line.isspace())
     slow, errors = read_declined(raws, shape, source)
-    batch = scanned_batch(scanned, before, first, source)
+    batch = replace(scanned_batch(scanned, before, first, source), tools=tools)
     unused = unused_in_columns(_unused(scanned, sure), batch.sources) + unused_by_source(slow.values())
     return replace(merged(batch, sure, slow), unused=unused), errors
 
@@ -183,40 +184,30 @@ def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conver
 
 
 def scanned_batch(scanned: Scanned, before: str, first: int, source: str) -> Conversations:
-    """All that was scanned; a record that was declined has no messages."""
+    """All that was scanned but tools that Python must decode; a record that was declined has no messages."""
     count = len(scanned.read)
     return Conversations(
         messages=scanned.messages,
         offsets=scanned.offsets,
         ids=scanned.ids.texts,
         sources=_sources(scanned.sources, source),
-        tools=_listed(scanned),
+        tools=scanned.listed.texts,
         options=scanned.options.texts,
         wheres=Places(before, np.arange(first, first + count)),
         metadata=sparse_objects(count, {}),
     )
 
 
-def _undecodable_tools(scanned: Scanned) -> NDArray[np.bool_]:
-    """Records whose tools the scanner has found, and which are no list of objects."""
-    declined = np.zeros(len(scanned.read), dtype=np.bool_)
-    for number in _unlisted(scanned).tolist():
-        declined[number] = decoded_tools(scanned.tools[number] or "") is None
-    return declined
-
-
-def _unlisted(scanned: Scanned) -> Ints:
-    """Records whose tools Python must decode."""
-    return np.flatnonzero(scanned.tools.present & ~scanned.listed.present)
-
-
-def _listed(scanned: Scanned) -> Texts:
-    """The tool definitions of all records as lines."""
-    places = _unlisted(scanned)
+def _tools(scanned: Scanned) -> tuple[NDArray[np.bool_], Texts]:
+    """Which records have tools that are no list of objects; and the definitions of the others as lines."""
+    refused = np.zeros(len(scanned.read), dtype=np.bool_)
+    places = np.flatnonzero(scanned.tools.present & ~scanned.listed.present)  # which Python must decode
     if not len(places):
-        return scanned.listed.texts
-    tools = [decoded_tools(scanned.tools[number] or "") or () for number in places.tolist()]
-    return scanned.listed.texts.replaced(places, Texts.of([listed_tools(defined) for defined in tools]))
+        return refused, scanned.listed.texts
+    tools = [decoded_tools(scanned.tools[number] or "") for number in places.tolist()]
+    refused[places] = [defined is None for defined in tools]
+    lines = Texts.of([listed_tools(defined or ()) for defined in tools])
+    return refused, scanned.listed.texts.replaced(places, lines)
 
 
 def _sources(given: OptionalTexts, source: str) -> list[str]:
