@@ -245,7 +245,8 @@ def on_real_conversations() -> None:
         for policy in (Overflow.DROP, Overflow.CUT, Overflow.DROP_OLDEST_TURNS, Overflow.WINDOWS):
             result = apply_overflow(tokens, weights, capacity, policy)
             report = result.report
-            numbers = (report.episodes, report.lost_trained, report.lost_untrained, report.injected)
+            episodes = len(result.tokens) - len(tokens) + report.over_long
+            numbers = (episodes, report.lost_trained, report.lost_untrained, report.injected)
             columns = "".join(f"{n:>{w},}" for n, w in zip(numbers, (10, 14, 12, 10), strict=True))
             print(f"  {policy:<20}{report.over_long:>10,}{columns}")
         lengths = result.tokens.lengths

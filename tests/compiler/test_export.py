@@ -215,7 +215,7 @@ def test_weights_that_labels_cannot_hold(fractional: Path, tmp_path: Path) -> No
     assert rows["labels"][:] == [[5, -100, 7, 8], [9, -100, 11], [-100, 13]]
     assert [s for s in result.not_held if "2 tokens have another weight than 0 and 1" in s]
     packed = export_dataset(fractional, "hf", tmp_path / "packed", max_length=9)
-    assert any("2 trained tokens are the first of a packed document" in s for s in packed.not_held)
+    assert any("2 trained tokens are the first of a document" in s for s in packed.not_held)
 
 
 # --- parquet ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from chatmill.compiler.recipe import recipe_of
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.prove.reference import Reference, reference_tokenizer
-from chatmill.prove.report import Notebook
+from chatmill.prove.report import VerifyReport
 from chatmill.prove.spans import SpanCheck
 from chatmill.prove.verify import verify
 from chatmill.render.jinja.rows import Row
@@ -89,10 +89,12 @@ CHAT = Conversation(
 def found(change: Callable[[Row], Row]) -> list[str]:
     """What the proof says about the last row of a record after a change to its spans."""
     recipe = recipe_of(small_recipe(Path("-"), template="qwen3"))
-    reference = Reference(recipe, reference_tokenizer(recipe)[0])
+    reference = Reference(recipe, reference_tokenizer(recipe))
     derived = reference.derive(CHAT)
     changed = dataclasses.replace(derived, spans=(*derived.spans[:-1], change(derived.spans[-1])))
-    return [mismatch.message for mismatch in SpanCheck(reference, Notebook()).mismatches(CHAT, changed)]
+    return [
+        mismatch.message for mismatch in SpanCheck(reference, VerifyReport(directory=Path())).mismatches(CHAT, changed)
+    ]
 
 
 def test_a_sound_record_is_proved() -> None:

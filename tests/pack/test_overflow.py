@@ -17,8 +17,7 @@ from chatmill.core.kinds import RoleCode, role_of
 from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.errors import ConfigError, DataError
 from chatmill.label.presets import find_policy
-from chatmill.pack.overflow import Overflow, OverflowResult, apply_overflow
-from chatmill.pack.overflow_report import OverflowReport, total
+from chatmill.pack.overflow import Overflow, OverflowReport, OverflowResult, apply_overflow
 from chatmill.pack.turns import outline
 from chatmill.read.conversations import read_conversations
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
@@ -43,6 +42,11 @@ from tests.pack.letter_chats import (
 )
 
 
+def report_of(**counts: int) -> OverflowReport:
+    """A report with these counts, and 0 elsewhere."""
+    return OverflowReport(**{**dict.fromkeys(OverflowReport.__slots__, 0), **counts})
+
+
 @pytest.mark.parametrize("policy", [p for p in Overflow if p is not Overflow.ERROR])
 @settings(max_examples=200)
 @given(batches, st.integers(1, 40))
@@ -60,22 +64,11 @@ def test_every_policy_keeps_to_the_capacity_and_balances_its_ledger(
     assert kept + report.injected == len(made.ids)
     assert report.kept_trained + report.lost_trained == len(trained_in)
     assert report.kept_trained == len(trained) == sum(trained.values()), "no token is trained twice"
-    assert report.conversations == len(tokens)
-    over_long = np.flatnonzero(tokens.lengths > capacity)
-    assert report.over_long == len(over_long)
-    assert report.dropped == len(result.dropped)
+    assert report.over_long == int((tokens.lengths > capacity).sum())
     assert set(result.dropped.tolist()) | set(result.source_index.tolist()) == set(range(len(tokens)))
-    assert report.episodes == int(np.isin(result.source_index, over_long).sum())
     if policy is not Overflow.WINDOWS:
         assert report.injected == 0
         assert max(seen.values(), default=1) == 1
-    heads = [outline(tokens, index).head for index in range(len(tokens))]
-    starts = [ids_of(made, e)[: heads[source]] for e, source in enumerate(result.source_index.tolist())]
-    whole = [
-        [*range(tokens.offsets[source], tokens.offsets[source] + heads[source])]
-        for source in result.source_index.tolist()
-    ]
-    assert report.heads_lost == sum(a != b for a, b in zip(starts, whole, strict=True))
     # every token keeps its kind, message and weight, or has none
     at = made.ids
     assert (made.kinds == tokens.kinds[at]).all()
@@ -122,7 +115,7 @@ def test_when_all_fit_nothing_is_copied() -> None:
         tokens, weights, result = applied([one("u2 a3"), one("u2")], 5, policy)
         assert result.tokens is tokens
         assert result.run_weights is weights
-        assert result.report == OverflowReport(conversations=2, kept_trained=2, kept_untrained=5)
+        assert result.report == report_of(kept_trained=2, kept_untrained=5)
 
 
 # --- drop_oldest_turns, against the rules of the token-native format told in lists
@@ -233,31 +226,17 @@ def test_cut_keeps_the_first_tokens_and_drop_none() -> None:
     given_chats = [one("u4 a5"), one("s3 u4 a5 u4 a5"), one("u1")]
     tokens, _, cut = applied(given_chats, 10, "cut")
     assert spelled(tokens, cut) == ["0: u4 A5", "1: s3 u4 A3", "2: u1"]
-    assert cut.report == OverflowReport(
-        conversations=3, over_long=1, episodes=1, kept_trained=6, kept_untrained=14, lost_trained=6, lost_untrained=5,
-        assistant_lost=1, assistant_cut=1,
-    )  # fmt: skip
+    assert cut.report == report_of(over_long=1, kept_trained=6, kept_untrained=14, lost_trained=6, lost_untrained=5)
     assert cut.source_index.tolist() == [0, 1, 2]
     tokens, _, drop = applied(given_chats, 10, "drop")
     assert spelled(tokens, drop) == ["0: u4 A5", "2: u1"]
     assert drop.dropped.tolist() == [1]
-    assert (drop.report.dropped, drop.report.lost_trained, drop.report.lost_untrained) == (1, 8, 13)
-    assert (drop.report.assistant_lost, drop.report.assistant_cut) == (2, 0)
+    assert (drop.report.lost_trained, drop.report.lost_untrained) == (8, 13)
 
 
-def test_lost_results_are_counted() -> None:
+def test_tool_results_that_do_not_fit_are_lost_untrained() -> None:
     _, _, result = applied([one("s3 u4 c5 t30 a5")], 20, "windows")
-    assert (result.report.results_lost, result.report.assistant_lost, result.report.assistant_cut) == (1, 0, 0)
-    assert (result.report.lost_untrained, result.report.injected) == (22, 7)
-
-
-def test_episodes_without_their_head_are_counted() -> None:
-    given_chats = [one("s9 u9 a5"), one("s3 u4 a5 u4 a5"), one("s3 u4 a12 u2 a2"), one("s9"), one("u9 a9")]
-    for policy, lost in (("windows", 2), ("drop_oldest_turns", 1), ("cut", 0), ("drop", 0)):
-        assert applied(given_chats, 12, policy)[2].report.heads_lost == lost, policy
-    assert applied(given_chats, 2, "cut")[2].report.heads_lost == 4
-    assert applied([one("d9 u9 a5", bos=True)], 12, "windows")[2].report.heads_lost == 1
-    assert applied([one("u0 s9 u9 a5")], 12, "windows")[2].report.heads_lost == 1
+    assert (result.report.lost_trained, result.report.lost_untrained, result.report.injected) == (0, 22, 7)
 
 
 def test_error_names_the_conversations() -> None:
@@ -279,18 +258,10 @@ def test_bad_arguments() -> None:
         apply_overflow(tokens, weights[:3], 5, "cut")
 
 
-def test_reports_add_up_over_batches() -> None:
-    given_chats = [one("s3 u4 a5 u4 a5"), one("u4 a5"), one("u30 a5")]
-    _, _, whole = applied(given_chats, 12, "windows")
-    parts = [applied([chat], 12, "windows")[2].report for chat in given_chats]
-    assert total(parts) == whole.report
-    assert total([]) == OverflowReport()
-
-
 def test_an_empty_batch() -> None:
     _tokens, _, result = applied([], 5, "windows")
     assert len(result.tokens) == 0
-    assert result.report == OverflowReport()
+    assert result.report == report_of()
 
 
 # --- real conversations, rendered by a real template
@@ -312,7 +283,7 @@ def test_windows_of_real_conversations(rendered: tuple[Tokens, np.ndarray], capa
     tokens, weights = rendered
     result = apply_overflow(tokens, weights, capacity, "windows")
     assert result.report.over_long > 50
-    assert result.report.episodes > 2 * result.report.over_long
+    assert len(result.tokens) > len(tokens) + result.report.over_long
     assert result.tokens.lengths.max() <= capacity
     assert_valid(result.tokens, result)
     new, old = result.tokens.per_token(result.run_weights) > 0, tokens.per_token(weights) > 0
@@ -321,7 +292,6 @@ def test_windows_of_real_conversations(rendered: tuple[Tokens, np.ndarray], capa
     lost = set(np.flatnonzero(old).tolist()) - set(trained)
     assert len(lost) == result.report.lost_trained
     assert lost <= {i for start, end in too_long(tokens, capacity) for i in range(start, end - capacity)}
-    assert result.report.assistant_lost == 0
     # a result never opens a window: its call stands before it
     for episode in range(len(result.tokens)):
         roles = [role_of(k) for k in result.tokens.conversation(episode).run_kinds.tolist()]

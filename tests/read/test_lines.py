@@ -104,12 +104,8 @@ def test_transcripts_keep_the_limit_too(tmp_path: Path, limit: int) -> None:
             list(read_transcripts(tmp_path / name))
 
 
-@pytest.mark.parametrize("piece", [16, 50, 1 << 20])
 @pytest.mark.parametrize("end", ["", "<|EOS|>"])
-def test_a_transcript_over_several_lines_keeps_the_limit_wherever_the_pieces_end(
-    tmp_path: Path, limit: int, monkeypatch: pytest.MonkeyPatch, piece: int, end: str
-) -> None:
-    monkeypatch.setattr("chatmill.read.transcripts._CHUNK", piece)
+def test_a_transcript_over_several_lines_keeps_the_limit(tmp_path: Path, limit: int, end: str) -> None:
     path = tmp_path / "a.txt"
     for extra in (0, 1):
         long = "<|USER|>" + "a\n" * 42 + "a" * (1 + extra) + "<|END|>"
@@ -121,9 +117,7 @@ def test_a_transcript_over_several_lines_keeps_the_limit_wherever_the_pieces_end
             assert len(list(read_transcripts(path))) == 2
 
 
-@pytest.mark.parametrize("cut", range(1, 60))
-def test_an_end_marker_across_two_pieces_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
-    monkeypatch.setattr("chatmill.read.transcripts._CHUNK", cut)
+def test_transcripts_know_the_line_they_begin_in(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("<|USER|>a<|END|><|EOS|>\n<|USER|>b\n<|END|><|EOS|>\n\n<|USER|>c<|END|>")
     found = [(text.text.strip(), text.where.rpartition(":")[2]) for text in read_transcripts(tmp_path / "a.txt")]
     assert found == [("<|USER|>a<|END|>", "1"), ("<|USER|>b\n<|END|>", "2"), ("<|USER|>c<|END|>", "5")]

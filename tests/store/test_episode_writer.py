@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.prove.columns import check_episodes
 from chatmill.store import shard_writer
 from chatmill.store.episode_manifest import manifest_from_json
 from chatmill.store.episode_writer import EpisodeWriter
@@ -112,8 +111,7 @@ def test_batches_of_any_size_give_the_same_bytes(
             )
             done += len(part)
     assert files(one) == files(many)
-    dataset = EpisodeDataset(one)
-    assert check_episodes(one).problems == ()
+    dataset = EpisodeDataset(one, check=True)
     assert len(dataset) == len(made)
     for i, (got, wanted) in enumerate(zip(dataset, made, strict=True)):
         assert got.ids.tolist() == [t for t, _ in wanted]

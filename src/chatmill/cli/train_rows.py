@@ -83,7 +83,7 @@ def pack_texts(
     paths: list[Path], tokenizer: Any, options: dict[str, Any], field: str = "text"
 ) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
     """Rows, document starts and the report of texts in JSONL files."""
-    from chatmill.read.text_records import read_texts
+    from chatmill.read.transcripts import read_texts
     from chatmill.systems.document_boundaries import tokenize_blocks
 
     made = tokenize_blocks({field: list(read_texts(paths, field=field))}, tokenizer, field, **options)

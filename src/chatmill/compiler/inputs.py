@@ -22,7 +22,7 @@ from chatmill.compiler.cuts import ChunkCut, LineCutter, entry_cuts, row_cuts, s
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.publish import storing
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError
-from chatmill.read.compressed import open_bytes
+from chatmill.read.compressed import is_packed, open_bytes
 from chatmill.read.conversations import DETECT_RECORDS
 from chatmill.read.files import FileFormat, file_format, list_entries, parquet_groups
 from chatmill.read.lines import line_limit
@@ -150,7 +150,8 @@ def scan_input(scan: InputScan) -> ScannedInput:
     status, path = _status(scan), place(scan.path)
     source = scan.source if scan.source is not None else path.name.split(".")[0]
     with _called_as_named(scan):
-        table = _SCANNERS[file_format(Path(scan.data))](scan, status)
+        data = Path(scan.data)
+        table = _SCANNERS[file_format(data), is_packed(data)](scan, status)
     check_unchanged(scan.data, status.st_size, status.st_mtime_ns)
     chunks = [
         Chunk(
@@ -279,12 +280,13 @@ def _scan_parquet(scan: InputScan, status: os.stat_result) -> _Table:
 
 
 _SCANNERS = {
-    FileFormat.JSONL: _scan_jsonl,
-    FileFormat.PACKED: _scan_packed,
-    FileFormat.JSON: _scan_json,
-    FileFormat.PACKED_JSON: _scan_packed_json,
-    FileFormat.PARQUET: _scan_parquet,
-    FileFormat.TABLE: _scan_table,
+    (FileFormat.JSONL, False): _scan_jsonl,
+    (FileFormat.JSONL, True): _scan_packed,
+    (FileFormat.JSON, False): _scan_json,
+    (FileFormat.JSON, True): _scan_packed_json,
+    (FileFormat.PARQUET, False): _scan_parquet,
+    (FileFormat.TABLE, False): _scan_table,
+    (FileFormat.TABLE, True): _scan_table,
 }
 
 

@@ -155,7 +155,7 @@ def parse_messages(
     Raises `RecordError` with a field path such as `messages[2].content`.
     """
     if not isinstance(items, list | tuple):
-        raise RecordError(f"expected a list of messages, found {json_type(items)}", code="messages_type", path=path)
+        raise mistyped("expected a list of messages", items, code="messages_type", path=path)
     if not items:
         raise RecordError("the record has no messages", code="no_messages", path=path)
     messages: list[Message] = []
@@ -174,7 +174,7 @@ def parse_messages(
 
 def _parse_message(item: object, path: str, role_key: str, content_key: str, aliases: Mapping[str, Role]) -> Message:
     if not isinstance(item, dict):
-        raise RecordError(f"a message must be an object, found {json_type(item)}", code="message_type", path=path)
+        raise mistyped("a message must be an object", item, code="message_type", path=path)
     refuse_media(item, path)
     role = _role(item, path, role_key, aliases)
     calls = _tool_calls(item, path)
@@ -216,9 +216,7 @@ def _role(item: Mapping[str, Any], path: str, role_key: str, aliases: Mapping[st
         raise RecordError(f"the message has no {role_key!r}{hint}", code="missing_role", path=f"{path}.{role_key}")
     raw = item[role_key]
     if not isinstance(raw, str):
-        raise RecordError(
-            f"a role must be a string, found {json_type(raw)}", code="role_type", path=f"{path}.{role_key}"
-        )
+        raise mistyped("a role must be a string", raw, code="role_type", path=f"{path}.{role_key}")
     role = aliases.get(raw) or aliases.get(raw.strip().lower())
     if role is None:
         raise RecordError(
@@ -245,11 +243,7 @@ def _content(
             path=path,
         )
     if not isinstance(content, list):
-        raise RecordError(
-            f"content must be a string or a list of text parts, found {json_type(content)}",
-            code="content_type",
-            path=path,
-        )
+        raise mistyped("content must be a string or a list of text parts", content, code="content_type", path=path)
     if len(content) == 1 and isinstance(content[0], dict) and content[0].get("type") in list(HARMONY_PARTS):
         part = content[0]
         if HARMONY_PARTS[part["type"]] is not role:
@@ -273,7 +267,7 @@ def _check_json(value: object, path: str) -> None:
 
 def _part_text(part: object, path: str) -> str:
     if not isinstance(part, dict):
-        raise RecordError(f"a content part must be an object, found {json_type(part)}", code="bad_part", path=path)
+        raise mistyped("a content part must be an object", part, code="bad_part", path=path)
     kind = part.get("type", "text")
     if not isinstance(kind, str) or kind not in TEXT_PARTS:
         raise RecordError(
@@ -282,14 +276,7 @@ def _part_text(part: object, path: str) -> str:
             code="non_text_part",
             path=f"{path}.type",
         )
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise RecordError(
-            f"the text of a part must be a string, found {json_type(text)}",
-            code="bad_part",
-            path=f"{path}.text",
-        )
-    return checked_text(text, f"{path}.text")
+    return checked_string(part.get("text"), "the text of a part", code="bad_part", path=f"{path}.text")
 
 
 def _reasoning(item: Mapping[str, Any], path: str) -> str | None:
@@ -303,14 +290,7 @@ def _reasoning(item: Mapping[str, Any], path: str) -> str | None:
                 code="reasoning_twice",
                 path=f"{path}.{other}",
             )
-    value = item[given[0]]
-    if not isinstance(value, str):
-        raise RecordError(
-            f"reasoning must be a string, found {json_type(value)}",
-            code="reasoning_type",
-            path=f"{path}.{given[0]}",
-        )
-    return checked_text(value, f"{path}.{given[0]}")
+    return checked_string(item[given[0]], "reasoning", code="reasoning_type", path=f"{path}.{given[0]}")
 
 
 def _tool_calls(item: Mapping[str, Any], path: str) -> tuple[ToolCall, ...]:
@@ -324,17 +304,13 @@ def _tool_calls(item: Mapping[str, Any], path: str) -> tuple[ToolCall, ...]:
     if calls is None:
         return ()
     if not isinstance(calls, list):
-        raise RecordError(
-            f"tool_calls must be a list, found {json_type(calls)}",
-            code="bad_tool_call",
-            path=f"{path}.tool_calls",
-        )
+        raise mistyped("tool_calls must be a list", calls, code="bad_tool_call", path=f"{path}.tool_calls")
     return tuple(_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls))
 
 
 def _tool_call(call: object, path: str) -> ToolCall:
     if not isinstance(call, dict):
-        raise RecordError(f"a tool call must be an object, found {json_type(call)}", code="bad_tool_call", path=path)
+        raise mistyped("a tool call must be an object", call, code="bad_tool_call", path=path)
     function, inner = (call["function"], f"{path}.function") if "function" in call else (call, path)
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RecordError(
@@ -346,11 +322,8 @@ def _tool_call(call: object, path: str) -> ToolCall:
     if isinstance(arguments, dict | list):
         arguments = json.dumps(arguments, ensure_ascii=False)
     if not isinstance(arguments, str):
-        raise RecordError(
-            f"arguments must be a string or an object, found {json_type(arguments)}",
-            code="bad_tool_call",
-            path=f"{inner}.arguments",
-        )
+        rule = "arguments must be a string or an object"
+        raise mistyped(rule, arguments, code="bad_tool_call", path=f"{inner}.arguments")
     return ToolCall(
         checked_text(function["name"], f"{inner}.name"),
         checked_text(arguments, f"{inner}.arguments"),
@@ -362,11 +335,7 @@ def _weight(item: Mapping[str, Any], path: str) -> float | None:
     """`train: false` is 0 whatever the weight; `train: true` alone is 1."""
     train, weight = item.get("train"), item.get("weight")
     if train is not None and not isinstance(train, bool):
-        raise RecordError(
-            f"'train' must be true or false, found {json_type(train)}",
-            code="bad_weight",
-            path=f"{path}.train",
-        )
+        raise mistyped("'train' must be true or false", train, code="bad_weight", path=f"{path}.train")
     if weight is not None and (
         isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= MAX_WEIGHT
     ):
@@ -384,13 +353,7 @@ def _weight(item: Mapping[str, Any], path: str) -> float | None:
 
 def _optional_text(item: Mapping[str, Any], key: str, path: str) -> str | None:
     value = item.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise RecordError(
-            f"{key!r} must be a string, found {json_type(value)}", code="field_type", path=f"{path}.{key}"
-        )
-    return checked_text(value, f"{path}.{key}")
+    return None if value is None else checked_string(value, repr(key), code="field_type", path=f"{path}.{key}")
 
 
 def is_encodable(text: str) -> bool:
@@ -415,6 +378,18 @@ def checked_text(text: str, path: str) -> str:
                 path=path,
             ) from None
     return text
+
+
+def checked_string(value: object, what: str, *, code: str, path: str) -> str:
+    """A value that must be a text, checked; `what` names it in the error."""
+    if not isinstance(value, str):
+        raise mistyped(f"{what} must be a string", value, code=code, path=path)
+    return checked_text(value, path)
+
+
+def mistyped(rule: str, value: object, *, code: str, path: str) -> RecordError:
+    """The error about a value of another type than the rule says."""
+    return RecordError(f"{rule}, found {json_type(value)}", code=code, path=path)
 
 
 def json_type(value: object) -> str:

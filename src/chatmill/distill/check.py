@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from chatmill.distill.accounts import differences, enter_tokens, role_tokens
 from chatmill.distill.deep import check_rows
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.errors import ConfigError, FormatError
-from chatmill.prove.added import check_others
-from chatmill.prove.files import check_files
-from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
+from chatmill.prove.files import check_files, check_others
+from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard
 from chatmill.store.kd_rules import IdRules
 from chatmill.store.receipts import KD_SCHEMA, MANIFEST, manifest_kind, read_kd_manifest, seal_problem
@@ -53,14 +51,13 @@ def verify_synth_kd(
     """
     if sample is not None and (sample < 1 or not deep):
         raise ConfigError("sample is a number of records, 1 or more, and goes with deep")
-    started = time.monotonic()
     folder = Path(root)
     manifest = read_kd_manifest(folder, check_seal=False)
     if manifest is None:
         raise FormatError(
             f"{folder} holds no finished distillation dataset: {MANIFEST}, which is written last, is not there"
         )
-    book = Notebook(on_progress)
+    book = VerifyReport(directory=folder, deep=deep, on_progress=on_progress)
     if problem := seal_problem(manifest):
         book.wrong(MANIFEST, problem)
     config = hashlib.sha256(canonical_json(manifest["config"])).hexdigest()
@@ -77,7 +74,7 @@ def verify_synth_kd(
     stated = _check_ledger(folder, manifest, found, book)
     if deep:
         check_rows(folder, manifest, stated, sample, book)
-    return book.report(folder, deep=deep, seconds=time.monotonic() - started)
+    return book.ended()
 
 
 def _listed(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -88,7 +85,7 @@ def _listed(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {str(entry["path"]): entry for entry in entries}
 
 
-def _check_ledger(folder: Path, manifest: Mapping[str, Any], found: Ledger, book: Notebook) -> Ledger | None:
+def _check_ledger(folder: Path, manifest: Mapping[str, Any], found: Ledger, book: VerifyReport) -> Ledger | None:
     """The ledger balances, and says of every shard and role what the files hold; None: there is none to be read."""
     if "ledger" not in manifest:
         book.unchecked.append("there is no ledger: an older version of Chatmill built this")
@@ -111,7 +108,7 @@ def _check_ledger(folder: Path, manifest: Mapping[str, Any], found: Ledger, book
     return stated
 
 
-def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], ledger: Ledger, book: Notebook) -> None:
+def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], ledger: Ledger, book: VerifyReport) -> None:
     """The shards of a split, and their sums; their tokens go into the ledger."""
     spans = np.zeros(len(SPAN_NAMES), dtype=np.int64)
     rows = tokens = 0
@@ -154,7 +151,7 @@ def _check_split(folder: Path, split: KDSplit, recorded: Mapping[str, Any], ledg
 
 
 def _check_values(
-    shard: KDShard, split: KDSplit, name: str, book: Notebook
+    shard: KDShard, split: KDSplit, name: str, book: VerifyReport
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Every value of a shard; how many tokens each span and each role has."""
     counts, roles = np.zeros(len(SPAN_NAMES), dtype=np.int64), np.zeros(len(RoleCode), dtype=np.int64)

@@ -23,7 +23,7 @@ from chatmill.distill.rows import NO_ROWS, BulkRows, KDBatch, with_official
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.distill.shards import KDInput, Shard, ShardRows, read_input, shard_batches
 from chatmill.errors import ChatmillError
-from chatmill.prove.report import Finding, Notebook
+from chatmill.prove.report import Finding, VerifyReport
 from chatmill.render.official_harmony import encoding
 from chatmill.store.kd import LOSSMASK, SPAN, TOKENS, KDShard
 from chatmill.store.receipts import MANIFEST
@@ -43,7 +43,7 @@ NOT_DERIVED = "the rows were not rendered again"
 
 
 def check_rows(
-    folder: Path, manifest: Mapping[str, Any], stated: Ledger | None, sample: int | None, book: Notebook
+    folder: Path, manifest: Mapping[str, Any], stated: Ledger | None, sample: int | None, book: VerifyReport
 ) -> None:
     """Render the input again and compare; with `sample` so many rows with openai-harmony, the others by the fast path.
 
@@ -59,7 +59,7 @@ def check_rows(
         book.blocked = f"{NOT_DERIVED}: {error}"
 
 
-def _same_input(manifest: Mapping[str, Any], book: Notebook) -> KDInput:
+def _same_input(manifest: Mapping[str, Any], book: VerifyReport) -> KDInput:
     """The input, which must be that of the build."""
     config, said = manifest["config"], manifest["input"]
     known = {name: config[name] for name in KDConfig.__dataclass_fields__ if name in config}
@@ -91,7 +91,7 @@ class _Documents:
 class _Check:
     """One pass over the input beside one over the dataset."""
 
-    def __init__(self, folder: Path, manifest: Mapping[str, Any], vocabulary: Path, book: Notebook) -> None:
+    def __init__(self, folder: Path, manifest: Mapping[str, Any], vocabulary: Path, book: VerifyReport) -> None:
         self._folder, self._manifest, self._book = folder, manifest, book
         self._vocabulary = vocabulary
         self._official, self._encoding = OfficialRows(vocabulary), encoding(vocabulary)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from pathlib import Path
 
 from chatmill.errors import FormatError
 from chatmill.export.registry import TARGETS
-from chatmill.prove.added import check_others
-from chatmill.prove.files import check_files
-from chatmill.prove.report import Notebook, OnProgress, VerifyReport
+from chatmill.prove.files import check_files, check_others
+from chatmill.prove.report import OnProgress, VerifyReport
 from chatmill.store.kd import TOKENS, KDShard
 from chatmill.store.receipts import EXPORT_MANIFEST, MANIFEST, read_export, seal_problem
 
@@ -32,12 +30,11 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
 
     The hash of export.json itself, every file with its size and sha256, and no others.
     """
-    started = time.monotonic()
     folder = Path(directory)
     receipt = read_export(folder, check_seal=False)
     if receipt is None:
         raise FormatError(f"{folder} holds no export: {EXPORT_MANIFEST} is not there")
-    book = Notebook(on_progress)
+    book = VerifyReport(directory=folder, on_progress=on_progress)
     if problem := seal_problem(receipt):
         book.wrong(EXPORT_MANIFEST, problem)
     files = receipt["files"]
@@ -54,10 +51,10 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
         book.counts["episodes"] += split["documents"]
         book.counts["tokens"] += split["tokens"]
         book.counts["trained_tokens"] += split["trained"]
-    return book.report(folder, deep=False, seconds=time.monotonic() - started)
+    return book.ended()
 
 
-def _check_others(folder: Path, files: set[str], to: str, book: Notebook) -> None:
+def _check_others(folder: Path, files: set[str], to: str, book: VerifyReport) -> None:
     """No file that the receipt does not name."""
     if to == "megatron":
         names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}

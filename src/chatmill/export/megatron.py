@@ -6,7 +6,6 @@ next token. A span is 1 for trained reasoning and 2 for the rest of what is trai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,7 @@ from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.texts import Texts
 from chatmill.errors import ConfigError
-from chatmill.export.targets import MAX_ID, ids_of
-from chatmill.export.trained import with_ends
+from chatmill.export.rows import MAX_ID, RowBatch, with_ends
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
@@ -28,6 +26,9 @@ if TYPE_CHECKING:
     from chatmill.export.targets import Export
 
 SPAN_REASONING, SPAN_OTHER = 1, 2
+OTHER_WEIGHTS = (
+    "the loss mask only says trained or not: {:,} tokens have another weight than 0 and 1, and count like all others"
+)
 
 
 def to_megatron(export: Export) -> None:
@@ -36,43 +37,25 @@ def to_megatron(export: Export) -> None:
         raise ConfigError(f"eod_id is {export.eod_id:,}; token ids are stored as int32, up to {MAX_ID:,}")
     if export.record_ids and not export.holds("record_id"):
         raise ConfigError("the dataset stores no record ids: leave out record_ids")
-    lost = _Lost()
     for split, documents in export.source.splits.items():
         rows = export.documents(split, "Megatron")
         for number, batches in enumerate(export.shards(split, rows, added=int(export.eod_id is not None))):
             with MegatronShard(export.folder / split / f"shard_{number:02d}", record_ids=export.record_ids) as shard:
                 for batch in batches:
                     names = documents.facts("record_id", batch.numbers) if export.record_ids else None
-                    record_ids = None if names is None else Texts.of(names)
-                    ids, lengths, span = _columns(ids_of(split, batch), batch.documents, export.eod_id, lost)
-                    shard.append(ids, lengths, span, record_ids)
-    _say_what_is_lost(export, lost)
+                    shard.append(*_columns(export, batch), None if names is None else Texts.of(names))
+    _say_what_is_lost(export)
 
 
-@dataclass(slots=True)
-class _Lost:
-    """Counts of what label-aligned 0/1 masks cannot say."""
-
-    fractional: int = 0
-    first_tokens: int = 0
-    without_kinds: bool = False
-    without_weights: bool = False
-
-
-def _columns(
-    ids: NDArray[np.int32], some: Documents, eod_id: int | None, lost: _Lost
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _columns(export: Export, batch: RowBatch) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Ids, lengths, and label-aligned span of some documents."""
-    offsets, spans = some.offsets, spans_of(some)
-    weights = some.full_weights
-    lost.fractional += int(np.count_nonzero((weights != 0) & (weights != 1)))
-    lost.first_tokens += int(np.count_nonzero(spans[offsets[:-1][np.diff(offsets) > 0]]))
-    lost.without_kinds |= some.kinds is None
-    lost.without_weights |= some.weights is None
-    if eod_id is not None:
-        ids, offsets, spans = with_ends(ids, offsets, eod_id, spans)
-    span = shift_left_ragged(spans, offsets)
-    return ids, np.diff(offsets), span
+    ids, offsets, spans = batch.ids, batch.documents.offsets, spans_of(batch.documents)
+    weights = batch.documents.full_weights
+    export.lose(int(np.count_nonzero((weights != 0) & (weights != 1))), OTHER_WEIGHTS)
+    spans[~export.targets(batch)] = 0
+    if export.eod_id is not None:
+        ids, offsets, spans = with_ends(ids, offsets, export.eod_id, spans)
+    return ids, np.diff(offsets), shift_left_ragged(spans, offsets)
 
 
 def spans_of(some: Documents) -> NDArray[np.uint8]:
@@ -96,29 +79,20 @@ def spans_of(some: Documents) -> NDArray[np.uint8]:
     return spans
 
 
-def _say_what_is_lost(export: Export, lost: _Lost) -> None:
+def _say_what_is_lost(export: Export) -> None:
     kept = ("record_id",) if export.record_ids else ()
     facts = [name for name in ("record_id", "source", "turns") if name not in kept and export.holds(name)]
+    splits = export.source.splits.values()
     if facts:
         export.say(
             f"{', '.join(facts)}: indexed datasets hold no facts about records; their order is that of the build"
         )
-    if lost.without_weights:
+    if not all(documents.has_masks for documents in splits):
         export.say("the dataset stores no masks: every token but the first of a document is trained")
-    if lost.without_kinds:
+    if not all(documents.has_kinds for documents in splits):
         export.say("kinds are not stored, so every trained token has the span 2; none is known to be reasoning")
     else:
         export.say("kinds are not kept: the span says 1 for trained reasoning of the assistant, 2 for all else trained")
-    if lost.fractional:
-        export.say(
-            f"the loss mask only says trained or not: {lost.fractional:,} tokens have another weight than 0 and 1, "
-            "and count like all others"
-        )
-    if lost.first_tokens:
-        export.say(
-            f"{lost.first_tokens:,} trained tokens are the first of a document and have no label: no token of their "
-            "own document comes before them"
-        )
     if export.eod_id is None:
         export.say(
             "no end-of-document token was added (--eod-id): where Megatron packs samples, documents follow each other "

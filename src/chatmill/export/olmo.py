@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.trained import Targets, ends_in_eos, with_ends
+from chatmill.export.rows import RowBatch, with_ends
 
 if TYPE_CHECKING:
-    from chatmill.export.rows import RowBatch
     from chatmill.export.targets import Export
 
 DTYPES = (np.uint8, np.uint16, np.uint32)
@@ -29,7 +28,7 @@ def to_olmo_core(export: Export) -> None:
     The mask is token-aligned. OLMo-core finds the documents by their end token (and, asked for it, by the bounds), so
     each must end in it and have it nowhere else.
     """
-    targets = Targets(export, "OLMo-core")
+    export.begin_for("OLMo-core")
     eos = export.eod_id if export.eod_id is not None else export.eos_id
     if eos is None:
         raise ConfigError(
@@ -43,9 +42,8 @@ def to_olmo_core(export: Export) -> None:
     for split in export.source.splits:
         rows = export.documents(split, "OLMo-core")
         for number, shard in enumerate(export.shards(split, rows, added=int(export.eod_id is not None))):
-            documents = (_ended(export, split, _known(split, batch, size), targets.of(batch), eos) for batch in shard)
+            documents = (_ended(export, batch, size, eos) for batch in shard)
             _write_part(export.folder / split, number, documents, dtype)
-    targets.say_what_is_lost()
     export.config += [
         "NumpyPackedFSLDatasetConfig(",
         f"    tokenizer=TokenizerConfig(vocab_size={size}, eos_token_id={eos}, pad_token_id={export.pad_id}),",
@@ -69,11 +67,14 @@ def _vocabulary(export: Export) -> int:
 
 
 def _ended(
-    export: Export, split: str, batch: RowBatch, trained: NDArray[np.bool_], eos: int
+    export: Export, batch: RowBatch, size: int, eos: int
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.bool_]]:
     """Ids, lengths and mask of documents that each end in `eos`, which is added untrained where it was asked for."""
-    problem = ends_in_eos(split, batch, eos)
-    ids, offsets = batch.documents.ids, batch.documents.offsets
+    ids, offsets, trained = batch.documents.ids, batch.documents.offsets, export.targets(batch)
+    largest = int(ids.max(initial=0))
+    if largest >= size:
+        raise DataError(f"{batch.split}: a token has the id {largest:,}; the vocabulary has {size:,}")
+    problem = batch.problem_with_ends(eos)
     if problem and "inside" in problem:
         raise DataError(
             f"{problem}, and OLMo-core cuts them there: choose another token that ends them, one that the template "
@@ -86,14 +87,6 @@ def _ended(
     if problem:
         ids, offsets, trained = with_ends(ids, offsets, eos, trained)
     return ids, np.diff(offsets), trained
-
-
-def _known(split: str, batch: RowBatch, size: int) -> RowBatch:
-    """The batch, all of whose ids are in the vocabulary."""
-    largest = int(batch.documents.ids.max(initial=0))
-    if largest >= size:
-        raise DataError(f"{split}: a token has the id {largest:,}; the vocabulary has {size:,}")
-    return batch
 
 
 def _write_part(

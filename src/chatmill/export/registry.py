@@ -93,16 +93,16 @@ TARGETS: dict[str, Target] = {
         _target(
             "hf",
             "datasets.load_from_disk, TRL, Trainer; --hub: a folder for the Hugging Face Hub",
-            "targets:to_hf",
+            "lossless:to_hf",
             "max_length",
             "hub",
             cached=True,
         ),
-        _target("parquet", "pyarrow, DuckDB, datasets.load_dataset", "targets:to_parquet", "max_length"),
+        _target("parquet", "pyarrow, DuckDB, datasets.load_dataset", "lossless:to_parquet", "max_length"),
         _target(
             "episodes",
             "Chatmill itself, and any reader of its three files",
-            "targets:to_episodes",
+            "lossless:to_episodes",
             no_rows="episodes are not packed into rows: leave out max_length, or export to hf or parquet",
         ),
         _target(
@@ -116,11 +116,11 @@ TARGETS: dict[str, Target] = {
                 "there"
             ),
         ),
-        _target("megatron-bridge", "Megatron Bridge: packed Parquet", "parquet_rows:to_megatron_bridge", "max_length"),
+        _target("megatron-bridge", "Megatron Bridge: packed Parquet", "trainers:to_megatron_bridge", "max_length"),
         _target(
             "axolotl",
             "Axolotl: tokenized datasets",
-            "labelled:to_axolotl",
+            "trainers:to_axolotl",
             cached=True,
             no_rows=(
                 "Axolotl packs rows itself: leave out max_length and set sample_packing: true and sequence_len there"
@@ -129,7 +129,7 @@ TARGETS: dict[str, Target] = {
         _target(
             "llamafactory",
             "LLaMA-Factory: tokenized_path, packed rows for neat_packing",
-            "labelled:to_llamafactory",
+            "trainers:to_llamafactory",
             "max_length",
             cached=True,
         ),
@@ -143,14 +143,14 @@ TARGETS: dict[str, Target] = {
         _target(
             "skyrl",
             "SkyRL: pretokenized Parquet",
-            "parquet_rows:to_skyrl",
+            "trainers:to_skyrl",
             no_rows=(
                 "SkyRL packs sequences itself: leave out max_length and set use_sequence_packing: true and max_length "
                 "there"
             ),
         ),
-        _target("levanter", "Levanter: prebuilt rows of one length", "parquet_rows:to_levanter", "max_length"),
-        _target("torchtitan", "torchtitan: arrays of rows, read at random", "torchtitan:to_torchtitan", "max_length"),
+        _target("levanter", "Levanter: prebuilt rows of one length", "trainers:to_levanter", "max_length"),
+        _target("torchtitan", "torchtitan: arrays of rows, read at random", "trainers:to_torchtitan", "max_length"),
     )
 }
 """The targets of this package."""

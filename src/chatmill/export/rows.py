@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,9 @@ from chatmill.pack.plan import Strategy, plan
 from chatmill.store.split import Documents, Split, even_ranges
 
 Ints = NDArray[np.int64]
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
+MAX_ID = 2**31 - 1
 ALONE = "alone"
 """In place of a packing strategy: one document a row, in the order of the build."""
 ON_STORED = (Overflow.ERROR, Overflow.DROP, Overflow.CUT)
@@ -59,6 +61,7 @@ class RowPlan:
 class RowBatch:
     """Consecutive rows, without padding."""
 
+    split: str
     documents: Documents
     """Their documents, one after another."""
     numbers: Ints
@@ -70,6 +73,14 @@ class RowBatch:
         return len(self.row_offsets) - 1
 
     @property
+    def ids(self) -> NDArray[np.int32]:
+        """The ids of all tokens; those that int32 does not hold are refused."""
+        ids = self.documents.ids
+        if len(ids) and int(ids.max()) > MAX_ID:
+            raise DataError(f"{self.split}: a token has the id {ids.max():,}; int32 holds ids up to {MAX_ID:,}")
+        return ids.astype(np.int32)
+
+    @property
     def token_offsets(self) -> Ints:
         """One more than there are rows: where the tokens of each begin."""
         return self.documents.offsets[self.row_offsets]
@@ -79,6 +90,64 @@ class RowBatch:
         """Where each document starts in its row."""
         counts = np.diff(self.row_offsets)
         return self.documents.offsets[:-1] - np.repeat(self.token_offsets[:-1], counts)
+
+    @property
+    def positions(self) -> NDArray[np.int32]:
+        """The place of every token in its document."""
+        offsets = self.documents.offsets
+        return (np.arange(offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))).astype(np.int32)
+
+    @property
+    def numbers_in_row(self) -> NDArray[np.int32]:
+        """For every token the number of its document in the row, from 1."""
+        documents = np.arange(len(self.numbers)) - np.repeat(self.row_offsets[:-1], np.diff(self.row_offsets)) + 1
+        return np.repeat(documents, np.diff(self.documents.offsets)).astype(np.int32)
+
+    def problem_with_ends(self, eos_id: int) -> str:
+        """What is wrong where documents should have their one eos at the end; empty where nothing is."""
+        is_eos, ends = self.documents.ids == eos_id, self.documents.offsets[1:] - 1
+        inside = int(np.count_nonzero(is_eos)) - int(np.count_nonzero(is_eos[ends]))
+        if inside:
+            return f"{self.split}: the end token {eos_id} occurs {inside:,} times inside documents"
+        if not is_eos[ends].all():
+            without = int(np.count_nonzero(~is_eos[ends]))
+            return f"{self.split}: {without:,} documents do not end in the end token {eos_id}"
+        return ""
+
+
+class PaddedRows:
+    """Rows of a batch, padded at their ends to one width."""
+
+    def __init__(self, batch: RowBatch, width: int) -> None:
+        offsets = batch.token_offsets
+        self.rows, self.width = len(batch), width
+        self.offsets: Ints = np.arange(self.rows + 1, dtype=np.int64) * width
+        self._lengths = np.diff(offsets)
+        self._places = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1] - offsets[:-1], self._lengths)
+
+    def of(self, values: NDArray[ScalarT], fill: int | float | NDArray[Any]) -> NDArray[ScalarT]:
+        """Flat: a column with `fill` behind the values of each row."""
+        padded = np.empty(self.rows * self.width, dtype=values.dtype)
+        padded[:] = fill
+        padded[self._places] = values
+        return padded
+
+    @property
+    def counted(self) -> NDArray[np.int32]:
+        """A fill: 0, 1, 2, ... from where the padding of each row begins; a document of its own."""
+        places = np.tile(np.arange(self.width, dtype=np.int32), self.rows)
+        return places - np.repeat(self._lengths.astype(np.int32), self.width)
+
+
+def with_ends(
+    ids: NDArray[ScalarT], offsets: Ints, eod_id: int, values: NDArray[Any]
+) -> tuple[NDArray[ScalarT], Ints, NDArray[Any]]:
+    """Documents with this token, of the value 0, behind each that does not end in it: ids, offsets and values."""
+    ends = offsets[1:]
+    is_open = ids[ends - 1] != eod_id
+    added = ends[is_open]
+    grown = offsets + np.append(0, np.cumsum(is_open))
+    return np.insert(ids, added, eod_id), grown, np.insert(values, added, 0)
 
 
 def one_each(documents: Split) -> RowPlan:
@@ -156,17 +225,15 @@ def _fitted(documents: Split, max_length: int, overflow: str) -> tuple[Ints, Int
 
 
 def _policy(overflow: str) -> Overflow:
-    names = [str(policy) for policy in ON_STORED]
-    try:
-        policy = Overflow(overflow)
-    except ValueError:
-        raise UnknownNameError("overflow policy of an export", overflow, names) from None
-    if policy not in ON_STORED:
+    names = ", ".join(ON_STORED)
+    if overflow in set(Overflow) - set(ON_STORED):
         raise ConfigError(
-            f"the overflow policy {policy!s} works on the turns of conversations, which a stored dataset does not "
-            f"have: use {', '.join(names)}, or build again with pack: {{length: N}} and this policy"
+            f"the overflow policy {overflow} works on the turns of conversations, which a stored dataset does not "
+            f"have: use {names}, or build again with pack: {{length: N}} and this policy"
         )
-    return policy
+    if overflow not in ON_STORED:
+        raise UnknownNameError("overflow policy of an export", overflow, list(ON_STORED))
+    return Overflow(overflow)
 
 
 def _too_long(documents: Split, too_long: Ints, max_length: int) -> str:
@@ -193,14 +260,3 @@ def _lost(documents: Split, too_long: Ints, kept: int) -> tuple[int, int, int]:
         trained += int((whole[offsets[1:]] - whole[borders]).sum())
         empty += int(np.count_nonzero((whole[borders] == whole[offsets[:-1]]) & (whole[offsets[1:]] > whole[borders])))
     return tokens, trained, empty
-
-
-def row_batches(documents: Split, rows: RowPlan, width: int = 0) -> Iterator[RowBatch]:
-    """All rows in order, about a million tokens at a time; a row counts as `width` tokens where it has fewer."""
-    for first, last in even_ranges(np.maximum(rows.row_tokens, width)):
-        some = rows.part(first, last)
-        yield RowBatch(
-            documents=documents.gather(some.documents, some.lengths),
-            numbers=some.documents,
-            row_offsets=some.row_offsets,
-        )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.native.gather import gathered
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
 from chatmill.pack.plan import Plan
@@ -56,7 +57,7 @@ def assemble_rows(
     """Copy the documents of the plan's bins `first .. last` (default: all) into rows.
 
     Document `d` is `ids[offsets[d]:offsets[d + 1]]`. `columns` maps a name to (values aligned with `ids`,
-    value on padding). Python touches each document once (a slice); the tokens are copied by NumPy.
+    value on padding).
     """
     rows = range(plan.bins)[first:last]
     if len(offsets) != plan.documents + 1:
@@ -73,21 +74,24 @@ def assemble_rows(
             f"bin {rows[row]} has {row_lengths[row]} tokens and a capacity of {plan.capacity}: "
             "the offsets are not those of the lengths that were planned"
         )
-    layout = _Layout(
-        starts=offsets[chosen].tolist(),
-        stops=offsets[chosen + 1].tolist(),
-        row_stops=start_offsets[1:].tolist(),
-        padding=(plan.capacity - row_lengths).tolist(),
-        capacity=plan.capacity,
-    )
-    tokens = int(offsets[-1])
+    row_ends, tokens = start_offsets[1:], int(offsets[-1])  # behind the documents of a row comes its padding
+    which = np.insert(np.zeros_like(chosen), row_ends, 1)
+    starts = np.insert(offsets[chosen], row_ends, 0)
+    counts = np.insert(lengths, row_ends, plan.capacity - row_lengths)
+
+    def dense(name: str, values: Values, pad: float) -> Values:
+        if values.shape != (tokens,):
+            raise DataError(f"column {name!r} has shape {values.shape}, and the documents have {tokens} tokens")
+        padding = np.full(plan.capacity, pad, dtype=values.dtype)
+        return gathered([values, padding], which, starts, counts).reshape(len(rows), plan.capacity)
+
     return PackedRows(
-        ids=layout.fill("ids", np.asarray(ids, dtype=np.int32), pad_id, tokens),
+        ids=dense("ids", np.asarray(ids, dtype=np.int32), pad_id),
         row_lengths=row_lengths,
         start_values=ends[:-1] - np.repeat(row_starts[:-1], np.diff(start_offsets)),
         start_offsets=start_offsets,
         documents=chosen,
-        columns={name: layout.fill(name, *given, tokens) for name, given in (columns or {}).items()},
+        columns={name: dense(name, *given) for name, given in (columns or {}).items()},
     )
 
 
@@ -106,32 +110,3 @@ def iter_rows(
     for first in range(0, plan.bins, rows_at_a_time):
         last = first + rows_at_a_time
         yield assemble_rows(plan, ids, offsets, pad_id, columns=columns, first=first, last=last)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """Which slices of a flat column are in the rows; lists, because they are read one by one."""
-
-    starts: list[int]
-    stops: list[int]
-    row_stops: list[int]
-    """For each row, where its documents end in `starts`."""
-    padding: list[int]
-    capacity: int
-
-    def fill(self, name: str, values: Values, pad: float, tokens: int) -> Values:
-        """The column as a dense array, `pad` behind the documents of each row."""
-        if values.shape != (tokens,):
-            raise DataError(f"column {name!r} has shape {values.shape}, and the documents have {tokens} tokens")
-        tail = np.full(self.capacity, pad, dtype=values.dtype)
-        pieces: list[Values] = []
-        done = 0
-        for stop, padding in zip(self.row_stops, self.padding, strict=True):
-            pieces += [values[a:b] for a, b in zip(self.starts[done:stop], self.stops[done:stop], strict=True)]
-            if padding:
-                pieces.append(tail[:padding])
-            done = stop
-        dense = np.empty((len(self.row_stops), self.capacity), dtype=values.dtype)
-        if pieces:
-            np.concatenate(pieces, out=dense.reshape(-1))
-        return dense

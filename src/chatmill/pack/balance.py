@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, member
 from chatmill.pack.plan import Plan
 
 
@@ -48,10 +48,7 @@ def balance(
     batch that is cheapest so far the dearest of them. Full batches are then in the order of their earliest
     bin, and the bins inside a batch in the order of the plan. Bins themselves are not changed.
     """
-    try:
-        chosen = Balance(objective)
-    except ValueError:
-        raise UnknownNameError("balance objective", objective, [str(b) for b in Balance]) from None
+    chosen = member(Balance, "balance objective", objective)
     rows = _positive(rows_per_batch)
     cost = attention_cost(plan, lengths)
     dearest_first = np.argsort(-cost, kind="stable")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.native.gather import gathered
 from chatmill.core.tokens import Tokens, offsets_of, ranges
-from chatmill.errors import ConfigError, DataError, UnknownNameError
-from chatmill.pack.overflow_report import OverflowReport, counted, counted_untouched, head_lengths
+from chatmill.errors import ConfigError, DataError, member
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, newest_turns, windows
 
@@ -31,6 +31,23 @@ class Overflow(StrEnum):
     """Several episodes of whole turns; each assistant message trains once, the head comes again untrained."""
     CUT = "cut"
     """Keep the first tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverflowReport:
+    """Tokens of a batch before and after; one is trained when its weight is above 0.
+
+    Tokens in = kept + lost, trained and untrained apart. Tokens out = kept + injected.
+    """
+
+    over_long: int
+    """Conversations longer than the row: the only ones touched."""
+    kept_trained: int
+    kept_untrained: int
+    lost_trained: int
+    lost_untrained: int
+    injected: int
+    """Untrained repetitions (head, lead of a split turn, document end) that windows added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +84,7 @@ def apply_overflow(
     `run_weights` has one weight per run of `tokens` (`Policy.run_weights`). Python touches only over-long
     conversations. `name_of` says in an error which conversation has a number.
     """
-    try:
-        chosen = Overflow(policy)
-    except ValueError:
-        raise UnknownNameError("overflow policy", policy, [str(p) for p in Overflow]) from None
+    chosen = member(Overflow, "overflow policy", policy)
     if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
         raise ConfigError(f"the capacity of a row is a whole number of tokens, 1 or more, not {capacity!r}")
     if run_weights.shape != tokens.run_kinds.shape:
@@ -87,7 +101,7 @@ def apply_overflow(
             dropped=over_long,
             kept_of_run=tokens.run_lengths,
             injected_runs=np.zeros(len(tokens.run_kinds), dtype=np.bool_),
-            report=counted_untouched(tokens, run_weights),
+            report=_report(tokens, run_weights, tokens.run_lengths, over_long=0, injected=0),
         )
     episodes = [_episodes(tokens, run_weights, index, int(capacity), chosen) for index in over_long.tolist()]
     return _result(tokens, run_weights, _Slices.of(tokens, over_long, episodes))
@@ -195,7 +209,7 @@ def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Slices) -
     weights = run_weights[run]
     weights[injected] = 0
     made = Tokens(
-        ids=_joined(tokens.ids, pieces.start, pieces.end),
+        ids=gathered([tokens.ids], np.zeros_like(pieces.start), pieces.start, pieces.end - pieces.start),
         offsets=run_offsets[conversation_runs],
         run_offsets=run_offsets,
         run_kinds=tokens.run_kinds[run],
@@ -206,42 +220,29 @@ def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Slices) -
     )
     lengths = end - start
     kept = np.bincount(run[~injected], weights=lengths[~injected], minlength=len(tokens.run_kinds)).astype(np.int64)
-    dropped = np.setdiff1d(pieces.over_long, source)
-    report = counted(tokens, run_weights, kept, pieces.over_long, dropped)
-    report = replace(
-        report,
-        episodes=int(np.isin(source, pieces.over_long).sum()),
-        injected=int(lengths[injected].sum()),
-        heads_lost=_without_head(tokens, pieces, first_piece),
-    )
     return OverflowResult(
         tokens=made,
         run_weights=weights,
         source_index=source,
         window=pieces.window[first_piece].astype(np.int32),
-        dropped=dropped,
+        dropped=np.setdiff1d(pieces.over_long, source),
         kept_of_run=kept,
         injected_runs=injected,
-        report=report,
+        report=_report(
+            tokens, run_weights, kept, over_long=len(pieces.over_long), injected=int(lengths[injected].sum())
+        ),
     )
 
 
-def _without_head(tokens: Tokens, pieces: _Slices, first_piece: Ints) -> int:
-    """How many episodes lack some token of their conversation's head."""
-    if not len(first_piece):
-        return 0
-    head_start = tokens.offsets[pieces.source]
-    head_end = head_start + head_lengths(tokens)[pieces.source]
-    overlap = np.minimum(pieces.end, head_end) - np.maximum(pieces.start, head_start)
-    present = np.add.reduceat(np.maximum(overlap, 0), first_piece)
-    return int((present < (head_end - head_start)[first_piece]).sum())
-
-
-def _joined(ids: NDArray[np.int32], starts: Ints, ends: Ints) -> NDArray[np.int32]:
-    """The slices one after another; neighbours in the source are copied in one go."""
-    if not len(starts):
-        return np.empty(0, dtype=np.int32)
-    breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
-    firsts = starts[np.concatenate(([0], breaks))].tolist()
-    lasts = ends[np.concatenate((breaks - 1, [len(ends) - 1]))].tolist()
-    return np.concatenate([ids[a:b] for a, b in zip(firsts, lasts, strict=True)])
+def _report(
+    tokens: Tokens, run_weights: NDArray[np.float32], kept: Ints, *, over_long: int, injected: int
+) -> OverflowReport:
+    trained, lost = run_weights > 0, tokens.run_lengths - kept
+    return OverflowReport(
+        over_long=over_long,
+        kept_trained=int(kept[trained].sum()),
+        kept_untrained=int(kept[~trained].sum()),
+        lost_trained=int(lost[trained].sum()),
+        lost_untrained=int(lost[~trained].sum()),
+        injected=injected,
+    )

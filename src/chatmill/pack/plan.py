@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.errors import ConfigError, DataError, member
 from chatmill.pack.bins import decreasing, lower_bound, next_fit, online_first_fit
 
 Ints = NDArray[np.int64]
@@ -88,7 +88,7 @@ def plan(lengths: ArrayLike, capacity: int, strategy: Strategy | str = Strategy.
     on nothing else. Time: `best_fit` and `first_fit` loop over distinct lengths, `greedy` over bins,
     `in_order` over documents (about two microseconds each).
     """
-    chosen = _strategy(strategy)
+    chosen = member(Strategy, "packing strategy", strategy)
     room = _capacity(capacity)
     checked = _checked(lengths, room)
     if chosen in (Strategy.BEST_FIT, Strategy.FIRST_FIT):
@@ -105,13 +105,6 @@ def plan(lengths: ArrayLike, capacity: int, strategy: Strategy | str = Strategy.
         tokens=int(checked.sum(dtype=np.int64)),
         lower_bound=lower_bound(checked, room),
     )
-
-
-def _strategy(strategy: Strategy | str) -> Strategy:
-    try:
-        return Strategy(strategy)
-    except ValueError:
-        raise UnknownNameError("packing strategy", strategy, [str(s) for s in Strategy]) from None
 
 
 def _capacity(capacity: int) -> int:

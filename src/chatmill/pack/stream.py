@@ -11,7 +11,7 @@ import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -161,21 +161,22 @@ def pack_post_training_stream(
         "eos_id": eos_id,
     }
     mask = post_training_loss_mask(blocks, **markers)
+    starts, tokens, injected = np.array([block[:3] for block in plan], dtype=np.int64).reshape(-1, 3).T.copy()
     report = StreamReport(
         records=len(ends),
         blocks=len(blocks),
-        injected=int(plan.injected.sum()),
-        padded=int(blocks.size - plan.injected.sum() - plan.tokens.sum()),
-        left_out=len(stream) - int(plan.tokens.sum()),
-        records_cut=plan.records_cut,
-        system_not_injected=plan.system_not_injected,
+        injected=int(injected.sum()),
+        padded=int(blocks.size - injected.sum() - tokens.sum()),
+        left_out=len(stream) - int(tokens.sum()),
+        records_cut=sum(block.cut for block in plan),
+        system_not_injected=sum(block.crowded for block in plan),
     )
     return PackedStream(
         input_ids=blocks,
         loss_mask=mask,
-        starts=plan.starts,
-        injected=plan.injected,
-        tokens=plan.tokens,
+        starts=starts,
+        injected=injected,
+        tokens=tokens,
         report=report,
         assistant_tokens=int(post_training_loss_mask(stream, **markers).sum()),
     )
@@ -207,17 +208,18 @@ class _UserSpans:
     """Tokens of that system span, both markers included; 0 where there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BlockPlan:
-    """Which piece of the stream each block takes, and what is put in front of it."""
+class _Block(NamedTuple):
+    """Which piece of the stream a block takes, and what is put in front of it."""
 
-    starts: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-    injected: NDArray[np.int64]
-    system_starts: NDArray[np.int64]
+    start: int
+    tokens: int
+    injected: int
+    system_start: int
     """Where the system span to inject starts; it has `injected - 1` tokens."""
-    records_cut: int
-    system_not_injected: int
+    crowded: bool
+    """Whether the system span would leave no room, so that only the user marker is injected."""
+    cut: bool
+    """Whether the rest of the record is left out."""
 
 
 def _user_spans(
@@ -248,9 +250,9 @@ def _user_spans(
     )
 
 
-def _plan_blocks(spans: _UserSpans, *, total: int, block_size: int, drop_last: bool) -> _BlockPlan:
+def _plan_blocks(spans: _UserSpans, *, total: int, block_size: int, drop_last: bool) -> list[_Block]:
     """Walk the stream block by block; one step of Python for each block."""
-    rows: list[tuple[int, int, int, int, bool, bool]] = []
+    blocks: list[_Block] = []
     position = 0
     while position < total:
         injected = system_start = 0
@@ -265,28 +267,19 @@ def _plan_blocks(spans: _UserSpans, *, total: int, block_size: int, drop_last: b
         count = min(resume, total) - position
         if inside and spans.closers[span] >= resume:
             cut, resume = True, spans.record_ends[span]
-        rows.append((position, count, injected, system_start, crowded, cut))
+        blocks.append(_Block(position, count, injected, system_start, crowded, cut))
         position = resume
-    if drop_last and rows and rows[-1][1] + rows[-1][2] < block_size:
-        rows.pop()
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 6).T.copy()
-    return _BlockPlan(
-        starts=columns[0],
-        tokens=columns[1],
-        injected=columns[2],
-        system_starts=columns[3],
-        system_not_injected=int(columns[4].sum()),
-        records_cut=int(columns[5].sum()),
-    )
+    if drop_last and blocks and blocks[-1].tokens + blocks[-1].injected < block_size:
+        blocks.pop()
+    return blocks
 
 
 def _fill_blocks(
-    stream: NDArray[np.int64], plan: _BlockPlan, *, block_size: int, user_id: int, eos_id: int
+    stream: NDArray[np.int64], plan: list[_Block], *, block_size: int, user_id: int, eos_id: int
 ) -> NDArray[np.int64]:
     """Copy each block's pieces into place; what no piece covers stays padding."""
-    blocks = np.full((len(plan.starts), block_size), eos_id, dtype=np.int64)
-    columns = (plan.starts, plan.tokens, plan.injected, plan.system_starts)
-    for block, start, count, injected, system in zip(blocks, *(c.tolist() for c in columns), strict=True):
+    blocks = np.full((len(plan), block_size), eos_id, dtype=np.int64)
+    for block, (start, count, injected, system, _, _) in zip(blocks, plan, strict=True):
         if injected:
             block[: injected - 1] = stream[system : system + injected - 1]
             block[injected - 1] = user_id

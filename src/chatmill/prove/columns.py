@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from chatmill.compiler.ledger import role_name
 from chatmill.core.kinds import KINDS, PLAIN, Part, RoleCode, parts_of, roles_of
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import FormatError
 from chatmill.prove.report import Finding
-from chatmill.prove.stored import StoredSlice, place_of, slices
-from chatmill.store.checksums import file_problems
+from chatmill.prove.stored import place_of
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.split import Documents
 
 
 @dataclass(slots=True)
@@ -39,28 +38,26 @@ class ColumnCounts:
     double_bos: int = 0
     """Places where one BOS token follows another in an episode."""
 
-    def count(
-        self, split: EpisodeDataset, name: str, *, vocab_size: int | None, bos_id: int | None
-    ) -> Iterator[Finding]:
+    def count(self, split: EpisodeDataset, name: str, *, vocab_size: int, bos_id: int | None) -> Iterator[Finding]:
         """Add a split; gives what is wrong with its values, files with their whole path."""
         self.episodes += len(split)
-        for part in slices(split):
+        for numbers in split.batches():
+            part = _Slice(split, name, numbers, split.gather(numbers))
             self.tokens += len(part.documents.ids)
-            yield from _Values(part, split, name).problems(vocab_size)
+            yield from part.problems(vocab_size)
             if part.documents.weights is not None:
-                self._count_trained(part, split)
+                self._count_trained(part)
             if bos_id is not None:
-                yield from self._count_double_bos(part, split, name, bos_id)
+                yield from self._count_double_bos(part, bos_id)
 
-    def _count_trained(self, part: StoredSlice, split: EpisodeDataset) -> None:
-        trained, kinds = part.documents.trained, part.documents.kinds
+    def _count_trained(self, part: _Slice) -> None:
+        trained, kinds, sources = part.documents.trained, part.documents.kinds, part.column("source")
         self.trained += int(np.count_nonzero(trained))
-        if part.sources is not None:
-            per_episode = _per_episode(trained, part)
-            for code, count in enumerate(np.bincount(part.sources, weights=per_episode).tolist()):
+        if sources is not None:
+            names = part.split.source_names
+            for code, count in enumerate(np.bincount(sources, weights=part.per_episode(trained)).tolist()):
                 if count:
-                    name = split.source_names[code] if code < len(split.source_names) else f"code {code}"
-                    self.trained_of_source[name] += int(count)
+                    self.trained_of_source[names[code] if code < len(names) else f"code {code}"] += int(count)
         if kinds is not None:
             for code, count in enumerate(np.bincount(roles_of(kinds[trained])).tolist()):
                 if count and code < len(RoleCode):
@@ -82,90 +79,64 @@ class ColumnCounts:
         self.turns += int(any_trained.sum())
         self.unended_turns += int((any_trained & ~np.logical_or.reduceat(ends, first)).sum())
 
-    def _count_double_bos(self, part: StoredSlice, split: EpisodeDataset, name: str, bos_id: int) -> Iterator[Finding]:
+    def _count_double_bos(self, part: _Slice, bos_id: int) -> Iterator[Finding]:
         """The first double BOS of a slice is a finding, all of them are counted."""
         is_bos = part.documents.ids == bos_id
         doubled = np.append(False, is_bos[1:] & is_bos[:-1])
         doubled[part.documents.offsets[:-1]] = False  # the second one opens another episode
         self.double_bos += int(doubled.sum())
-        yield from _Values(part, split, name).where(doubled, "ids", "one BOS token follows another")
+        yield from part.first(doubled, "ids", "one BOS token follows another")
 
 
 @dataclass(frozen=True, slots=True)
-class _Values:
-    """One slice, looked at for values that no build writes."""
+class _Slice:
+    """Consecutive episodes of a split, looked at for values that no build writes."""
 
-    part: StoredSlice
     split: EpisodeDataset
     name: str
+    numbers: NDArray[np.int64]
+    documents: Documents
 
-    def problems(self, vocab_size: int | None) -> Iterator[Finding]:
-        part, some = self.part, self.part.documents
-        if vocab_size is not None:
-            yield from self.where(some.ids >= vocab_size, "ids", f"no id of the vocabulary, which has {vocab_size:,}")
+    def column(self, name: str) -> NDArray[Any] | None:
+        """A value for each episode; None where the column is not stored."""
+        return self.split.column(name)[self.numbers] if name in self.split.columns else None
+
+    def per_episode(self, flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """How many flags are set in each episode, one without tokens included."""
+        sums, offsets = offsets_of(flags.view(np.uint8)), self.documents.offsets
+        counts: NDArray[np.int64] = sums[offsets[1:]] - sums[offsets[:-1]]
+        return counts
+
+    def problems(self, vocab_size: int) -> Iterator[Finding]:
+        """The first wrong value of each kind."""
+        some, sources, trained = self.documents, self.column("source"), self.column("trained")
+        yield from self.first(some.ids >= vocab_size, "ids", f"no id of the vocabulary, which has {vocab_size:,}")
         if some.kinds is not None:
             plain = some.kinds & PLAIN
-            yield from self.where(plain >= KINDS, "kinds", f"no kind; their codes are below {KINDS}, without flags")
+            yield from self.first(plain >= KINDS, "kinds", f"no kind; their codes are below {KINDS}, without flags")
         if some.weights is not None and some.weights.dtype.kind == "f":
             wrong = ~(np.isfinite(some.weights) & (some.weights >= 0))
-            yield from self.where(wrong, "weights", "a weight that is negative or not finite")
-        if some.weights is not None and part.trained is not None:
-            yield from self._trained(_per_episode(some.weights != 0, part), part.trained)
-        if part.sources is not None:
+            yield from self.first(wrong, "weights", "a weight that is negative or not finite")
+        if some.weights is not None and trained is not None:
+            counted = self.per_episode(some.weights != 0)
+            for row in np.flatnonzero(counted != trained)[:1].tolist():
+                sentence = f"says {trained[row]:,} trained tokens; the mask has {counted[row]:,}"
+                yield self._finding("trained", row, None, sentence)
+        if sources is not None:
             names = len(self.split.source_names)
-            for row in np.flatnonzero(part.sources >= names)[:1].tolist():
-                sentence = f"has the source code {part.sources[row]}; the manifest has {names} names"
+            for row in np.flatnonzero(sources >= names)[:1].tolist():
+                sentence = f"has the source code {sources[row]}; the manifest has {names} names"
                 yield self._finding("source", row, None, sentence)
 
-    def where(self, wrong: NDArray[np.bool_], column: str, sentence: str) -> Iterator[Finding]:
+    def first(self, wrong: NDArray[np.bool_], column: str, sentence: str) -> Iterator[Finding]:
         """The first token that is wrong, if one is."""
         if not wrong.any():
             return
-        at, some = int(np.argmax(wrong)), self.part.documents
+        at, some = int(np.argmax(wrong)), self.documents
         row = int(np.searchsorted(some.offsets, at, side="right")) - 1
         yield self._finding(column, row, at - int(some.offsets[row]), f"{getattr(some, column)[at]}: {sentence}")
 
-    def _trained(self, counted: NDArray[np.int64], stored: NDArray[np.uint32]) -> Iterator[Finding]:
-        for row in np.flatnonzero(counted != stored)[:1].tolist():
-            sentence = f"says {stored[row]:,} trained tokens; the mask has {counted[row]:,}"
-            yield self._finding("trained", row, None, sentence)
-
     def _finding(self, column: str, row: int, token: int | None, sentence: str) -> Finding:
-        number = int(self.part.numbers[row])
+        number = int(self.numbers[row])
         file, offset = place_of(self.split, number, column, token or 0)
         return Finding(file=str(file), offset=offset, split=self.name, episode=number, token=token, message=sentence)
-
-
-def _per_episode(flags: NDArray[np.bool_], part: StoredSlice) -> NDArray[np.int64]:
-    """How many flags are set in each episode, one without tokens included."""
-    sums, offsets = offsets_of(flags.view(np.uint8)), part.documents.offsets
-    counts: NDArray[np.int64] = sums[offsets[1:]] - sums[offsets[:-1]]
-    return counts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitCheck:
-    """What a check found; the split is sound when there are no problems."""
-
-    episodes: int
-    tokens: int
-    files: int
-    """Files whose hash was compared with the manifest; 0 without a manifest."""
-    problems: tuple[str, ...]
-    """One line each: the file, the place and the numbers."""
-
-
-def check_episodes(dir: str | Path, split: str = "train") -> SplitCheck:
-    """Read every byte of a split; every file that is wrong, and the first wrong value of a kind in a million tokens.
-
-    A split that cannot be opened is one problem.
-    """
-    try:
-        dataset = EpisodeDataset(dir, split)
-    except FormatError as error:
-        return SplitCheck(episodes=0, tokens=0, files=0, problems=(str(error),))
-    shards = dataset.manifest.shards if dataset.manifest else ()
-    problems = [line for shard in shards for line in file_problems(dataset.folder / shard.name, shard.files)]
-    problems += [str(one) for part in slices(dataset) for one in _Values(part, dataset, split).problems(None)]
-    files = sum(len(shard.files) for shard in shards)
-    return SplitCheck(episodes=len(dataset), tokens=dataset.tokens, files=files, problems=tuple(problems))

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +19,17 @@ from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
+from chatmill.core.tokens import first_difference
 from chatmill.errors import DataError, RecordError, TokenizerError
 from chatmill.prove.inputs import ReadRecord, capped, read_inputs
-from chatmill.prove.reference import Reference, account, split_of
-from chatmill.prove.report import Finding, Notebook
+from chatmill.prove.reference import DerivedEpisode, Reference, account, split_of
+from chatmill.prove.report import Finding, VerifyReport
 from chatmill.prove.spans import SpanCheck
 from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.store.episodes import Episode, EpisodeDataset
 from chatmill.store.receipts import MANIFEST
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.vocabulary import VocabularyTokenizer
 
 CONTEXT = 8
 """Tokens that are shown on both sides of the first difference."""
@@ -40,15 +41,6 @@ NOTES = (
 """Notes of the ledger that are derived again; `records_beyond_max_records` is counted from the inputs."""
 
 
-class Expected(NamedTuple):
-    """What an episode must hold."""
-
-    ids: NDArray[Any]
-    weights: NDArray[Any]
-    kinds: NDArray[np.uint8]
-    turns: int
-
-
 class DeepCheck:
     """One pass over the inputs, beside one pass over the dataset."""
 
@@ -58,7 +50,7 @@ class DeepCheck:
         manifest: Mapping[str, Any],
         recipe: Recipe,
         splits: Mapping[str, EpisodeDataset],
-        book: Notebook,
+        book: VerifyReport,
     ) -> None:
         """`splits` are the ones that can be read."""
         self._folder, self._manifest, self._recipe = folder, manifest, recipe
@@ -68,7 +60,7 @@ class DeepCheck:
         self._ledger = Ledger()
         self._rejected = _lines(folder / REJECTED)
 
-    def run(self, tokenizer: Tokenizer, engine: str, sample: int | None) -> None:
+    def run(self, tokenizer: VocabularyTokenizer, sample: int | None) -> None:
         """Derive and compare everything; with `sample` so many records slowly, the others by the fast path."""
         self._reference = Reference(self._recipe, tokenizer)
         self._spans = SpanCheck(self._reference, self._book)
@@ -94,7 +86,7 @@ class DeepCheck:
         if bulk is not None:
             bulk.flush()
         self._finish()
-        self._describe(engine)
+        self._describe(tokenizer.backend.name)
 
     def copies(self, record: ReadRecord) -> list[Conversation]:
         """A record as often as its weight says, entered in the ledger."""
@@ -119,11 +111,7 @@ class DeepCheck:
                 self._about(conversation, MANIFEST, str(error))
                 continue
             account(self._ledger, conversation, derived, str(self._recipe.packing.overflow))
-            numbers = [
-                self.compare(conversation, Expected(one.ids, one.weights, one.kinds, one.turns))
-                for row in derived.rows
-                for one in row.episodes
-            ]
+            numbers = [self.compare(conversation, episode) for row in derived.rows for episode in row.episodes]
             for mismatch in self._spans.mismatches(conversation, derived):
                 around = derived.rows[mismatch.row].ids[max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT]
                 self._book.found(
@@ -163,7 +151,7 @@ class DeepCheck:
     def _split_of(self, conversation: Conversation) -> str:
         return split_of(record_key(conversation), self._recipe.split.val_fraction)
 
-    def compare(self, conversation: Conversation, expected: Expected) -> int:
+    def compare(self, conversation: Conversation, expected: DerivedEpisode) -> int:
         """Compare the next stored episode of a record's split with what it must hold; gives its number."""
         name = self._split_of(conversation)
         number = self._next[name]
@@ -185,7 +173,7 @@ class DeepCheck:
 
     def _differs(
         self, split: EpisodeDataset, name: str, number: int, conversation: Conversation, column: str, place: int,
-        sentence: str, stored: Episode, expected: Expected,
+        sentence: str, stored: Episode, expected: DerivedEpisode,
     ) -> None:  # fmt: skip
         file, offset = place_of(split, number, column, place)
         around = slice(max(0, place - CONTEXT), place + CONTEXT)
@@ -291,8 +279,10 @@ class _Bulk:
         ids, offsets, weights, kinds = compiled.columns(range(len(compiled.tokens)))
         for episode, index in enumerate(compiled.source_index.tolist()):
             tokens = slice(int(offsets[episode]), int(offsets[episode + 1]))
-            turns = int(compiled.turns[episode])
-            self._check.compare(self._batch[index], Expected(ids[tokens], weights[tokens], kinds[tokens], turns))
+            made = DerivedEpisode(
+                ids=ids[tokens], weights=weights[tokens], kinds=kinds[tokens], turns=int(compiled.turns[episode])
+            )
+            self._check.compare(self._batch[index], made)
         self._batch, self._characters = [], 0
 
 
@@ -306,26 +296,23 @@ def _flat(ledger: Ledger, notes: Sequence[str]) -> Counter[tuple[str, ...]]:
 
 
 def _differences(
-    stored: Episode, expected: Expected, conversation: Conversation, keep_kinds: bool
+    stored: Episode, expected: DerivedEpisode, conversation: Conversation, keep_kinds: bool
 ) -> list[tuple[str, int, str]]:
     """(column, first token, sentence) of everything that differs."""
     found: list[tuple[str, int, str]] = []
-    short = min(len(stored.ids), len(expected.ids))
-    wrong = np.flatnonzero(stored.ids[:short] != expected.ids[:short])
-    if len(wrong):
-        place = int(wrong[0])
+    place = first_difference(stored.ids, expected.ids)
+    if place is not None and place < min(len(stored.ids), len(expected.ids)):
         found.append(("ids", place, f"the id is {stored.ids[place]} and must be {expected.ids[place]}"))
-    if len(stored.ids) != len(expected.ids):
+    if place is not None and len(stored.ids) != len(expected.ids):
         sentence = f"there are {len(stored.ids):,} tokens and must be {len(expected.ids):,}"
-        found.append(("length", min(short, int(wrong[0]) if len(wrong) else short), sentence))
+        found.append(("length", place, sentence))
         return found
     weights = expected.weights.astype(np.float32)
     for column, values, wanted in (("weights", stored.weights, weights), ("kinds", stored.kinds, expected.kinds)):
         if values is None:
             if column == "weights" or keep_kinds:
                 found.append((column, 0, "is not stored, and must be"))
-        elif len(wrong := np.flatnonzero(values != wanted)):
-            place = int(wrong[0])
+        elif (place := first_difference(values, wanted)) is not None:
             found.append((column, place, f"{column} is {values[place]} and must be {wanted[place]}"))
     per_episode = {
         "source": (stored.source, conversation.source),

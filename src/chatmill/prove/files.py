@@ -1,16 +1,17 @@
-"""The files of a dataset or an export against the sizes and hashes of its receipt."""
+"""The files of a dataset or an export against its receipt: sizes and hashes, and files that it does not name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.publish import sha256_file
-from chatmill.prove.report import Notebook
+from chatmill.prove.report import VerifyReport
+from chatmill.store.kd_sidecars import check_added
 
 
-def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], book: Notebook, said: str) -> None:
+def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], book: VerifyReport, said: str) -> None:
     """Every listed file is there, with its size and its hash; `said` is what lists them, in words."""
     total = sum(record["bytes"] for record in files.values())
     name_of = {record["sha256"]: name for name, record in files.items()}
@@ -35,3 +36,15 @@ def _what_changed(record: Mapping[str, Any], size: int, found: str, other: str |
         change = "cut short" if size < record["bytes"] else "too long"
         return f"{change}: {size:,} bytes, {said} says {record['bytes']:,}"
     return f"bytes were changed: its sha256 is {found}, {said} says {record['sha256']}"
+
+
+def check_others(folder: Path, names: Iterable[str], message: str, book: VerifyReport) -> None:
+    """Megatron's index cache and sidecars that were added later are no damage; `message` is for all other files."""
+    wrong, sidecars, cache = check_added(folder, sorted(names))
+    for name, problem in wrong.items():
+        book.wrong(name, problem or message)
+    if cache:
+        book.unchecked.append(f"{cache[0]}: Megatron's index cache ({len(cache):,} files), no part of the dataset")
+    for name in sidecars:
+        if name not in wrong:
+            book.unchecked.append(f"{name}: a sidecar that was added later; it fits the tokens, its values are its own")

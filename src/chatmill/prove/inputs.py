@@ -14,10 +14,10 @@ from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import record_key
 from chatmill.errors import ChatmillError, DataError, RecordError
 from chatmill.prove.reference import uses_of
-from chatmill.prove.report import Notebook
+from chatmill.prove.report import VerifyReport
 from chatmill.read.files import read_records
 from chatmill.read.places import STDIN, place, sha256_of, size_of
-from chatmill.read.record_shape import conversation_of
+from chatmill.read.record_shape import conversation_or_error
 from chatmill.read.shapes import find_shape
 
 
@@ -32,7 +32,7 @@ class ReadRecord(NamedTuple):
     error: RecordError | None
 
 
-def check_inputs(inputs: Sequence[Mapping[str, Any]], book: Notebook) -> str:
+def check_inputs(inputs: Sequence[Mapping[str, Any]], book: VerifyReport) -> str:
     """Compare sizes and hashes with the manifest; a changed file is a finding. Gives why records cannot be read."""
     total, done = sum(file["bytes"] for file in inputs), 0
     missing = [file["path"] for file in inputs if not _is_there(file["path"])]
@@ -118,12 +118,8 @@ def _read_file(file: Mapping[str, Any], source: Source, limit: int) -> Iterator[
         number = int(raw.where.rpartition(":")[2].removeprefix("row "))
         if number > limit:
             return
-        try:
-            if raw.error is not None:
-                raise raw.error
-            conversation = conversation_of(raw.value, shape, where=raw.where, source=name)
-        except RecordError as error:
-            yield ReadRecord(name, 1, None, error)
-            continue
-        copies = uses_of(record_key(conversation), source.weight)
-        yield ReadRecord(conversation.source, copies, conversation, None)
+        found = conversation_or_error(raw, shape, name)
+        if isinstance(found, RecordError):
+            yield ReadRecord(name, 1, None, found)
+        else:
+            yield ReadRecord(found.source, uses_of(record_key(found), source.weight), found, None)

@@ -6,20 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from chatmill import __version__
 from chatmill.compiler.recipe import Recipe
+from chatmill.core.tokens import first_difference
 from chatmill.errors import FormatError
 from chatmill.pack.plan import plan
-from chatmill.prove.report import Finding, Notebook
+from chatmill.prove.report import Finding, VerifyReport
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import ORDER, PACK, ROWS, PackPlan, read_pack_plan
 from chatmill.store.receipts import MANIFEST
 
 
 def check_plans(
-    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, EpisodeDataset], book: Notebook
+    folder: Path, manifest: Mapping[str, Any], recipe: Recipe, splits: Mapping[str, EpisodeDataset], book: VerifyReport
 ) -> int | None:
     """Places of padding in the rows of all splits; None where a plan cannot be read, which is a finding."""
     padding: int | None = 0
@@ -43,7 +42,7 @@ def check_plans(
 
 
 def _check_plan(
-    name: str, stored: PackPlan, manifest: Mapping[str, Any], recipe: Recipe, split: EpisodeDataset, book: Notebook
+    name: str, stored: PackPlan, manifest: Mapping[str, Any], recipe: Recipe, split: EpisodeDataset, book: VerifyReport
 ) -> None:
     assert recipe.pack is not None
     assert recipe.pack.length is not None
@@ -67,10 +66,8 @@ def _check_plan(
         (ORDER, stored.order, made.order),
         (ROWS, stored.row_offsets, made.bin_offsets),
     ):
-        short = min(len(values), len(planned))
-        wrong = np.flatnonzero(values[:short] != planned[:short])
-        if len(wrong) or len(values) != len(planned):
-            at = int(wrong[0]) if len(wrong) else short
+        at = first_difference(values, planned)
+        if at is not None:
             there = f"{values[at]:,}" if at < len(values) else "nothing"
             must = f"{planned[at]:,}" if at < len(planned) else "nothing"
             sentence = f"number {at:,} is {there}; the planner gives {must}"

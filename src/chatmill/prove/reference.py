@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from chatmill.compiler.recipe import Recipe
 from chatmill.core.conversation import Conversation, Message
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind, part_of, role_of
 from chatmill.core.tokens import Tokens
-from chatmill.errors import DataError, TokenizerError
+from chatmill.errors import DataError, NoReferenceError
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow
@@ -41,25 +42,22 @@ from chatmill.tokenizer.protocol import Tokenizer
 from chatmill.tokenizer.vocabulary import VocabularyTokenizer
 
 
-def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = None) -> tuple[Tokenizer, str]:
-    """The tokenizer of a recipe on its reference engine, and the engine's name.
+def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = None) -> VocabularyTokenizer:
+    """The tokenizer of a recipe on its reference engine; on the fast one where no other can encode the vocabulary.
 
-    Where no reference engine can encode the vocabulary it is the fast engine, and the name says so. `control_tokens`
-    are added where the recipe adds some; by default those of its template, which is then loaded.
+    `control_tokens` are added where the recipe adds some; by default those of its template, which is then loaded.
     """
     try:
         tokenizer = load_tokenizer(
             recipe.tokenizer, pattern=recipe.pattern, engine=Engine.REFERENCE, strict_text=recipe.strict_text
         )
-    except TokenizerError as error:
-        if "no reference engine" not in str(error):
-            raise
+    except NoReferenceError:
         tokenizer = load_tokenizer(recipe.tokenizer, pattern=recipe.pattern, strict_text=recipe.strict_text)
     if recipe.add_control_tokens:
         names = find_template(recipe.template).control_tokens if control_tokens is None else control_tokens
         tokenizer = with_control_tokens(tokenizer, names)
     assert isinstance(tokenizer, VocabularyTokenizer)
-    return tokenizer, tokenizer.backend.name
+    return tokenizer
 
 
 def hash_share(key: str) -> Fraction:
@@ -133,13 +131,13 @@ class PlainRow:
 class DerivedEpisode:
     """What an episode must hold; one value per token."""
 
-    ids: NDArray[np.uint32]
-    weights: NDArray[np.float32]
+    ids: NDArray[Any]
+    weights: NDArray[Any]
     kinds: NDArray[np.uint8]
     turns: int
     """Assistant messages."""
-    unended: int
-    """Assistant messages that are trained, and their terminator is not."""
+    unended: int = 0
+    """Assistant messages that are trained, and their terminator is not; the fast path enters them in its ledger."""
 
     @property
     def trained(self) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +57,48 @@ class Finding:
         return {name: value for name, value in values.items() if value not in (None, "")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class VerifyReport:
-    """The outcome of `verify`."""
+    """The outcome of `verify`, which is filled while the check runs."""
 
     directory: Path
-    deep: bool
-    differences: int
+    deep: bool = False
+    on_progress: OnProgress | None = field(default=None, repr=False)
+    differences: int = 0
     """How many findings there are."""
-    findings: tuple[Finding, ...]
+    findings: list[Finding] = field(default_factory=list)
     """The first of them."""
-    counts: dict[str, int]
+    counts: Counter[str] = field(default_factory=Counter)
     """What was looked at, and how often."""
-    compared: tuple[str, ...]
+    compared: list[str] = field(default_factory=list)
     """What was compared, in sentences."""
-    unchecked: tuple[str, ...]
+    unchecked: list[str] = field(default_factory=list)
     """What could not be checked and is no difference."""
-    blocked: str
+    blocked: str = ""
     """Why a check that was asked for could not be made; empty when it could."""
-    seconds: float
+    started: float = field(default_factory=time.monotonic, repr=False)
+    seconds: float = 0.0
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """Report how far the check is."""
+        if self.on_progress is not None:
+            self.on_progress(stage, done, total)
+
+    def found(self, finding: Finding) -> None:
+        """Note a difference."""
+        self.differences += 1
+        if len(self.findings) < KEPT:
+            self.findings.append(finding)
+
+    def wrong(self, file: str, message: str) -> None:
+        """Note a difference that is about a file as a whole."""
+        self.found(Finding(file=file, message=message))
+
+    def ended(self) -> VerifyReport:
+        """The report of a check that is done."""
+        self.counts = Counter({name: count for name, count in sorted(self.counts.items()) if count})
+        self.seconds = time.monotonic() - self.started
+        return self
 
     @property
     def passed(self) -> bool:
@@ -95,46 +119,8 @@ class VerifyReport:
             "differences": self.differences,
             "findings": [finding.as_json() for finding in self.findings],
             "counts": self.counts,
-            "compared": list(self.compared),
-            "unchecked": list(self.unchecked),
+            "compared": self.compared,
+            "unchecked": self.unchecked,
             "blocked": self.blocked,
             "seconds": round(self.seconds, 3),
         }
-
-
-class Notebook:
-    """Collects what a check finds while it runs."""
-
-    def __init__(self, on_progress: OnProgress | None = None) -> None:
-        """Nothing found yet."""
-        self.findings: list[Finding] = []
-        self.differences = 0
-        self.counts: Counter[str] = Counter()
-        self.compared: list[str] = []
-        self.unchecked: list[str] = []
-        self.blocked = ""
-        self.progress: OnProgress = on_progress or (lambda stage, done, total: None)
-
-    def found(self, finding: Finding) -> None:
-        """Note a difference."""
-        self.differences += 1
-        if len(self.findings) < KEPT:
-            self.findings.append(finding)
-
-    def wrong(self, file: str, message: str) -> None:
-        """Note a difference that is about a file as a whole."""
-        self.found(Finding(file=file, message=message))
-
-    def report(self, directory: Path, *, deep: bool, seconds: float) -> VerifyReport:
-        """Close the book."""
-        return VerifyReport(
-            directory=directory,
-            deep=deep,
-            differences=self.differences,
-            findings=tuple(self.findings),
-            counts={name: count for name, count in sorted(self.counts.items()) if count},
-            compared=tuple(self.compared),
-            unchecked=tuple(self.unchecked),
-            blocked=self.blocked,
-            seconds=seconds,
-        )

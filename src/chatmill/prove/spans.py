@@ -14,7 +14,7 @@ import jinja2
 from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.prove.reference import Derived, DerivedRecord, Reference
-from chatmill.prove.report import Notebook
+from chatmill.prove.report import VerifyReport
 from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.rows import Row
 from chatmill.render.model_template import ModelTemplate
@@ -33,7 +33,7 @@ class Mismatch(NamedTuple):
 class SpanCheck:
     """Checks the trained messages of derived records, and counts what it could compare."""
 
-    def __init__(self, reference: Reference, book: Notebook) -> None:
+    def __init__(self, reference: Reference, book: VerifyReport) -> None:
         """Nothing is counted yet."""
         self._reference, self._book = reference, book
 

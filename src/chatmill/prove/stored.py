@@ -1,32 +1,16 @@
-"""The episodes of a built split by their number, with the place of every value on disk."""
+"""A built split, opened for a check, and the place of every value of it on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.store.split import Documents
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSlice:
-    """Consecutive episodes."""
-
-    numbers: NDArray[np.int64]
-    documents: Documents
-    sources: NDArray[np.uint32] | None
-    """Source codes, one per episode; None where they are not stored."""
-    trained: NDArray[np.uint32] | None
-    """Stored counts of trained tokens, one per episode; None where they are not stored."""
 
 
 def open_split(directory: Path, split: str) -> EpisodeDataset:
@@ -72,15 +56,3 @@ def place_of(dataset: EpisodeDataset, number: int, column: str, token: int) -> t
     if spec.offsets_file:
         return shard.folder / spec.offsets_file, row * 8
     return shard.folder / spec.file, (at if column == "kinds" else row * np.dtype(spec.dtype).itemsize)
-
-
-def slices(dataset: EpisodeDataset) -> Iterator[StoredSlice]:
-    """All episodes of a split in order, about a million tokens at a time."""
-    sources, trained = (dataset.column(name) if name in dataset.columns else None for name in ("source", "trained"))
-    for numbers in dataset.batches():
-        yield StoredSlice(
-            numbers=numbers,
-            documents=dataset.gather(numbers),
-            sources=None if sources is None else sources[numbers],
-            trained=None if trained is None else trained[numbers],
-        )

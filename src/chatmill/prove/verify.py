@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +29,13 @@ from chatmill.prove.files import check_files
 from chatmill.prove.inputs import check_inputs
 from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
-from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
+from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.prove.stored import open_split
 from chatmill.render.registry import JinjaSource, find_template, template_names
 from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.vocabulary import VocabularyTokenizer
 
 __all__ = ["Finding", "VerifyReport", "verify"]
 
@@ -44,9 +43,7 @@ __all__ = ["Finding", "VerifyReport", "verify"]
 class Rules(NamedTuple):
     """What tokens are made by, as it was when the dataset was built."""
 
-    tokenizer: Tokenizer
-    engine: str
-    """Name of the library that encodes."""
+    tokenizer: VocabularyTokenizer
     recipe: Recipe
     """With the template that may be run, which the user may have named."""
     not_run: str = ""
@@ -72,12 +69,11 @@ def verify(
     A Python file that the manifest names as template is not run, and what needs it is not checked, unless `template`
     names the file again or `trust_template` is its sha256.
     """
-    started = time.monotonic()
     folder = Path(directory)
     if sample is not None and (sample < 1 or not deep):
         raise ConfigError("sample is a number of records, 1 or more, and goes with deep")
     manifest = _manifest(folder)
-    book = Notebook(on_progress)
+    book = VerifyReport(directory=folder, deep=deep, on_progress=on_progress)
     recipe = recorded_recipe(manifest)
     _check_recipe(manifest, book)
     check_files(folder, manifest["files"], book, "the manifest")
@@ -92,11 +88,11 @@ def verify(
     _compare_own_template(recipe, manifest["inputs"], rules, book)
     if deep:
         _check_records(folder, manifest, splits, rules, sample, book)
-    return book.report(folder, deep=deep, seconds=time.monotonic() - started)
+    return book.ended()
 
 
 def _compare_own_template(
-    recipe: Recipe, inputs: Sequence[Mapping[str, Any]], rules: Rules | None, book: Notebook
+    recipe: Recipe, inputs: Sequence[Mapping[str, Any]], rules: Rules | None, book: VerifyReport
 ) -> None:
     """Say how the template differs from the model's own, where another one was chosen: that is no mistake."""
     if rules is None or rules.not_run or other_own(recipe) is None:
@@ -123,7 +119,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_recipe(manifest: Mapping[str, Any], book: Notebook) -> None:
+def _check_recipe(manifest: Mapping[str, Any], book: VerifyReport) -> None:
     if problem := seal_problem(manifest):
         book.wrong(MANIFEST, problem)
     found = hashlib.sha256(canonical_json(manifest["recipe"])).hexdigest()
@@ -133,7 +129,7 @@ def _check_recipe(manifest: Mapping[str, Any], book: Notebook) -> None:
         book.unchecked.append(f"built by chatmill {manifest.get('package_version')}, checked by {__version__}")
 
 
-def _check_others(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> None:
+def _check_others(folder: Path, manifest: Mapping[str, Any], book: VerifyReport) -> None:
     """No files in the splits that the manifest does not name, and no split that it does not know."""
     for split in SPLITS:
         for path in sorted((folder / split).rglob("*")):
@@ -143,7 +139,7 @@ def _check_others(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> 
 
 
 def _check_rules(
-    folder: Path, recipe: Recipe, manifest: Mapping[str, Any], trust: TemplateTrust, book: Notebook
+    folder: Path, recipe: Recipe, manifest: Mapping[str, Any], trust: TemplateTrust, book: VerifyReport
 ) -> Rules | None:
     """Tokenizer, template and policy are what they were; None where they are missing or a file has changed."""
     files = {
@@ -162,7 +158,7 @@ def _check_rules(
         return _rules_without_template(recipe, manifest, str(error), book)
     runnable = structs.replace(recipe, template=named)
     try:
-        tokenizer, engine = reference_tokenizer(runnable)
+        tokenizer = reference_tokenizer(runnable)
         found = Pipeline(runnable, tokenizer).fingerprints
     except ChatmillError as error:
         blamed = next((str(file) for file in files.values() if file is not None), recipe.tokenizer)
@@ -182,16 +178,18 @@ def _check_rules(
     if not changed:
         _check_fingerprint(recipe, manifest, found, book)
     is_changed = any(files[what] is not None or what == "tokenizer" for what in changed)
-    return None if is_changed else Rules(tokenizer, engine, runnable)
+    return None if is_changed else Rules(tokenizer, runnable)
 
 
-def _rules_without_template(recipe: Recipe, manifest: Mapping[str, Any], not_run: str, book: Notebook) -> Rules | None:
+def _rules_without_template(
+    recipe: Recipe, manifest: Mapping[str, Any], not_run: str, book: VerifyReport
+) -> Rules | None:
     """The tokenizer, which needs no code of the template where the manifest lists its control tokens."""
     listed = manifest["tokenizer"].get("control_tokens")
     if listed is None and recipe.add_control_tokens:
         return None
     try:
-        tokenizer, engine = reference_tokenizer(recipe, listed)
+        tokenizer = reference_tokenizer(recipe, listed)
     except ChatmillError as error:
         book.wrong(recipe.tokenizer, f"what the recipe names cannot be loaded any more: {error}")
         return None
@@ -201,7 +199,7 @@ def _rules_without_template(recipe: Recipe, manifest: Mapping[str, Any], not_run
         book.wrong(recipe.tokenizer, f"{sentence}the manifest says {said}")
         return None
     book.compared.append("tokenizer with recorded fingerprint")
-    return Rules(tokenizer, engine, recipe, not_run)
+    return Rules(tokenizer, recipe, not_run)
 
 
 def _file_of(name: str, known: Sequence[str]) -> Path | None:
@@ -212,7 +210,9 @@ def _file_of(name: str, known: Sequence[str]) -> Path | None:
     return path / "tokenizer.json" if (path / "tokenizer.json").is_file() else path
 
 
-def _check_fingerprint(recipe: Recipe, manifest: Mapping[str, Any], found: Mapping[str, str], book: Notebook) -> None:
+def _check_fingerprint(
+    recipe: Recipe, manifest: Mapping[str, Any], found: Mapping[str, str], book: VerifyReport
+) -> None:
     """The fingerprint of the build follows from what the manifest says went into it."""
     if manifest["package_version"] != __version__ or manifest["recipe"] != recipe.as_json():
         return  # of another version, which had other keys
@@ -222,7 +222,7 @@ def _check_fingerprint(recipe: Recipe, manifest: Mapping[str, Any], found: Mappi
         book.wrong(MANIFEST, "its recipe, inputs and fingerprint do not belong together: it was edited")
 
 
-def _open_splits(folder: Path, manifest: Mapping[str, Any], book: Notebook) -> dict[str, EpisodeDataset]:
+def _open_splits(folder: Path, manifest: Mapping[str, Any], book: VerifyReport) -> dict[str, EpisodeDataset]:
     """The splits that can be read; the others are findings."""
     splits: dict[str, EpisodeDataset] = {}
     for name, recorded in manifest["splits"].items():
@@ -249,7 +249,7 @@ def _bos_id(rules: Rules | None) -> int | None:
 
 
 def _check_columns(
-    folder: Path, splits: Mapping[str, EpisodeDataset], vocab_size: int, bos_id: int | None, book: Notebook
+    folder: Path, splits: Mapping[str, EpisodeDataset], vocab_size: int, bos_id: int | None, book: VerifyReport
 ) -> ColumnCounts:
     counts = ColumnCounts()
     for name, split in splits.items():
@@ -274,7 +274,7 @@ def _check_ledger(
     splits: Mapping[str, EpisodeDataset],
     counts: ColumnCounts,
     padding: int | None,
-    book: Notebook,
+    book: VerifyReport,
 ) -> Ledger | None:
     """The ledger balances, and says what the columns say."""
     try:
@@ -306,7 +306,7 @@ def _check_ledger(
     return ledger
 
 
-def _check_rejected(folder: Path, ledger: Ledger | None, book: Notebook) -> None:
+def _check_rejected(folder: Path, ledger: Ledger | None, book: VerifyReport) -> None:
     path = folder / REJECTED
     lines = 0
     if path.is_file():
@@ -319,7 +319,7 @@ def _check_rejected(folder: Path, ledger: Ledger | None, book: Notebook) -> None
 
 def _check_records(
     folder: Path, manifest: Mapping[str, Any], splits: Mapping[str, EpisodeDataset],
-    rules: Rules | None, sample: int | None, book: Notebook,
+    rules: Rules | None, sample: int | None, book: VerifyReport,
 ) -> None:  # fmt: skip
     """The deep part, where what it needs is there."""
     not_derived = "the records were not derived again"
@@ -334,6 +334,6 @@ def _check_records(
     if book.blocked or rules is None:
         return
     try:
-        DeepCheck(folder, manifest, rules.recipe, splits, book).run(rules.tokenizer, rules.engine, sample)
+        DeepCheck(folder, manifest, rules.recipe, splits, book).run(rules.tokenizer, sample)
     except ChatmillError as error:
         book.blocked = f"{not_derived}: {error}"

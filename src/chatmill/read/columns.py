@@ -35,7 +35,7 @@ from chatmill.core.tokens import offsets_of
 from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw, decode_line
-from chatmill.read.record_shape import LABEL, Shape, TurnField, conversation_of, decoded_tools
+from chatmill.read.record_shape import LABEL, Shape, TurnField, conversation_or_error, decoded_tools
 from chatmill.read.shapes import find_shape
 
 Ints = NDArray[np.int64]
@@ -115,7 +115,8 @@ def read_entries(entries: Sequence[bytes], *, first: int, path: str, source: str
 
 def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source: str, shape: Shape) -> Read:
     """What was scanned, and what was declined read one by one; `before` is what places have before their numbers."""
-    sure = scanned.read & ~_undecodable_tools(scanned)
+    refused, tools = _tools(scanned)
+    sure = scanned.read & ~refused
     if shape.lists and shape.turns:
         sure &= ~two_systems(scanned.messages.roles, scanned.offsets)
     lines = (
@@ -124,7 +125,7 @@ def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source
     )
     raws = ((n, decode_line(line, f"{before}{first + n}")) for n, line in lines if line and not line.isspace())
     slow, errors = read_declined(raws, shape, source)
-    batch = scanned_batch(scanned, before, first, source)
+    batch = replace(scanned_batch(scanned, before, first, source), tools=tools)
     unused = unused_in_columns(_unused(scanned, sure), batch.sources) + unused_by_source(slow.values())
     return replace(merged(batch, sure, slow), unused=unused), errors
 
@@ -154,7 +155,7 @@ def read_declined(
     slow: dict[int, Conversation] = {}
     errors: list[RecordError] = []
     for number, raw in raws:
-        found = _conversation(raw, shape, source)
+        found = conversation_or_error(raw, shape, source)
         if isinstance(found, RecordError):
             errors.append(found)
         else:
@@ -162,21 +163,11 @@ def read_declined(
     return slow, errors
 
 
-def read_one_by_one(raws: Sequence[Raw], shape: Shape, source: str) -> Read:
-    """The same for decoded records, by the way that knows all forms and all errors."""
-    found = [_conversation(raw, shape, source) for raw in raws]
-    errors = [item for item in found if isinstance(item, RecordError)]
-    conversations = [item for item in found if isinstance(item, Conversation)]
+def read_one_by_one(raws: Iterable[Raw], shape: Shape, source: str) -> Read:
+    """The same for all records of a batch."""
+    slow, errors = read_declined(enumerate(raws), shape, source)
+    conversations = list(slow.values())
     return replace(Conversations.of(conversations), unused=unused_by_source(conversations)), errors
-
-
-def _conversation(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
-    try:
-        if raw.error is not None:
-            raise raw.error
-        return conversation_of(raw.value, shape, where=raw.where, source=source)
-    except RecordError as error:
-        return error
 
 
 def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conversation]) -> Conversations:
@@ -193,40 +184,30 @@ def merged(batch: Conversations, read: NDArray[np.bool_], slow: dict[int, Conver
 
 
 def scanned_batch(scanned: Scanned, before: str, first: int, source: str) -> Conversations:
-    """All that was scanned; a record that was declined has no messages."""
+    """All that was scanned but tools that Python must decode; a record that was declined has no messages."""
     count = len(scanned.read)
     return Conversations(
         messages=scanned.messages,
         offsets=scanned.offsets,
         ids=scanned.ids.texts,
         sources=_sources(scanned.sources, source),
-        tools=_listed(scanned),
+        tools=scanned.listed.texts,
         options=scanned.options.texts,
         wheres=Places(before, np.arange(first, first + count)),
         metadata=sparse_objects(count, {}),
     )
 
 
-def _undecodable_tools(scanned: Scanned) -> NDArray[np.bool_]:
-    """Records whose tools the scanner has found, and which are no list of objects."""
-    declined = np.zeros(len(scanned.read), dtype=np.bool_)
-    for number in _unlisted(scanned).tolist():
-        declined[number] = decoded_tools(scanned.tools[number] or "") is None
-    return declined
-
-
-def _unlisted(scanned: Scanned) -> Ints:
-    """Records whose tools Python must decode."""
-    return np.flatnonzero(scanned.tools.present & ~scanned.listed.present)
-
-
-def _listed(scanned: Scanned) -> Texts:
-    """The tool definitions of all records as lines."""
-    places = _unlisted(scanned)
+def _tools(scanned: Scanned) -> tuple[NDArray[np.bool_], Texts]:
+    """Which records have tools that are no list of objects; and the definitions of the others as lines."""
+    refused = np.zeros(len(scanned.read), dtype=np.bool_)
+    places = np.flatnonzero(scanned.tools.present & ~scanned.listed.present)  # which Python must decode
     if not len(places):
-        return scanned.listed.texts
-    tools = [decoded_tools(scanned.tools[number] or "") or () for number in places.tolist()]
-    return scanned.listed.texts.replaced(places, Texts.of([listed_tools(defined) for defined in tools]))
+        return refused, scanned.listed.texts
+    tools = [decoded_tools(scanned.tools[number] or "") for number in places.tolist()]
+    refused[places] = [defined is None for defined in tools]
+    lines = Texts.of([listed_tools(defined or ()) for defined in tools])
+    return refused, scanned.listed.texts.replaced(places, lines)
 
 
 def _sources(given: OptionalTexts, source: str) -> list[str]:

@@ -13,6 +13,14 @@ from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import FormatError
 from chatmill.read.places import Place
 
+PACKINGS = ("", ".gz", ".zst")
+"""What the name of a file may end in: nothing more, or how it is packed."""
+
+
+def is_packed(path: Place) -> bool:
+    """Whether the name of a file says that it is packed."""
+    return path.suffix.lower() in PACKINGS[1:]
+
 
 @contextmanager
 def open_bytes(path: Place) -> Iterator[IO[bytes]]:

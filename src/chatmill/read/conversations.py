@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from chatmill.core.conversation import Conversation
 from chatmill.errors import DataError, RecordError, UnknownNameError
 from chatmill.read.field_maps import FieldMap
-from chatmill.read.files import Raw, read_records
+from chatmill.read.files import read_records
 from chatmill.read.places import place
-from chatmill.read.record_shape import LABEL_FALSE, Shape, conversation_of
+from chatmill.read.record_shape import LABEL_FALSE, Shape, conversation_or_error
 from chatmill.read.shapes import detect_shape, find_shape, preferred
 
 DETECT_RECORDS = 32
@@ -56,21 +56,15 @@ class ConversationFile:
 
     def __iter__(self) -> Iterator[Conversation]:
         for raw in read_records(self.path):
-            try:
-                conversation = self._conversation(raw)
-            except RecordError as error:
-                if error.code == LABEL_FALSE and self._preferences is not None:
-                    continue
-                if self._on_error is None or error.code == "unknown_shape":  # an error of the file, not of a record
-                    raise
-                self._on_error(error)
+            found = conversation_or_error(raw, self.shape, self.source) if raw.error is None else raw.error
+            if not isinstance(found, RecordError):
+                yield found
+            elif found.code == LABEL_FALSE and self._preferences is not None:
+                continue
+            elif self._on_error is None:
+                raise found
             else:
-                yield conversation
-
-    def _conversation(self, raw: Raw) -> Conversation:
-        if raw.error is not None:
-            raise raw.error
-        return conversation_of(raw.value, self.shape, where=raw.where, source=self.source)
+                self._on_error(found)
 
 
 def read_conversations(

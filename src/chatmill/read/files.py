@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -15,29 +16,27 @@ import msgspec
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
-from chatmill.read.compressed import open_bytes
+from chatmill.read.compressed import PACKINGS, open_bytes
 from chatmill.read.lines import limited_lines
-from chatmill.read.nesting import is_too_deep
 from chatmill.read.places import Elsewhere, Place, place
 from chatmill.read.sniff import BOM, check_text, head_of, is_laid_out, is_lines
 
 TOO_DEEP = "the JSON is nested too deeply"
+MAX_NESTING = 500
+"""Levels of JSON, whatever version of Python decodes it and however deep its own calls are; real records have ten."""
+_MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 ROW_BATCH_BYTES = 4 << 20
 MOST_ROWS, FEWEST_ROWS = 8192, 256
 """Rows of a Parquet file that are decoded at a time: about so many bytes, within these limits."""
 
 
 class FileFormat(StrEnum):
-    """How a file holds records, by its name."""
+    """How a file holds records, by its name; all but Parquet and Arrow may be packed by gzip or Zstandard."""
 
     JSONL = "jsonl"
     """One record a line."""
-    PACKED = "packed"
-    """One record a line, packed by gzip or Zstandard."""
     JSON = "json"
     """One list of records."""
-    PACKED_JSON = "packed_json"
-    """One list of records, packed by gzip or Zstandard."""
     PARQUET = "parquet"
     """One record a row."""
     TABLE = "table"
@@ -54,28 +53,16 @@ class FileFormat(StrEnum):
 
 
 _FORMATS = {
-    ".jsonl": FileFormat.JSONL,
-    ".jsonl.gz": FileFormat.PACKED,
-    ".jsonl.zst": FileFormat.PACKED,
-    ".json": FileFormat.JSON,
-    ".json.gz": FileFormat.PACKED_JSON,
-    ".json.zst": FileFormat.PACKED_JSON,
+    **{f".jsonl{packing}": FileFormat.JSONL for packing in PACKINGS},
+    **{f".json{packing}": FileFormat.JSON for packing in PACKINGS},
     ".parquet": FileFormat.PARQUET,
-    ".csv": FileFormat.TABLE,
-    ".csv.gz": FileFormat.TABLE,
-    ".csv.zst": FileFormat.TABLE,
-    ".tsv": FileFormat.TABLE,
-    ".tsv.gz": FileFormat.TABLE,
-    ".tsv.zst": FileFormat.TABLE,
+    **{f".csv{packing}": FileFormat.TABLE for packing in PACKINGS},
+    **{f".tsv{packing}": FileFormat.TABLE for packing in PACKINGS},
     ".arrow": FileFormat.TABLE,
     ".feather": FileFormat.TABLE,
 }
 SUFFIXES = tuple(_FORMATS)
 """File names that are read; `.ndjson` counts as `.jsonl`."""
-
-
-_LINES = {FileFormat.JSONL: FileFormat.JSON, FileFormat.PACKED: FileFormat.PACKED_JSON}
-_LISTS = {whole: lines for lines, whole in _LINES.items()}
 
 
 def file_format(path: Place) -> FileFormat:
@@ -85,13 +72,13 @@ def file_format(path: Place) -> FileFormat:
     line. Text that is not UTF-8 but UTF-16, and packed files under a wrong name, are errors.
     """
     named = FileFormat.of(path)
-    if named in _LINES or named in _LISTS:
+    if named in (FileFormat.JSONL, FileFormat.JSON):
         head = head_of(path)
         check_text(head, path)
-        if named in _LINES and is_laid_out(head):
-            return _LINES[named]
-        if named in _LISTS and is_lines(head):
-            return _LISTS[named]
+        if named is FileFormat.JSONL and is_laid_out(head):
+            return FileFormat.JSON
+        if named is FileFormat.JSON and is_lines(head):
+            return FileFormat.JSONL
     return named
 
 
@@ -118,9 +105,9 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Raw]:
             return _parquet(where)
         case FileFormat.TABLE:
             return _table(where)
-        case FileFormat.JSON | FileFormat.PACKED_JSON:
+        case FileFormat.JSON:
             return _json_list(where)
-        case _:
+        case FileFormat.JSONL:
             return _jsonl(where)
 
 
@@ -154,6 +141,26 @@ def decode_line(line: bytes, where: str) -> Raw:
     except (ValueError, RecursionError) as error:
         return _decode_slowly(line, where, error)
     return _without_repeated_key(line, where, value)
+
+
+def is_too_deep(data: bytes) -> bool:
+    """Whether JSON has more levels than the limit."""
+    if data.count(b"[") + data.count(b"{") <= MAX_NESTING:
+        return False
+    depth = 0
+    for mark in _MARKS.finditer(data):
+        first = data[mark.start()]
+        depth += (first in b"[{") - (first in b"]}")
+        if depth > MAX_NESTING:
+            return True
+    return False
+
+
+def json_inside(text: Any) -> Any:
+    """The value of JSON that a record has as text; errors are those of `json.loads`, which takes nothing but text."""
+    if isinstance(text, str) and is_too_deep(text.encode("utf-8", "surrogatepass")):
+        raise RecursionError
+    return json.loads(text)
 
 
 def _without_repeated_key(line: bytes, where: str, value: Any) -> Raw:

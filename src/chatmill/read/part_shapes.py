@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
-from chatmill.core.conversation import TEXT_PARTS, json_type
+from chatmill.core.conversation import TEXT_PARTS, mistyped
 from chatmill.errors import RecordError
-from chatmill.read.nesting import json_inside
+from chatmill.read.files import json_inside
 
 Item = Mapping[str, Any]
-CALL_PARTS = ("tool_call", "tool_calls")
 
 
 class PartForm(NamedTuple):
@@ -24,6 +23,12 @@ class PartForm(NamedTuple):
     """What one message becomes, in OpenAI's form; the text is its path, for errors."""
     is_part: Callable[[Item], bool]
     """Whether a part of a content is one that this form alone has."""
+    reasoning_type: str
+    reasoning_key: str
+    """The type of parts with reasoning, and where their text is."""
+    call_types: tuple[str, ...]
+    calls: Callable[[Item, str], list[Any]]
+    """The types of parts with calls, and the calls of one."""
     tool: Callable[[Any], Any] = lambda tool: tool
     """A tool definition in OpenAI's form."""
 
@@ -51,7 +56,7 @@ def _anthropic(message: Any, path: str) -> list[dict[str, Any]]:
     if not isinstance(message, dict) or not _is_list(message.get("content")):
         return [message]
     if message.get("role") == "assistant":
-        return [_anthropic_answer(message, path)]
+        return [_answer(message, message["content"], path, ANTHROPIC)]
     found: list[dict[str, Any]] = []
     texts: list[Item] = []
     for i, part in enumerate(message["content"]):
@@ -67,27 +72,31 @@ def _anthropic(message: Any, path: str) -> list[dict[str, Any]]:
     return found
 
 
-def _anthropic_answer(message: Item, path: str) -> dict[str, Any]:
-    """Reasoning, texts and calls, in this order; where parts are in another one, their order would be lost."""
-    reasoning: list[str] = []
+def _answer(message: Item, parts: list[Item], path: str, form: PartForm) -> dict[str, Any]:
+    """A message with reasoning, texts and calls, in this order; parts in another one would lose theirs."""
+    thoughts: list[str] = []
     texts: list[Item] = []
-    calls: list[dict[str, Any]] = []
-    for i, part in enumerate(message["content"]):
+    calls: list[Any] = []
+    for i, part in enumerate(parts):
         kind, place = part.get("type", "text"), f"{path}.content[{i}]"
-        if kind == "tool_use":
-            calls.append({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input", {})})
+        if kind in form.call_types:
+            calls += form.calls(part, place)
         elif calls:
-            raise _misplaced(kind, "tool_use", place)
-        elif kind == "thinking":
+            raise _misplaced(kind, form.call_types[0], place)
+        elif kind == form.reasoning_type:
             if texts:
                 raise _misplaced(kind, "text", place)
-            reasoning.append(_text(part, "thinking", place))
+            thoughts.append(_text(part, form.reasoning_key, place))
         else:
             texts.append(part)
     answer = {**_rest(message, "content"), "content": texts or ([] if not calls else None)}
-    if reasoning:
-        answer["reasoning_content"] = "".join(reasoning)
+    if thoughts:
+        answer["reasoning_content"] = "".join(thoughts)
     return answer | ({"tool_calls": calls} if calls else {})
+
+
+def _anthropic_calls(part: Item, path: str) -> list[Any]:
+    return [{"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input", {})}]
 
 
 def _anthropic_result(part: Item, path: str) -> dict[str, Any]:
@@ -112,30 +121,18 @@ def _llamafactory(message: Any, path: str) -> list[dict[str, Any]]:
     content = message.get("content")
     if not _is_list(content):
         return [{**found, "content": content}]
-    reasoning: list[str] = []
-    texts: list[dict[str, Any]] = []
-    calls: list[Any] = []
-    for i, part in enumerate(content):
-        kind, place = part.get("type", "text"), f"{path}.content[{i}]"
-        if kind in CALL_PARTS:
-            calls += _calls(part, place)
-        elif calls:
-            raise _misplaced(kind, "tool_call", place)
-        elif kind == "reasoning":
-            if texts:
-                raise _misplaced(kind, "text", place)
-            reasoning.append(_text(part, "value", place))
-        elif kind in TEXT_PARTS and "value" in part:
-            texts.append({"type": "text", "text": _text(part, "value", place)})
-        else:
-            texts.append(part)
-    found["content"] = texts or ([] if not calls else None)
-    if reasoning:
-        found["reasoning_content"] = "".join(reasoning)
-    return [found | ({"tool_calls": calls} if calls else {})]
+    parts = [_text_part(part, f"{path}.content[{i}]") for i, part in enumerate(content)]
+    return [_answer(found, parts, path, LLAMAFACTORY_V1)]
 
 
-def _calls(part: Item, path: str) -> list[Any]:
+def _text_part(part: Item, path: str) -> Item:
+    """A part with a text as OpenAI has it; others as they are."""
+    if part.get("type", "text") in list(TEXT_PARTS) and "value" in part:
+        return {"type": "text", "text": _text(part, "value", path)}
+    return part
+
+
+def _llamafactory_calls(part: Item, path: str) -> list[Any]:
     """The calls of a part: an object or a list of them, or the JSON of either."""
     value = part.get("value")
     if isinstance(value, str):
@@ -149,8 +146,7 @@ def _calls(part: Item, path: str) -> list[Any]:
 def _text(part: Item, key: str, path: str) -> str:
     text = part.get(key)
     if not isinstance(text, str):
-        message = f"the text of a part must be a string, found {json_type(text)}"
-        raise RecordError(message, code="bad_part", path=f"{path}.{key}")
+        raise mistyped("the text of a part must be a string", text, code="bad_part", path=f"{path}.{key}")
     return text
 
 
@@ -166,6 +162,17 @@ def _misplaced(kind: object, before: str, path: str) -> RecordError:
 ANTHROPIC = PartForm(
     messages=_anthropic,
     is_part=lambda part: part.get("type") in ("tool_use", "tool_result", "thinking", "redacted_thinking"),
+    reasoning_type="thinking",
+    reasoning_key="thinking",
+    call_types=("tool_use",),
+    calls=_anthropic_calls,
     tool=_anthropic_tool,
 )
-LLAMAFACTORY_V1 = PartForm(messages=_llamafactory, is_part=lambda part: "type" in part and "value" in part)
+LLAMAFACTORY_V1 = PartForm(
+    messages=_llamafactory,
+    is_part=lambda part: "type" in part and "value" in part,
+    reasoning_type="reasoning",
+    reasoning_key="value",
+    call_types=("tool_call", "tool_calls"),
+    calls=_llamafactory_calls,
+)

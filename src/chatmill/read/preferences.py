@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
-from chatmill.core.conversation import Message, Role, checked_text, json_type, parse_messages
+from chatmill.core.conversation import Message, Role, checked_string, checked_text, parse_messages
 from chatmill.errors import RecordError
 
 CHOSEN, REJECTED = "chosen", "rejected"
@@ -14,8 +14,8 @@ PAIR_FIELDS = (CHOSEN, REJECTED, "system", *LISTS, *ASKED, *JOINED)
 """Fields that such a record may have its messages in."""
 
 
-def refuse_pairs() -> NoReturn:
-    """The error about pairs of which nobody has said what to do with them."""
+def refuse_pairs(record: Mapping[str, Any]) -> NoReturn:
+    """The error about pairs of which nobody has said what to do with them; see the shape `chosen`."""
     raise RecordError(
         "the record holds a pair of answers, 'chosen' and 'rejected', and there is no training on 'rejected' here. "
         "Train on the chosen answers with preferences: chosen (--preferences chosen)",
@@ -96,8 +96,4 @@ def _listed(items: Any, path: str) -> tuple[Message, ...]:
 
 def _text(record: Mapping[str, Any], key: str) -> str:
     value = record.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise RecordError(f"{key!r} must be a string, found {json_type(value)}", code="missing_field", path=key)
-    return checked_text(value, key)
+    return "" if value is None else checked_string(value, repr(key), code="missing_field", path=key)

@@ -16,19 +16,19 @@ from chatmill.core.conversation import (
     Conversation,
     Message,
     Role,
+    checked_string,
     checked_text,
-    json_type,
+    mistyped,
     parse_messages,
     refuse_media,
 )
 from chatmill.core.conversations import options_json
 from chatmill.errors import RecordError
-from chatmill.read.files import TOO_DEEP, decode_line
-from chatmill.read.looks import Record
-from chatmill.read.nesting import json_inside
+from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside
 from chatmill.read.part_shapes import PartForm
-from chatmill.read.preferences import PAIR_FIELDS, behind_system, chosen_messages
+from chatmill.read.preferences import PAIR_FIELDS, behind_system
 
+Record = Mapping[str, Any]
 NO_OPTIONS: Mapping[str, Any] = {}
 LABEL, LABEL_FALSE = "label", "label_false"
 """The field that says whether people liked an answer (KTO), and the reason code of a record where they did not."""
@@ -83,8 +83,8 @@ class Shape:
     """Field with tool definitions in the older form, without `type` and `function` around them."""
     system_beside: str = ""
     """Field with a system text that goes before all turns; records with one are read one by one."""
-    pairs: bool = False
-    """Records hold two answers, `chosen` and `rejected`."""
+    pairs: Callable[[Record], tuple[Message, ...]] | None = None
+    """The messages of records that hold two answers, `chosen` and `rejected`."""
     options: str = "chat_template_kwargs"
     fits: Callable[[Record], bool] = lambda record: False
     """Whether a record looks like this shape (used for detection only)."""
@@ -100,8 +100,8 @@ class Shape:
 
     def messages(self, record: Record) -> tuple[Message, ...]:
         """The messages of a record, or a `RecordError`."""
-        if self.pairs:
-            return chosen_messages(record)
+        if self.pairs is not None:
+            return self.pairs(record)
         if self.nested and self.nested in record:
             return _nested(record, self.nested)
         if not self.lists:
@@ -142,7 +142,7 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
     record_id = ""
     try:
         if not isinstance(record, Mapping):
-            raise RecordError(f"a record must be an object, found {json_type(record)}", code="record_type")
+            raise mistyped("a record must be an object", record, code="record_type", path="")
         record_id = _label(record, shape.id, code="id_type")
         known = fields_read(shape)
         _refuse_unfit(record, shape)
@@ -165,6 +165,16 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
         raise
     except RecursionError:
         raise RecordError(TOO_DEEP, code="invalid_json", where=where, record_id=record_id) from None
+
+
+def conversation_or_error(raw: Raw, shape: Shape, source: str) -> Conversation | RecordError:
+    """The conversation of a record as it was read, or what is wrong with it."""
+    if raw.error is not None:
+        return raw.error
+    try:
+        return conversation_of(raw.value, shape, where=raw.where, source=source)
+    except RecordError as error:
+        return error
 
 
 def _label(record: Record, key: str, *, code: str) -> str:
@@ -247,11 +257,8 @@ def _options(record: Record, key: str) -> Mapping[str, Any]:
     if options is None:
         return NO_OPTIONS
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
-        raise RecordError(
-            f"{key!r} must be an object with the options of the chat template, found {json_type(options)}",
-            code="bad_options",
-            path=key,
-        )
+        rule = f"{key!r} must be an object with the options of the chat template"
+        raise mistyped(rule, options, code="bad_options", path=key)
     _check_json(options, key, "bad_options")
     return options
 
@@ -349,10 +356,9 @@ def _text(record: Record, key: str, default: str | None = None) -> str:
     value = record.get(key)
     if value is None and default is not None:
         return default
-    if not isinstance(value, str):
-        found = "nothing" if key not in record else json_type(value)
-        raise RecordError(f"{key!r} must be a string, found {found}", code="missing_field", path=key)
-    return checked_text(value, key)
+    if key not in record:
+        raise RecordError(f"{key!r} must be a string, found nothing", code="missing_field", path=key)
+    return checked_string(value, repr(key), code="missing_field", path=key)
 
 
 def _keys(record: Record) -> str:

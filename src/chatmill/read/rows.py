@@ -51,7 +51,7 @@ def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shap
         rows_of = _ArrowRows(batch, shape, source)
         found, sure = rows_of.conversations()
     except (_NotSureError, pa.ArrowInvalid):  # the latter where a text is not UTF-8
-        return read_one_by_one(list(batch_records([batch], path, range(first, first + count))), shape, source)
+        return read_one_by_one(batch_records([batch], path, range(first, first + count)), shape, source)
     found = replace(found, wheres=Places(f"{path}:row ", np.arange(first, first + count)))
     rows = np.flatnonzero(~sure)
     raws = batch_records([batch.take(pa.array(rows))], path, (first + rows).tolist()) if len(rows) else ()

@@ -8,15 +8,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from chatmill.core.conversation import ROLE_ALIASES, Message, Role
+from chatmill.core.conversation import HARMONY_PARTS, ROLE_ALIASES, Role
 from chatmill.core.packages import Addition, additions
 from chatmill.errors import ConfigError, RecordError, UnknownNameError
 from chatmill.read.field_maps import FieldMap, mapped_shape, suggestion
-from chatmill.read.looks import Record, first_message, is_harmony, is_openai, listed
-from chatmill.read.nesting import json_inside
+from chatmill.read.files import decode_line, json_inside
 from chatmill.read.part_shapes import ANTHROPIC, LLAMAFACTORY_V1
-from chatmill.read.preferences import refuse_pairs
-from chatmill.read.record_shape import Shape, TurnField
+from chatmill.read.preferences import chosen_messages, refuse_pairs
+from chatmill.read.record_shape import Record, Shape, TurnField
 from chatmill.read.shape_files import (
     SUFFIXES,
     checked_definition,
@@ -26,21 +25,48 @@ from chatmill.read.shape_files import (
 )
 
 
-class Preferences(Shape):
-    """Pairs of answers, refused until it is said what is to be trained: see the shape `chosen`."""
+def _listed(record: Record, key: str) -> list[Any]:
+    """The list in a field, also one that is a text of JSON; empty where there is none."""
+    found = record.get(key)
+    if isinstance(found, str) and found.lstrip().startswith("["):
+        found = decode_line(found.encode(errors="surrogatepass"), "").value
+    return found if isinstance(found, list) else []
 
-    __slots__ = ()
 
-    def messages(self, record: Record) -> tuple[Message, ...]:
-        """Always a `RecordError`."""
-        return refuse_pairs()
+def _first_message(record: Record, key: str) -> Mapping[str, Any]:
+    """The first message of a list; empty where there is none."""
+    found = _listed(record, key)
+    return found[0] if found and isinstance(found[0], Mapping) else {}
+
+
+def _is_harmony(record: Record) -> bool:
+    """Messages with channels or Harmony contents."""
+    if isinstance(record.get("messages_json"), str):
+        return True
+    return any(
+        isinstance(m, Mapping) and ("channel" in m or _has_harmony_part(m.get("content")))
+        for m in _listed(record, "messages")
+    )
+
+
+def _is_openai(record: Record) -> bool:
+    """A list of messages, or one whose first message has a role."""
+    if isinstance(record.get("messages"), list):
+        return True
+    return "role" in _first_message(record, "messages") or "role" in _first_message(record, "conversations")
+
+
+def _has_harmony_part(content: object) -> bool:
+    return isinstance(content, list) and any(
+        isinstance(part, Mapping) and part.get("type") in list(HARMONY_PARTS) for part in content
+    )
 
 
 _SYSTEM = TurnField(key="system", role=Role.SYSTEM, optional=True)
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
-        Shape(name="harmony", lists=("messages",), nested="messages_json", fits=is_harmony),
+        Shape(name="harmony", lists=("messages",), nested="messages_json", fits=_is_harmony),
         Shape(
             name="sharegpt",
             lists=("conversations", "messages"),
@@ -49,7 +75,7 @@ SHAPES: Mapping[str, Shape] = {
             roles={**ROLE_ALIASES, "function_call": Role.ASSISTANT},
             calls_role="function_call",
             turns=(_SYSTEM,),
-            fits=lambda r: "from" in first_message(r, "conversations") or "from" in first_message(r, "messages"),
+            fits=lambda r: "from" in _first_message(r, "conversations") or "from" in _first_message(r, "messages"),
         ),
         Shape(
             name="anthropic",
@@ -57,16 +83,16 @@ SHAPES: Mapping[str, Shape] = {
             turns=(TurnField(key="system", role=Role.SYSTEM, optional=True, or_parts=True),),
             parts=ANTHROPIC,
             covers="openai",
-            fits=lambda r: ANTHROPIC.fits(listed(r, "messages")),
+            fits=lambda r: ANTHROPIC.fits(_listed(r, "messages")),
         ),
         Shape(
             name="llamafactory_v1",
             lists=("messages",),
             parts=LLAMAFACTORY_V1,
             covers="openai",
-            fits=lambda r: LLAMAFACTORY_V1.fits(listed(r, "messages")),
+            fits=lambda r: LLAMAFACTORY_V1.fits(_listed(r, "messages")),
         ),
-        Shape(name="openai", lists=("messages", "conversations"), turns=(_SYSTEM,), fits=is_openai),
+        Shape(name="openai", lists=("messages", "conversations"), turns=(_SYSTEM,), fits=_is_openai),
         Shape(
             name="alpaca",
             turns=(
@@ -107,8 +133,8 @@ SHAPES: Mapping[str, Shape] = {
 }
 """Known shapes, in the order in which detection tries them."""
 PAIRS: Mapping[str, Shape] = {
-    "preferences": Preferences(name="preferences", pairs=True, fits=lambda r: "chosen" in r and "rejected" in r),
-    "chosen": Shape(name="chosen", pairs=True),
+    "preferences": Shape(name="preferences", pairs=refuse_pairs, fits=lambda r: "chosen" in r and "rejected" in r),
+    "chosen": Shape(name="chosen", pairs=chosen_messages),
 }
 """Records with two answers: as they are found, and as they are read where the chosen ones are asked for."""
 

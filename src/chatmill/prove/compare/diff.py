@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import kind_name
 from chatmill.core.tokens import offsets_of, ranges
+from chatmill.errors import ChatmillError
 from chatmill.prove.compare.changes import Line, changed_lines
-from chatmill.prove.compare.manifests import ManifestDifference, decoder_of, manifest_differences
 from chatmill.prove.compare.numbered import Side, common_keys
 from chatmill.prove.compare.pairing import Match, Pairs, pair_records
+from chatmill.render.trust import added_control_tokens
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.split import Documents
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.protocol import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -75,6 +77,15 @@ class ChangedRecord:
     a: Totals
     b: Totals
     lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestDifference:
+    """One thing that the manifests say differently; None where one of them does not say it."""
+
+    what: str
+    a: Any
+    b: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +180,7 @@ def diff_datasets(
         matched=pairs.matched,
         totals_a=walk.totals[0],
         totals_b=walk.totals[1],
-        manifest=tuple(manifest_differences(old.dataset.about, new.dataset.about)),
+        manifest=tuple(_manifest_differences(old.dataset.about, new.dataset.about)),
         notes=tuple(notes),
         shown=tuple(walk.shown),
         decoders=decoders,
@@ -315,10 +326,58 @@ def _decoders(a: StoredDataset, b: StoredDataset) -> tuple[tuple[Tokenizer | Non
     known: dict[str, Tokenizer] = {}
     for letter, dataset in (("A", a), ("B", b)):
         fingerprint = dataset.about.get("tokenizer", {}).get("fingerprint", "")
-        tokenizer, problem = (known[fingerprint], "") if fingerprint in known else decoder_of(dataset.about)
+        tokenizer, problem = (known[fingerprint], "") if fingerprint in known else _decoder_of(dataset.about)
         found.append(tokenizer)
         if tokenizer is not None:
             known[fingerprint] = tokenizer
         else:
             problems.append(f"{letter}: ids are shown, not text: {problem}")
     return (found[0], found[1]), problems
+
+
+def _decoder_of(about: Mapping[str, Any]) -> tuple[Tokenizer | None, str]:
+    """The tokenizer that a manifest names, when it loads and is still the same; else None and the reason."""
+    if "tokenizer" not in about:
+        return None, "there is no manifest that names the tokenizer"
+    recipe, name = about["recipe"], about["tokenizer"]["given_as"]
+    try:
+        tokenizer = load_tokenizer(name, pattern=recipe["pattern"])
+        added = added_control_tokens(about)
+        tokenizer = with_control_tokens(tokenizer, added) if added else tokenizer
+    except (ChatmillError, OSError) as error:
+        return None, f"the tokenizer {name!r} does not load: {error}"
+    if tokenizer.fingerprint != about["tokenizer"]["fingerprint"]:
+        return None, (
+            f"the tokenizer {name!r} is not the one of the build any more (fingerprint {tokenizer.fingerprint[:12]}, "
+            f"the manifest says {about['tokenizer']['fingerprint'][:12]})"
+        )
+    return tokenizer, ""
+
+
+def _manifest_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[ManifestDifference]:
+    """Everything that decides the bytes of a dataset and is not the same in two manifests; none without manifests."""
+    if not a or not b:
+        return
+    said_a, said_b = _said(a), _said(b)
+    for what in dict.fromkeys([*said_a, *said_b]):
+        if said_a.get(what) != said_b.get(what):
+            yield ManifestDifference(what=what, a=said_a.get(what), b=said_b.get(what))
+
+
+def _said(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest's statements, flat: tokenizer, template, policy, input files, and every option of the recipe."""
+    said: dict[str, Any] = {name: manifest.get(name) for name in ("package_version", "git_sha")}
+    for name in ("tokenizer", "template", "policy"):
+        said[name] = f"{manifest[name]['name']} ({manifest[name]['fingerprint'][:12]})"
+    for file in manifest["inputs"]:
+        said[f"input {file['path']}"] = f"sha256 {file['sha256'][:12]}, {file['bytes']:,} bytes"
+    said.update(_flat(manifest["recipe"], "recipe"))
+    return said
+
+
+def _flat(value: Any, name: str) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {key: item for part, inner in value.items() for key, item in _flat(inner, f"{name}.{part}").items()}
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return {key: item for i, inner in enumerate(value) for key, item in _flat(inner, f"{name}[{i}]").items()}
+    return {name: value}

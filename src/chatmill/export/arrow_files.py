@@ -1,0 +1,105 @@
+"""Rows as Arrow columns: Parquet shards, and folders of the datasets library."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.errors import MissingExtraError
+from chatmill.export.rows import RowBatch, RowPlan
+from chatmill.store.parquet import parquet_shard
+
+if TYPE_CHECKING:
+    from chatmill.export.targets import Export
+
+Columns = Mapping[str, tuple[NDArray[Any] | list[Any], NDArray[np.int64]]]
+"""Values and the offsets of the rows in them, by the name of the column."""
+
+
+def lists(**kinds: Any) -> Any:
+    """A schema of list columns; each is named with the type of its values."""
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.list_(kind)) for name, kind in kinds.items()])
+
+
+def record_batch(columns: Columns, schema: Any) -> Any:
+    """The columns of a schema: lists of values where its type is one, else a value a row."""
+    import pyarrow as pa
+
+    arrays = []
+    for field in schema:
+        values, offsets = columns[field.name]
+        if pa.types.is_list(field.type):
+            flat = pa.array(values, type=field.type.value_type)
+            arrays.append(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), flat))
+        else:
+            arrays.append(pa.array(values, type=field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def write_parquet(
+    export: Export,
+    split: str,
+    rows: RowPlan,
+    schema: Any,
+    columns: Callable[[RowBatch], Columns],
+    *,
+    width: int = 0,
+    suffix: str = ".parquet",
+) -> None:
+    """Write a split as `SPLIT/shard_00000.parquet`, ...; `width` is that of padded rows."""
+    for number, shard in enumerate(export.shards(split, rows, width=width)):
+        with parquet_shard(export.folder / split, number, schema, suffix) as file:
+            for batch in shard:
+                file.write_batch(record_batch(columns(batch), schema))
+
+
+def save_dataset(
+    export: Export,
+    split: str,
+    rows: RowPlan,
+    schema: Any,
+    columns: Callable[[RowBatch], Columns],
+    folder: Path,
+    *,
+    width: int = 0,
+) -> None:
+    """Write a split as what `Dataset.load_from_disk` opens; one batch is in memory at a time."""
+    try:
+        import datasets
+        import pyarrow as pa
+    except ImportError as error:
+        raise MissingExtraError("datasets", "hf", "exporting to folders of the datasets library") from error
+    streams = export.folder / ".streams"  # a dataset is not saved into the folder that it is read from
+    streams.mkdir()
+    stream = streams / f"{split}.arrow"
+    with stream.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for batch in export.batches(split, rows, width=width):
+            writer.write_batch(record_batch(columns(batch), schema))
+    name = f"{export.source.fingerprint}/{split}/{rows.capacity}/{','.join(schema.names)}"
+    table = datasets.table.MemoryMappedTable.from_file(str(stream))
+    # A fingerprint of ours: the one that would be made up depends on the time of the file.
+    dataset = datasets.Dataset(table, fingerprint=hashlib.sha256(name.encode()).hexdigest()[:16])
+    with _no_progress_bars(datasets):
+        dataset.save_to_disk(str(folder))
+    del dataset, table
+    stream.unlink()
+    streams.rmdir()
+
+
+@contextlib.contextmanager
+def _no_progress_bars(datasets: Any) -> Iterator[None]:
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

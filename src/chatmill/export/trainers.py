@@ -1,0 +1,276 @@
+"""Targets that trainers read: Axolotl, LLaMA-Factory, Megatron Bridge, SkyRL, Levanter and torchtitan."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.shift import IGNORE_INDEX, shift_left_ragged
+from chatmill.errors import DataError
+from chatmill.export.arrow_files import Columns, lists, save_dataset, write_parquet
+from chatmill.export.rows import PaddedRows, RowBatch, RowPlan
+from chatmill.store.row_arrays import RowArrayWriter
+
+if TYPE_CHECKING:
+    from chatmill.export.targets import Export
+
+VALIDATION = "validation"
+"""What LLaMA-Factory calls `val`."""
+METADATA = "packed_metadata.json"
+"""Sizes of packed rows, which Megatron Bridge reads for CUDA graphs."""
+
+
+def _labels(batch: RowBatch, trained: NDArray[np.bool_]) -> NDArray[np.int32]:
+    return np.where(trained, batch.ids, np.int32(IGNORE_INDEX))
+
+
+def to_axolotl(export: Export) -> None:
+    """`SPLIT/`: a dataset with `input_ids`, `attention_mask` and `labels`, one document a row."""
+    import pyarrow as pa
+
+    schema = lists(input_ids=pa.int32(), attention_mask=pa.int8(), labels=pa.int32())
+    export.begin_for("Axolotl")
+
+    def columns(batch: RowBatch) -> Columns:
+        trained, offsets = export.targets(batch), batch.token_offsets
+        export.lose_rows_without(batch, trained, "Axolotl")
+        return {
+            "input_ids": (batch.ids, offsets),
+            "attention_mask": (np.ones(len(trained), dtype=np.int8), offsets),
+            "labels": (_labels(batch, trained), offsets),
+        }
+
+    for split in export.source.splits:
+        save_dataset(export, split, export.documents(split, "Axolotl"), schema, columns, export.folder / split)
+    for split, key in (("train", "datasets"), ("val", "test_datasets")):
+        if split in export.source.splits:
+            export.config += [f"{key}:", f"  - path: {{out}}/{split}", "    type:"]
+    longest = export.longest_document
+    export.config += [f"sequence_len: {longest}  # or more; Axolotl drops longer documents", "sample_packing: true"]
+
+
+def to_llamafactory(export: Export) -> None:
+    """A folder for `tokenized_path`: `train` and `validation`.
+
+    Packed rows are laid out as `neat_packing` lays them out: `attention_mask` holds the number of the document in its
+    row and `position_ids` begin anew with each; all rows are padded to one token more than their length.
+    """
+    import pyarrow as pa
+
+    export.begin_for("LLaMA-Factory")
+    names, lengths = {}, set()
+    for split in export.source.splits:
+        rows = export.rows(split)
+        lengths.add((rows.packed, rows.capacity or int(rows.row_tokens.max(initial=0))))
+        # One token more, as LLaMA-Factory does: a row without padding loses its mask in flash attention.
+        width = rows.capacity + 1 if rows.packed and rows.capacity is not None else 0
+
+        def plain(batch: RowBatch) -> Columns:
+            offsets = batch.token_offsets
+            return {
+                "input_ids": (batch.ids, offsets),
+                "attention_mask": (np.ones(len(batch.ids), dtype=np.int8), offsets),
+                "labels": (_labels(batch, export.targets(batch)), offsets),
+            }
+
+        def packed(batch: RowBatch, width: int = width) -> Columns:
+            padding = PaddedRows(batch, width)
+            return {
+                "input_ids": (padding.of(batch.ids, export.pad_id), padding.offsets),
+                "attention_mask": (padding.of(batch.numbers_in_row, 0), padding.offsets),
+                "position_ids": (padding.of(batch.positions, 0), padding.offsets),
+                "labels": (padding.of(_labels(batch, export.targets(batch)), IGNORE_INDEX), padding.offsets),
+            }
+
+        names[split] = {"train": "train", "val": VALIDATION}.get(split, f"{VALIDATION}_{split}")
+        folder = export.folder if export.alone else export.folder / names[split]
+        if rows.packed:
+            schema = lists(input_ids=pa.int32(), attention_mask=pa.int32(), position_ids=pa.int32(), labels=pa.int32())
+            save_dataset(export, split, rows, schema, packed, folder, width=width)
+        else:
+            schema = lists(input_ids=pa.int32(), attention_mask=pa.int8(), labels=pa.int32())
+            save_dataset(export, split, rows, schema, plain, folder)
+    if not export.alone:
+        (export.folder / "dataset_dict.json").write_text(json.dumps({"splits": list(names.values())}))
+    is_packed, longest = max(lengths)
+    export.config += ["stage: sft", "tokenized_path: {out}", f"cutoff_len: {longest}"]
+    export.config += ["neat_packing: true"] if is_packed else []
+
+
+def to_megatron_bridge(export: Export) -> None:
+    """`SPLIT/shard_00000.idx.parquet`, ...: packed rows for `packed_train_data_path`.
+
+    The loss mask is moved by one in each document: Megatron Bridge reads it beside the inputs, so its value at a token
+    is that of the next one.
+    """
+    import pyarrow as pa
+
+    schema = lists(input_ids=pa.int32(), seq_start_id=pa.int32(), loss_mask=pa.int8())
+    export.begin_for("Megatron Bridge")
+
+    def columns(batch: RowBatch) -> Columns:
+        mask = shift_left_ragged(export.targets(batch).astype(np.int8), batch.documents.offsets)
+        _refuse_targets_after_eos(export, batch, mask)
+        return {
+            "input_ids": (batch.ids, batch.token_offsets),
+            "seq_start_id": (batch.starts.astype(np.int32), batch.row_offsets),
+            "loss_mask": (mask, batch.token_offsets),
+        }
+
+    sizes, longest = [], 1
+    for split in export.source.splits:
+        rows = export.rows(split)
+        longest = max(longest, rows.capacity or int(rows.row_tokens.max(initial=0)))
+        sizes += _sizes(rows)
+        write_parquet(export, split, rows, schema, columns, suffix=".idx.parquet")
+    (export.folder / METADATA).write_text(json.dumps(sizes, indent=1) + "\n")
+    if export.eos_id is None:
+        export.say(
+            "which token ends a text is not known of this dataset; Megatron Bridge trains no token that follows the "
+            "eos of its tokenizer"
+        )
+    export.config += [
+        "PackedSequenceSpecs(",
+        f"    packed_sequence_size={longest},",
+        *(
+            f'    packed_{split}_data_path="{{out}}/{split}",'
+            for split in ("train", "val")
+            if split in export.source.splits
+        ),
+        f'    packed_metadata_path="{{out}}/{METADATA}",',
+        ")",
+        f"seq_length={longest}",
+    ]
+
+
+def _sizes(rows: RowPlan) -> list[dict[str, int]]:
+    if not len(rows.documents):
+        return []
+    return [
+        {
+            "dataset_max_seqlen": int(rows.lengths.max()),
+            "max_samples_per_bin": int(np.diff(rows.row_offsets).max()),
+            "min_packed_seqlen": int(rows.row_tokens.min()),
+        }
+    ]
+
+
+def _refuse_targets_after_eos(export: Export, batch: RowBatch, mask: NDArray[np.int8]) -> None:
+    eos = export.eos_id
+    lost = 0 if eos is None else int(np.count_nonzero(mask[batch.ids == eos]))
+    if lost:
+        raise DataError(
+            f"{batch.split}: {lost:,} trained tokens follow the end token {eos}, and Megatron Bridge trains none of "
+            "these: build with a policy that ends at it, or export to megatron"
+        )
+
+
+def to_skyrl(export: Export) -> None:
+    """`SPLIT/shard_00000.parquet`, ...: `input_ids` and a token-aligned 0/1 `loss_mask`, one document a row."""
+    import pyarrow as pa
+
+    schema = lists(input_ids=pa.int32(), loss_mask=pa.int8())
+    export.begin_for("SkyRL")
+
+    def columns(batch: RowBatch) -> Columns:
+        trained = export.targets(batch)
+        export.lose_rows_without(batch, trained, "SkyRL")
+        return {
+            "input_ids": (batch.ids, batch.token_offsets),
+            "loss_mask": (trained.astype(np.int8), batch.token_offsets),
+        }
+
+    for split in export.source.splits:
+        write_parquet(export, split, export.documents(split, "SkyRL"), schema, columns)
+    export.config += [f'pretokenized_dataset_paths: ["{{out}}/{export.main_split}"]']
+    export.config += ['eval_pretokenized_dataset_paths: ["{out}/val"]'] if "val" in export.source.splits else []
+    export.config += [f"max_length: {export.longest_document}  # or more; SkyRL cuts longer documents"]
+
+
+def to_levanter(export: Export) -> None:
+    """`SPLIT/shard_00000.parquet`, ...: rows of one length for the format `prebuilt`.
+
+    `loss_weights` are label-aligned: Levanter multiplies the loss at a token, which is about the next one. It tells
+    the documents of a row apart by the eos that ends each.
+    """
+    import pyarrow as pa
+
+    schema = lists(input_ids=pa.int32(), loss_weights=pa.float32())
+    export.begin_for("Levanter", weights=True)
+    plans = {split: export.rows_of_one_length(split, "Levanter") for split in export.source.splits}
+    packed, width = any(rows.packed for rows in plans.values()), max(rows.capacity or 0 for rows in plans.values())
+
+    def columns(batch: RowBatch) -> Columns:
+        rows = plans[batch.split]
+        if rows.packed:
+            _refuse_documents_that_would_mix(export, batch)
+        padding = PaddedRows(batch, rows.capacity or 0)
+        weights = np.where(export.targets(batch), batch.documents.full_weights, 0).astype(np.float32)
+        weights = shift_left_ragged(weights, batch.documents.offsets)
+        return {
+            "input_ids": (padding.of(batch.ids, export.pad_id), padding.offsets),
+            "loss_weights": (padding.of(weights, 0), padding.offsets),
+        }
+
+    for split, rows in plans.items():
+        write_parquet(export, split, rows, schema, columns, width=rows.capacity or 0)
+    export.config += [
+        "data:",
+        f"  block_cross_document_attention: {'true' if packed else 'false'}",
+        "  components:",
+        "    chats:",
+        "      source:",
+        "        type: url",
+        f'        train_urls: ["{{out}}/{export.main_split}/*.parquet"]',
+        *(['        validation_urls: ["{out}/val/*.parquet"]'] if "val" in export.source.splits else []),
+        "      format:",
+        "        type: prebuilt",
+        "        loss_weights_key: loss_weights",
+        f"train_seq_len: {width}",
+    ]
+
+
+def _refuse_documents_that_would_mix(export: Export, batch: RowBatch) -> None:
+    eos = export.eos_id
+    problem = (
+        f"{batch.split}: which token ends a document is not known of this dataset"
+        if eos is None
+        else batch.problem_with_ends(eos)
+    )
+    if problem:
+        raise DataError(
+            f"{problem}, and Levanter tells the documents of a packed row apart by it alone: put one document into "
+            "each row (--max-length N --pack alone)"
+        )
+
+
+def to_torchtitan(export: Export) -> None:
+    """`SPLIT/{input,labels,positions}.npy`: int32 arrays of shape (rows, length), for `numpy.load(mmap_mode="r")`.
+
+    Labels are moved by one in each document, as torchtitan's loss expects them, and positions begin anew with each
+    document, which is where its attention masks find the bounds. Padding is a document of its own.
+    """
+    export.begin_for("torchtitan")
+    longest = 0
+    for split in export.source.splits:
+        rows = export.rows_of_one_length(split, "torchtitan")
+        width = rows.capacity or 0
+        longest = max(longest, width)
+        with RowArrayWriter(export.folder / split, len(rows.row_offsets) - 1, width) as arrays:
+            for batch in export.batches(split, rows, width=width):
+                padding = PaddedRows(batch, width)
+                labels = _labels(batch, export.targets(batch))
+                labels = shift_left_ragged(labels, batch.documents.offsets, IGNORE_INDEX)
+                arrays.append(
+                    padding.of(batch.ids, export.pad_id),
+                    padding.of(labels, IGNORE_INDEX),
+                    padding.of(batch.positions, padding.counted),
+                )
+    export.config += [
+        "from chatmill.torchtitan import ChatmillDataLoader",
+        f'dataloader=ChatmillDataLoader.Config(dataset_path="{{out}}/{export.main_split}")',
+        f"training.seq_len = {longest}",
+    ]
