@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import chatmill
-from chatmill.dataset.chunk_groups import ChunkGroups
 from chatmill.dataset.streamed import StreamedDataset
 from chatmill.errors import ConfigError, RecordError
 from tests.compiler.builds import chats, digest, write_jsonl
@@ -167,16 +166,15 @@ def test_groups_are_removed_when_they_are_read(streamed: Any) -> None:
 
 
 def test_the_order_of_chunks_depends_on_seed_and_epoch(streamed: Any) -> None:
-    def groups(**options: Any) -> ChunkGroups:
-        given = {"work": streamed._work, "split": "train", "seed": 1, "shuffle": True, "chunks": 2, "workers": 0}
-        return ChunkGroups(**{**given, **options})
+    def feed(**options: Any) -> Any:
+        return streamed.to_torch(2, **{"group_chunks": 2, "seed": 1, **options})._feeds["train"]
 
-    one = groups()
-    epochs = [[n for g in range(one.count) for n in one.numbers(e * one.count + g)] for e in range(2)]
+    one = feed()
+    epochs = [[n for g in range(one.groups) for n in one._chunks_of(e * one.groups + g)] for e in range(2)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(streamed.chunks))] * 2
     assert epochs[0] != epochs[1]
-    assert groups(seed=2).numbers(0) != one.numbers(0)
-    assert groups(shuffle=False).numbers(0) == [0, 1]
+    assert feed(seed=2)._chunks_of(0) != one._chunks_of(0)
+    assert feed(shuffle=False)._chunks_of(0) == [0, 1]
 
 
 def test_hugging_face_reads_a_stream_and_goes_on(whole: Any) -> None:
