@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError
-from chatmill.label.policy import Policy
 from chatmill.load.config import SamplingMode, TrainingConfig
 from chatmill.load.episodes import episode_config, report_opened
 from chatmill.load.feed import Feed, RowGroup, RowStep
@@ -174,31 +173,20 @@ class MixtureLoader(BatchLoader):
         tokenizer: Any = None,
         *,
         device: Any = None,
-        pack: bool = False,
-        packing_strategy: str | None = None,
-        planning: str | None = None,
-        policy: Policy | str | None = None,
-        overflow: str | None = None,
         strict: bool = False,
         check: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        **options: Any,
     ) -> None:
         """`datasets`: folder -> weight. Weights are shares of the rows, over the sum of all weights.
 
-        The other options are those of `GPTEpisodeDataLoader`.
+        The other arguments are those of `GPTEpisodeDataLoader`; `options` (`pack`, `policy`, `overflow`, ...) replace
+        those of the config.
         """
-        settled = episode_config(
-            config,
-            tokenizer,
-            pack=pack or None,
-            packing_strategy=packing_strategy,
-            planning=planning,
-            policy=policy,
-            overflow=overflow,
-        )
+        settled = episode_config(config, tokenizer, **options)
         weights = _checked_weights(datasets)
         device = settled.device if device is None else device
         place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
