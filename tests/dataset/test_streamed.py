@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import chatmill
+from chatmill.dataset.stream_loader import StreamFeed
 from chatmill.dataset.streamed import StreamedDataset
 from chatmill.errors import ConfigError, RecordError
 from tests.compiler.builds import chats, digest, write_jsonl
@@ -99,6 +100,24 @@ def test_an_epoch_holds_every_episode_once_and_epochs_differ(streamed: Any, whol
     assert epochs[0] != epochs[1]
     assert loader.epoch() == 1
     loader.close()
+
+
+def test_a_step_may_take_rows_of_many_groups_and_each_is_made_once(
+    streamed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    compiled = StreamFeed._compile
+    monkeypatch.setattr(StreamFeed, "_compile", lambda feed, group: made.append(group) or compiled(feed, group))
+    large = streamed.to_torch(40, group_chunks=1, prefetch=False)
+    steps = [documents_of(large.get_batch()) for _ in range(2)]
+    large.close()
+    assert sorted(made) == list(range(len(made)))
+    assert len(made) > 6
+    small = streamed.to_torch(1, group_chunks=1)
+    assert [row for batch in batches(small, 80) for row in documents_of(batch)] == [
+        row for step in steps for row in step
+    ]
+    small.close()
 
 
 def test_a_stream_goes_on_from_any_state(streamed: Any) -> None:

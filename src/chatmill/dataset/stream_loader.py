@@ -27,9 +27,6 @@ from chatmill.load.rows import EpisodeRows, episode_rows
 if TYPE_CHECKING:
     import torch
 
-KEPT_GROUPS = 4
-"""Groups that are there at a time: the one that is read, its neighbours at the border of a batch, and the next."""
-
 
 class StreamFeed(Feed):
     """The batches of one split of a streamed dataset; the `epoch` of its places is the number of a group of chunks.
@@ -93,12 +90,17 @@ class StreamFeed(Feed):
         return RowStep(groups=tuple(groups), after=after)
 
     def batch(self, step: RowStep) -> tuple[torch.Tensor, ...]:
-        """The tensors of a step; what they look like depends on its own groups alone."""
+        """The tensors of a step; groups that no later step reads are removed."""
         opened = {group.source: self._opened(group.source) for group in step.groups}
         if opened.keys() != self.sources.keys():
             self.sources = {number: rows for number, rows in opened.items() if rows is not None}
             self._stage = None
-        return super().batch(step)
+        tensors = super().batch(step)
+        for old in [group for group in self._made if group < step.after.epoch]:
+            made = self._made.pop(old)
+            made.cancel()
+            made.add_done_callback(_remove)
+        return tensors
 
     def _rows_of(self, group: int) -> int:
         rows = self._opened(group)
@@ -109,13 +111,9 @@ class StreamFeed(Feed):
 
     def _opened(self, group: int) -> EpisodeRows | None:
         """The rows of a group as soon as it is compiled, None where it has none; the next one is begun."""
-        rows = self._begun(group).result()[1]
+        begun = self._begun(group)
         self._begun(group + 1)
-        for old in sorted(self._made, key=lambda one: abs(one - group))[KEPT_GROUPS:]:
-            made = self._made.pop(old)
-            if not made.cancel() and made.exception() is None:
-                shutil.rmtree(made.result()[0], ignore_errors=True)
-        return rows
+        return begun.result()[1]
 
     def _begun(self, group: int) -> Future[tuple[Path, EpisodeRows | None]]:
         if self._thread is None:
@@ -173,6 +171,12 @@ class StreamFeed(Feed):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_process()
+
+
+def _remove(made: Future[tuple[Path, EpisodeRows | None]]) -> None:
+    """Remove the folder of a group, if it came to be made."""
+    if not made.cancelled() and made.exception() is None:
+        shutil.rmtree(made.result()[0], ignore_errors=True)
 
 
 class StreamLoader(BatchLoader):
