@@ -39,8 +39,8 @@ from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
 from chatmill.train.gpt import GPT, GPTConfig
 from chatmill.train.isolation import check_isolation
+from chatmill.train.phase import learning_rate
 from chatmill.train.ranks import Ranks
-from chatmill.train.schedule import learning_rate
 from chatmill.train.step import Trainer
 
 DATA = Path(__file__).parent / "data" / "episodes.npz"

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from chatmill import SynthKDDataset, span_normalized_loss, synth_kd_blends
 from chatmill.megatron import HarmonyTokenizer
-from chatmill.train.span_loss import SpanCounts, span_counts, sum_counts
+from chatmill.train.span_loss import span_counts
 
 Batch = dict[str, Tensor]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,8 +84,8 @@ class StepBatches:
     def __next__(self) -> Batch:
         if not self._ready:
             step = [next(self.batches) for _ in range(self._micro_batches())]
-            counts = sum_counts(span_counts(batch["span_id"], batch["loss_mask"]) for batch in step)
-            total = torch.stack((counts.tokens_r, counts.tokens_f)).to(DEVICE)
+            counts = [span_counts(batch["span_id"], batch["loss_mask"]) for batch in step]
+            total = torch.stack(counts).sum(0).to(DEVICE)
             # Over data-parallel ranks alone: the ranks of a context-parallel group all read the same whole sequences.
             torch.distributed.all_reduce(total, group=parallel_state.get_data_parallel_group())
             self._ready.extend({**batch, "step_counts": total} for batch in step)
@@ -138,12 +138,11 @@ class SpanTraining:
         The schedule divides the loss, and how depends on `calculate_per_token_loss`. This loss holds its counts
         already, so it is multiplied by what it will be divided by. `ranks` are those of data and context parallelism.
         """
-        tokens_r, tokens_f = batch["step_counts"].unbind()
-        counts = SpanCounts(tokens_r=tokens_r, tokens_f=tokens_f)
+        counts = batch["step_counts"]
         part = span_normalized_loss(losses, batch["span_id"], batch["loss_mask"], self.w_r, self.w_f, counts=counts)
         num_tokens = (part.tokens_r + part.tokens_f).to(torch.int)
         if per_token:  # gradients are added over ranks, then divided by the tokens of all micro-batches and ranks
-            divided_by = tokens_r + tokens_f
+            divided_by = counts.sum()
         else:  # the loss is divided by its own tokens and the micro-batches, and gradients are averaged over ranks
             divided_by = num_tokens.clamp(min=1) * micro_batches * ranks
         share = 1.0 / (micro_batches * ranks)

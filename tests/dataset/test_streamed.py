@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import chatmill
-from chatmill.dataset.chunk_groups import ChunkGroups
+from chatmill.dataset.stream_loader import StreamFeed
 from chatmill.dataset.streamed import StreamedDataset
 from chatmill.errors import ConfigError, RecordError
 from tests.compiler.builds import chats, digest, write_jsonl
@@ -102,6 +102,24 @@ def test_an_epoch_holds_every_episode_once_and_epochs_differ(streamed: Any, whol
     loader.close()
 
 
+def test_a_step_may_take_rows_of_many_groups_and_each_is_made_once(
+    streamed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    compiled = StreamFeed._compile
+    monkeypatch.setattr(StreamFeed, "_compile", lambda feed, group: made.append(group) or compiled(feed, group))
+    large = streamed.to_torch(40, group_chunks=1, prefetch=False)
+    steps = [documents_of(large.get_batch()) for _ in range(2)]
+    large.close()
+    assert sorted(made) == list(range(len(made)))
+    assert len(made) > 6
+    small = streamed.to_torch(1, group_chunks=1)
+    assert [row for batch in batches(small, 80) for row in documents_of(batch)] == [
+        row for step in steps for row in step
+    ]
+    small.close()
+
+
 def test_a_stream_goes_on_from_any_state(streamed: Any) -> None:
     loader = streamed.to_torch(3, packed=True, group_chunks=2)
     batches(loader, 4)
@@ -167,16 +185,15 @@ def test_groups_are_removed_when_they_are_read(streamed: Any) -> None:
 
 
 def test_the_order_of_chunks_depends_on_seed_and_epoch(streamed: Any) -> None:
-    def groups(**options: Any) -> ChunkGroups:
-        given = {"work": streamed._work, "split": "train", "seed": 1, "shuffle": True, "chunks": 2, "workers": 0}
-        return ChunkGroups(**{**given, **options})
+    def feed(**options: Any) -> Any:
+        return streamed.to_torch(2, **{"group_chunks": 2, "seed": 1, **options})._feeds["train"]
 
-    one = groups()
-    epochs = [[n for g in range(one.count) for n in one.numbers(e * one.count + g)] for e in range(2)]
+    one = feed()
+    epochs = [[n for g in range(one.groups) for n in one._chunks_of(e * one.groups + g)] for e in range(2)]
     assert [sorted(epoch) for epoch in epochs] == [list(range(streamed.chunks))] * 2
     assert epochs[0] != epochs[1]
-    assert groups(seed=2).numbers(0) != one.numbers(0)
-    assert groups(shuffle=False).numbers(0) == [0, 1]
+    assert feed(seed=2)._chunks_of(0) != one._chunks_of(0)
+    assert feed(shuffle=False)._chunks_of(0) == [0, 1]
 
 
 def test_hugging_face_reads_a_stream_and_goes_on(whole: Any) -> None:

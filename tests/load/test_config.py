@@ -117,7 +117,7 @@ def test_keywords_override_a_file(tmp_path: Path) -> None:
         (NEEDED + "<pad_token_id></pad_token_id>", ["<pad_token_id>", "whole number"]),
         (NEEDED + "<pad_token_id><x>1</x></pad_token_id>", ["<pad_token_id>"]),
         (NEEDED + "<episode_min_tokens>0</episode_min_tokens>", ["<episode_min_tokens>", "1 or more"]),
-        (NEEDED + "\n<batch_size>3</batch_size>", [":4:", "<batch_size>", "second time", "line 3"]),
+        (NEEDED + "\n<batch_size>3</batch_size>", [":4:", "<batch_size>", "second time", ":3)"]),
         (NEEDED + "\n<bach_size>3</bach_size>", [":4:", "<bach_size>", "did you mean <batch_size>"]),
         (NEEDED + "\n<Epoch-Seed>3</Epoch-Seed>", [":4:", "did you mean <epoch_seed>"]),
         (NEEDED + "\n<use_lossmask>true</use_lossmask>", ["did you mean <use_loss_mask>"]),
@@ -182,7 +182,7 @@ def test_unsafe_or_broken_xml_is_one_clear_error(tmp_path: Path, text: str, says
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("batch_size: 2\nblock_size: 4\nbatch_size: 3\n", [":3:", "batch_size", "line 1"]),
+        ("batch_size: 2\nblock_size: 4\nbatch_size: 3\n", [":3:", "batch_size", "c.yaml:1"]),
         ("batch_size: '2'\nblock_size: 4\n", [":1:", "whole number"]),
         ("batch_size: true\nblock_size: 4\n", [":1:", "whole number"]),
         ("training: [1, 2]\n", [":1:", "mapping"]),

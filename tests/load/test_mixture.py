@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from chatmill.errors import ConfigError
-from chatmill.load.mixture import MixtureLoader, MixtureSource, SourceDraws
+from chatmill.load.mixture import MixtureLoader, SourceDraws
 from chatmill.load.order import CHUNK
 from tests.load.sets import PAD, Item, items, row, same, write_set
 
@@ -33,7 +33,7 @@ def sets(tmp_path: Path) -> dict[str, list[Item]]:
 
 
 def make(directory: Path, **options: object) -> MixtureLoader:
-    sources = [MixtureSource(name=name, directory=directory / name, weight=w) for name, w in WEIGHTS.items()]
+    sources = {directory / name: weight for name, weight in WEIGHTS.items()}
     return MixtureLoader({**BASE, **options.pop("config", {})}, sources, **options)  # type: ignore[dict-item,arg-type]
 
 
@@ -79,7 +79,7 @@ def test_shares_follow_the_weights_and_epochs_are_in_the_state(tmp_path: Path, s
     place = json.loads(json.dumps(made.state_dict()))["splits"]["train"]["place"]
     assert place["position"] == 3500
     for i, name in enumerate(WEIGHTS):
-        at = place["sources"][name]
+        at = place["sources"][str(tmp_path / name)]
         assert at["epoch"] * SIZES[name] + at["position"] == counts[i]
         assert at["epoch"] > 10
 
@@ -144,7 +144,7 @@ def test_random_draws_go_on_from_step_to_step(tmp_path: Path, sets: dict[str, li
     place = small.state_dict()["splits"]["train"]["place"]
     for number, name in enumerate(WEIGHTS, 1):
         drawn = firsts[firsts // 100_000 == number]
-        assert place["sources"][name] == {"epoch": 0, "position": len(drawn)}
+        assert place["sources"][str(tmp_path / name)] == {"epoch": 0, "position": len(drawn)}
         assert set(drawn.tolist()) > set(drawn[:4].tolist())
     resumed = random(batch_size=4)
     resumed.load_state_dict(states[30])
@@ -181,8 +181,7 @@ def random_mixture(directory: Path, **options: object) -> MixtureLoader:
     for number, name in enumerate(("one", "two"), 1):
         if not (directory / name).exists():
             write_set(directory / name, [Item(ids=[1000 * number + i] * 9, weights=[1.0] * 9) for i in range(50)])
-    sources = [MixtureSource(name=name, directory=directory / name, weight=1.0) for name in ("one", "two")]
-    return MixtureLoader(RANDOM, sources, **options)  # type: ignore[arg-type]
+    return MixtureLoader(RANDOM, {directory / "one": 1.0, directory / "two": 1.0}, **options)  # type: ignore[arg-type]
 
 
 def drawn(loader: MixtureLoader, steps: int) -> list[int]:
@@ -235,12 +234,13 @@ def make_epochs(directory: Path) -> MixtureLoader:
 
 def test_other_weights_or_sets_are_refused_on_resume(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
     state = make(tmp_path).state_dict()
-    changed = [MixtureSource(name=n, directory=tmp_path / n, weight=w + (n == "b")) for n, w in WEIGHTS.items()]
+    changed = {tmp_path / name: weight + (name == "b") for name, weight in WEIGHTS.items()}
     with pytest.raises(ConfigError, match="sources"):
         MixtureLoader(BASE, changed).load_state_dict(state)
-    swapped = [MixtureSource(name=n, directory=tmp_path / "a", weight=w) for n, w in WEIGHTS.items()]
+    (tmp_path / "b").rename(tmp_path / "gone")
+    write_set(tmp_path / "b", sets["b"][::-1])
     with pytest.raises(ConfigError, match="another dataset"):
-        MixtureLoader(BASE, swapped).load_state_dict(state)
+        make(tmp_path).load_state_dict(state)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
@@ -252,6 +252,5 @@ def test_weights_that_mean_nothing_are_refused(tmp_path: Path, sets: dict[str, l
 def test_no_sets_and_double_names_are_refused(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
     with pytest.raises(ConfigError, match="at least one"):
         MixtureLoader(BASE, {})
-    twice = [MixtureSource(name="x", directory=tmp_path / "a", weight=1)] * 2
     with pytest.raises(ConfigError, match="same name"):
-        MixtureLoader(BASE, twice)
+        MixtureLoader(BASE, {tmp_path / "a": 1.0, str(tmp_path / "a"): 1.0})

@@ -49,11 +49,12 @@ def test_ranks_share_every_epoch_without_gap_or_overlap(
     taken: dict[int, list[int]] = {}
     for _ in range(steps):
         made = [epoch_step(place, lambda e: rows, share, drop_last=drop_last, what="here") for share in shares]
-        assert len({(step.epoch, step.after) for step in made}) == 1
-        for step in made:
-            assert 0 <= step.real <= batch
-            taken.setdefault(step.epoch, []).extend(range(step.first, step.first + step.real))
-        place = made[0].after
+        assert len({(begin, after) for begin, _, after in made}) == 1
+        for share, (begin, real, _) in zip(shares, made, strict=True):
+            assert 0 <= real <= batch
+            first = begin.position + share.first
+            taken.setdefault(begin.epoch, []).extend(range(first, first + real))
+        place = made[0][2]
     *whole, last = sorted(taken)
     per_epoch = rows // (batch * world) * batch * world if drop_last else rows
     for epoch in whole:

@@ -207,7 +207,7 @@ def test_real_conversations_go_to_transcripts_and_back_to_trained_spans(name: st
     written = [(chat, result) for chat, result in zip(chats, results, strict=True) if result.text is not None]
     assert len(written) > 20
     encoded = encode_transcripts([result.text or "" for _, result in written], tokenizer=tokenizer)
-    keywords = encoded.markers.keywords()
+    keywords = encoded.markers
     for (one, result), ids in zip(written, encoded.records, strict=True):
         mask = post_training_loss_mask(ids, **keywords)
         answers = [m["content"] for m in one["messages"][: result.messages] if m["role"] == "assistant"]

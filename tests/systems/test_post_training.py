@@ -54,12 +54,12 @@ def test_only_the_five_strings_become_ids() -> None:
 def test_markers_are_added_above_the_vocabulary_of_a_tokenizer_that_lacks_them() -> None:
     tokenizer = qwen3()
     encoded = encode_transcripts(["<|USER|>hi<|END|><|EOS|>"], tokenizer=tokenizer)
-    assert list(encoded.markers.keywords().values()) == [tokenizer.vocab_size + i for i in range(5)]
+    assert list(encoded.markers.values()) == [tokenizer.vocab_size + i for i in range(5)]
     assert encoded.tokenizer.vocab_size == tokenizer.vocab_size + 5
     assert "<|USER|>" not in tokenizer.control_ids
     assert encoded.tokenizer.decode(encoded.ids) == "<|USER|>hi<|END|><|EOS|>"
     half = encode_transcripts(["<|USER|><|END|>"], tokenizer=ByteTokenizer(("<|END|>", "<|bos|>")))
-    assert half.markers.end_id == 256
+    assert half.markers["end_id"] == 256
     assert half.ids.tolist() == [259, 256]
 
 
@@ -166,7 +166,7 @@ class WordTokenizer:
 def test_a_foreign_tokenizer_may_have_the_markers() -> None:
     encoded = encode_transcripts(["<|USER|>a b<|END|><|EOS|>"], tokenizer=WordTokenizer(*MARKERS))
     assert encoded.ids.tolist() == [1, 1000, 1001, 3, 4]
-    assert encoded.markers.keywords() == dict(
+    assert encoded.markers == dict(
         zip(("system_id", "user_id", "assistant_id", "end_id", "eos_id"), range(5), strict=True)
     )
 
@@ -204,7 +204,7 @@ def test_transformers_and_tokenizers_objects() -> None:
     for tokenizer in (hf, hf.backend_tokenizer):
         theirs = encode_transcripts([text], tokenizer=tokenizer)
         assert theirs.ids[theirs.ids < 151643].tolist() == ours.ids[ours.ids < 151643].tolist()
-        assert list(theirs.markers.keywords().values()) == hf.convert_tokens_to_ids(list(MARKERS))
+        assert list(theirs.markers.values()) == hf.convert_tokens_to_ids(list(MARKERS))
         assert ours.ids[ours.ids > 151668].tolist() == theirs.ids[theirs.ids > 151668].tolist()
         with pytest.raises(ValueError, match=r"record 0, message 0: .*control token <\|im_end\|>"):
             encode_transcripts(["<|USER|>x<|im_end|><|END|>"], tokenizer=tokenizer)
@@ -239,10 +239,10 @@ def test_the_bulk_renderer_and_its_policy_give_the_same_ids_and_mask() -> None:
     assert len(whole) > 60
     encoded = encode_transcripts([text for _, text in whole], tokenizer=tokenizer)
     rendered = render([one for one, _ in whole], "markers", tokenizer).tokens
-    stream = np.concatenate([[*record, encoded.markers.eos_id] for record in encoded.records])
+    stream = np.concatenate([[*record, encoded.markers["eos_id"]] for record in encoded.records])
     assert np.array_equal(rendered.ids, stream)
     weights = find_policy("post_training").token_weights(rendered.kinds, rendered.offsets)
-    mask = post_training_loss_mask(stream, **encoded.markers.keywords())
+    mask = post_training_loss_mask(stream, **encoded.markers)
     assert mask.any()
     assert np.array_equal(weights, mask)
 

@@ -81,7 +81,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     from chatmill.train import prompt
     from chatmill.train.checkpoint import RunState, TrainingSpec, save_checkpoint
     from chatmill.train.config import TrainConfig
-    from chatmill.train.schedule import make_optimizer
+    from chatmill.train.step import make_optimizer
 
     model = tiny_gpt(vocab_size=384, layers=1)
     notes = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}

@@ -223,7 +223,7 @@ def test_the_command_reads_transcripts_in_the_mode_and_only_in_it(transcripts: P
     trained = sum(entry.get("trained_tokens", 0) for entry in log)
     assert trained == int(packed.loss_mask[:, 1:].sum())
     markers = encode_transcripts(texts, tokenizer=ByteTokenizer()).markers
-    assert json.loads((tmp_path / said["checkpoint"] / "model.json").read_text())["vocab_size"] > markers.eos_id
+    assert json.loads((tmp_path / said["checkpoint"] / "model.json").read_text())["vocab_size"] > markers["eos_id"]
 
 
 def test_a_dataset_of_episodes_trains_the_assistant_alone_and_every_row(
@@ -290,7 +290,7 @@ def test_masks_of_unknown_making_are_refused_unless_vouched_for(tmp_path: Path) 
 
 
 def _keywords(texts: list[str]) -> dict[str, int]:
-    return encode_transcripts(texts, tokenizer=ByteTokenizer()).markers.keywords()
+    return encode_transcripts(texts, tokenizer=ByteTokenizer()).markers
 
 
 def test_the_line_about_the_data_names_what_is_lost() -> None:

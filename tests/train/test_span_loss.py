@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import operator
 from pathlib import Path
 
 import pytest
@@ -12,13 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.errors import DataError
-from chatmill.train.span_loss import (
-    SpanLoss,
-    span_counts,
-    span_normalized_loss,
-    sum_counts,
-    sum_losses,
-)
+from chatmill.train.span_loss import SpanLoss, span_counts, span_normalized_loss
 from tests.train.ranks import run_two_ranks
 
 
@@ -129,8 +125,9 @@ def test_shapes_that_differ_are_refused_with_the_shapes() -> None:
         span_normalized_loss(torch.zeros(2, 3), torch.zeros(2, 4))
     with pytest.raises(DataError, match=r"loss_mask \(4,\)"):
         span_counts(torch.zeros(2, 4), torch.zeros(4))
-    with pytest.raises(DataError, match="no micro-batch"):
-        sum_counts([])
+    for counts in (0, torch.zeros(3)):
+        with pytest.raises(DataError, match="one micro-batch or more"):
+            span_normalized_loss(torch.zeros(2, 4), torch.zeros(2, 4), counts=counts)  # type: ignore[arg-type]
 
 
 @settings(max_examples=30)
@@ -142,15 +139,16 @@ def test_accumulation_equals_the_big_batch(rows: int, seed: int, data: st.DataOb
     wanted, losses.grad = losses.grad, None
     cuts = sorted(data.draw(st.sets(st.integers(1, rows), max_size=rows)) | {0, rows})
     pieces = [slice(a, b) for a, b in itertools.pairwise(cuts)]
-    counts = sum_counts(span_counts(span_id[piece], mask[piece]) for piece in pieces)
+    counts = torch.stack([span_counts(span_id[piece], mask[piece]) for piece in pieces]).sum(0)
     parts = []
     for piece in pieces:
         part = span_normalized_loss(losses[piece], span_id[piece], mask[piece], 1.5, 0.5, counts=counts)
         part.loss.backward()
         parts.append(part.detached())
-    assert sum_losses(parts).values() == pytest.approx(whole.values(), rel=1e-6, abs=1e-6)
+    total = functools.reduce(operator.add, parts)
+    assert total.values() == pytest.approx(whole.values(), rel=1e-6, abs=1e-6)
     torch.testing.assert_close(losses.grad, wanted, rtol=1e-6, atol=1e-7)
-    assert not sum_losses(parts).loss.requires_grad
+    assert not total.loss.requires_grad
     assert len(parts) == len(pieces) > 0
 
 
@@ -162,11 +160,11 @@ def test_shares_with_other_weights_are_not_added() -> None:
 
 
 SCRIPT = """
-import json, sys
+import functools, json, operator, sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from chatmill.train.span_loss import span_counts, span_normalized_loss, sum_counts, sum_losses
+from chatmill.train.span_loss import span_counts, span_normalized_loss
 
 rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -189,7 +187,7 @@ for name, pieces in {
     net = DistributedDataParallel(model())
     mine = pieces[rank]
     x, span, mask = data["x"], data["span"], data["mask"]
-    counts = sum_counts(span_counts(span[p], mask[p]) for p in mine).reduced(WORLD)
+    counts = sum(span_counts(span[p], mask[p], WORLD) for p in mine)
     parts = []
     for number, p in enumerate(mine):
         last = number == len(mine) - 1
@@ -198,7 +196,7 @@ for name, pieces in {
             part = span_normalized_loss(losses(net, x[p]), span[p], mask[p], 1.5, 0.5, WORLD, **given)
             part.loss.backward()
             parts.append(part.detached())
-    results.append({"name": name, "values": sum_losses(parts).values(),
+    results.append({"name": name, "values": functools.reduce(operator.add, parts).values(),
                     "grads": [p.grad.flatten().tolist() for p in net.parameters()]})
 json.dump(results, open(out + f".{rank}", "w"))
 dist.barrier()

@@ -142,6 +142,11 @@ def test_every_key_is_an_environment_variable(tmp_path: Path) -> None:
     assert (read.train.learning_rate, read.train.post_training, read.train.warmup_pct) == (2e-3, True, 0.2)
     assert (read.data.pack, read.data.batch_size, read.train.steps) == (False, 3, 7)
     assert read.data.transcripts == ("a.jsonl", "b.jsonl")
+    (tmp_path / "r.yaml").write_text("out: a\ndata: {use_loss_mask: null, dataset_mode: null, epoch_shuffle: off}\n")
+    assert read_recipe(tmp_path / "r.yaml", {"CHATMILL_EPOCH_DROP_LAST": "yes"}).data.loader == {
+        "epoch_shuffle": False,
+        "epoch_drop_last": True,
+    }
     assert read.from_environment == given
 
 

@@ -21,13 +21,13 @@ from chatmill.load.mixture import MixtureLoader
 from chatmill.render.registry import bind
 from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
+from chatmill.train.feed import span_feed
 from chatmill.train.generate import FinishReason, Sampling
 from chatmill.train.gpt import GPT
+from chatmill.train.phase import learning_rate, warmup_steps
 from chatmill.train.prompt import ask
 from chatmill.train.ranks import Ranks
-from chatmill.train.schedule import learning_rate, make_optimizer, warmup_steps
-from chatmill.train.spans import span_feed
-from chatmill.train.step import Trainer
+from chatmill.train.step import Trainer, make_optimizer
 from chatmill.train.trainer import FitResult, RunOutcome, fit
 from tests.load.sets import Item, items, write_set
 from tests.train.ranks import run_two_ranks

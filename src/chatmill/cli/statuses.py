@@ -53,9 +53,6 @@ def ended(run: Callable[[], object]) -> int:
     try:
         status = run()
         sys.stdout.flush()
-    except ChatmillError as error:
-        show(type(error).__name__, str(error))
-        return _status_of(error)
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
     except BrokenPipeError:
@@ -65,23 +62,36 @@ def ended(run: Callable[[], object]) -> int:
         if not isinstance(stop.__context__, BrokenPipeError):
             raise
         return Status.PIPE
-    except OSError as error:
-        return _out_of_memory(error) or _mistake(type(error).__name__, _sentence(error))
     except Exception as error:
-        if _out_of_memory(error):
-            return Status.MISTAKE
-        if (missing := missing_extra(error, "this command")) is not None:
-            show(type(missing).__name__, str(missing))
-            return Status.MISTAKE
-        message = getattr(error, "format_message", None)  # mistakes on the command line, as typer finds them
-        if message is None:
-            _show_bug(error)
-            return Status.BUG
-        _show_usage(error, message())
-        return Status.MISTAKE
+        return _report(error)
     if status == Status.INTERRUPTED:
         sys.stderr.write("Stopped.\n")
     return status if isinstance(status, int) else Status.DONE
+
+
+def _report(error: Exception) -> Status:
+    """Say what is wrong, in one message unless it is a bug, and give the status of it."""
+    from chatmill.core.machine_limits import FREE_MEMORY, is_out_of_memory
+
+    if isinstance(error, ChatmillError):
+        from chatmill.compiler.gates import GateError
+
+        show(type(error).__name__, str(error))
+        return Status.GATE if isinstance(error, GateError) else Status.MISTAKE
+    missing = missing_extra(error, "this command")
+    message = getattr(error, "format_message", None)  # mistakes on the command line, as typer finds them
+    if is_out_of_memory(error):
+        show("MemoryError", f"There is not enough memory: {FREE_MEMORY}.")
+    elif isinstance(error, OSError):
+        show(type(error).__name__, _sentence(error))
+    elif missing is not None:
+        show(type(missing).__name__, str(missing))
+    elif message is not None:
+        _show_usage(error, message())
+    else:
+        _show_bug(error)
+        return Status.BUG
+    return Status.MISTAKE
 
 
 def show(title: str, message: str, *, before: str = "") -> None:
@@ -115,26 +125,6 @@ def show_warning(
     if not issubclass(category, UserWarning):
         text = warnings.formatwarning(message, category, filename, lineno, line)
     (file or sys.stderr).write(text)
-
-
-def _out_of_memory(error: BaseException) -> Status | None:
-    """The status of an error that a lack of memory made; None for any other."""
-    from chatmill.core.machine_limits import FREE_MEMORY, is_out_of_memory
-
-    if not is_out_of_memory(error):
-        return None
-    return _mistake("MemoryError", f"There is not enough memory: {FREE_MEMORY}.")
-
-
-def _mistake(title: str, message: str) -> Status:
-    show(title, message)
-    return Status.MISTAKE
-
-
-def _status_of(error: ChatmillError) -> int:
-    from chatmill.compiler.gates import GateError
-
-    return Status.GATE if isinstance(error, GateError) else Status.MISTAKE
 
 
 def _sentence(error: OSError) -> str:

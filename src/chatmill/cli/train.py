@@ -76,7 +76,7 @@ def _run(settings: TrainRecipe, *, fresh: bool, quiet: bool) -> FitResult:
         config=settings.train,
         tokenizer=vocabulary,
         notes=vocabulary.notes,
-        settings=settings.settings(),
+        settings=settings.settings(loader.config),
         progress=not quiet,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from chatmill.cli.vocabulary import RunVocabulary, findable, refuse_other_tokeni
 from chatmill.compiler.paths import local_paths
 from chatmill.errors import ConfigError, FormatError
 from chatmill.label.presets import find_policy
-from chatmill.load.config import OPTIONS
+from chatmill.load.config import Planning
 from chatmill.load.make import make_loader
 from chatmill.load.option_checks import as_flag
 from chatmill.read.transcripts import read_transcripts
@@ -78,20 +78,21 @@ def assistant_only(data: DataSection, directory: Path, manifest: dict[str, Any] 
             f"{directory} holds token files, which are read at random without end: the post-training mode makes one "
             "pass over episodes (chatmill build) or transcripts"
         )
-    if data.policy is not None:
-        if not find_policy(data.policy).trains_assistant_only:
+    policy, use_mask = data.loader.get("policy"), data.loader.get("use_loss_mask")
+    if policy is not None:
+        if not find_policy(policy).trains_assistant_only:
             raise ConfigError(
-                f"data.policy is {data.policy!r}, which trains more than the assistant; the post-training mode trains "
+                f"data.policy is {policy!r}, which trains more than the assistant; the post-training mode trains "
                 "assistant tokens only: give assistant, or leave it out"
             )
         return data
-    masks = data.use_loss_mask is not False and _has_masks(directory)
+    masks = use_mask is not False and _has_masks(directory)
     if _stores_kinds(directory):
         if masks:
             return data
         log.info("post_training: the policy 'assistant' chooses what is trained, from the stored kinds")
-        return replace(data, policy=ASSISTANT, use_loss_mask=None)
-    if masks and (data.use_loss_mask or (manifest is not None and _stored_policy_fits(manifest))):
+        return replace(data, loader=data.loader | {"policy": ASSISTANT, "use_loss_mask": None})
+    if masks and (use_mask or (manifest is not None and _stored_policy_fits(manifest))):
         return data
     raise ConfigError(
         f"{directory} does not say which tokens are the assistant's (it stores no kinds, and has no manifest with a "
@@ -114,25 +115,26 @@ def _stores_kinds(directory: Path) -> bool:
 def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary) -> tuple[Any, Any]:
     data = recipe.data
     is_episodes = any((directory / "train").rglob("episodes.idx"))
-    mode = data.dataset_mode or ("sft_episode" if is_episodes else "token_stream")
+    policy, use_mask = data.loader.get("policy"), data.loader.get("use_loss_mask")
+    mode = data.loader.get("dataset_mode", "sft_episode" if is_episodes else "token_stream")
     if mode == "sft_episode" and not is_episodes:
         raise ConfigError(
             f"{directory}/train has no episodes.idx, but data.dataset_mode is sft_episode: use token_stream"
         )
-    use_mask = data.use_loss_mask
     if use_mask is None:
         use_mask = not recipe.defaults_of_loader and _has_masks(directory)
-    given = {name: value for name, value in asdict(data).items() if name in OPTIONS and value is not None}
     config = {
-        **given,
+        **data.loader,
+        "batch_size": data.batch_size,
         "block_size": data.block_size or _planned_block_size(directory, data) or DEFAULT_BLOCK_SIZE,
+        "pack": data.pack,
         "dataset_mode": mode,
         "use_loss_mask": use_mask,
     }
     # A run that is to train on masks stops without them; a policy reads kinds in their place.
-    strict = use_mask and data.policy is None
+    strict = use_mask and policy is None
     if mode == "token_stream":
-        if data.policy is not None:
+        if policy is not None:
             raise ConfigError("data.policy chooses by episode; a token_stream has its stored masks (use_loss_mask)")
         with _mask_way_out(strict):
             return make_loader(config, directory, check=data.check), None
@@ -148,7 +150,7 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary)
 
 def _planned_block_size(directory: Path, data: DataSection) -> int | None:
     """What the rows of a pack plan fill: a row is cut from block_size + 1 tokens. None where no plan is to be used."""
-    if not data.pack or data.planning != "auto" or not (directory / "train" / PACK).is_dir():
+    if not data.pack or data.loader.get("planning") == Planning.EPOCH or not (directory / "train" / PACK).is_dir():
         return None
     dataset = EpisodeDataset(directory, "train", strict=False)
     stored = read_pack_plan(dataset.folder, dataset.lengths)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from chatmill.cli.train_xml import read_xml_recipe
+from chatmill.cli.train_xml import NOT_IN_DATA, read_xml_recipe
 from chatmill.errors import ConfigError
-from chatmill.load.config import DatasetMode, Planning, SamplingMode
-from chatmill.load.long_episodes import LongEpisodes
+from chatmill.load.config import CHECKS as LOADER_OPTIONS
+from chatmill.load.config import TrainingConfig
 from chatmill.load.option_checks import (
+    LOOSE_FLAGS,
     Check,
     Count,
+    Flag,
     LooseFlag,
-    OneOf,
     OptionalCount,
-    OptionalLooseFlag,
     OptionalText,
-    Seed,
-    TokenId,
     as_flag,
     checks_of,
 )
@@ -81,38 +79,16 @@ class DataSection:
     """Rows per batch on one rank."""
     block_size: OptionalCount = None
     """Positions per row; default: what the dataset's pack plan needs, else 1024."""
-    dataset_mode: Annotated[DatasetMode | None, OneOf(members=DatasetMode, optional=True)] = None
-    """None: sft_episode for episodes, else token_stream, which also reads the tokens of episodes."""
-    batch_sampling_mode: Annotated[SamplingMode | None, OneOf(members=SamplingMode, optional=True)] = None
-    """None: epoch for sft_episode, random for token_stream."""
     pack: LooseFlag = True
     """Several episodes in a row."""
-    packing_strategy: OptionalText = None
-    """Default: that of the dataset's pack plan, else best_fit."""
-    planning: Annotated[Planning, OneOf(members=Planning)] = Planning.AUTO
-    """`auto`: by the dataset's pack plan where it has one that fits; `epoch`: packed again for each epoch."""
-    policy: OptionalText = None
-    """Choose what is trained from the stored kinds, in place of the stored masks."""
-    overflow: Annotated[LongEpisodes | None, OneOf(members=LongEpisodes, optional=True)] = None
-    """Episodes longer than a row: error (the default of a recipe), cut or drop, whose loss is counted and printed."""
-    use_loss_mask: OptionalLooseFlag = None
-    """None: where the dataset has masks; True: always, so that a dataset without is an error."""
     check: LooseFlag = False
     """Compare files with the hashes of their manifest before they are read."""
     isolate: LooseFlag = True
     """Conversations of a stream block do not see each other."""
     drop_last: LooseFlag = False
     """Leave the last stream block out when it is not full."""
-    epoch_shuffle: OptionalLooseFlag = None
-    """None: train is shuffled, val is read in order."""
-    epoch_drop_last: OptionalLooseFlag = None
-    """None: every row is read; the last batch is filled up with padding."""
-    epoch_seed: Seed = 1337
-    val: Options = field(default_factory=dict)
-    """Options of the split val, where they differ: batch_size, epoch_shuffle, ..."""
-    episode_min_tokens: Count = 2
-    pad_token_id: TokenId = None
-    """Default: what the dataset's manifest says, else the tokenizer's eos id."""
+    loader: dict[str, Any] = field(default_factory=dict)
+    """The other options of the loaders (`TrainingConfig`), as far as they are given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,9 +116,11 @@ class TrainRecipe:
     not_read: tuple[str, ...] = ()
     """Environment variables that have the name of a key, but not the prefix."""
 
-    def settings(self) -> dict[str, Any]:
-        """Everything as plain values, for the folder of the run."""
-        return asdict(self) | {"out": str(self.out)}
+    def settings(self, effective: TrainingConfig) -> dict[str, Any]:
+        """Everything as plain values, for the folder of the run; `effective` is the config of its loader."""
+        own = asdict(self.data)
+        data = {name: getattr(effective, name) for name in LOADER_CHECKS} | own.pop("loader") | own
+        return asdict(self) | {"out": str(self.out), "data": data}
 
 
 OF_FOLDERS = ("random_weights", "dtype", "resize", "check_tokenizer")
@@ -155,7 +133,15 @@ PREFIX = "CHATMILL_"
 PLAIN_NAMES = ("post_training", "warmup_pct")
 """Keys whose variables are also read without the prefix."""
 LENGTHS = ("steps", "epochs")
-DATA_CHECKS = checks_of(DataSection)
+OWN_CHECKS = checks_of(DataSection)
+LOADER_CHECKS = {
+    name: replace(check, words=LOOSE_FLAGS, optional=True) if isinstance(check, Flag) else check
+    for name, check in LOADER_OPTIONS.items()
+    if name not in (*OWN_CHECKS, *NOT_IN_DATA)
+}
+"""How options of the loaders are checked in a recipe: a flag may also be yes or no, and null is as if left out."""
+LOADER_CHECKS["dataset_mode"] = replace(LOADER_CHECKS["dataset_mode"], optional=True)
+DATA_CHECKS = OWN_CHECKS | LOADER_CHECKS
 DATA_KEYS = tuple(DATA_CHECKS)
 
 
@@ -267,4 +253,6 @@ def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str, 
 def _data_section(given: Mapping[str, Any]) -> DataSection:
     """Values in their types, also from the text of the environment; none is as if the key was left out."""
     asked = {name: value for name, value in given.items() if value is not None or not DATA_CHECKS[name].optional}
-    return DataSection(**{name: DATA_CHECKS[name](f"data.{name}", value, text=True) for name, value in asked.items()})
+    typed = {name: DATA_CHECKS[name](f"data.{name}", value, text=True) for name, value in asked.items()}
+    loader = {name: typed.pop(name) for name in LOADER_CHECKS if name in typed}
+    return DataSection(**typed, loader=loader)

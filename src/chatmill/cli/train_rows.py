@@ -50,14 +50,14 @@ def _loader(
         rows, starts, report = pack_texts(local_paths(list(texts)), load_tokenizer(recipe.tokenizer), options)
     else:
         rows, starts, report = read_rows(local_paths(list(files)), known.fingerprint)
-    pad_id = data.pad_token_id if data.pad_token_id is not None else known.pad_id
+    pad_id = data.loader.get("pad_token_id", known.pad_id)
     return PackedRowLoader(
         rows,
         starts,
-        batch_size=int(data.val.get("batch_size", data.batch_size)) if split == "val" else data.batch_size,
+        batch_size=data.loader.get("val", {}).get("batch_size", data.batch_size) if split == "val" else data.batch_size,
         pad_id=0 if pad_id is None else pad_id,
-        shuffle=split == "train" and data.epoch_shuffle is not False,
-        seed=data.epoch_seed,
+        shuffle=split == "train" and data.loader.get("epoch_shuffle") is not False,
+        seed=data.loader.get("epoch_seed", 1337),
         split=split,
         report=report,
     )

@@ -91,10 +91,7 @@ def compile(
             entry["path"] = [records.name]
         elif name is not None:
             entry["name"] = name
-        added = {} if named.add_control_tokens is None else {"add_control_tokens": named.add_control_tokens}
-        checked = recipe_of(
-            {"sources": [entry], "tokenizer": named.tokenizer, "template": template or "", **added, **options}
-        )
+        checked = recipe_of({"sources": [entry], **named, "template": template or "", **options})
     size = _size(checked, records)
     with explained(records):
         if stream if stream is not None else size >= STREAM_BYTES:

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,12 @@ TOKEN_FLAGS = ("special", "lstrip", "rstrip", "single_word")
 """What decides where an added token is found in a text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedModel:
-    """A model as a recipe names it."""
+def named_model(model: Any, template: str | None = None) -> dict[str, Any]:
+    """The keys of a recipe for a model: a folder or file, a transformers tokenizer, or a Chatmill tokenizer.
 
-    tokenizer: str
-    add_control_tokens: bool | None = None
-    """Whether the tokenizer holds control tokens of the template, above its vocabulary; None: as the recipe says."""
-
-
-def named_model(model: Any, template: str | None = None) -> NamedModel:
-    """The name of a model: of a folder or file, of a transformers tokenizer, or of a Chatmill tokenizer."""
+    They are `tokenizer`, and `add_control_tokens` for one that holds control tokens of the template above its
+    vocabulary.
+    """
     if model is None:
         raise ConfigError(
             "model is missing: give a model folder, a loaded tokenizer, or a vocabulary ('o200k') with template="
@@ -52,13 +46,13 @@ def named_model(model: Any, template: str | None = None) -> NamedModel:
         text = os.fspath(model)
         if text not in BY_NAME and not os.path.exists(text):
             load_tokenizer(text)  # says what is missing
-        return NamedModel(tokenizer=text)
+        return {"tokenizer": text}
     if isinstance(model, Tokenizer):
         return _own(model, template)
     if callable(getattr(model, "save_pretrained", None)):
         return _pretrained(model)
     if callable(getattr(model, "to_str", None)):  # tokenizers.Tokenizer
-        return NamedModel(tokenizer=str(_cached({"tokenizer.json": model.to_str().encode()}, "tokenizer")))
+        return {"tokenizer": str(_cached({"tokenizer.json": model.to_str().encode()}, "tokenizer"))}
     raise ConfigError(
         f"a {type(model).__name__} is no model: give a folder with a tokenizer.json, a fast tokenizer of "
         "transformers, or a tokenizer of chatmill.load_tokenizer"
@@ -73,7 +67,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chatmill"
 
 
-def _pretrained(model: Any) -> NamedModel:
+def _pretrained(model: Any) -> dict[str, Any]:
     """A tokenizer (or processor) of transformers: its own folder where that is the same, else a written one."""
     model = getattr(model, "tokenizer", model)  # a processor holds one
     to_str = getattr(getattr(model, "backend_tokenizer", None), "to_str", None)
@@ -83,7 +77,7 @@ def _pretrained(model: Any) -> NamedModel:
         )
     known, raw = Path(getattr(model, "name_or_path", "") or ""), to_str().encode()
     if known.name and _is_same(known, model, raw):
-        return NamedModel(tokenizer=str(known))
+        return {"tokenizer": str(known)}
     with tempfile.TemporaryDirectory() as written:
         model.save_pretrained(written)
         files = {name: (Path(written) / name).read_bytes() for name in OWN_FILES if (Path(written) / name).is_file()}
@@ -94,7 +88,7 @@ def _pretrained(model: Any) -> NamedModel:
     if "tokenizer.json" not in files or _rules(files["tokenizer.json"], config) != _rules(raw):
         raise ConfigError(f"the {type(model).__name__} is another tokenizer once it is written: give its folder")
     folder = _cached(files, known.name or type(model).__name__)
-    return NamedModel(tokenizer=str(folder))
+    return {"tokenizer": str(folder)}
 
 
 def _is_same(folder: Path, model: Any, raw: bytes) -> bool:
@@ -141,7 +135,7 @@ def _without_offsets(rule: Any) -> Any:
     return [_without_offsets(one) for one in rule] if isinstance(rule, list) else rule
 
 
-def _own(tokenizer: Tokenizer, template: str | None) -> NamedModel:
+def _own(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:
     """A Chatmill tokenizer by its name or the file it came from, with the control tokens of the template or without."""
     names = [name for name in BY_NAME if name == tokenizer.name]
     origin: tuple[Any, Any] | None = getattr(tokenizer, "origin", None)
@@ -154,12 +148,12 @@ def _own(tokenizer: Tokenizer, template: str | None) -> NamedModel:
     for name in names:
         plain = load_tokenizer(name)
         if plain.fingerprint == tokenizer.fingerprint:
-            return NamedModel(tokenizer=name)
+            return {"tokenizer": name}
         if not template:
             continue
         grown = with_control_tokens(plain, find_template(template).control_tokens)
         if grown.fingerprint == tokenizer.fingerprint:
-            return NamedModel(tokenizer=name, add_control_tokens=True)
+            return {"tokenizer": name, "add_control_tokens": True}
     raise ConfigError(
         f"the tokenizer {tokenizer.name!r} cannot be named in a recipe: it has control tokens that neither its files "
         "nor the template have. Give the model's folder, with template= and add_control_tokens=True for added tokens"

@@ -25,7 +25,7 @@ from chatmill.compiler.shards import JOINED
 from chatmill.compiler.sources import plan_sources
 from chatmill.core import html
 from chatmill.core.scratch import Scratch
-from chatmill.dataset.chunk_groups import ChunkGroups, ChunkWork, Receipt, open_split
+from chatmill.dataset.chunk_work import ChunkWork, Receipt, open_split
 from chatmill.dataset.exports import Exports
 from chatmill.dataset.objects import RecordFile
 from chatmill.dataset.show import ShownEpisode, decoder_of
@@ -204,17 +204,16 @@ class StreamedDataset(Exports):
             overflow=LongEpisodes.ERROR,
         )
         place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
-        groups = ChunkGroups(
-            work=self._work,
-            split=split,
-            seed=seed,
-            shuffle=shuffle,
-            chunks=min(group_chunks, self.chunks),
+        feed = StreamFeed(
+            self._work,
+            split,
+            config,
+            place,
+            group_chunks=min(group_chunks, self.chunks),
             workers=1 if self._workers is None else self._workers,
             seen=self._count,
         )
-        feeds = {split: StreamFeed(groups, config, place)}
-        loader = StreamLoader(feeds, config, place, dataset=self._headline, prefetch=prefetch)
+        loader = StreamLoader({split: feed}, config, place, dataset=self._headline, prefetch=prefetch)
         loader.keeps = self._scratch
         return loader
 

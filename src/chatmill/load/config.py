@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
-from chatmill.load.config_files import OTHER_NAMES, ConfigEntry, ConfigSection, close_name, read_section
+from chatmill.load.config_files import OTHER_NAMES, SECTION, ConfigEntry, close_name, read_section
 from chatmill.load.long_episodes import LongEpisodes
 from chatmill.load.option_checks import Check, Count, Flag, OneOf, OptionalText, Seed, TokenId, checks_of
 
@@ -156,8 +156,8 @@ class TrainingConfig:
 
 def load_training_config(path: str | Path | None = None, **options: Any) -> TrainingConfig:
     """Read the `<training>` section of an XML or YAML file; keyword arguments override it, or suffice alone."""
-    section = read_section(Path(path)) if path is not None else ConfigSection(entries=[], where="the training config")
-    entries = [entry for entry in section.entries if entry.name not in options]
+    section = ConfigEntry(name=SECTION, where="the training config") if path is None else read_section(Path(path))
+    entries = [entry for entry in section.children if entry.name not in options]
     entries += [ConfigEntry(name=name, value=value, where="option") for name, value in options.items()]
     return _from_entries(entries, section.where)
 
@@ -183,7 +183,7 @@ def _from_entries(entries: list[ConfigEntry], source: str) -> TrainingConfig:
         elif entry.name not in OTHER_NAMES and (known := close_name(entry.name, SPEC_OPTIONS)) is not None:
             raise ConfigError(f"{entry.where}: <{entry.name}> is no option; did you mean <{known}>?")
         else:
-            extra[entry.name] = entry.value
+            extra[entry.name] = entry.plain()
     for name in ("batch_size", "block_size"):
         if values.get(name) is None:
             raise ConfigError(f"{source}: <{name}> is required and missing; give a whole number, 1 or more")
@@ -197,7 +197,7 @@ def _from_entries(entries: list[ConfigEntry], source: str) -> TrainingConfig:
 def _checked(entry: ConfigEntry) -> Any:
     """The value of one entry in its type; errors name the place, the element and what is allowed."""
     try:
-        return CHECKS[entry.name](f"<{entry.name}>", entry.value, text=entry.is_text)
+        return CHECKS[entry.name](f"<{entry.name}>", entry.plain(), text=entry.is_text)
     except ConfigError as error:
         raise ConfigError(f"{entry.where}: {error}") from None
 

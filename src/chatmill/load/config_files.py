@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +13,47 @@ from chatmill.load.yaml_files import yaml_node
 SECTION = "training"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ConfigEntry:
-    """One option as it was written."""
+    """One option as it was written, or a section with its entries in their order."""
 
     name: str
-    value: Any
     where: str
     """`file:line`, or another place to look at."""
+    value: Any = None
+    """The text of an XML element, or a value that has its type already."""
+    children: list[ConfigEntry] = field(default_factory=list)
+    """Elements of an XML element, or the keys of a section in YAML."""
     is_text: bool = False
-    """The value is the text of an XML element, not yet of its type."""
+    """The value is text that is not yet of its type."""
+
+    def plain(self) -> Any:
+        """The value; of an XML element that has others inside, a mapping."""
+        if not self.children:
+            return self.value.strip() if self.is_text else self.value
+        return {child.name: child.plain() for child in self.children}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigSection:
-    """The training section of a file, in its order."""
-
-    entries: list[ConfigEntry]
-    where: str
-
-
-def read_section(path: Path) -> ConfigSection:
+def read_section(path: Path) -> ConfigEntry:
     """The training section of an XML or YAML file; known by its suffix, else by its first character."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     suffix = path.suffix.lower()
-    if suffix == ".xml" or (suffix not in {".yaml", ".yml"} and data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"<"):
-        return _xml_section(path, data)
-    return _yaml_section(path, data)
+    is_xml = suffix == ".xml" or (suffix not in {".yaml", ".yml"} and data.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"<")
+    root = _parse_xml(path, data) if is_xml else _yaml_section(path, data)
+    sections = [root] if root.name == SECTION else [child for child in root.children if child.name == SECTION]
+    if len(sections) > 1:
+        raise ConfigError(f"{sections[1].where}: a second <{SECTION}> (the first is at {sections[0].where}); keep one")
+    if not sections:
+        raise ConfigError(f"{root.where}: <{root.name}> has no <{SECTION}> element; it is the root or a child of it")
+    seen: dict[str, str] = {}
+    for entry in sections[0].children:
+        if entry.name in seen:
+            raise ConfigError(f"{entry.where}: <{entry.name}> a second time (the first is at {seen[entry.name]})")
+        seen[entry.name] = entry.where
+    return sections[0]
 
 
 OTHER_NAMES = frozenset({"batch_sizes", "pad_token", "patch_size", "patch_sizes"})
@@ -74,54 +85,16 @@ def _edits(a: str, b: str) -> int:
     return row[-1]
 
 
-@dataclass(slots=True)
-class _Element:
-    name: str
-    line: int
-    children: list[_Element]
-    text: str = ""
-
-    def value(self) -> Any:
-        """Text, or a mapping for an element with children (only kept, never interpreted)."""
-        if not self.children:
-            return self.text.strip()
-        return {child.name: child.value() for child in self.children}
-
-
-def _xml_section(path: Path, data: bytes) -> ConfigSection:
-    root = _parse_xml(path, data)
-    sections = [root] if root.name == SECTION else [child for child in root.children if child.name == SECTION]
-    if len(sections) > 1:
-        raise ConfigError(
-            f"{path}:{sections[1].line}: a second <{SECTION}> (the first is in line {sections[0].line}); keep one"
-        )
-    if not sections:
-        raise ConfigError(
-            f"{path}:{root.line}: <{root.name}> has no <{SECTION}> element; it is the root or a child of it"
-        )
-    seen: dict[str, int] = {}
-    entries = []
-    for element in sections[0].children:
-        if element.name in seen:
-            raise ConfigError(
-                f"{path}:{element.line}: <{element.name}> a second time (the first is in line {seen[element.name]})"
-            )
-        seen[element.name] = element.line
-        where = f"{path}:{element.line}"
-        entries.append(ConfigEntry(name=element.name, value=element.value(), where=where, is_text=not element.children))
-    return ConfigSection(entries=entries, where=f"{path}:{sections[0].line}")
-
-
 def read_elements(path: Path) -> dict[str, Any]:
     """The elements beside `<training>`, by name: text, or a mapping; empty where `<training>` is the root."""
     root = _parse_xml(path, path.read_bytes())
     if root.name == SECTION:
         return {}
-    return {child.name: child.value() for child in root.children if child.name != SECTION}
+    return {child.name: child.plain() for child in root.children if child.name != SECTION}
 
 
-def _parse_xml(path: Path, data: bytes) -> _Element:
-    """The tree of a file; entity declarations, outside references and broken XML are errors with their line."""
+def _parse_xml(path: Path, data: bytes) -> ConfigEntry:
+    """The root of a file; entity declarations, outside references and broken XML are errors with their line."""
     try:
         import defusedxml
         import defusedxml.sax
@@ -135,7 +108,7 @@ def _parse_xml(path: Path, data: bytes) -> _Element:
     class Tree(ContentHandler):
         def __init__(self) -> None:
             super().__init__()
-            self.top = _Element("", 0, [])
+            self.top = ConfigEntry(name="", where=str(path))
             self.open = [self.top]
             self.locator: Any = None
 
@@ -143,15 +116,17 @@ def _parse_xml(path: Path, data: bytes) -> _Element:
             self.locator = locator
 
         def startElement(self, name: str, attrs: Any) -> None:  # noqa: N802 - the name is SAX's
-            element = _Element(name, self.locator.getLineNumber(), [])
+            where = f"{path}:{self.locator.getLineNumber()}"
+            element = ConfigEntry(name=name, where=where, value="", is_text=True)
             self.open[-1].children.append(element)
+            self.open[-1].is_text = False
             self.open.append(element)
 
         def endElement(self, name: str) -> None:  # noqa: N802 - the name is SAX's
             self.open.pop()
 
         def characters(self, content: str) -> None:
-            self.open[-1].text += content
+            self.open[-1].value += content
 
     tree = Tree()
     try:
@@ -167,7 +142,7 @@ def _parse_xml(path: Path, data: bytes) -> _Element:
     return tree.top.children[0]
 
 
-def _yaml_section(path: Path, data: bytes) -> ConfigSection:
+def _yaml_section(path: Path, data: bytes) -> ConfigEntry:
     """`training:` at the top or under `config:`, or the options themselves at the top."""
     try:
         import yaml
@@ -178,9 +153,20 @@ def _yaml_section(path: Path, data: bytes) -> ConfigSection:
         try:
             node = yaml_node(loader, path)
             for name in ("config", SECTION):
-                inner = _yaml_child(node, name)
-                node = node if inner is None else inner
-            return _yaml_mapping(path, node, loader)
+                inside = node.value if getattr(node, "id", "") == "mapping" else []
+                node = next((value for key, value in inside if key.value == name), node)
+            where = f"{path}:{1 if node is None else node.start_mark.line + 1}"
+            if getattr(node, "id", "") != "mapping":
+                raise ConfigError(f"{where}: the training section must be a mapping of options")
+            entries = [
+                ConfigEntry(
+                    name=str(key.value),
+                    where=f"{path}:{key.start_mark.line + 1}",
+                    value=loader.construct_object(value, deep=True),
+                )
+                for key, value in node.value
+            ]
+            return ConfigEntry(name=SECTION, where=where, children=entries)
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
@@ -189,23 +175,3 @@ def _yaml_section(path: Path, data: bytes) -> ConfigSection:
         raise ConfigError(f"{place}: not well-formed YAML: {getattr(error, 'problem', error)}") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply for a config; take out levels") from None
-
-
-def _yaml_child(node: Any, name: str) -> Any:
-    pairs = node.value if getattr(node, "id", "") == "mapping" else []
-    return next((value for key, value in pairs if key.value == name), None)
-
-
-def _yaml_mapping(path: Path, node: Any, loader: Any) -> ConfigSection:
-    if getattr(node, "id", "") != "mapping":
-        line = node.start_mark.line + 1 if node is not None else 1
-        raise ConfigError(f"{path}:{line}: the training section must be a mapping of options")
-    seen: dict[str, int] = {}
-    entries = []
-    for key, value in node.value:
-        name, line = str(key.value), key.start_mark.line + 1
-        if name in seen:
-            raise ConfigError(f"{path}:{line}: {name} a second time (the first is in line {seen[name]})")
-        seen[name] = line
-        entries.append(ConfigEntry(name=name, value=loader.construct_object(value, deep=True), where=f"{path}:{line}"))
-    return ConfigSection(entries=entries, where=f"{path}:{node.start_mark.line + 1}")

@@ -15,8 +15,8 @@ from chatmill.core.special_ids import special_id
 from chatmill.errors import ConfigError, member
 from chatmill.label.policy import Policy
 from chatmill.load.config import DatasetMode, Planning, TrainingConfig, as_training_config
-from chatmill.load.feed import EpochLoader, RowFeed, RowStep
-from chatmill.load.loader import directory_of
+from chatmill.load.feed import RowFeed, RowStep
+from chatmill.load.loader import EpochLoader, directory_of
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes, report_long_episodes
 from chatmill.load.placement import placed
 from chatmill.load.rows import EpisodeRows, PlannedRows, episode_rows

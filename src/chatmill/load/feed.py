@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.load.config import SamplingMode, TrainingConfig
-from chatmill.load.loader import BatchLoader, SplitFeed
 from chatmill.load.order import Draws, EpochPlace, Recent, epoch_order, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch, document_starts
 from chatmill.load.placement import Placement
@@ -49,13 +48,13 @@ class Rows(ABC):
 
     @property
     @abstractmethod
-    def order_facts(self) -> dict[str, Any]:
-        """What gives a position its meaning, beside the options."""
-
-    @property
-    @abstractmethod
     def weight_dtype(self) -> np.dtype[Any]:
         """The type in which weights are laid."""
+
+    @property
+    def order_facts(self) -> dict[str, Any]:
+        """What gives a position its meaning, beside the options and the fingerprint."""
+        return {}
 
     @abstractmethod
     def rows_of(self, epoch: int) -> int:
@@ -94,58 +93,96 @@ class RowStep:
     """Where the next global step begins."""
 
 
-class RowBatcher:
-    """Lays rows of one or several sources into one stage and gives the tensors."""
+class Feed(ABC):
+    """The batches of one split. A place is a hashable value; a step begins at one place and leads to the next."""
 
-    def __init__(self, sources: Mapping[int, Rows], config: TrainingConfig, *, pin: bool) -> None:
-        """Sources by the number that groups name, under the same options; masks are given when every one has them."""
-        self.sources = dict(sources)
-        rows = sources.values()
-        self.masks = config.wants_masks and all(source.has_masks for source in rows)
-        self._packed = config.pack
-        dtype: np.dtype[Any] | None = None
-        if self.masks or self._packed:
-            dtype = np.result_type(*(source.weight_dtype for source in rows))
-        pad_id = config.pad_token_id or 0
-        self.stage = Stage(config.batch_size, config.block_size, pad_id=pad_id, weights=dtype, pin=pin)
-        self._most = max(source.most_documents for source in rows)
-        self._ignores = all(source.ignores_untrained for source in rows)
+    def __init__(self, sources: Mapping[int, Rows], config: TrainingConfig, place: Placement) -> None:
+        """Sources by the number that steps name, under the same options; `config` has those of this split."""
+        self.sources, self.config, self.place = dict(sources), config, place
+        self.share = place.share(config.batch_size)
+        self.pin = place.pin
+        self._stage: Stage | None = None
 
-    def batch(self, groups: Sequence[RowGroup]) -> tuple[torch.Tensor, ...]:
-        """`(x, y)`, `(x, y, mask)` or a `PackedBatch`; rows behind those of the groups are padding."""
-        stage = self.stage
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Of the data that is read."""
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """The options that give a place its meaning: a state is refused when one of them differs."""
+        config = self.config
+        order: dict[str, Any] = {
+            "batch_sampling_mode": str(config.batch_sampling_mode),
+            "epoch_seed": config.epoch_seed,
+        }
+        if config.batch_sampling_mode is SamplingMode.EPOCH or config.pack:
+            order["epoch_shuffle"] = config.epoch_shuffle
+        if config.pack:
+            strategy = str(config.packing_strategy or Strategy.BEST_FIT)
+            order |= {"packing_strategy": strategy, "block_size": config.block_size}
+        return order
+
+    @property
+    def masks(self) -> bool:
+        """Whether batches come with stored masks, or a policy's: when every source has them."""
+        return self.config.wants_masks and all(source.has_masks for source in self.sources.values())
+
+    def begin(self) -> Any:
+        """The first place."""
+        return EpochPlace()
+
+    @abstractmethod
+    def step_at(self, place: Any) -> RowStep:
+        """The global step at a place, as this rank sees it."""
+
+    def batch(self, step: RowStep) -> tuple[torch.Tensor, ...]:
+        """`(x, y)`, `(x, y, mask)` or a `PackedBatch`, on the CPU; rows behind those of the step are padding."""
+        if self._stage is None:
+            self._stage = self._new_stage()
+        stage = self._stage
         stage.clear()
-        laid = [self.sources[g.source].lay(stage, g.epoch, g.rows, g.slots) for g in groups]
-        tensors = stage.tensors(sum(len(group.rows) for group in groups))
-        if not self._packed:
+        laid = [self.sources[g.source].lay(stage, g.epoch, g.rows, g.slots) for g in step.groups]
+        tensors = stage.tensors(sum(len(group.rows) for group in step.groups))
+        if not self.config.pack:
             return tensors
-        if self._ignores:
+        sources = self.sources.values()
+        if all(source.ignores_untrained for source in sources):
             tensors[1][tensors[2] == 0] = IGNORE_INDEX
-        starts, tokens = document_starts(laid, stage.batch_size, self._most, stage.block_size)
+        most = max(source.most_documents for source in sources)
+        starts, tokens = document_starts(laid, stage.batch_size, most, stage.block_size)
         return PackedBatch.of((*tensors, starts), tokens)
 
+    def _new_stage(self) -> Stage:
+        config = self.config
+        dtype: np.dtype[Any] | None = None
+        if self.masks or config.pack:
+            dtype = np.result_type(*(source.weight_dtype for source in self.sources.values()))
+        pad_id = config.pad_token_id or 0
+        return Stage(config.batch_size, config.block_size, pad_id=pad_id, weights=dtype, pin=self.pin)
 
-def order_options(config: TrainingConfig) -> dict[str, Any]:
-    """The options that give a position its meaning."""
-    order: dict[str, Any] = {"batch_sampling_mode": str(config.batch_sampling_mode), "epoch_seed": config.epoch_seed}
-    if config.batch_sampling_mode is SamplingMode.EPOCH or config.pack:
-        order["epoch_shuffle"] = config.epoch_shuffle
-    if config.pack:
-        strategy = str(config.packing_strategy or Strategy.BEST_FIT)
-        order |= {"packing_strategy": strategy, "block_size": config.block_size}
-    return order
+    def announce(self, step: RowStep) -> None:  # noqa: B027 - most steps begin nothing
+        """Log what a delivered step begins (an epoch, say)."""
+
+    def unpin(self) -> None:
+        """From now on make batches in ordinary memory."""
+        self.pin, self._stage = False, None
+
+    def place_to_json(self, place: Any) -> dict[str, Any]:
+        """A place as plain numbers and names."""
+        return asdict(place)
+
+    def place_from_json(self, value: Mapping[str, Any]) -> Any:
+        """The place that `place_to_json` described."""
+        return EpochPlace(epoch=int(value["epoch"]), position=int(value["position"]))
 
 
-class RowFeed(SplitFeed):
+class RowFeed(Feed):
     """The batches of one split of one source of rows: epoch by epoch, or drawn at random."""
 
     def __init__(self, split: str, rows: Rows, config: TrainingConfig, place: Placement) -> None:
-        """`config` has the options of this split."""
-        self.split, self.rows, self.config, self.place = split, rows, config, place
-        self.share = place.share(config.batch_size)
-        self._batcher = RowBatcher({0: rows}, config, pin=place.pin)
-        self.masks = self._batcher.masks
-        """Whether batches come with stored masks, or a policy's."""
+        super().__init__({0: rows}, config, place)
+        self.split, self.rows = split, rows
         self._draws: Draws | None = None
         if config.batch_sampling_mode is SamplingMode.RANDOM:
             self._draws = Draws(config.epoch_seed, rows.rows_of(0))
@@ -157,31 +194,23 @@ class RowFeed(SplitFeed):
 
     @property
     def order(self) -> dict[str, Any]:
-        """What gives a position its meaning."""
-        return order_options(self.config) | self.rows.order_facts
+        """With another number of rows a position would mean other ones."""
+        return super().order | self.rows.order_facts
 
     def step_at(self, place: EpochPlace) -> RowStep:
         """The global step at a place, as this rank sees it."""
-        share = self.share
+        share, rows = self.share, self.rows
+        begun: tuple[tuple[int, int], ...] = ()
         if self._draws is not None:
-            rows = self._draws.take(place.position + share.first, share.batch_size)
-            return self._step(0, rows, EpochPlace(position=place.position + share.step))
-        drop_last, name = self.config.epoch_drop_last, self.rows.name
-        step = epoch_step(place, self.rows.rows_of, share, drop_last=drop_last, what=name)
-        begun = ((0, step.epoch),) if step.starts_epoch else ()
-        return self._step(step.epoch, self.rows.select(step.epoch, step.first, step.real), step.after, begun)
-
-    def _step(self, epoch: int, rows: Ints, after: EpochPlace, begun: tuple[tuple[int, int], ...] = ()) -> RowStep:
-        group = RowGroup(source=0, epoch=epoch, rows=rows, slots=np.arange(len(rows)))
+            chosen = self._draws.take(place.position + share.first, share.batch_size)
+            after = EpochPlace(position=place.position + share.step)
+        else:
+            drop_last = self.config.epoch_drop_last
+            place, real, after = epoch_step(place, rows.rows_of, share, drop_last=drop_last, what=rows.name)
+            chosen = rows.select(place.epoch, place.position + share.first, real)
+            begun = ((0, place.epoch),) if place.position == 0 else ()
+        group = RowGroup(source=0, epoch=place.epoch, rows=chosen, slots=np.arange(len(chosen)))
         return RowStep(groups=(group,), begun=begun, after=after)
-
-    def batch(self, step: RowStep) -> tuple[torch.Tensor, ...]:
-        """The tensors of a step."""
-        return self._batcher.batch(step.groups)
-
-    def unpin(self) -> None:
-        """From now on make batches in ordinary memory."""
-        self._batcher.stage.pin = False
 
     def place_of(self, number: int) -> EpochPlace:
         """Where the global step with this number begins, counted from the first of epoch 0."""
@@ -203,49 +232,3 @@ class RowFeed(SplitFeed):
         left = max(0, self.rows.rows_of(place.epoch) - place.position)
         here = steps_per_epoch(left, self.share, drop_last=self.config.epoch_drop_last)
         return here + sum(self.steps_per_epoch(epoch) for epoch in range(place.epoch + 1, epochs))
-
-
-class EpochLoader(BatchLoader):
-    """A loader that knows how long its epochs are."""
-
-    ends = False
-    """Whether there is one pass, after which `get_batch` raises `StopIteration`."""
-
-    def _row_feed(self, split: str) -> RowFeed:
-        """The feed of a split."""
-        feed = self._feed(split)
-        assert isinstance(feed, RowFeed)
-        return feed
-
-    def is_endless(self, split: str = "train") -> bool:
-        """Whether the rows of a split are drawn at random, without end."""
-        return self._row_feed(split).config.batch_sampling_mode is SamplingMode.RANDOM
-
-    def epoch(self, split: str = "train") -> int:
-        """The epoch of the last delivered batch; 0 before the first, and in random mode."""
-        self._feed(split)
-        return int(self._places[split].epoch)
-
-    def next_epoch(self, split: str = "train") -> int:
-        """The epoch of the batch that comes next: `epoch`, or the one after it where that is used up."""
-        epoch = self.epoch(split)
-        return epoch if self.batches_left(split, epoch + 1) else epoch + 1
-
-    def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
-        """How many batches an epoch has; packed, that may differ from epoch to epoch."""
-        return self._row_feed(split).steps_per_epoch(epoch)
-
-    def batches_left(self, split: str = "train", epochs: int = 1) -> int:
-        """Batches of this rank from here to the end of the epoch with number `epochs - 1`; not for random mode."""
-        return self._row_feed(split).steps_left(self._places[split], epochs)
-
-    def __len__(self) -> int:
-        """Batches of this rank in the epoch that comes next, of the first split."""
-        first = next(iter(self._feeds))
-        if self.is_endless(first):
-            raise TypeError("batch_sampling_mode is random: the batches never end, so the loader has no length")
-        return self.steps_per_epoch(first, self.next_epoch(first))
-
-    def __bool__(self) -> bool:
-        """Always true, whatever the length."""
-        return True

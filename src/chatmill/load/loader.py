@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chatmill.errors import ConfigError, need
-from chatmill.load.config import TrainingConfig
-from chatmill.load.order import EpochPlace
+from chatmill.load.config import SamplingMode, TrainingConfig
+from chatmill.load.feed import Feed, RowFeed
 from chatmill.load.packed_batch import PackedBatch
 from chatmill.load.placement import Placement
 
@@ -21,47 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 STATE_VERSION = 1
-
-
-class SplitFeed(ABC):
-    """The batches of one split. A place is a hashable value; a step begins at one place and leads to the next."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Of the data that is read."""
-
-    @property
-    @abstractmethod
-    def order(self) -> Mapping[str, Any]:
-        """The options that give a place its meaning: a state is refused when one of them differs."""
-
-    def begin(self) -> Any:
-        """The first place."""
-        return EpochPlace()
-
-    @abstractmethod
-    def step_at(self, place: Any) -> Any:
-        """The global step at a place, as this rank sees it; it has the attribute `after`, the next place."""
-
-    @abstractmethod
-    def batch(self, step: Any) -> tuple[torch.Tensor, ...]:
-        """The tensors of a step, on the CPU."""
-
-    def announce(self, step: Any) -> None:  # noqa: B027 - most steps begin nothing
-        """Log what a delivered step begins (an epoch, say)."""
-
-    @abstractmethod
-    def unpin(self) -> None:
-        """From now on make batches in ordinary memory."""
-
-    def place_to_json(self, place: Any) -> dict[str, Any]:
-        """A place as plain numbers and names."""
-        return asdict(place)
-
-    def place_from_json(self, value: Mapping[str, Any]) -> Any:
-        """The place that `place_to_json` described."""
-        return EpochPlace(epoch=int(value["epoch"]), position=int(value["position"]))
 
 
 class BatchLoader:
@@ -82,7 +39,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        feeds: Mapping[str, SplitFeed],
+        feeds: Mapping[str, Feed],
         config: TrainingConfig,
         place: Placement,
         *,
@@ -145,7 +102,7 @@ class BatchLoader:
             raise ConfigError(f"get_batch({split!r}) was not called yet: there is no last batch")
         return self._last[split]
 
-    def _feed(self, split: str) -> SplitFeed:
+    def _feed(self, split: str) -> Feed:
         if split not in self._feeds:
             way_out = f"; get_batch({split!r}) needs the folder {split}/" if self.split_is_folder else ""
             raise ConfigError(
@@ -265,6 +222,52 @@ class BatchLoader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin_process()
+
+
+class EpochLoader(BatchLoader):
+    """A loader that knows how long its epochs are."""
+
+    ends = False
+    """Whether there is one pass, after which `get_batch` raises `StopIteration`."""
+
+    def _row_feed(self, split: str) -> RowFeed:
+        """The feed of a split."""
+        feed = self._feed(split)
+        assert isinstance(feed, RowFeed)
+        return feed
+
+    def is_endless(self, split: str = "train") -> bool:
+        """Whether the rows of a split are drawn at random, without end."""
+        return self._row_feed(split).config.batch_sampling_mode is SamplingMode.RANDOM
+
+    def epoch(self, split: str = "train") -> int:
+        """The epoch of the last delivered batch; 0 before the first, and in random mode."""
+        self._feed(split)
+        return int(self._places[split].epoch)
+
+    def next_epoch(self, split: str = "train") -> int:
+        """The epoch of the batch that comes next: `epoch`, or the one after it where that is used up."""
+        epoch = self.epoch(split)
+        return epoch if self.batches_left(split, epoch + 1) else epoch + 1
+
+    def steps_per_epoch(self, split: str = "train", epoch: int = 0) -> int:
+        """How many batches an epoch has; packed, that may differ from epoch to epoch."""
+        return self._row_feed(split).steps_per_epoch(epoch)
+
+    def batches_left(self, split: str = "train", epochs: int = 1) -> int:
+        """Batches of this rank from here to the end of the epoch with number `epochs - 1`; not for random mode."""
+        return self._row_feed(split).steps_left(self._places[split], epochs)
+
+    def __len__(self) -> int:
+        """Batches of this rank in the epoch that comes next, of the first split."""
+        first = next(iter(self._feeds))
+        if self.is_endless(first):
+            raise TypeError("batch_sampling_mode is random: the batches never end, so the loader has no length")
+        return self.steps_per_epoch(first, self.next_epoch(first))
+
+    def __bool__(self) -> bool:
+        """Always true, whatever the length."""
+        return True
 
 
 def directory_of(dataset_dir: str | Path | None, config: TrainingConfig) -> Path:

@@ -7,38 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError
-from chatmill.label.policy import Policy
 from chatmill.load.config import SamplingMode, TrainingConfig
 from chatmill.load.episodes import episode_config, report_opened
-from chatmill.load.feed import RowBatcher, RowGroup, RowStep, order_options
-from chatmill.load.loader import BatchLoader, SplitFeed
+from chatmill.load.feed import Feed, RowGroup, RowStep
+from chatmill.load.loader import BatchLoader
 from chatmill.load.order import CHUNK, Draws, EpochPlace, take_rows
 from chatmill.load.placement import Placement, placed
 from chatmill.load.rows import EpisodeRows, episode_rows
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 
-if TYPE_CHECKING:
-    import torch
-
 log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureSource:
-    """One dataset of a mixture."""
-
-    name: str
-    directory: Path
-    weight: float
-    """Its share of the rows, over the sum of all weights."""
 
 
 def seed_of_source(seed: int, number: int) -> int:
@@ -74,29 +60,30 @@ class MixturePlace:
     sources: tuple[EpochPlace, ...]
 
 
-class MixtureFeed(SplitFeed):
+class MixtureFeed(Feed):
     """The batches of one split, mixed from several datasets."""
 
     def __init__(
         self,
         split: str,
-        names: Sequence[str],
-        rows: Sequence[EpisodeRows],
+        rows: Mapping[str, EpisodeRows],
         weights: Sequence[float],
         config: TrainingConfig,
         place: Placement,
     ) -> None:
-        """Names, rows and weights of the sources, in one order."""
-        self.split, self.names, self.rows, self._config = split, list(names), list(rows), config
-        self._share = place.share(config.batch_size)
-        self._weights = [float(w) for w in weights]
-        self._batcher = RowBatcher(dict(enumerate(rows)), config, pin=place.pin)
+        """The rows of the sources by name, and their weights in the same order."""
+        super().__init__(dict(enumerate(rows.values())), config, place)
+        self.split, self.names, self.rows = split, list(rows), list(rows.values())
+        self._weights = [float(weight) for weight in weights]
         self._which = SourceDraws(config.epoch_seed, weights)
-        self._source_seeds = [seed_of_source(config.epoch_seed, number) for number in range(len(rows))]
         self._draws: list[Draws] | None = None
         if config.batch_sampling_mode is SamplingMode.RANDOM:
-            pairs = zip(self._source_seeds, rows, strict=True)
+            pairs = zip(self._source_seeds, self.rows, strict=True)
             self._draws = [Draws(seed, source.rows_of(0)) for seed, source in pairs]
+
+    @property
+    def _source_seeds(self) -> list[int]:
+        return [seed_of_source(self.config.epoch_seed, number) for number in range(len(self.rows))]
 
     @property
     def fingerprint(self) -> str:
@@ -105,13 +92,13 @@ class MixtureFeed(SplitFeed):
 
     @property
     def order(self) -> dict[str, Any]:
-        """What gives a position its meaning."""
+        """With other weights a position would mean other rows."""
         sources = {
             name: {"weight": weight, **source.order_facts}
             for name, weight, source in zip(self.names, self._weights, self.rows, strict=True)
         }
         seeds = {} if self._draws is None else {"source_seeds": self._source_seeds}
-        return order_options(self._config) | {"sources": sources} | seeds
+        return super().order | {"sources": sources} | seeds
 
     def begin(self) -> MixturePlace:
         """Every source at its first row."""
@@ -119,7 +106,7 @@ class MixtureFeed(SplitFeed):
 
     def step_at(self, place: MixturePlace) -> RowStep:
         """Rows of the whole global step are given to their sources; this rank keeps its own."""
-        share = self._share
+        share = self.share
         which = self._which.take(place.position, share.step)
         groups: list[RowGroup] = []
         begun: list[tuple[int, int]] = []
@@ -146,14 +133,6 @@ class MixtureFeed(SplitFeed):
             return [(0, at.position, rows)], EpochPlace(position=at.position + count)
         pieces, end = take_rows(at, self.rows[source].rows_of, count)
         return [(e, first, self.rows[source].select(e, first, number)) for e, first, number in pieces], end
-
-    def batch(self, step: RowStep) -> tuple[torch.Tensor, ...]:
-        """The tensors of a step; a mixture has no rows of padding."""
-        return self._batcher.batch(step.groups)
-
-    def unpin(self) -> None:
-        """From now on make batches in ordinary memory."""
-        self._batcher.stage.pin = False
 
     def announce(self, step: RowStep) -> None:
         """One line when a source begins an epoch."""
@@ -190,67 +169,50 @@ class MixtureLoader(BatchLoader):
     def __init__(
         self,
         config: Any,
-        datasets: Mapping[str | Path, float] | Sequence[MixtureSource],
+        datasets: Mapping[str | Path, float],
         tokenizer: Any = None,
         *,
         device: Any = None,
-        pack: bool = False,
-        packing_strategy: str | None = None,
-        planning: str | None = None,
-        policy: Policy | str | None = None,
-        overflow: str | None = None,
         strict: bool = False,
         check: bool = False,
         prefetch: bool = True,
         pin_memory: bool | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        **options: Any,
     ) -> None:
-        """`datasets`: folder -> weight, or a list of `MixtureSource`. Weights are shares of the rows.
+        """`datasets`: folder -> weight. Weights are shares of the rows, over the sum of all weights.
 
-        The other options are those of `GPTEpisodeDataLoader`.
+        The other arguments are those of `GPTEpisodeDataLoader`; `options` (`pack`, `policy`, `overflow`, ...) replace
+        those of the config.
         """
-        settled = episode_config(
-            config,
-            tokenizer,
-            pack=pack or None,
-            packing_strategy=packing_strategy,
-            planning=planning,
-            policy=policy,
-            overflow=overflow,
-        )
-        self.sources = _checked_sources(datasets)
+        settled = episode_config(config, tokenizer, **options)
+        weights = _checked_weights(datasets)
         device = settled.device if device is None else device
         place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
-        opened = {
-            (split, source.name): episode_rows(
-                EpisodeDataset(source.directory, split, strict=strict, check=check), settled, check=check
-            )
-            for split in SPLITS
-            for source in self.sources
-            if split == "train" or (source.directory / split).exists()
-        }
-        report_opened({f"{s} source={n}": rows for (s, n), rows in opened.items()}, settled, strict=strict)
-        feeds: dict[str, MixtureFeed] = {}
+        opened: dict[str, dict[str, EpisodeRows]] = {}
         for split in SPLITS:
-            there = [source for source in self.sources if (split, source.name) in opened]
-            if there:
-                rows = [opened[split, source.name] for source in there]
-                names, weights = [source.name for source in there], [source.weight for source in there]
-                feeds[split] = MixtureFeed(split, names, rows, weights, settled, place)
-        all_names = ", ".join(source.name for source in self.sources)
-        super().__init__(feeds, settled, place, dataset=all_names, prefetch=prefetch)
+            for name in weights:
+                if split == "train" or (Path(name) / split).exists():
+                    dataset = EpisodeDataset(Path(name), split, strict=strict, check=check)
+                    opened.setdefault(split, {})[name] = episode_rows(dataset, settled, check=check)
+        described = {f"{split} source={name}": one for split, rows in opened.items() for name, one in rows.items()}
+        report_opened(described, settled, strict=strict)
+        feeds = {
+            split: MixtureFeed(split, rows, [weights[name] for name in rows], settled, place)
+            for split, rows in opened.items()
+        }
+        super().__init__(feeds, settled, place, dataset=", ".join(weights), prefetch=prefetch)
 
 
-def _checked_sources(datasets: Mapping[str | Path, float] | Sequence[MixtureSource]) -> list[MixtureSource]:
-    if isinstance(datasets, Mapping):
-        datasets = [MixtureSource(name=str(path), directory=Path(path), weight=w) for path, w in datasets.items()]
-    names = [source.name for source in datasets]
-    if not names:
+def _checked_weights(datasets: Mapping[str | Path, float]) -> dict[str, float]:
+    """The weights by the names of the sources, which are those of their folders."""
+    if not datasets:
         raise ConfigError("a mixture needs at least one dataset: {folder: weight, ...}")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"two sources of the mixture have the same name: {', '.join(sorted(names))}")
-    for source in datasets:
-        if not np.isfinite(source.weight) or source.weight <= 0:
-            raise ConfigError(f"the weight of {source.name} is {source.weight!r}; weights are finite and above 0")
-    return list(datasets)
+    for path, weight in datasets.items():
+        if not np.isfinite(weight) or weight <= 0:
+            raise ConfigError(f"the weight of {path} is {weight!r}; weights are finite and above 0")
+    named = {str(path): weight for path, weight in datasets.items()}
+    if len(named) < len(datasets):
+        raise ConfigError(f"two sources of the mixture have the same name: {', '.join(sorted(map(str, datasets)))}")
+    return named

@@ -123,7 +123,6 @@ Seed = Annotated[int, Number(most=MAX_SEED, whole=True)]
 TokenId = Annotated[int | None, Number(most=2**32 - 1, whole=True, optional=True)]
 OptionalText = Annotated[str | None, Check(optional=True)]
 LooseFlag = Annotated[bool, Flag(words=LOOSE_FLAGS)]
-OptionalLooseFlag = Annotated[bool | None, Flag(words=LOOSE_FLAGS, optional=True)]
 
 
 def checks_of(options: type) -> dict[str, Check]:

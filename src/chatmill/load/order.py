@@ -50,21 +50,6 @@ class EpochPlace:
     """Rows of this epoch that are taken, over all ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochStep:
-    """One global step as one rank sees it: rows `first` up to `first + real - 1` of the order of `epoch`.
-
-    The other `batch_size - real` rows of the batch are padding.
-    """
-
-    epoch: int
-    first: int
-    real: int
-    starts_epoch: bool
-    after: EpochPlace
-    """Where the next global step begins."""
-
-
 def random_state(seed: int) -> np.random.RandomState:
     """The generator of a seed; one beyond 32 bits is refused in words."""
     if not 0 <= seed <= MAX_SEED:
@@ -109,9 +94,10 @@ class Draws:
 
 def epoch_step(
     place: EpochPlace, rows_of: Callable[[int], int], share: RankShare, *, drop_last: bool, what: str
-) -> EpochStep:
-    """The global step at `place`; `rows_of(epoch)` is the number of rows of an epoch, `what` names them in errors.
+) -> tuple[EpochPlace, int, EpochPlace]:
+    """Where the global step at `place` begins, how many rows this rank has in it, and where the next one begins.
 
+    `rows_of(epoch)` is the number of rows of an epoch, `what` names them in errors.
     With `drop_last` the next epoch begins when fewer rows than a global step are left; without it the last step of
     an epoch is filled up with padding.
     """
@@ -124,14 +110,8 @@ def epoch_step(
             f"{what}: {left:,} rows in an epoch, but a global step takes {share.step:,} ({share.world_size} ranks x "
             f"batch_size {share.batch_size}): lower batch_size, or set epoch_drop_last to false"
         )
-    first = place.position + share.first
-    return EpochStep(
-        epoch=place.epoch,
-        first=first,
-        real=max(0, min(share.batch_size, place.position + left - first)),
-        starts_epoch=place.position == 0,
-        after=EpochPlace(epoch=place.epoch, position=place.position + min(left, share.step)),
-    )
+    real = max(0, min(share.batch_size, left - share.first))
+    return place, real, EpochPlace(epoch=place.epoch, position=place.position + min(left, share.step))
 
 
 def steps_per_epoch(rows: int, share: RankShare, *, drop_last: bool) -> int:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from chatmill.errors import DataError
 from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig
-from chatmill.load.feed import EpochLoader, RowFeed, Rows
+from chatmill.load.feed import RowFeed, Rows
+from chatmill.load.loader import EpochLoader
 from chatmill.load.placement import placed
 from chatmill.load.stage import Laid, Stage
 
@@ -23,7 +24,6 @@ class MemoryRows(Rows):
 
     has_masks = True
     ignores_untrained = True
-    weight_dtype = np.dtype(np.float32)
 
     def __init__(
         self, name: str, rows: list[Ints], starts: list[Ints], weights: Sequence[NDArray[Any]] | None, **options: Any
@@ -44,9 +44,9 @@ class MemoryRows(Rows):
         return self._fingerprint
 
     @property
-    def order_facts(self) -> dict[str, Any]:
-        """The fingerprint says it all."""
-        return {}
+    def weight_dtype(self) -> np.dtype[Any]:
+        """Weights may be fractions."""
+        return np.dtype(np.float32)
 
     def rows_of(self, epoch: int) -> int:
         """All of them, whatever the epoch."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import compress, pairwise
 from typing import Any
@@ -26,6 +26,8 @@ from chatmill.tokenizer.load import with_control_tokens
 
 MARKERS = (SYSTEM, USER, ASSISTANT, END, EOS)
 """All control tokens of the format, in the order in which a tokenizer that lacks them gets them."""
+_KEYWORDS = ("system_id", "user_id", "assistant_id", "end_id", "eos_id")
+"""What functions call their ids, in the same order."""
 
 _PATTERN = re.compile("(" + "|".join(map(re.escape, MARKERS)) + ")")
 _OPENING: Mapping[Role, str] = {
@@ -37,28 +39,14 @@ _MARKERS_OF_A_SPAN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarkerIds:
-    """The ids of the five markers, under the names that the packer and the mask take."""
-
-    system_id: int
-    user_id: int
-    assistant_id: int
-    end_id: int
-    eos_id: int
-
-    def keywords(self) -> dict[str, int]:
-        """For calls such as `post_training_loss_mask(ids, **markers.keywords())`."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedTranscripts:
     """Token ids of R transcripts in one flat array; an eos is only where a transcript spells it."""
 
     ids: NDArray[np.int64]
     offsets: NDArray[np.int64]
     """R + 1 offsets into `ids`."""
-    markers: MarkerIds
+    markers: dict[str, int]
+    """The five ids under the names that the mask and the packer take: `post_training_loss_mask(ids, **markers)`."""
     tokenizer: Any
     """The tokenizer given or, where that lacked markers, the one they were added to."""
 
@@ -71,19 +59,12 @@ class EncodedTranscripts:
         return np.split(self.ids, self.offsets[1:-1]) if len(self) else []
 
 
-def _with_markers(tokenizer: Any) -> tuple[AnyTokenizer, MarkerIds]:
-    """The tokenizer and its marker ids; a Chatmill tokenizer that lacks some is replaced by one that has them."""
+def _with_markers(tokenizer: Any) -> tuple[AnyTokenizer, dict[str, int]]:
+    """The tokenizer and its ids by marker; a Chatmill tokenizer that lacks some is replaced by one that has them."""
     encoder = AnyTokenizer(tokenizer)
     if not encoder.is_foreign:
         encoder = AnyTokenizer(with_control_tokens(tokenizer, MARKERS))
-    found = encoder.marker_ids(dict(zip(MARKERS, MARKERS, strict=True)))
-    return encoder, MarkerIds(
-        system_id=found[SYSTEM],
-        user_id=found[USER],
-        assistant_id=found[ASSISTANT],
-        end_id=found[END],
-        eos_id=found[EOS],
-    )
+    return encoder, encoder.marker_ids(dict(zip(MARKERS, MARKERS, strict=True)))
 
 
 def encode_transcripts(transcripts: Iterable[str], *, tokenizer: Any, places: Sequence[str] = ()) -> EncodedTranscripts:
@@ -92,8 +73,7 @@ def encode_transcripts(transcripts: Iterable[str], *, tokenizer: Any, places: Se
     A Chatmill tokenizer that lacks markers gets them above its vocabulary; any other object must have them.
     `places` names the transcripts in errors (file and line, say); without it they are counted from 0.
     """
-    encoder, markers = _with_markers(tokenizer)
-    ids_of = dict(zip(MARKERS, markers.keywords().values(), strict=True))
+    encoder, ids_of = _with_markers(tokenizer)
     split = [_PATTERN.split(transcript) for transcript in transcripts]
     names = [name for parts in split for name in parts[1::2]]
     behind = [text for parts in split for text in parts[2::2]]
@@ -118,6 +98,7 @@ def encode_transcripts(transcripts: Iterable[str], *, tokenizer: Any, places: Se
     is_text[starts[:-1]] = False
     ids[starts[:-1]] = found
     ids[is_text] = text_ids
+    markers = {keyword: ids_of[name] for keyword, name in zip(_KEYWORDS, MARKERS, strict=True)}
     return EncodedTranscripts(ids=ids, offsets=starts[firsts], markers=markers, tokenizer=encoder.tokenizer)
 
 
@@ -155,7 +136,7 @@ def pack_transcripts(
         encoded.records,
         block_size=block_size,
         drop_last=drop_last,
-        **encoded.markers.keywords(),
+        **encoded.markers,
     )
 
 

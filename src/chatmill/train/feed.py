@@ -9,14 +9,25 @@ from typing import Any
 
 import torch
 
+from chatmill.core.kinds import Part, RoleCode
 from chatmill.errors import ConfigError
-from chatmill.load.episodes import GPTEpisodeDataLoader
+from chatmill.label.policy import Policy
+from chatmill.load.episodes import EpisodeFeed, GPTEpisodeDataLoader
 from chatmill.load.packed_row_loader import PackedRowLoader
 from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
-from chatmill.train.spans import span_feed
+from chatmill.train.losses import SPAN_FINAL, SPAN_REASONING
 
 log = logging.getLogger("chatmill.train")
+SPAN_POLICY = Policy(
+    name="span_numbers",
+    weights={
+        (RoleCode.ASSISTANT, part): float(SPAN_REASONING if part is Part.REASONING else SPAN_FINAL)
+        for part in Part
+        if part is not Part.PAD
+    },
+)
+"""Gives a token's span number in place of its weight."""
 
 
 class TrainFeed:
@@ -163,3 +174,13 @@ class TrainFeed:
                 f"post_training sees every row once, but epoch_drop_last would leave out {left_out} of "
                 f"{loader.directory}: set epoch_drop_last to false"
             )
+
+
+def span_feed(loader: Any, split: str) -> EpisodeFeed | None:
+    """A second feed of the same rows whose masks are span numbers; None without episodes that store kinds.
+
+    So the loader itself stays as it is, and a log can have the loss of reasoning beside that of answers.
+    """
+    if not isinstance(loader, GPTEpisodeDataLoader) or "kinds" not in loader.dataset(split).columns:
+        return None
+    return loader.episode_feed(split).with_policy(SPAN_POLICY)

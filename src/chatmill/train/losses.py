@@ -44,6 +44,8 @@ SPAN_REASONING = 1
 """The span id of reasoning tokens (the analysis channel of Harmony)."""
 SPAN_FINAL = 2
 """The span id of answer tokens (the final channel)."""
+SPAN_NAMES = {0: "other", SPAN_REASONING: "reasoning", SPAN_FINAL: "final"}
+"""Names of the spans in a log; `other` is what is trained and is no assistant's."""
 
 
 class LossKind(StrEnum):

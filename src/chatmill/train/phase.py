@@ -1,7 +1,11 @@
-"""How long a phase is and how far it has come, counted in data: a run may resume with other ranks and batch sizes."""
+"""How long a phase is, how far it has come, and its learning rate.
+
+Progress is counted in data: a run may resume with other ranks and batch sizes.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from chatmill.errors import ConfigError
@@ -55,3 +59,21 @@ def phase_of(feed: TrainFeed, config: TrainConfig, *, done: int, first_epoch: in
     if config.steps is not None:
         steps, steps_left = min(steps, config.steps), min(steps_left, max(0, config.steps - done))
     return Phase(steps=steps, steps_left=steps_left, batches_left=left)
+
+
+def warmup_steps(config: TrainConfig, steps: int) -> int:
+    """Steps in which the rate rises: `warmup_pct` of the phase's steps, rounded up."""
+    return math.ceil(config.warmup_pct * steps - 1e-9)
+
+
+def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+    """The rate of step `step` (from 0) of a phase of `steps`: a straight rise, then half a cosine down.
+
+    The last step of the warmup has the full rate; the last step of the phase has `min_lr_ratio` of it.
+    """
+    rising = warmup_steps(config, steps)
+    if step < rising:
+        return config.learning_rate * (step + 1) / rising
+    progress = (step - rising + 1) / max(steps - rising, 1)
+    low = config.min_lr_ratio
+    return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))

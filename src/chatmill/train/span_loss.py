@@ -8,13 +8,13 @@ One batch:            span_normalized_loss(loss, span_id, mask).loss.backward()
 Data parallel:        the same with group=, inside DistributedDataParallel as it is (it averages gradients).
 Accumulation:         the counts of the step come first, because each backward pass needs them:
 
-    counts = sum_counts(span_counts(b.span_id, b.loss_mask) for b in micro_batches).reduced(group)
-    parts = []
+    counts = sum(span_counts(b.span_id, b.loss_mask, group) for b in micro_batches)
+    total = None
     for b in micro_batches:
         part = span_normalized_loss(token_loss(b), b.span_id, b.loss_mask, group=group, counts=counts)
         part.loss.backward()
-        parts.append(part.detached())
-    total = sum_losses(parts)          # equal to the result of the one big batch
+        total = part.detached() if total is None else total + part.detached()
+                                       # in the end, equal to the result of the one big batch
 
 Alignment: `per_token_loss`, `span_id` and `loss_mask` are label-aligned and of one shape: position `t` speaks of the
 token that is predicted at `t`.
@@ -22,11 +22,8 @@ token that is predicted at `t`.
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,24 +42,6 @@ from chatmill.train.losses import (
     wide_dtype,
 )
 
-Part = TypeVar("Part")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpanCounts:
-    """How much mask each span has: token counts where the mask is 0 and 1. Scalars on the device of the batch."""
-
-    tokens_r: Tensor
-    tokens_f: Tensor
-
-    def __add__(self, other: SpanCounts) -> SpanCounts:
-        return SpanCounts(tokens_r=self.tokens_r + other.tokens_r, tokens_f=self.tokens_f + other.tokens_f)
-
-    def reduced(self, group: Any | None) -> SpanCounts:
-        """Summed over the ranks of a process group (a collective call); unchanged where `group` is None."""
-        tokens_r, tokens_f = all_sum(torch.stack((self.tokens_r, self.tokens_f)), group).unbind()
-        return SpanCounts(tokens_r=tokens_r, tokens_f=tokens_f)
-
 
 def span_normalized_loss(
     per_token_loss: Tensor,
@@ -72,7 +51,7 @@ def span_normalized_loss(
     w_f: float = 1.0,
     group: Any | None = None,
     *,
-    counts: SpanCounts | None = None,
+    counts: Tensor | None = None,
 ) -> SpanLoss:
     """`w_r * mean(loss | span 1) + w_f * mean(loss | span 2)` over the global batch; a span without tokens gives 0.
 
@@ -80,8 +59,8 @@ def span_normalized_loss(
       there (even NaN) counts for nothing. Positions of other span ids never count.
     - `group`: a process group over whose ranks sums and counts are added (every rank calls, equally often); None
       is this process alone. `torch.distributed.group.WORLD` is all ranks.
-    - `counts`: those of the whole step, all micro-batches and all ranks, for gradient accumulation; by default
-      those of this batch, reduced over `group`.
+    - `counts`: what `span_counts` gives, summed over all micro-batches of the step and all ranks, for gradient
+      accumulation; by default those of this batch, reduced over `group`.
 
     Gradient: `loss` has the value of the global batch on every rank, and its gradient on a rank is that rank's
     own share times the number of ranks. So the *mean* over ranks, which DistributedDataParallel takes, is the
@@ -96,7 +75,11 @@ def span_normalized_loss(
     here = LossSums(sums=own.detach(), counts=span_sums(counted, span_id, objective.spans)).reduced(group)
     step = here.counts
     if counts is not None:
-        step = torch.stack((torch.zeros_like(counts.tokens_r), counts.tokens_r, counts.tokens_f))
+        if not isinstance(counts, Tensor) or tuple(counts.shape) != (2,):
+            raise DataError(
+                f"counts are {counts!r}; a sum of what span_counts gives is needed, over one micro-batch or more"
+            )
+        step = torch.cat((torch.zeros_like(counts[:1]), counts))
     scales = objective.scales(step)
     share = (own * scales).sum() * (1 if group is None else torch.distributed.get_world_size(group))
     found = objective.span_loss(LossSums(sums=here.sums, counts=step))
@@ -111,11 +94,14 @@ def span_normalized_loss(
     )
 
 
-def span_counts(span_id: Tensor, loss_mask: Tensor | None = None, group: Any | None = None) -> SpanCounts:
-    """The counts of one batch, before any model has run; summed over the ranks of `group` where one is given."""
+def span_counts(span_id: Tensor, loss_mask: Tensor | None = None, group: Any | None = None) -> Tensor:
+    """How much mask the two spans have in one batch, `(2,)`: token counts where the mask is 0 and 1.
+
+    Known before any model has run; summed over the ranks of `group` where one is given.
+    """
     check_shapes(span_id=span_id, loss_mask=loss_mask)
     counts = span_sums(_counted(span_id, loss_mask), span_id, SPAN_FINAL + 1)
-    return SpanCounts(tokens_r=counts[SPAN_REASONING], tokens_f=counts[SPAN_FINAL]).reduced(group)
+    return all_sum(counts[SPAN_REASONING:], group)
 
 
 def _counted(span_id: Tensor, loss_mask: Tensor | None) -> Tensor:
@@ -123,20 +109,3 @@ def _counted(span_id: Tensor, loss_mask: Tensor | None) -> Tensor:
     spans = (span_id == SPAN_REASONING) | (span_id == SPAN_FINAL)
     counted = spans.to(wide_dtype(span_id.device))
     return counted if loss_mask is None else counted * loss_mask
-
-
-def sum_counts(counts: Iterable[SpanCounts]) -> SpanCounts:
-    """The counts of several micro-batches together; at least one."""
-    return functools.reduce(operator.add, _some(counts))
-
-
-def sum_losses(parts: Iterable[SpanLoss]) -> SpanLoss:
-    """The shares of all micro-batches of a step as the result of the one big batch; at least one."""
-    return functools.reduce(operator.add, _some(parts))
-
-
-def _some(parts: Iterable[Part]) -> list[Part]:
-    listed = list(parts)
-    if not listed:
-        raise DataError("a step has no micro-batch: there is nothing to add up")
-    return listed

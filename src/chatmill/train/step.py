@@ -15,10 +15,16 @@ from chatmill.errors import ConfigError
 from chatmill.train.batch import TrainBatch
 from chatmill.train.config import Precision, TrainConfig
 from chatmill.train.linear_cross_entropy import linear_cross_entropy
-from chatmill.train.losses import LossKind, LossSums, LossTargets, Objective, cross_entropy, step_counts
+from chatmill.train.losses import (
+    SPAN_NAMES,
+    LossKind,
+    LossSums,
+    LossTargets,
+    Objective,
+    cross_entropy,
+    step_counts,
+)
 from chatmill.train.ranks import Ranks
-from chatmill.train.schedule import make_optimizer, set_rate
-from chatmill.train.spans import SPAN_NAMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +85,8 @@ class Trainer:
         result = self.gradients(batches)
         limit = self.config.clip or float("inf")
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        set_rate(self.optimizer, rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return replace(result, grad_norm=norm)
@@ -165,3 +172,20 @@ class Trainer:
         """Gradients are exchanged once a step, with its last micro-batch."""
         waits = more and isinstance(self._forward, DistributedDataParallel)
         return self._forward.no_sync() if waits else contextlib.nullcontext()  # type: ignore[operator]
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW; matrices decay, vectors do not. The rate is set anew at each step."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    on_gpu = bool(trained) and all(p.is_cuda for p in trained)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=on_gpu,
+    )

@@ -2,9 +2,9 @@
 
 fit(model, loader)
   joined_ranks     which process this is                 ranks.py
-  Feed             the next micro-batch                  feed.py, batch.py
-  Phase            how much is left, counted in data     phase.py
-  Trainer.step     counts -> forward, backward -> AdamW  losses.py, schedule.py
+  TrainFeed        the next micro-batch                  feed.py, batch.py
+  Phase            how much is left, and the rate        phase.py
+  Trainer.step     counts -> forward, backward -> AdamW  step.py, losses.py
   RunLog           lines, JSONL, TensorBoard, a bar      log.py
   save_checkpoint  atomically, with the loader's place   checkpoint.py
 """
@@ -30,9 +30,8 @@ from chatmill.train.checkpoint import RunState, TrainingSpec, checkpoints, load_
 from chatmill.train.config import TrainConfig
 from chatmill.train.feed import TrainFeed
 from chatmill.train.log import RunLog, write_settings
-from chatmill.train.phase import Phase, phase_of
+from chatmill.train.phase import Phase, learning_rate, phase_of, warmup_steps
 from chatmill.train.ranks import Ranks, joined_ranks
-from chatmill.train.schedule import learning_rate, warmup_steps
 from chatmill.train.step import StepResult, Trainer
 
 log = logging.getLogger("chatmill.train")

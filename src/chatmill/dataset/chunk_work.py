@@ -1,0 +1,92 @@
+"""Chunks of the input, compiled when they are needed: the same jobs that a build runs, a few shards at a time."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chatmill.compiler.chunk_job import ChunkJob, ChunkPiece, compile_chunk
+from chatmill.compiler.chunk_output import STATE
+from chatmill.compiler.engines.local import LocalExecutor
+from chatmill.compiler.publish import canonical_json, write_atomic
+from chatmill.compiler.shards import JOINED, Made, gather_splits, made_shard
+from chatmill.core.scratch import Borrowed, Scratch
+from chatmill.dataset.objects import RecordFile
+from chatmill.errors import ChatmillError
+from chatmill.store.durable import Durability
+from chatmill.store.episodes import EpisodeDataset
+from chatmill.tokenizer.probe import ProbeAnswers
+
+Receipt = Mapping[str, Any]
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkWork:
+    """What it takes to compile any chunk of an input; picklable, and the same in every process."""
+
+    chunks: tuple[tuple[ChunkPiece, ...], ...]
+    recipe: str
+    fingerprint: str
+    answers: ProbeAnswers | None
+    scratch: Scratch | Borrowed
+    records: RecordFile | None
+    """The file of records that were given as objects, which errors name by their index."""
+
+    def new_folder(self) -> Path:
+        """A folder for some shards that no other process or thread has."""
+        folder = self.scratch.folder / "groups" / f"{os.getpid()}-{next(_NUMBERS):06d}"
+        folder.mkdir(parents=True)
+        return folder
+
+    def make(self, numbers: Sequence[int], folder: Path, executor: LocalExecutor) -> list[Receipt]:
+        """Compile chunks into a folder that is then opened by `open_split`; their receipts, in order."""
+        state = canonical_json({"fingerprint": self.fingerprint})
+        write_atomic(folder / STATE, state, step="state", durability=Durability.SCRATCH)
+        jobs = [
+            ChunkJob(
+                number=number,
+                pieces=self.chunks[number],
+                recipe=self.recipe,
+                work=str(folder),
+                fingerprint=self.fingerprint,
+                answers=self.answers,
+            )
+            for number in numbers
+        ]
+        found: dict[int, Receipt] = {}
+        try:
+            executor.run(compile_chunk, jobs, found.__setitem__)
+        except ChatmillError as error:
+            if self.records is not None:
+                self.records.explain(error)
+            raise
+        receipts = [found[place] for place in range(len(jobs))]
+        made: dict[str, list[Made]] = {}
+        for job, receipt in zip(jobs, receipts, strict=True):
+            for split in receipt["splits"]:
+                shard = made_shard(job.folder, receipt, split)
+                assert shard is not None
+                made.setdefault(split, []).append(shard)
+        gather_splits(folder, made)
+        return receipts
+
+    def folders(self, numbers: Sequence[int]) -> Iterator[tuple[Path, list[Receipt]]]:
+        """Chunks one after the other, compiled in this process into a folder that is removed behind each."""
+        executor = LocalExecutor(0)
+        for number in numbers:
+            folder = self.new_folder()
+            try:
+                yield folder, self.make([number], folder, executor)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_split(folder: Path, split: str) -> EpisodeDataset | None:
+    """A split of what `ChunkWork.make` made; None where it has no episodes."""
+    return EpisodeDataset(folder / JOINED, split) if (folder / JOINED / split).is_dir() else None
