@@ -247,10 +247,7 @@ class LookSplit(ABC):
         """`batches`, while mapped pages pile up."""
 
     def release(self) -> None:  # noqa: B027 - a split without mapped files has nothing to do
-        """Unmap the files: arrays in use stay valid, and the next access maps the files again.
-
-        Only the thread that uses the split may call it.
-        """
+        """Unmap the files: arrays in use stay valid, and the next access maps the files again."""
 
     @cached_property
     def total_tokens(self) -> int:
