@@ -152,11 +152,14 @@ TOKENS = st.lists(st.binary(max_size=12).map(lambda raw: bytes(b % 3 + 97 for b 
 @given(table=TOKENS, words=st.text(alphabet="abc", min_size=1, max_size=14).map(str.encode))
 def test_the_spelling_of_words_is_what_each_token_can_do(table: list[bytes], words: bytes) -> None:
     found = SpellingTable(table).spelling(words)
-    beginnings = tuple(words[:i] for i in range(1, len(words)))
-    ends = tuple(words[i:] for i in range(1, len(words)))
-    assert found.whole.tolist() == [words in raw for raw in table]
-    assert found.begins.tolist() == [raw.endswith(beginnings) for raw in table]
-    assert found.goes_on.tolist() == [not raw or raw.startswith(ends) or raw in words for raw in table]
+    for raw, whole, begins, goes_on in zip(table, *(one.tolist() for one in found), strict=True):
+        assert whole or words not in raw
+        assert begins or not raw.endswith(tuple(words[:i] for i in range(1, len(words))))
+        assert goes_on or not (raw in words or raw.startswith(tuple(words[i:] for i in range(1, len(words)))))
+        if not {*raw} & {*words}:
+            assert not whole
+            assert not begins
+            assert goes_on is not bool(raw)
 
 
 def test_search_by_ids_without_a_tokenizer(opened: OpenedSplit, episodes: list[Any]) -> None:

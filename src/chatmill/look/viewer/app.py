@@ -54,7 +54,7 @@ class Viewer:
             # a tokenizer that fails to load is reported when a page asks for it
             with contextlib.suppress(ChatmillError):
                 if dataset.decoder is not None and dataset.decoder.bytes_add_up:
-                    _ = dataset.decoder.lower_spelling
+                    _ = dataset.decoder.spelling
 
     def opened(self, request: Request) -> OpenedSplit:
         """The split that an address names."""
