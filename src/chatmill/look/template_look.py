@@ -46,19 +46,6 @@ class TemplateFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TurnLook:
-    """One answer of a probe."""
-
-    message: int
-    reason: str
-    """Empty where the mask is proved."""
-    detail: str
-    stop: str
-    stable: bool
-    """Whether later messages leave it as it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeLook:
     """What a template makes of a probe."""
 
@@ -68,11 +55,17 @@ class ProbeLook:
     code: str
     options: Mapping[str, Any]
     """Template options that were chosen for it."""
-    turns: tuple[TurnLook, ...]
+    turns: Turns | None
+    """Its renderings under these options; None for a Python template."""
+    answers: tuple[Answer, ...]
     rows: tuple[ItemView, ...]
     """Answers without a proof are context here."""
     stripped: int
     """Characters that no row shows."""
+
+    def is_stable(self, answer: Answer) -> bool:
+        """Whether later messages leave an answer as it is."""
+        return bool(answer.reason) or self.turns is None or self.turns.is_stable(answer)
 
     def as_json(self) -> dict[str, Any]:
         """For a script."""
@@ -82,7 +75,14 @@ class ProbeLook:
             "code": self.code or None,
             "options": dict(self.options),
             "stripped": self.stripped,
-            "turns": [dataclasses.asdict(turn) | {"proved": not turn.reason} for turn in self.turns],
+            "turns": [
+                {
+                    **{name: getattr(answer, name) for name in ("message", "reason", "detail", "stop")},
+                    "stable": self.is_stable(answer),
+                    "proved": not answer.reason,
+                }
+                for answer in self.answers
+            ],
             "rows": [[row.run_json(run) for run in row.runs] for row in self.rows],
         }
 
@@ -235,13 +235,16 @@ def _look_at(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, policy:
     decoder = Decoder(bound.tokenizer)
     items = (item_of_tokens(rendered.tokens, row, weights) for row in range(len(rendered.tokens)))
     rows = [view_item(item, decoder) for item in items]
-    options, turns = _turns(bound, probe.conversation)
+    chat = bound.chat if isinstance(bound, ModelTemplate) else None
+    options = chosen_options(chat, probe.conversation) if chat else {}
+    turns = chat.turns(probe.conversation, options) if chat else None
     return ProbeLook(
         probe=probe,
         refused=refused,
         code=code,
         options=options,
         turns=turns,
+        answers=tuple(answers_of(turns)) if turns else (),
         rows=tuple(rows),
         stripped=int(rendered.stripped.sum()),
     )
@@ -268,23 +271,6 @@ def answers_of(turns: Turns) -> list[Answer]:
         return turns.answers()
     except RecordError:
         return []
-
-
-def _turns(bound: BoundTemplate, conversation: Conversation) -> tuple[dict[str, Any], tuple[TurnLook, ...]]:
-    if not isinstance(bound, ModelTemplate):
-        return {}, ()
-    options = chosen_options(bound.chat, conversation)
-    turns = bound.chat.turns(conversation, options)
-    return options, tuple(
-        TurnLook(
-            message=answer.message,
-            reason=answer.reason,
-            detail=answer.detail,
-            stop=answer.stop,
-            stable=bool(answer.reason) or turns.is_stable(answer),
-        )
-        for answer in answers_of(turns)
-    )
 
 
 def _shows(probes: Sequence[ProbeLook], word: str, *, calls: bool) -> bool:
