@@ -111,9 +111,9 @@ def _parquet_splits(folder: Path) -> list[str]:
 def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
     """Find the files of a packed dataset; `split` chooses one of a `DatasetDict`."""
     path = Path(path)
-    if path.is_file():
+    if path.is_file() and split is None:
         files: Sequence[Path] = [path]
-    elif path.is_dir():
+    elif path.exists():
         path = _one_split(path, split)
         files = files_of_folder(path)
     else:
@@ -126,13 +126,13 @@ def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
 
 def _one_split(folder: Path, split: str | None) -> Path:
     splits = packed_splits(folder)
-    if not splits:
+    if not splits and split is None:
         return folder
     if split is None and len(splits) > 1:
         raise ConfigError(f"{folder} has the splits {', '.join(splits)}: choose one with --split")
     chosen = split or splits[0]
     if chosen not in splits:
-        raise UnknownNameError("split", chosen, splits)
+        raise UnknownNameError("split", chosen, splits or ["(none: this is one dataset)"])
     return folder / chosen
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,11 @@ def pieces_of(ids: NDArray[np.integer] | Sequence[int], decoder: Decoder | None)
 
 
 def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[dict[str, Any]]:
-    held: list[tuple[int, bytes]] = []
+    held: list[tuple[int, bytes]] = []  # tokens whose bytes end in the middle of a character
     for number in numbers:
         raw = decoder.known_bytes(number)
         if raw is None or number in decoder.control_ids:
-            yield from _release(held)
+            yield from starmap(_single, held)
             held = []
             if raw is None:
                 yield {"t": str(number), "i": [number], "f": "unknown"}
@@ -38,40 +39,22 @@ def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[dict[str, Any]]:
                 yield {"t": raw.decode("utf-8", errors="replace"), "i": [number], "f": "control"}
             continue
         held.append((number, raw))
-        if not _waits(b"".join(part for _, part in held)):
-            yield from _release(held)
+        joined = b"".join(part for _, part in held)
+        try:
+            text, used = codecs.utf_8_decode(joined, "strict", False)
+        except UnicodeDecodeError:  # no bytes that follow can mend it
+            yield from starmap(_single, held)
             held = []
-    yield from _release(held)
-
-
-def _waits(raw: bytes) -> bool:
-    """Whether bytes end in the middle of a character that more bytes may finish."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="strict")
-    try:
-        decoder.decode(raw)
-    except UnicodeDecodeError:
-        return False
-    return bool(decoder.getstate()[0])
-
-
-def _release(held: list[tuple[int, bytes]]) -> Iterator[dict[str, Any]]:
-    """Tokens whose bytes belong together as one piece; those that are no text one by one."""
-    if not held:
-        return
-    joined = b"".join(raw for _, raw in held)
-    try:
-        text = joined.decode("utf-8")
-    except UnicodeDecodeError:
-        for number, raw in held:
-            yield _single(number, raw)
-        return
-    piece: dict[str, Any] = {"t": text, "i": [number for number, _ in held]}
-    if len(held) > 1:
-        piece["b"] = [raw.hex() for _, raw in held]
-    yield piece
+            continue
+        if used == len(joined):
+            bytes_of_each = {"b": [part.hex() for _, part in held]} if len(held) > 1 else {}
+            yield {"t": text, "i": [number for number, _ in held], **bytes_of_each}
+            held = []
+    yield from starmap(_single, held)
 
 
 def _single(number: int, raw: bytes) -> dict[str, Any]:
+    """A token that shares no character with its neighbours; its bytes are spelled out where they are no text."""
     try:
         return {"t": raw.decode("utf-8"), "i": [number]}
     except UnicodeDecodeError:
