@@ -64,8 +64,8 @@ class Structure:
         places = np.flatnonzero(np.isin(self._data.ids, list(wanted)))
         return np.bincount(self._data.document_of(places), minlength=len(self._begins)) > 0
 
-    def _documents(self, code: str, chosen: Bools, detail: str = "") -> Found:
-        return Found(code, self._begins[chosen], self._ends[chosen], self._count, detail)
+    def _documents(self, code: str, chosen: Bools) -> Found:
+        return Found(code, self._begins[chosen], self._ends[chosen], self._count)
 
     def _places(self, code: str, places: Ints) -> Found:
         """Documents that hold some places, each shown by its first one."""

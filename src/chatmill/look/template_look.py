@@ -306,9 +306,9 @@ def _accepts(bound: BoundTemplate, conversation: Conversation, role: Role) -> bo
     return not render([conversation], bound, collect_failures=True).failed
 
 
-def generation_prompt(chat: ChatTemplate, options: Mapping[str, Any] | None = None) -> str:
+def generation_prompt(chat: ChatTemplate) -> str:
     """What the template writes behind a question where an answer is to follow."""
-    turns = chat.turns(PAIR.conversation, options)
+    turns = chat.turns(PAIR.conversation)
     prompt, ended = turns.prompt(1), turns.until(0)
     if not isinstance(prompt, Rendering) or not isinstance(ended, Rendering):
         return ""
