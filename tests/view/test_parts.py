@@ -20,10 +20,9 @@ from chatmill.label.presets import PRESETS
 from chatmill.look.decoder import Decoder
 from chatmill.look.items import LookLayout
 from chatmill.look.spelling import SpellingTable
-from chatmill.look.viewer.item_page import item_json
+from chatmill.look.viewer.item_page import item_json, pieces_of
 from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_viewed
 from chatmill.look.viewer.overview_page import histogram, overview_json, trained_under
-from chatmill.look.viewer.pieces import pieces_of
 from chatmill.look.viewer.search import search
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset

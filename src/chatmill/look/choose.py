@@ -9,7 +9,7 @@ import numpy as np
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import LookDataset
 from chatmill.look.items import Item, LookSplit
-from chatmill.look.row_split import RowSplit
+from chatmill.look.stored_splits import RowSplit
 
 
 def choose(

@@ -13,8 +13,7 @@ from chatmill.look.items import LookLayout, LookSplit
 from chatmill.look.kd import is_kd, open_kd
 from chatmill.look.packed_rows import is_packed, open_packed, packed_splits
 from chatmill.look.packed_split import PackedSplit
-from chatmill.look.row_split import RowSplit
-from chatmill.look.stored_splits import EpisodeSplit
+from chatmill.look.stored_splits import EpisodeSplit, RowSplit
 from chatmill.store.documents import find_splits
 from chatmill.store.episode_layout import is_episode_split
 from chatmill.store.receipts import MANIFEST, read_export
