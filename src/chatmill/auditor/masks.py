@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from chatmill.auditor.findings import Found
 from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted
 from chatmill.auditor.tokenized import TokenizedSet
-from chatmill.look.items import segment_sums
+from chatmill.look.items import segment_sums, stretches
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -231,9 +231,3 @@ def _context(
 def _of_answers(code: str, answers: Answers, chosen: Bools, count: int, detail: str = "") -> Found:
     ends = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
     return Found(code, answers.starts[chosen], ends[chosen], count, detail)
-
-
-def stretches(mask: Bools) -> tuple[Ints, Ints]:
-    """First and last + 1 of each stretch of true values."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
-    return edges[::2], edges[1::2]

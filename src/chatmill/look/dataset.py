@@ -132,7 +132,7 @@ def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokeni
 
 def _open_packed(path: Path, splits: Sequence[str] | None, tokenizer: Any) -> LookDataset:
     alone = path.stem if path.is_file() else path.resolve().name
-    chosen = splits or packed_splits(path) or [None]
+    chosen: Sequence[str | None] = splits or packed_splits(path) or [None]
     opened: dict[str, LookSplit] = {
         name or alone: PackedSplit(open_packed(path, name), name or alone) for name in chosen
     }

@@ -309,3 +309,9 @@ def segment_sums(values: NDArray[Any], offsets: Ints) -> Ints:
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
     return sums[offsets[1:]] - sums[offsets[:-1]]
+
+
+def stretches(mask: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """First and last + 1 of each stretch of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return edges[::2], edges[1::2]

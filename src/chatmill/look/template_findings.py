@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from chatmill.core.conversation import Conversation, Message
 from chatmill.look.generation_tags import TagFault, has_tags, tag_differences
 from chatmill.look.safe_text import visible
-from chatmill.look.template_look import ProbeLook, TemplateFinding, answers_of, chosen_options, generation_prompt
-from chatmill.look.template_probes import CALL, PADDED, PROBES, REASONING, SPECIAL_LOOK, Probe
+from chatmill.look.template_probes import (
+    CALL,
+    PADDED,
+    PROBES,
+    REASONING,
+    SPECIAL_LOOK,
+    Probe,
+    ProbeLook,
+    answers_of,
+    chosen_options,
+    generation_prompt,
+)
 from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.turns import Answer, Turns
@@ -29,6 +40,15 @@ TAG_WORDS = {
     TagFault.MISS_TEXT: "leave out a part of the answer",
     TagFault.TRAIN_CHANGED: "train earlier answers as later messages have changed them",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateFinding:
+    """Something worth knowing before training with a template."""
+
+    code: str
+    """Stable, for scripts."""
+    text: str
 
 
 def findings_of(

@@ -14,7 +14,7 @@ from chatmill.core.kinds import Part, RoleCode, kind_name, parts_of, role_of, ro
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
 from chatmill.look.decoder import Decoder, text_of
-from chatmill.look.items import Ints, Item, segment_sums
+from chatmill.look.items import Ints, Item, segment_sums, stretches
 from chatmill.look.viewer.opened import OpenedSplit
 from chatmill.store.kd import SPAN_NAMES
 
@@ -159,9 +159,8 @@ def _documents(item: Item, weights: NDArray[Any], decoder: Decoder | None) -> li
 
 def _map(item: Item, weights: NDArray[Any]) -> list[list[int]]:
     """Stretches of trained tokens in the row: [first, tokens]."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], weights > 0, [0]]).astype(np.int8)))
-    firsts, ends = edges[::2], edges[1::2]
-    return [[int(a), int(b - a)] for a, b in zip(firsts, ends, strict=True)]
+    firsts, ends = stretches(weights > 0)
+    return [[first, end - first] for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
 
 
 def opening_text(
