@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from chatmill.cli import inspect as module
 from chatmill.errors import ConfigError, FormatError
+from chatmill.look.dataset import open_for_looking
 from chatmill.look.item_lines import item_lines
 from chatmill.look.item_view import ItemView
-from chatmill.look.packed_rows import PackedRow, open_packed
+from chatmill.look.packed_rows import open_packed
 from chatmill.look.safe_text import visible
 from chatmill.look.terminal import Screen
 from chatmill.systems.document_boundaries import block_tokenize_fn
@@ -88,11 +89,10 @@ def test_every_container_shows_the_same(containers: dict[str, Path]) -> None:
     assert {result.exit_code for result in outputs.values()} == {0}
     assert len({result.output for result in outputs.values()}) == 1
     assert len(open_packed(containers["saved"])) == 3
-    rows = list(open_packed(containers["saved"]).rows())
-    assert [row.columns["input_ids"] for row in rows] == packed()["input_ids"]
     for path in containers.values():
-        assert [row.index for row in open_packed(path).rows(1, 1)] == [1]
-        assert [row.index for row in open_packed(path).rows(2, 5)] == [2]
+        files = open_packed(path)
+        rows = [files.row(number).to_pylist() for number in range(len(files))]
+        assert [row["input_ids"] for (row,) in rows] == packed()["input_ids"]
 
 
 def test_headers_and_text_with_boundaries(containers: dict[str, Path]) -> None:
@@ -169,17 +169,24 @@ def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
         open_packed(tmp_path)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(FormatError, match=r"broken\.parquet cannot be read"):
-        next(open_packed(tmp_path / "broken.parquet").rows())
+        open_packed(tmp_path / "broken.parquet").row(0)
     (tmp_path / "broken.arrow").write_bytes(b"0123456789")
     with pytest.raises(FormatError, match=r"broken\.arrow cannot be read"):
-        next(open_packed(tmp_path / "broken.arrow").rows())
+        open_packed(tmp_path / "broken.arrow").row(0)
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "text.parquet")
     with pytest.raises(FormatError, match="no column input_ids, only: text"):
-        view_block(PackedRow(index=0, columns={"text": "a"}))
+        open_for_looking(tmp_path / "text.parquet")
+    pq.write_table(pa.table({"input_ids": [[1, 2], [3]], "labels": [[1, 2], [3, 4]]}), tmp_path / "uneven.parquet")
+    split = open_for_looking(tmp_path / "uneven.parquet").split()
+    with pytest.raises(FormatError, match="row 1: labels and input_ids have different lengths"):
+        split.item(1)
+    with pytest.raises(FormatError, match="row 1: labels and input_ids have different lengths"):
+        list(split.batches())
 
 
 def test_trained_tokens_and_missing_starts() -> None:
     columns: dict[str, Any] = {"input_ids": [65, 66, 67], "labels": [-100, 66, 67]}
-    lines = plain_lines(view_block(PackedRow(index=3, columns=columns), ByteTokenizer()))
+    lines = plain_lines(view_block(columns, ByteTokenizer(), 3))
     assert lines == [
         "---- 3 Tokens: 3, Trained: 2, Features: input_ids, labels ----",
         "[0] tokens 0-2 (3, 2 trained)",
@@ -187,13 +194,13 @@ def test_trained_tokens_and_missing_starts() -> None:
         "\u258c BC",
     ]
     columns = {"input_ids": [65, 66, 67], "document_starts": [0, 1], "loss_mask": [1, 1, 0]}
-    block = view_block(PackedRow(index=0, columns=columns))
+    block = view_block(columns)
     assert [document.trained for document in block.documents] == [1, 1]
 
 
 @pytest.mark.parametrize("text", ["long words " * 40, "字" * 300, "unbroken" * 50, "tab\tseparated\t" * 30])
 def test_lines_fit_80_columns_and_lose_nothing(text: str) -> None:
-    row = PackedRow(index=0, columns={"input_ids": list(text.encode()), "document_starts": [0]})
+    row = {"input_ids": list(text.encode()), "document_starts": [0]}
     lines = plain_lines(view_block(row, ByteTokenizer()), width=80)[2:]
     assert len(lines) > 3
     assert max(map(cell_len, lines)) <= 80
@@ -202,7 +209,7 @@ def test_lines_fit_80_columns_and_lose_nothing(text: str) -> None:
 
 def test_the_middle_of_a_long_document_is_left_out() -> None:
     text = "\n".join(f"line {n}" for n in range(100))
-    row = PackedRow(index=0, columns={"input_ids": list(text.encode()), "document_starts": [0]})
+    row = {"input_ids": list(text.encode()), "document_starts": [0]}
     block = view_block(row, ByteTokenizer())
     short = plain_lines(block, most_lines=5)[2:]
     assert short == ["| line 0", "| line 1", "| line 2", "| ... 95 lines left out ...", "| line 98", "| line 99"]
@@ -390,7 +397,7 @@ def test_a_terminal_without_unicode_gets_ascii_marks() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     screen = Screen(file=out)
     assert screen.ascii_only
-    view = view_block(PackedRow(index=0, columns={"input_ids": list("é".encode()), "labels": [1, 1]}), ByteTokenizer())
+    view = view_block({"input_ids": list("é".encode()), "labels": [1, 1]}, ByteTokenizer())
     screen.show(item_lines(view, ascii_only=screen.ascii_only))
     out.seek(0)
     assert out.read().splitlines()[-1] == "> \\xe9"
@@ -401,7 +408,7 @@ def test_control_tokens_are_marked_in_rows_without_kinds() -> None:
     tokenizer = ByteTokenizer().with_added(["<|im_end|>"])
     spelled = list(tokenizer.encode("<|im_end|>"))
     ids = [*spelled, tokenizer.control("<|im_end|>"), *tokenizer.encode("x")]
-    row = PackedRow(index=0, columns={"input_ids": ids, "document_starts": [0]})
+    row = {"input_ids": ids, "document_starts": [0]}
     view = view_block(row, tokenizer)
     assert any("<|im_end|>\u00ab<|im_end|>\u00bbx" in line for line in plain_lines(view))
     assert view.as_json()["documents"][0]["control"] == [len(spelled)]

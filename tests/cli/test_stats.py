@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 from chatmill.cli import stats as module
 from chatmill.errors import UnknownNameError
 from chatmill.look.dataset import open_for_looking
-from chatmill.look.plots import bar
 from chatmill.look.stats import dataset_stats
-from chatmill.look.stats_view import stats_parts
+from chatmill.look.stats_view import bar, stats_parts
 from chatmill.look.terminal import Screen
 from tests.look.sets import folder
 

@@ -122,7 +122,7 @@ def test_history_that_is_rewritten(qwen3: TemplateLook) -> None:
     assert "history_rewritten" in codes(qwen3)
     assert "R-one." in text_of(qwen3, "history_rewritten")
     thinking = next(probe for probe in qwen3.probes if probe.probe.name == "two turns with reasoning")
-    assert [turn.stable for turn in thinking.turns] == [False, True]
+    assert [thinking.is_stable(answer) for answer in thinking.answers] == [False, True]
     assert len(thinking.rows) == 2
     assert "history_stable" in codes(look_at_template("chatml"))
 

@@ -25,7 +25,8 @@ from chatmill.export.export import export_dataset
 from chatmill.export.registry import TARGETS
 from chatmill.load.hf import to_hf_dataset
 from chatmill.look.dataset import open_for_looking
-from chatmill.look.packed_rows import open_packed
+from chatmill.look.decoder import Decoder
+from chatmill.look.item_view import view_item
 from chatmill.prove.compare.diff import Change, diff_datasets
 from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
@@ -33,7 +34,6 @@ from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
 from chatmill.tokenizer.load import load_tokenizer
-from tests.look.sets import view_block
 
 DATA = Path(__file__).parents[1] / "data" / "conversations"
 CAPACITY = 6000
@@ -249,8 +249,9 @@ def test_parquet_holds_everything(episodes: Path, tmp_path: Path, monkeypatch: p
 
 def test_inspect_reads_packed_parquet(rows: Path, tmp_path: Path) -> None:
     assert export_dataset(rows, "parquet", tmp_path / "out").not_held == ()
+    packed = open_for_looking(tmp_path / "out").split("train")
     tokenizer = load_tokenizer("bytes", control_tokens=["<|im_start|>", "<|im_end|>"])
-    shown = [view_block(row, tokenizer) for row in open_packed(tmp_path / "out" / "train").rows()]
+    shown = [view_item(item, Decoder(tokenizer)) for item in map(packed.item, range(len(packed)))]
     stored: Any = open_for_looking(rows).split("train")
     assert len(shown) == len(stored) > 3
     for number, view in enumerate(shown):

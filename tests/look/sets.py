@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 import chatmill
 from chatmill.export.export import export_dataset
 from chatmill.look.decoder import Decoder
 from chatmill.look.item_view import ItemView, view_item
-from chatmill.look.packed_rows import PackedRow
 from chatmill.look.packed_split import item_of_row
 from chatmill.store.megatron import MegatronWriter
 from chatmill.tokenizer.protocol import Tokenizer
@@ -106,6 +106,7 @@ def write_kd(root: Path) -> None:
     write_kd_manifest(root)
 
 
-def view_block(row: PackedRow, tokenizer: Tokenizer | None = None) -> ItemView:
+def view_block(row: dict[str, Any], tokenizer: Tokenizer | None = None, number: int = 0) -> ItemView:
     """A stored block, cut into its documents."""
-    return view_item(item_of_row(row), Decoder(tokenizer) if tokenizer else None)
+    item = item_of_row(pa.RecordBatch.from_pylist([row]), number)
+    return view_item(item, Decoder(tokenizer) if tokenizer else None)

@@ -16,7 +16,7 @@ import chatmill
 from chatmill.core.kinds import Part, RoleCode, kind
 from chatmill.look.viewer.app import Viewer, make_app
 from chatmill.look.viewer.opened import open_viewed
-from chatmill.look.viewer.serve import listening
+from chatmill.look.viewer.serve import SLOW_SECONDS, listening
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.tokenizer.byte_level import ByteTokenizer
@@ -148,7 +148,7 @@ def running(
     tokenizer: Any = None,
     host: str = "127.0.0.1",
     use_token: bool = False,
-    slow_seconds: float | None = None,
+    slow_seconds: float = SLOW_SECONDS,
 ) -> Iterator[Running]:
     opened = open_viewed(paths, tokenizer=tokenizer)
     compare = (lambda note: diff_datasets(*paths, show=100, on_progress=note).as_json()) if len(paths) == 2 else None

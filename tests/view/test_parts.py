@@ -20,11 +20,9 @@ from chatmill.label.presets import PRESETS
 from chatmill.look.decoder import Decoder
 from chatmill.look.items import LookLayout
 from chatmill.look.spelling import SpellingTable
-from chatmill.look.viewer import opened as opened_module
-from chatmill.look.viewer.item_page import item_json
+from chatmill.look.viewer.item_page import item_json, pieces_of
 from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_viewed
 from chatmill.look.viewer.overview_page import histogram, overview_json, trained_under
-from chatmill.look.viewer.pieces import pieces_of
 from chatmill.look.viewer.search import search
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
@@ -153,11 +151,14 @@ TOKENS = st.lists(st.binary(max_size=12).map(lambda raw: bytes(b % 3 + 97 for b 
 @given(table=TOKENS, words=st.text(alphabet="abc", min_size=1, max_size=14).map(str.encode))
 def test_the_spelling_of_words_is_what_each_token_can_do(table: list[bytes], words: bytes) -> None:
     found = SpellingTable(table).spelling(words)
-    beginnings = tuple(words[:i] for i in range(1, len(words)))
-    ends = tuple(words[i:] for i in range(1, len(words)))
-    assert found.whole.tolist() == [words in raw for raw in table]
-    assert found.begins.tolist() == [raw.endswith(beginnings) for raw in table]
-    assert found.goes_on.tolist() == [not raw or raw.startswith(ends) or raw in words for raw in table]
+    for raw, whole, begins, goes_on in zip(table, *(one.tolist() for one in found), strict=True):
+        assert whole or words not in raw
+        assert begins or not raw.endswith(tuple(words[:i] for i in range(1, len(words))))
+        assert goes_on or not (raw in words or raw.startswith(tuple(words[i:] for i in range(1, len(words)))))
+        if not {*raw} & {*words}:
+            assert not whole
+            assert not begins
+            assert goes_on is not bool(raw)
 
 
 def test_search_by_ids_without_a_tokenizer(opened: OpenedSplit, episodes: list[Any]) -> None:
@@ -294,20 +295,18 @@ def test_windows_of_an_item_join_to_the_item(opened: OpenedSplit, episodes: list
     assert sum(message["tokens"] for message in whole["messages"].values()) == len(episode)
 
 
-def test_items_are_right_while_mappings_are_let_go(
-    opened: OpenedSplit, episodes: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many threads ask for items; every second answer unmaps the files, and a search runs beside them."""
-    monkeypatch.setattr(opened_module, "ITEMS_BEFORE_RELEASE", 2)
+def test_items_are_right_while_mappings_are_let_go(opened: OpenedSplit, episodes: list[Any]) -> None:
+    """Many threads ask for items; every second answer unmaps the files, and searches run beside them."""
 
     def read(seed: int) -> int:
         for number in np.random.RandomState(seed).randint(0, len(episodes), 150).tolist():
             item = opened.item(number)
+            if number % 2:
+                opened.split.release()
             assert item.ids.tolist() == episodes[number].ids.tolist()
             assert item.record_id == episodes[number].record_id
-            assert opened.record_ids(np.array([number])) == [f"r{number}"]
-        with opened.reader() as reader:
-            return sum(len(part.hits) for part in search(reader, BYTES, "ab"))
+            assert opened.split.record_ids(np.array([number])) == [f"r{number}"]
+        return sum(len(part.hits) for part in search(opened.split, BYTES, "ab"))
 
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(read, range(12)))
@@ -388,6 +387,5 @@ def test_packed_files_are_blocks_too(tmp_path: Path) -> None:
     assert [(d["start"], d["tokens"], d["trained"]) for d in first["documents"]] == [(0, 2, 1), (2, 1, 0)]
     assert split.trained is not None
     assert split.trained.tolist() == [1, 1]
-    with split.reader() as reader:
-        hits = [hit.number for part in search(reader, dataset.decoder, "kl") for hit in part.hits]
+    hits = [hit.number for part in search(split.split, dataset.decoder, "kl") for hit in part.hits]
     assert hits == [1]

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class Unit(StrEnum):
     """What a finding counts."""
@@ -234,6 +237,25 @@ RULES: Mapping[str, Rule] = {
     ),
 }  # fmt: skip
 """Code -> what it means. Codes are stable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Places of a finding, as stretches of tokens."""
+
+    code: str
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    total: int
+    """How many there are of what is counted."""
+    detail: str = ""
+    counted: int | None = None
+    """How many were found; None: as many as there are places."""
+
+    @property
+    def count(self) -> int:
+        """How many were found."""
+        return len(self.starts) if self.counted is None else self.counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

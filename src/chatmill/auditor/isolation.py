@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.auditor.masks import Found
+from chatmill.auditor.findings import Found
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.errors import ChatmillError, ConfigError, DataError
 
@@ -83,7 +83,7 @@ def _checked(data: TokenizedSet, rows: Ints, model: Any, name: str) -> Isolation
             f"are not isolated; logits move by up to {max(report.moved, report.alone):.3g}"
         )
         starts, ends = data.offsets[:-1][rows], data.offsets[1:][rows]
-        found = Found("documents_leak", starts, ends, len(rows), len(data), detail)
+        found = Found("documents_leak", starts, ends, len(data), detail)
         return Isolation(words=f"documents see each other, with {name}", found=found)
     if masked is not None and not masked.passed:
         told = (

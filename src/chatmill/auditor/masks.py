@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.auditor.findings import Found
 from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted
 from chatmill.auditor.tokenized import TokenizedSet
-from chatmill.look.items import segment_sums
+from chatmill.look.items import segment_sums, stretches
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -23,18 +23,6 @@ MOST = 0.5
 """Share of documents in which everything is trained that says so of documents whose turns are not known."""
 ENDING = 12
 """Tokens by which two answers count as one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Places of a finding, as stretches of tokens."""
-
-    code: str
-    starts: Ints
-    ends: Ints
-    count: int
-    total: int
-    detail: str = ""
 
 
 def check_masks(
@@ -72,13 +60,13 @@ def _unwanted_documents(data: TokenizedSet, answers: Answers) -> Bools:
 
 
 def _documents(code: str, data: TokenizedSet, chosen: Bools, total: int) -> Found:
-    return Found(code, data.documents[:-1][chosen], data.documents[1:][chosen], int(chosen.sum()), total)
+    return Found(code, data.documents[:-1][chosen], data.documents[1:][chosen], total)
 
 
 def _padding(data: TokenizedSet, trained: Bools) -> Iterator[Found]:
     bad = trained & data.padding
     starts, ends = stretches(bad)
-    yield Found("padding_trained", starts, ends, int(bad.sum()), int(data.padding.sum()))
+    yield Found("padding_trained", starts, ends, int(data.padding.sum()), counted=int(bad.sum()))
 
 
 def _answers(
@@ -96,7 +84,7 @@ def _answers(
     shifted = shifts != 0
     yield _of_answers("mask_shifted", answers, shifted, count, _most("by", shifts[shifted]))
     prompt = (before[answers.starts] - before[answers.prompts] > 0) & ~shifted
-    yield Found("prompt_trained", answers.prompts[prompt], answers.starts[prompt], int(prompt.sum()), count)
+    yield Found("prompt_trained", answers.prompts[prompt], answers.starts[prompt], count)
     used = (inside > 0) | stop_trained
     empty_answer = length == 0
     untrained = ~used & ~shifted & (has_stop | ~empty_answer)
@@ -114,13 +102,8 @@ def _answers(
     policy = partly & _without_reasoning(answers, trained, data.ids, think_ends)
     yield _of_answers("reasoning_untrained", answers, policy, count)
     yield _of_answers("answer_partly_trained", answers, partly & ~policy, count)
-    yield Found(
-        "stop_untrained",
-        answers.stops[(s := used & has_stop & ~stop_trained & ~shifted)],
-        answers.stops[s] + 1,
-        int(s.sum()),
-        count,
-    )
+    untrained_stops = answers.stops[used & has_stop & ~stop_trained & ~shifted]
+    yield Found("stop_untrained", untrained_stops, untrained_stops + 1, count)
     yield from _behind(data, layout, answers, trained, shifted)
     yield from _context(data, places, trained, judged, answers, shifted)
 
@@ -220,13 +203,11 @@ def _behind(data: TokenizedSet, layout: Layout, answers: Answers, trained: Bools
     next_to = next_to[room]
     behind = (layout.places[next_to] == TokenPlace.BEHIND) & trained[next_to] & ~data.padding[next_to]
     again = behind & np.isin(data.ids[next_to], data.ids[stops] if len(stops) else stops)
-    yield Found("stop_twice", next_to[again], next_to[again] + 1, int(again.sum()), len(answers))
+    yield Found("stop_twice", next_to[again], next_to[again] + 1, len(answers))
     rest = behind & ~again
     starts, ends = stretches(trained & (layout.places == TokenPlace.BEHIND))
     at = np.searchsorted(starts, next_to[rest])
-    yield Found(
-        "behind_stop_trained", next_to[rest], ends[at] if rest.any() else next_to[rest], int(rest.sum()), len(answers)
-    )
+    yield Found("behind_stop_trained", next_to[rest], ends[at] if rest.any() else next_to[rest], len(answers))
 
 
 def _context(
@@ -240,18 +221,13 @@ def _context(
             inside = edge[(edge >= 0) & (edge < len(bad))]
             bad[inside] = False
     starts, ends = stretches(bad)
-    yield Found("context_trained", starts, ends, int(bad.sum()), int((places == TokenPlace.CONTEXT).sum()))
+    total = int((places == TokenPlace.CONTEXT).sum())
+    yield Found("context_trained", starts, ends, total, counted=int(bad.sum()))
     begin = trained & (places == TokenPlace.BEGIN)
     starts, ends = stretches(begin)
-    yield Found("bos_trained", starts, ends, len(starts), len(data.documents) - 1)
+    yield Found("bos_trained", starts, ends, len(data.documents) - 1)
 
 
 def _of_answers(code: str, answers: Answers, chosen: Bools, count: int, detail: str = "") -> Found:
     ends = np.where(answers.stops >= 0, answers.stops + 1, answers.ends)
-    return Found(code, answers.starts[chosen], ends[chosen], int(chosen.sum()), count, detail)
-
-
-def stretches(mask: Bools) -> tuple[Ints, Ints]:
-    """First and last + 1 of each stretch of true values."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
-    return edges[::2], edges[1::2]
+    return Found(code, answers.starts[chosen], ends[chosen], count, detail)

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.differences import RecordIndex, differences
+from chatmill.auditor.findings import Found
 from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted, places_of_kinds, ranges_of
 from chatmill.auditor.literals import Literals
-from chatmill.auditor.masks import Found
 from chatmill.auditor.source import SourceRows
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.auditor.vocabulary import VocabularyBytes
@@ -80,7 +80,7 @@ def compare(
 def _found(code: str, listed: Sequence[tuple[int, int]], data: TokenizedSet, documents: int) -> Found:
     pairs = np.array(listed, dtype=np.int64).reshape(-1, 2)
     count = len(np.unique(data.document_of(pairs[:, 0])))
-    return Found(code, pairs[:, 0], pairs[:, 1], count, documents)
+    return Found(code, pairs[:, 0], pairs[:, 1], documents, counted=count)
 
 
 def _pair(data: TokenizedSet, begins: Ints, ends: Ints, source: SourceRows, literals: Literals) -> _Pairs:

@@ -1,12 +1,14 @@
-"""The result of an audit: verdict, findings with examples, and what could not be known."""
+"""The result of an audit: verdict, findings with examples, what could not be known; as JSON and as a page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from chatmill.auditor.findings import AuditFinding
+from chatmill.look.report.templates import page_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +75,18 @@ class AuditReport:
             "notes": [finding.as_json() for finding in self.notes],
             "unknown": list(self.unknown),
         }
+
+    def page(self, version: str = "") -> str:
+        """One HTML page without scripts, in the style of the dataset report; all content of the set is escaped."""
+        tiles: list[tuple[int | str, str]] = [
+            (self.rows, "rows"),
+            (self.documents, f"documents by {self.boundaries or 'rows'}"),
+            (self.tokens, "tokens"),
+            (self.answers, "answers"),
+        ]
+        if self.trained is not None:
+            tiles.append((f"{self.trained / max(1, self.tokens):.1%}", f"trained, by {self.mask_name}"))
+        if self.source is not None:
+            tiles.append((self.source["equal"], "documents with the ids of a record"))
+        template = Path(__file__).with_name("page.html")
+        return page_of(template, name=self.name, version=version, report=self, tiles=tiles)

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from chatmill.auditor.findings import RULES, AuditFinding, Example
+from chatmill.auditor.findings import RULES, AuditFinding, Example, Found
 from chatmill.auditor.isolation import Isolation, check_documents
 from chatmill.auditor.layout import Layout, find_layout, find_literals, layout_of_probes
 from chatmill.auditor.literals import Literals
-from chatmill.auditor.masks import Found, check_masks
+from chatmill.auditor.masks import check_masks
 from chatmill.auditor.matching import SourceComparison, compare
 from chatmill.auditor.open import open_tokenized
 from chatmill.auditor.report import AuditReport
@@ -176,7 +176,7 @@ class SetAudit:
     def _found(self, layout: Layout, compared: SourceComparison | None) -> Iterator[Found]:
         data = self._data
         if data.trained is None:
-            yield Found("no_mask", data.offsets[:-1], data.offsets[1:], len(data), len(data))
+            yield Found("no_mask", data.offsets[:-1], data.offsets[1:], len(data))
         else:
             names = self._bound.tokenizer.control_ids
             think = frozenset(names[one] for one in THINK_ENDS if one in names)
@@ -184,9 +184,9 @@ class SetAudit:
         if data.shift != data.wanted_shift and data.mask_name in LABELS:
             code = "labels_shifted" if data.shift else "labels_unshifted"
             detail = f"labels[t] is input_ids[t {data.shift:+d}]" if data.shift else ""
-            yield Found(code, data.offsets[:-1], data.offsets[1:], len(data), len(data), detail)
+            yield Found(code, data.offsets[:-1], data.offsets[1:], len(data), detail)
         wrong = data.wrong_labels
-        yield Found("labels_differ", wrong, wrong + 1, len(wrong), int((~data.padding).sum()))
+        yield Found("labels_differ", wrong, wrong + 1, int((~data.padding).sum()))
         eos = self._bound.tokenizer.eos_id
         structure = Structure(data, layout, self._literals, eos, self._vocabulary)
         hidden = set() if compared is None else {"truncated", "special_from_text", "unbounded", "merged_at_border"}
@@ -209,8 +209,8 @@ class SetAudit:
         begins, stops = data.bounds
         unlike &= (starts > begins[document]) & (ends < stops[document])  # a text that is cut may have other ids
         places = starts[unlike]
-        numbers, first = np.unique(document[unlike], return_index=True)
-        yield Found("other_ids", places[first], ends[unlike][first], len(numbers), len(data.documents) - 1)
+        first = np.unique(document[unlike], return_index=True)[1]
+        yield Found("other_ids", places[first], ends[unlike][first], len(data.documents) - 1)
 
     def _unlike(self, ids: Any, documents: Any, padding: Any, layout: Layout) -> tuple[Any, Any, Any]:
         """Stretches of text, and which of them have other ids than both ways of tokenising them give."""
@@ -279,7 +279,7 @@ def _joined(found: Iterable[Found]) -> Iterator[Found]:
                 code,
                 starts[order],
                 ends[order],
-                max(one.count for one in listed),
                 max(one.total for one in listed),
                 next((one.detail for one in listed if one.detail), ""),
+                counted=max(one.count for one in listed),
             )

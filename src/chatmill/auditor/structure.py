@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.auditor.findings import Found
 from chatmill.auditor.layout import Layout, Wanted
 from chatmill.auditor.literals import Literals
-from chatmill.auditor.masks import Found
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.auditor.vocabulary import VocabularyBytes
 from chatmill.core.kinds import RoleCode
@@ -38,7 +38,7 @@ class Structure:
         """All findings about structure."""
         data = self._data
         rows = data.wrong_boundaries
-        yield Found("wrong_boundaries", data.offsets[:-1][rows], data.offsets[1:][rows], len(rows), len(data))
+        yield Found("wrong_boundaries", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
         yield from self._outside()
         yield from self._duplicates()
         if self._literals.unusable:
@@ -64,13 +64,13 @@ class Structure:
         places = np.flatnonzero(np.isin(self._data.ids, list(wanted)))
         return np.bincount(self._data.document_of(places), minlength=len(self._begins)) > 0
 
-    def _documents(self, code: str, chosen: Bools, detail: str = "") -> Found:
-        return Found(code, self._begins[chosen], self._ends[chosen], int(chosen.sum()), self._count, detail)
+    def _documents(self, code: str, chosen: Bools) -> Found:
+        return Found(code, self._begins[chosen], self._ends[chosen], self._count)
 
     def _places(self, code: str, places: Ints) -> Found:
         """Documents that hold some places, each shown by its first one."""
-        documents, first = np.unique(self._data.document_of(places), return_index=True)
-        return Found(code, places[first], places[first] + 1, len(documents), self._count)
+        first = np.unique(self._data.document_of(places), return_index=True)[1]
+        return Found(code, places[first], places[first] + 1, self._count)
 
     def _outside(self) -> Iterator[Found]:
         bad = ~self._vocabulary.has(self._data.ids) & ~self._data.padding
@@ -94,7 +94,7 @@ class Structure:
         places = answers.starts[answers.merged]
         white = self._vocabulary.begins_white(self._data.ids[places])
         told = places[white & self._trained()[answers.merged]]  # as context a model is given such tokens
-        yield Found("merged_at_border", told, told + 1, len(told), len(answers))
+        yield Found("merged_at_border", told, told + 1, len(answers))
         yield self._places("template_differs", places[~white])
 
     def _beginnings(self, opened: Bools) -> Iterator[Found]:
@@ -124,7 +124,7 @@ class Structure:
         if others.sum() >= at_limit.sum():  # nothing was cut where answers end without a stop anyway
             at_limit = np.zeros(len(at_limit), dtype=np.bool_)
         missing = open_end & ~at_limit
-        yield Found("stop_missing", answers.starts[missing], answers.ends[missing], int(missing.sum()), len(answers))
+        yield Found("stop_missing", answers.starts[missing], answers.ends[missing], len(answers))
         cut = np.zeros(len(self._begins), dtype=np.bool_)
         cut[document[at_limit]] = True
         yield self._documents("truncated", cut)
@@ -184,7 +184,7 @@ class Structure:
                 inner[self._ends[self._ends < len(inner)] - 1] = False
         inner &= ~data.padding
         rows = np.unique(data.row_of(np.flatnonzero(inner)))
-        yield Found("unbounded", data.offsets[:-1][rows], data.offsets[1:][rows], len(rows), len(data))
+        yield Found("unbounded", data.offsets[:-1][rows], data.offsets[1:][rows], len(data))
         self._doubt_packing(rows)
 
     def _template_stops(self) -> set[int]:

@@ -65,7 +65,6 @@ def command(
     as_json: Annotated[bool, options.JSON] = False,
 ) -> None:
     """Check token data that another pipeline made."""
-    from chatmill.auditor.page import audit_page
     from chatmill.auditor.run import audit
     from chatmill.look.report.page import check_place, write_report
 
@@ -87,7 +86,7 @@ def command(
         examples=max(count, 3),
     )
     if out is not None:
-        write_report(out, audit_page(found, version=__version__))
+        write_report(out, found.page(__version__))
     if as_json:
         typer.echo(json.dumps(found.as_json()))
     else:

@@ -26,9 +26,9 @@ from chatmill.cli.options import argument, flag, option
 from chatmill.cli.statuses import Status
 
 if TYPE_CHECKING:
-    from chatmill.look.choose import ChosenItems
     from chatmill.look.dataset import LookDataset
     from chatmill.look.item_view import ItemView
+    from chatmill.look.items import LookSplit
     from chatmill.look.terminal import Screen
 
 
@@ -59,12 +59,12 @@ def command(
     from chatmill.look.terminal import Screen
 
     opened = open_for_looking(dataset, None, tokenizer=tokenizer)
-    chosen = choose(
+    shown_split, items = choose(
         opened, episode=episode, row=row, record_id=record_id, random=random, seed=seed, split_name=split, start=start,
         examples=examples,
     )  # fmt: skip
     decoder = opened.decoder
-    views = (view_item(item, decoder, opened.layout.item) for item in chosen.items)
+    views = (view_item(item, decoder, opened.layout.item) for item in items)
     problems: list[str] = []
     if opened.decoder_problem and (decoder is not None or opened.about):
         typer.secho(opened.decoder_problem, fg="yellow", err=True)
@@ -74,7 +74,7 @@ def command(
             typer.echo(json.dumps(view.as_json(), ensure_ascii=False))
     else:
         screen = Screen(paged=not no_pager)
-        screen.show(_lines(screen, views, opened, chosen, lines, ids, problems))
+        screen.show(_lines(screen, views, opened, shown_split, lines, ids, problems))
     if problems:
         raise typer.Exit(Status.FOUND)
 
@@ -83,7 +83,7 @@ def _lines(
     screen: Screen,
     views: Iterator[ItemView],
     opened: LookDataset,
-    chosen: ChosenItems,
+    split: LookSplit,
     most_lines: int,
     show_ids: bool,
     problems: list[str],
@@ -92,7 +92,7 @@ def _lines(
     from chatmill.look.item_lines import item_lines
     from chatmill.look.kd import ALIGNMENT, KDSplit
 
-    if isinstance(chosen.split, KDSplit):
+    if isinstance(split, KDSplit):
         yield from (Text(line, style="dim") for line in textwrap.wrap(ALIGNMENT, screen.width))
         yield Text()
     shown = 0
@@ -103,12 +103,12 @@ def _lines(
             view, width=screen.width, most_lines=most_lines, show_ids=show_ids, ascii_only=screen.ascii_only
         )
         yield Text()
-    yield Text(_closing(shown, opened, chosen))
+    yield Text(_closing(shown, opened, split))
 
 
-def _closing(shown: int, opened: LookDataset, chosen: ChosenItems) -> str:
+def _closing(shown: int, opened: LookDataset, split: LookSplit) -> str:
     """Such as `5 of 38 episodes of train shown.`, and what there is beside them."""
-    split, several = chosen.split, len(opened.splits) > 1
+    several = len(opened.splits) > 1
     words = f"{shown:,} of {len(split):,} {split.layout.item}s{f' of {split.name}' if several else ''} shown."
     if several:
         words += f" Other splits: {', '.join(name for name in opened.splits if name != split.name)}."

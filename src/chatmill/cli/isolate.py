@@ -114,10 +114,11 @@ def _stored_rows(packed: Path, split: str | None, rows: int, max_length: int) ->
     from chatmill.look.packed_rows import open_packed
 
     found: list[dict[str, Any]] = []
-    for row in open_packed(packed, split).rows():
-        starts = row.columns.get("document_starts") or []
+    batches = (batch for _, batch in open_packed(packed, split).batches())
+    for row in (batch.slice(number, 1).to_pylist()[0] for batch in batches for number in range(len(batch))):
+        starts = row.get("document_starts") or []
         if sum(start < max_length for start in starts) > 1:
-            found.append({"input_ids": row.columns["input_ids"], "document_starts": starts})
+            found.append({"input_ids": row["input_ids"], "document_starts": starts})
         if len(found) == rows:
             break
     if not found:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from chatmill.core.conversation import Conversation
     from chatmill.errors import RecordError
-    from chatmill.look.template_look import DataShare, ProbeLook, TemplateLook
+    from chatmill.look.template_look import DataShare, TemplateLook
+    from chatmill.look.template_probes import ProbeLook
 
 LINES = 6
 """Lines of a message that are shown, unless all are asked for."""

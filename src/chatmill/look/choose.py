@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import LookDataset
 from chatmill.look.items import Item, LookSplit
-from chatmill.look.row_split import RowSplit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenItems:
-    """The items to show, read one at a time."""
-
-    split: LookSplit
-    """The split that was asked for, or the first."""
-    items: Iterator[Item]
-    count: int
+from chatmill.look.stored_splits import RowSplit
 
 
 def choose(
@@ -34,10 +23,10 @@ def choose(
     split_name: str | None = None,
     start: int = 0,
     examples: int = 5,
-) -> ChosenItems:
-    """What a user asked to see, by one of the first four or from `start` on.
+) -> tuple[LookSplit, Iterator[Item]]:
+    """The items that a user asked to see, by one of the first four or from `start` on, and the split they are of.
 
-    A number or id that is not there is a `ConfigError`.
+    Items are read one at a time. A number or id that is not there is a `ConfigError`.
     """
     asked = {
         "--episode": episode is not None,
@@ -52,26 +41,20 @@ def choose(
     if record_id is not None:
         found = dataset.find(record_id, None if split_name is None else [split])
         if isinstance(found[0][0], RowSplit):
-            episodes = _record(found, record_id)
-            return ChosenItems(split=found[0][0], items=iter(episodes), count=len(episodes))
-        return ChosenItems(split=found[0][0], items=(one.item(number) for one, number in found), count=len(found))
+            return found[0][0], iter(_record(found, record_id))
+        return found[0][0], (one.item(number) for one, number in found)
     if episode is not None and isinstance(split, RowSplit):
-        alone = split.episode(dataset.check_number(split.episodes, episode))
-        return ChosenItems(split=split, items=iter([alone]), count=1)
+        return split, iter([split.episode(dataset.check_number(split.episodes, episode))])
     if row is not None and not dataset.layout.packed:
         raise ConfigError(f"{dataset.path} holds {dataset.layout.item}s that are not packed into rows: use --episode")
     number = row if row is not None else episode
     if number is not None:
-        return _numbered(split, np.array([dataset.check_number(split, number)]))
+        return split, iter([split.item(dataset.check_number(split, number))])
     if random:
-        count = min(examples, len(split))
-        return _numbered(split, np.random.RandomState(seed).permutation(len(split))[:count])
+        drawn = np.random.RandomState(seed).permutation(len(split))[:examples]
+        return split, map(split.item, drawn.tolist())
     first = dataset.check_number(split, start)
-    return _numbered(split, np.arange(first, min(first + examples, len(split))))
-
-
-def _numbered(split: LookSplit, numbers: np.ndarray) -> ChosenItems:
-    return ChosenItems(split=split, items=map(split.item, numbers.tolist()), count=len(numbers))
+    return split, map(split.item, range(first, min(first + examples, len(split))))
 
 
 def _record(found: Sequence[tuple[LookSplit, int]], record_id: str) -> list[Item]:

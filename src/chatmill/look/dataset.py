@@ -13,8 +13,7 @@ from chatmill.look.items import LookLayout, LookSplit
 from chatmill.look.kd import is_kd, open_kd
 from chatmill.look.packed_rows import is_packed, open_packed, packed_splits
 from chatmill.look.packed_split import PackedSplit
-from chatmill.look.row_split import RowSplit
-from chatmill.look.stored_splits import EpisodeSplit
+from chatmill.look.stored_splits import EpisodeSplit, RowSplit
 from chatmill.store.documents import find_splits
 from chatmill.store.episode_layout import is_episode_split
 from chatmill.store.receipts import MANIFEST, read_export
@@ -132,14 +131,10 @@ def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokeni
 
 
 def _open_packed(path: Path, splits: Sequence[str] | None, tokenizer: Any) -> LookDataset:
-    there = packed_splits(path)
-    for name in splits or ():
-        if name not in there:
-            raise UnknownNameError("split", name, there or ["(none: this is one dataset)"])
     alone = path.stem if path.is_file() else path.resolve().name
-    chosen = [name for name in there or [""] if not splits or name in splits]
+    chosen: Sequence[str | None] = splits or packed_splits(path) or [None]
     opened: dict[str, LookSplit] = {
-        name or alone: PackedSplit(open_packed(path, name or None), name or alone) for name in chosen
+        name or alone: PackedSplit(open_packed(path, name), name or alone) for name in chosen
     }
     folder = path if path.is_dir() else path.parent
     if tokenizer is None and (folder / "tokenizer.json").is_file():

@@ -51,17 +51,8 @@ class Decoder:
 
     @cached_property
     def spelling(self) -> SpellingTable:
-        """For searches that match case."""
-        return SpellingTable(self._all_bytes)
-
-    @cached_property
-    def lower_spelling(self) -> SpellingTable:
-        """For searches that take A to Z in either case."""
-        return SpellingTable([raw.lower() for raw in self._all_bytes])
-
-    @cached_property
-    def _all_bytes(self) -> list[bytes]:
-        return [self.known_bytes(token_id) or b"" for token_id in range(self.tokenizer.vocab_size)]
+        """For searches."""
+        return SpellingTable([self.known_bytes(token_id) or b"" for token_id in range(self.tokenizer.vocab_size)])
 
     def is_control(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which ids are control tokens."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import groupby
 
 from rich import get_console
@@ -57,17 +56,12 @@ def document_lines(
         for group in _groups(document.runs):
             text = _text(view, group, with_roles, show_ids)
             lines = _fitted(text, width - (GUTTER if with_roles else 2), most_lines)
-            same = speaker == (group[0].message, group[0].label)
-            speaker = (group[0].message, group[0].label)
-            gutter = _Gutter(
-                label="" if same else group[0].label,
-                colour=_colour(group[0]),
-                roles=with_roles,
-                mark=(ASCII_MARK if ascii_only else TRAINED_MARK)
-                if group[0].trained and (with_roles or view.item.weights is not None)
-                else "",
-            )
-            yield from gutter.before(lines)
+            first = group[0]
+            label = "" if speaker == (first.message, first.label) else first.label
+            speaker = (first.message, first.label)
+            marked = first.trained and (with_roles or view.item.weights is not None)
+            mark = "" if not marked else ASCII_MARK if ascii_only else TRAINED_MARK
+            yield from _with_gutter(lines, label, _colour(first), mark, with_roles)
 
 
 def _boundary(number: int, document: DocumentView) -> str:
@@ -107,31 +101,19 @@ def _colour(run: RunView) -> str:
     return COLOURS[role_of(run.kind)] if run.kind is not None else "default"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gutter:
-    """The left margin of the lines of a group."""
+def _with_gutter(lines: list[Text], label: str, colour: str, mark: str, with_roles: bool) -> Iterator[Text]:
+    """The lines of a group behind their margin: who speaks, on the first line, and the mark of trained lines.
 
-    label: str
-    """Who speaks; empty where it was said above."""
-    colour: str
-    roles: bool
-    """False: no roles are stored, and the margin is `| `."""
-    mark: str
-    """Of trained lines; else empty."""
-
-    def before(self, lines: list[Text]) -> Iterator[Text]:
-        """The lines with their gutter."""
-        label = self.label
-        for line in lines:
-            out = Text()
-            out.append(f"{label:<{GUTTER - 2}}" if self.roles else "", style=f"bold {self.colour}")
-            out.append(
-                f"{self.mark or (' ' if self.roles else '|')} ", style="bold green" if self.mark else "bright_black"
-            )
-            out.append_text(line)
-            out.rstrip()
-            yield out
-            label = ""
+    Without roles the margin of lines that are not trained is `| `.
+    """
+    for line in lines:
+        out = Text()
+        out.append(f"{label:<{GUTTER - 2}}" if with_roles else "", style=f"bold {colour}")
+        out.append(f"{mark or (' ' if with_roles else '|')} ", style="bold green" if mark else "bright_black")
+        out.append_text(line)
+        out.rstrip()
+        yield out
+        label = ""
 
 
 def _fitted(text: Text, width: int, most_lines: int) -> list[Text]:

@@ -247,10 +247,7 @@ class LookSplit(ABC):
         """`batches`, while mapped pages pile up."""
 
     def release(self) -> None:  # noqa: B027 - a split without mapped files has nothing to do
-        """Unmap the files: arrays in use stay valid, and the next access maps the files again.
-
-        Only the thread that uses the split may call it.
-        """
+        """Unmap the files: arrays in use stay valid, and the next access maps the files again."""
 
     @cached_property
     def total_tokens(self) -> int:
@@ -312,3 +309,9 @@ def segment_sums(values: NDArray[Any], offsets: Ints) -> Ints:
     sums = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=sums[1:])
     return sums[offsets[1:]] - sums[offsets[:-1]]
+
+
+def stretches(mask: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """First and last + 1 of each stretch of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return edges[::2], edges[1::2]

@@ -1,7 +1,6 @@
 """Distillation sets to look at: documents with token-aligned spans, from files that hold them label-aligned.
 
-On disk the values at position `t` of lossmask and span speak of token `t + 1`, the one that is predicted there. Here
-everything is turned back: a token that is shown as analysis or final is one whose own prediction counts in the loss.
+A token that is shown as analysis or final is one whose own prediction counts in the loss.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.tokens import offsets_of
+from chatmill.core.harmony_ids import spans_of_kinds
 from chatmill.errors import FormatError, UnknownNameError
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
-from chatmill.store.kd import COLUMNS, LOSSMASK, SPAN, TOKENS, KDShard, find_kd_root, shard_prefixes
-from chatmill.store.split import even_ranges
+from chatmill.store.kd import COLUMNS, TOKENS, find_kd_root, shard_prefixes
+from chatmill.store.kd_documents import KDDocuments
 
 ALIGNMENT = (
     "Marked tokens count in the loss: each is predicted at the position before it, which is where the files hold its "
@@ -39,77 +38,60 @@ class KDSplit(LookSplit):
     def __init__(self, name: str, prefixes: tuple[str, ...]) -> None:
         """Open and check every shard; no tokens are read but those of a few documents."""
         self.name = name
-        self.shards = [KDShard.open(prefix) for prefix in prefixes]
-        self._firsts: Ints = offsets_of(np.array([len(shard) for shard in self.shards], dtype=np.int64))
+        self.stored = KDDocuments(prefixes)
 
     def __len__(self) -> int:
-        return int(self._firsts[-1])
+        return len(self.stored)
 
-    @cached_property
+    @property
     def tokens(self) -> Ints:
         """Tokens of every document."""
-        return np.concatenate([shard.tokens.lengths for shard in self.shards]).astype(np.int64)
+        return self.stored.lengths
 
     @property
     def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
         """The shards."""
-        return tuple(shard.name for shard in self.shards)
+        return tuple(shard.name for shard in self.stored.shards)
 
     @cached_property
     def sources(self) -> NDArray[np.integer] | None:
         """The shard of every document."""
-        return np.repeat(np.arange(len(self.shards), dtype=np.int32), np.diff(self._firsts))
+        return np.repeat(np.arange(self.stored.shard_count, dtype=np.int32), np.diff(self.stored.firsts))
 
     def item(self, number: int) -> Item:
-        """One document; weights and spans are token-aligned."""
-        at = int(np.searchsorted(self._firsts, number, side="right")) - 1
-        shard = self.shards[at]
-        ids, mask, span = shard.document(number - int(self._firsts[at]))
+        """One document."""
+        some = self.stored.gather(np.array([number]))
+        assert some.kinds is not None
+        shard = int(np.searchsorted(self.stored.firsts, number, side="right")) - 1
+        place = number - int(self.stored.firsts[shard])
         return Item(
             split=self.name,
             number=number,
-            ids=ids,
-            weights=token_aligned(mask),
+            ids=some.ids,
+            weights=some.weights,
             kinds=None,
-            spans=token_aligned(span),
+            spans=spans_of_kinds(some.kinds),
             starts=np.zeros(1, dtype=np.int64),
-            source=f"{shard.name} document {number - int(self._firsts[at]):,}",
+            source=f"{self.source_names[shard]} document {place:,}",
             features=self.features,
         )
 
     def _batches(self, ids: bool) -> Iterator[TokenBatch]:
-        for shard, base in zip(self.shards, self._firsts.tolist(), strict=False):
-            lengths = shard.tokens.lengths.astype(np.int64)
-            begin = 0
-            for first, last in even_ranges(lengths):
-                offsets = offsets_of(lengths[first:last])
-                place = slice(begin, begin + int(offsets[-1]))
-                columns = {name: file.array[place] for name, file in shard.files.items()}
-                yield TokenBatch(
-                    items=np.arange(base + first, base + last, dtype=np.int64),
-                    offsets=offsets,
-                    ids=columns[TOKENS] if ids else None,
-                    weights=token_aligned(columns[LOSSMASK]),
-                    kinds=None,
-                    spans=token_aligned(columns[SPAN]),
-                )
-                begin = place.stop
+        for numbers in self.stored.batches():
+            some = self.stored.gather(numbers)
+            assert some.kinds is not None
+            yield TokenBatch(
+                items=numbers,
+                offsets=some.offsets,
+                ids=some.ids if ids else None,
+                weights=some.weights,
+                kinds=None,
+                spans=spans_of_kinds(some.kinds),
+            )
 
     def release(self) -> None:
         """Unmap the files."""
-        for shard in self.shards:
-            for file in shard.files.values():
-                file.release()
-
-
-def token_aligned(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Label-aligned values of whole documents, token-aligned: the value at `t` moves to `t + 1`; the first is 0.
-
-    Every document ends in 0, because no token follows, so the first token of the next one gets that 0.
-    """
-    aligned = np.zeros_like(values)
-    aligned[1:] = values[:-1]
-    return aligned
+        self.stored.release()
 
 
 class KDFound(NamedTuple):

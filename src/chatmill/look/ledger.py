@@ -10,6 +10,7 @@ from rich.table import Table
 from chatmill.console import plain_table
 from chatmill.core.conversations import UNUSED, unused_sentence
 from chatmill.look.safe_text import visible
+from chatmill.look.stats import fates_of
 
 
 def rows_lines(manifest: dict[str, Any]) -> list[str]:
@@ -55,7 +56,5 @@ def _row(ledger: dict[str, Any], source: str) -> Counter[str]:
     records = ledger["records"].get(source, {})
     row["built"] = sum(records.get("built", {}).values())
     row["rejected"] = sum(records.get("quarantined", {}).values()) + sum(records.get("skipped", {}).values())
-    for fates in ledger["tokens"].get(source, {}).values():
-        for fate, count in fates.items():
-            row[fate.split("_")[0]] += count
+    row.update(fates_of({"tokens": {source: ledger["tokens"].get(source, {})}}))
     return row

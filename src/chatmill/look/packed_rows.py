@@ -8,21 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.read.folders import SPLITS, STATE, saved_files, saved_splits
 
 WANTED = "a .parquet or .arrow file, a folder of them, or a folder made by Dataset.save_to_disk"
 READ_ROWS = 64
 """Rows of a Parquet file that are decoded at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedRow:
-    """One block as stored."""
-
-    index: int
-    """Counted from 0 over all files."""
-    columns: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +27,10 @@ class PackedFiles:
     _pieces: dict[Path, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _mapped: dict[Path, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def rows(self, start: int = 0, count: int | None = None) -> Iterator[PackedRow]:
-        """`count` rows (else all) from row `start` on; earlier rows are skipped, not decoded."""
-        end = None if count is None else start + count
-        for first, batch in self.batches(start):
-            for i in range(max(start - first, 0), len(batch)):
-                if end is not None and first + i >= end:
-                    return
-                columns = {name: batch.column(name)[i].as_py() for name in batch.schema.names}
-                yield PackedRow(index=first + i, columns=columns)
-            if end is not None and first + len(batch) >= end:
-                return
+    def row(self, number: int) -> Any:
+        """One row, as a record batch of its own."""
+        first, batch = next(self.batches(number))
+        return batch.slice(number - first, 1)
 
     def batches(self, start: int = 0, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
         """(number of its first row, record batch) of every piece that ends behind row `start`.
@@ -54,23 +40,14 @@ class PackedFiles:
         assert columns is None or start == 0
         first = 0
         for file in self.files:
-            rows = sum(self._rows_of_pieces(file))
-            if first + rows > start:
-                yield from self._file_batches(file, first, start, columns)
-            first += rows
-
-    def _file_batches(
-        self, file: Path, first: int, start: int, columns: Sequence[str] | None
-    ) -> Iterator[tuple[int, Any]]:
-        pieces = self._rows_of_pieces(file)
-        skipped = 0
-        while first + pieces[skipped] <= start:
-            first += pieces[skipped]
-            skipped += 1
-        for batch in self._record_batches(file, skipped, columns):
-            if first + len(batch) > start:
-                yield first, batch
-            first += len(batch)
+            pieces = self._rows_of_pieces(file)
+            skipped = int(np.searchsorted(first + np.cumsum(pieces), start, side="right"))
+            at = first + sum(pieces[:skipped])
+            for batch in self._record_batches(file, skipped, columns) if skipped < len(pieces) else ():
+                if at + len(batch) > start:
+                    yield at, batch
+                at += len(batch)
+            first += sum(pieces)
 
     def _record_batches(self, file: Path, skipped: int, columns: Sequence[str] | None) -> Iterator[Any]:
         """The record batches of a file without its first `skipped` pieces.
@@ -134,9 +111,9 @@ def _parquet_splits(folder: Path) -> list[str]:
 def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
     """Find the files of a packed dataset; `split` chooses one of a `DatasetDict`."""
     path = Path(path)
-    if path.is_file():
+    if path.is_file() and split is None:
         files: Sequence[Path] = [path]
-    elif path.is_dir():
+    elif path.exists():
         path = _one_split(path, split)
         files = files_of_folder(path)
     else:
@@ -149,13 +126,13 @@ def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
 
 def _one_split(folder: Path, split: str | None) -> Path:
     splits = packed_splits(folder)
-    if not splits:
+    if not splits and split is None:
         return folder
     if split is None and len(splits) > 1:
         raise ConfigError(f"{folder} has the splits {', '.join(splits)}: choose one with --split")
     chosen = split or splits[0]
     if chosen not in splits:
-        raise UnknownNameError("split", chosen, splits)
+        raise UnknownNameError("split", chosen, splits or ["(none: this is one dataset)"])
     return folder / chosen
 
 

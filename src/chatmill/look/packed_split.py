@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,7 @@ from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import DataError, FormatError
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
-from chatmill.look.packed_rows import PackedFiles, PackedRow
+from chatmill.look.packed_rows import PackedFiles
 
 WEIGHT_COLUMNS = ("weights", "loss_weights", "labels", "loss_mask", "completion_mask", "assistant_masks")
 """Columns that say what is trained; the first that is there counts."""
@@ -32,8 +33,8 @@ class PackedSplit(LookSplit):
         self.features = files.column_names
         if "input_ids" not in self.features:
             raise FormatError(f"{files.path}: the dataset has no column input_ids, only: {', '.join(self.features)}")
-        self._weights = next((column for column in WEIGHT_COLUMNS if column in self.features), None)
-        self._boundaries = next((column for column in BOUNDARY_COLUMNS if column in self.features), None)
+        self._weights = _column(self.features, WEIGHT_COLUMNS)
+        self._boundaries = _column(self.features, BOUNDARY_COLUMNS)
         self.has_weights = self._weights is not None
         self.has_kinds = "kinds" in self.features
         self.has_record_ids = "record_id" in self.features
@@ -96,32 +97,19 @@ class PackedSplit(LookSplit):
 
     def item(self, number: int) -> Item:
         """One row."""
-        return item_of_row(next(self.files.rows(number, 1)), self.name)
+        return item_of_row(self.files.row(number), number, self.name)
 
     def _batches(self, ids: bool) -> Iterator[TokenBatch]:
-        """An Arrow batch at a time; rows whose boundaries cannot be right count as one document."""
         wanted = ["input_ids", self._weights, self._boundaries, "kinds" if self.has_kinds else None]
         for first, batch in self.files.batches(columns=[name for name in wanted if name]):
-            lists = {name: _flat(batch.column(name)) for name in batch.schema.names}
-            values, offsets = lists["input_ids"]
-            counts = np.minimum(np.diff(offsets), 1)
-            starts = np.zeros(int(counts.sum()), dtype=np.int64)
-            if self._boundaries is not None:
-                starts, counts = document_starts(*lists[self._boundaries], np.diff(offsets), self._boundaries)
-            rows = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
-            yield TokenBatch(
-                items=first + rows,
-                offsets=np.append(offsets[rows] + starts, offsets[-1]),
-                ids=values if ids else None,
-                weights=_weights(self._weights, lists[self._weights][0]) if self._weights else None,
-                kinds=lists["kinds"][0].astype(np.uint8) if self.has_kinds else None,
-            )
+            found = _tokens_of(batch, first)
+            yield found if ids else replace(found, ids=None)
 
     def record_ids(self, numbers: Ints) -> list[str] | None:
         """Record ids of some rows; those of a packed row are joined by commas."""
         if not self.has_record_ids:
             return None
-        rows = (next(self.files.rows(number, 1)).columns["record_id"] for number in numbers.tolist())
+        rows = (self.files.row(number).column("record_id")[0].as_py() for number in numbers.tolist())
         return [", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in rows]
 
     def find(self, record_id: str) -> list[int]:
@@ -136,56 +124,85 @@ class PackedSplit(LookSplit):
         return found
 
 
-def item_of_row(row: PackedRow, split: str = "") -> Item:
-    """A stored row as an item; boundaries that cannot be right are named in `problem`, and the row is one document."""
-    columns = row.columns
-    if "input_ids" not in columns:
-        raise FormatError(f"the dataset has no column input_ids, only: {', '.join(columns)}")
-    ids = np.asarray(columns["input_ids"], dtype=np.int64)
-    given = next((name for name in BOUNDARY_COLUMNS if columns.get(name) is not None), None)
-    starts, problem = np.zeros(min(1, len(ids)), dtype=np.int64), None
-    if given is not None:
-        try:
-            starts = _checked_starts(columns[given], len(ids), given)
-        except DataError as error:
-            problem = str(error).replace("of row 0", f"of block {row.index}", 1)
-    weights = next((name for name in WEIGHT_COLUMNS if columns.get(name) is not None), None)
-    return Item(
-        split=split,
-        number=row.index,
+def _column(names: Sequence[str], known: Sequence[str]) -> str | None:
+    """The first of the known columns that is there."""
+    return next((name for name in known if name in names), None)
+
+
+def _tokens_of(batch: Any, first: int) -> TokenBatch:
+    """The rows of a record batch; `first` is the number of its first. Wrong boundaries: the row is one document."""
+    names = batch.schema.names
+    ids, offsets = _flat(batch.column("input_ids"))
+
+    def aligned(name: str) -> NDArray[Any]:
+        values, own = _flat(batch.column(name))
+        if not np.array_equal(own, offsets):
+            row = int(np.argmax(np.diff(own) != np.diff(offsets)))
+            raise FormatError(f"row {first + row}: {name} and input_ids have different lengths")
+        return values
+
+    counts = np.minimum(np.diff(offsets), 1)
+    starts = np.zeros(int(counts.sum()), dtype=np.int64)
+    weights, boundaries = _column(names, WEIGHT_COLUMNS), _column(names, BOUNDARY_COLUMNS)
+    if boundaries is not None:
+        starts, counts = document_starts(*_flat(batch.column(boundaries)), np.diff(offsets), boundaries)
+    rows = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+    return TokenBatch(
+        items=first + rows,
+        offsets=np.append(offsets[rows] + starts, offsets[-1]),
         ids=ids,
-        weights=_weights(weights, np.asarray(columns[weights])) if weights else None,
-        kinds=np.asarray(columns["kinds"], dtype=np.uint8) if columns.get("kinds") is not None else None,
-        starts=starts,
-        has_starts=given is not None,
-        documents=np.asarray(columns["documents"], dtype=np.int64) if columns.get("documents") is not None else None,
-        features=tuple(columns),
-        problem=problem,
-        **_facts(columns),
+        weights=None if weights is None else _weights(weights, aligned(weights)),
+        kinds=aligned("kinds").astype(np.uint8) if "kinds" in names else None,
     )
 
 
-def _facts(columns: Mapping[str, Any]) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for name in ("record_id", "source"):
-        value = columns.get(name)
-        if isinstance(value, list):
-            facts[name] = ", ".join(dict.fromkeys(map(str, value)))
-        elif value is not None:
-            facts[name] = str(value)
-    if isinstance(columns.get("turns"), int):
-        facts["turns"] = columns["turns"]
-    return facts
+def item_of_row(row: Any, number: int, split: str = "") -> Item:
+    """A record batch of one row as an item; `problem` says why its boundaries cannot be right."""
+    names = row.schema.names
+    tokens = _tokens_of(row, number)
+    assert tokens.ids is not None
+    boundaries = _column(names, BOUNDARY_COLUMNS)
+    stored = {name for name in ("documents", "record_id", "source", "turns") if name in names}
+    facts = {name: row.column(name)[0].as_py() for name in stored}
+    return Item(
+        split=split,
+        number=number,
+        ids=tokens.ids,
+        weights=tokens.weights,
+        kinds=tokens.kinds,
+        starts=tokens.offsets[:-1],
+        has_starts=boundaries is not None,
+        documents=None if facts.get("documents") is None else np.asarray(facts["documents"], dtype=np.int64),
+        record_id=_text(facts.get("record_id")),
+        source=_text(facts.get("source")),
+        turns=facts["turns"] if isinstance(facts.get("turns"), int) else None,
+        features=tuple(names),
+        problem=None
+        if boundaries is None
+        else _problem(row.column(boundaries)[0].as_py(), len(tokens.ids), boundaries, number),
+    )
 
 
-def _checked_starts(values: Any, tokens: int, name: str) -> Ints:
-    """Where documents start; a `DataError` says what cannot be right."""
-    if name == "document_starts":
-        return boundaries_from_starts([values], np.array([tokens], dtype=np.int64)).starts
-    lengths = np.asarray(values, dtype=np.int64)
-    if int(lengths.sum()) != tokens or (lengths <= 0).any():
-        raise DataError(f"seq_lengths of row 0 add up to {lengths.sum():,}, but the row has {tokens:,} tokens")
-    return offsets_of(lengths)[:-1]
+def _text(value: Any) -> str | None:
+    """A fact of a row; those of its documents are joined."""
+    if isinstance(value, list):
+        return ", ".join(dict.fromkeys(map(str, value)))
+    return None if value is None else str(value)
+
+
+def _problem(values: list[int] | None, tokens: int, name: str, number: int) -> str | None:
+    """Why the boundaries of a row cannot be right; None where they can, or where the row has none."""
+    if values is None:
+        return None
+    if name == "seq_lengths":
+        if sum(values) == tokens and all(length > 0 for length in values):
+            return None
+        return f"seq_lengths of block {number} add up to {sum(values):,}, but the row has {tokens:,} tokens"
+    try:
+        boundaries_from_starts([values], np.array([tokens], dtype=np.int64))
+    except DataError as error:
+        return str(error).replace("of row 0", f"of block {number}", 1)
+    return None
 
 
 def document_starts(values: NDArray[Any], offsets: Ints, tokens: Ints, name: str) -> tuple[Ints, Ints]:

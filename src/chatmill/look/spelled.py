@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from chatmill.look.decoder import Decoder
-from chatmill.look.items import LookSplit, Progress, TokenBatch
+from chatmill.look.items import LookSplit, TokenBatch
 from chatmill.look.token_bytes import TokenBytes
 
 NEVER_IN_UTF8 = b"\xff"
@@ -35,19 +35,15 @@ def spelled_pattern(names: Iterable[str]) -> re.Pattern[bytes] | None:
     return re.compile(b"|".join(map(re.escape, found))) if found else None
 
 
-def spelled_controls(split: LookSplit, decoder: Decoder, progress: Progress | None = None) -> SpelledControls:
+def spelled_controls(split: LookSplit, decoder: Decoder) -> SpelledControls:
     """Read a split once and count; memory does not grow with it."""
     found = SpelledControls()
     pattern = spelled_pattern(decoder.tokenizer.control_ids)
     if pattern is None:
         return found
     texts = TokenBytes(decoder.tokenizer, control=NEVER_IN_UTF8)
-    done = 0
     for batch in split.batches(ids=True):
         _count(found, batch, texts, pattern)
-        done += int(batch.offsets[-1])
-        if progress is not None:
-            progress(done, split.total_tokens)
     return found
 
 

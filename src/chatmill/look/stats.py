@@ -18,10 +18,6 @@ from chatmill.store.kd import SPAN_NAMES
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 REPR_WIDTH = 100
-FATES = ("trained", "context", "injected", "cut", "dropped", "padding")
-"""Where tokens of a build end, as they are summed up for people."""
-
-
 FATE_NAMES = {
     "trained": "trained",
     "context": "context",
@@ -209,7 +205,7 @@ def share_bins(shares: NDArray[np.floating]) -> tuple[Bin, ...]:
 
 def fates_of(ledger: dict[str, Any]) -> dict[str, int]:
     """Tokens of a whole build by fate: trained, context, injected, cut, dropped, padding."""
-    sums = dict.fromkeys(FATES, 0)
+    sums = dict.fromkeys(FATE_NAMES, 0)
     for roles in ledger.get("tokens", {}).values():
         for fates in roles.values():
             for fate, count in fates.items():

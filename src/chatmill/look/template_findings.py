@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from chatmill.core.conversation import Conversation, Message
 from chatmill.look.generation_tags import TagFault, has_tags, tag_differences
 from chatmill.look.safe_text import visible
-from chatmill.look.template_look import ProbeLook, TemplateFinding, answers_of, chosen_options, generation_prompt
-from chatmill.look.template_probes import CALL, PADDED, PROBES, REASONING, SPECIAL_LOOK
+from chatmill.look.template_probes import (
+    CALL,
+    PADDED,
+    PROBES,
+    REASONING,
+    SPECIAL_LOOK,
+    Probe,
+    ProbeLook,
+    answers_of,
+    chosen_options,
+    generation_prompt,
+)
 from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.pieces import Rendering
+from chatmill.render.jinja.turns import Answer, Turns
 from chatmill.render.registry import JinjaSource, TemplateSource
 from chatmill.tokenizer.protocol import Tokenizer
 
@@ -29,6 +42,15 @@ TAG_WORDS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateFinding:
+    """Something worth knowing before training with a template."""
+
+    code: str
+    """Stable, for scripts."""
+    text: str
+
+
 def findings_of(
     source: TemplateSource,
     chat: ChatTemplate | None,
@@ -43,13 +65,13 @@ def findings_of(
     yield from _prompts(chat, probes)
     yield from _unproved(probes)
     yield from _stops(source, chat, probes, vocabulary, made_up)
-    yield from _history(chat, probes)
+    yield from _history(probes)
     yield from _tags(chat, probes)
-    yield from _results_inside(chat)
+    yield from _results_inside(chat, probes)
     yield from _trimmed(chat)
-    yield from _reasoning(chat)
+    yield from _reasoning(probes)
     if not made_up:
-        yield from _missing_tokens(chat, probes, vocabulary)
+        yield from _missing_tokens(probes, vocabulary)
     if chat.asks_for_date:
         yield TemplateFinding(
             code="asks_for_date",
@@ -82,7 +104,7 @@ def _prompts(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Templa
     given = next(chat.choices({}))
     apart = [look for look in probes if _reasons(chat, look, given) & {"prompt_not_in_history"}]
     if not apart:
-        if any(look.turns for look in probes):
+        if any(look.answers for look in probes):
             yield TemplateFinding(
                 code="prompt_agrees",
                 text="The prompt that a served model is given is the context that is trained, in every probe that has "
@@ -122,7 +144,7 @@ def _unproved(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     """Reasons why answers have no proof, but for the prompt, which has a finding of its own."""
     found: dict[tuple[str, str], list[str]] = {}
     for look in probes:
-        unproved = {(turn.reason, turn.detail) for turn in look.turns if turn.reason}
+        unproved = {(answer.reason, answer.detail) for answer in look.answers if answer.reason}
         if look.code == "not_shown" and not unproved:
             unproved = {("not_shown", look.refused)}
         for key in sorted(unproved):
@@ -142,7 +164,7 @@ def _unproved(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
 def _stops(
     source: JinjaSource, chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer, made_up: bool
 ) -> Iterator[TemplateFinding]:
-    used = list(dict.fromkeys(turn.stop for look in probes for turn in look.turns if turn.stop))
+    used = list(dict.fromkeys(answer.stop for look in probes for answer in look.answers if answer.stop))
     names = {token: name for name, token in vocabulary.control_ids.items()}
     configured = [names[token] for token in source.stop_ids if token in names]
     eos = chat.source.named_tokens.get("eos_token")
@@ -156,11 +178,7 @@ def _stops(
             text=f"Answers end with {', '.join(strange)}, and the model's generation config would not stop there: "
             f"{said}. Add {', '.join(strange)} to `eos_token_id` where the model is served.",
         )
-    appended = [
-        look.probe.name
-        for look in probes
-        if any(a.appended for a in answers_of(chat.turns(look.probe.conversation, look.options)))
-    ]
+    appended = [look.probe.name for look in probes if any(answer.appended for answer in look.answers)]
     if appended:
         yield TemplateFinding(
             code="stop_appended",
@@ -169,25 +187,29 @@ def _stops(
         )
 
 
-def _history(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
-    changed = [(look, turn) for look in probes for turn in look.turns if not turn.stable]
+def _history(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
+    changed: dict[str, tuple[Turns, Answer]] = {}
+    """The first answer of each probe that later messages change."""
+    for look in probes:
+        for answer in look.answers:
+            if look.turns is not None and not look.is_stable(answer):
+                changed.setdefault(look.probe.name, (look.turns, answer))
     if not changed:
-        if any(len(look.turns) > 1 for look in probes):
+        if any(len(look.answers) > 1 for look in probes):
             yield TemplateFinding(
                 code="history_stable",
                 text="History is never rewritten in the probes: one row holds all turns of a conversation.",
             )
         return
-    for look, turn in _one_each(changed):
-        turns = chat.turns(look.probe.conversation, look.options)
-        own, whole, begin = turns.until(turn.message), turns.whole, turns.answer(turn.message).begin
+    for name, (turns, answer) in islice(changed.items(), 3):
+        own, whole, begin = turns.until(answer.message), turns.whole, answer.begin
         assert isinstance(own, Rendering)
         same = own.text[:begin] == whole.text[:begin]
         at = begin if same else _first_difference(own.text, whole.text)
-        what = f"the answer of message {turn.message}" if same else f"the context of message {turn.message}"
+        what = f"the {'answer' if same else 'context'} of message {answer.message}"
         yield TemplateFinding(
             code="history_rewritten",
-            text=f"Later messages change {what}, in '{look.probe.name}'. It was "
+            text=f"Later messages change {what}, in '{name}'. It was "
             f"{quoted(own.text[at : at + LONGEST])}; the whole conversation has {quoted(whole.text[at : at + LONGEST])}"
             ". `expand: turns` gives such an answer a row of its own.",
         )
@@ -200,21 +222,12 @@ def _first_difference(one: str, other: str) -> int:
     return at if opened < 0 else opened
 
 
-def _one_each(changed: Sequence[tuple[ProbeLook, Any]]) -> Iterator[tuple[ProbeLook, Any]]:
-    """The first changed turn of each probe, at most three probes."""
-    seen: set[str] = set()
-    for look, turn in changed:
-        if look.probe.name not in seen and len(seen) < 3:
-            seen.add(look.probe.name)
-            yield look, turn
-
-
 def _tags(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     if not has_tags(chat.source.text):
         return
     found: dict[TagFault, list[tuple[str, str]]] = {}
     for look in probes:
-        if look.turns:
+        if look.answers:
             for difference in tag_differences(chat, look.probe.conversation, dict(look.options)):
                 found.setdefault(difference.fault, []).append((look.probe.name, difference.text))
     if not found:
@@ -228,8 +241,15 @@ def _tags(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateF
             yield TemplateFinding(code=str(fault), text=text)
 
 
-def _results_inside(chat: ChatTemplate) -> Iterator[TemplateFinding]:
-    turns = chat.turns(CALL.conversation, chosen_options(chat, CALL.conversation))
+def _turns_of(probe: Probe, probes: Sequence[ProbeLook]) -> Turns:
+    """The renderings of one of the probes."""
+    turns = next(look.turns for look in probes if look.probe is probe)
+    assert turns is not None
+    return turns
+
+
+def _results_inside(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
+    turns = _turns_of(CALL, probes)
     result, prompt = turns.until(2), turns.prompt(3)
     if not isinstance(result, Rendering) or not isinstance(prompt, Rendering):
         return
@@ -264,9 +284,8 @@ def _trimmed(chat: ChatTemplate) -> Iterator[TemplateFinding]:
         )
 
 
-def _reasoning(chat: ChatTemplate) -> Iterator[TemplateFinding]:
-    last = len(REASONING.conversation.messages) - 1
-    ended = chat.turns(REASONING.conversation, chosen_options(chat, REASONING.conversation)).until(last)
+def _reasoning(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
+    ended = _turns_of(REASONING, probes).until(len(REASONING.conversation.messages) - 1)
     if isinstance(ended, Rendering) and "R-two." not in ended.text:
         yield TemplateFinding(
             code="reasoning_dropped",
@@ -274,12 +293,9 @@ def _reasoning(chat: ChatTemplate) -> Iterator[TemplateFinding]:
         )
 
 
-def _missing_tokens(
-    chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer
-) -> Iterator[TemplateFinding]:
+def _missing_tokens(probes: Sequence[ProbeLook], vocabulary: Tokenizer) -> Iterator[TemplateFinding]:
     written: dict[str, None] = {}
-    for look in probes:
-        turns = chat.turns(look.probe.conversation, look.options)
+    for turns in (look.turns for look in probes if look.turns is not None):
         for rendering in (turns.until(len(turns.messages) - 1), turns.prompt(1)):
             if isinstance(rendering, Rendering):
                 own = [rendering.text[p.start : p.stop] for p in rendering.pieces if p.expression is None]
@@ -296,7 +312,7 @@ def _missing_tokens(
 def _refusals(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     found: dict[str, list[str]] = {}
     for look in probes:
-        if look.code and look.code not in ("prompt_not_in_history", "not_shown") and not look.turns:
+        if look.code and look.code not in ("prompt_not_in_history", "not_shown") and not look.answers:
             found.setdefault(look.refused, []).append(look.probe.name)
     for refused, names in found.items():
         yield TemplateFinding(code="template_refuses", text=f"Refused, in {_listed(names)}: {refused}.")

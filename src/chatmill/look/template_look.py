@@ -13,19 +13,24 @@ from typing import Any
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import RecordError, TokenizerError
-from chatmill.label.policy import Policy
 from chatmill.label.presets import find_policy
-from chatmill.look.decoder import Decoder
 from chatmill.look.generation_tags import has_tags
-from chatmill.look.item_view import ItemView, view_item
-from chatmill.look.items import item_of_tokens
-from chatmill.look.template_probes import EXAMPLE_DAY, PAIR, PROBES, Probe, byte_vocabulary
+from chatmill.look.template_findings import TemplateFinding, findings_of
+from chatmill.look.template_probes import (
+    EXAMPLE_DAY,
+    PAIR,
+    PROBES,
+    ProbeLook,
+    answers_of,
+    byte_vocabulary,
+    generation_prompt,
+    look_at_probe,
+)
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.options import TemplateOptions, Unproved
 from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.stops import FAMILIES
-from chatmill.render.jinja.turns import Answer, Turns
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import JinjaSource, TemplateSource, bind, find_template
 from chatmill.render.render import render
@@ -34,57 +39,6 @@ from chatmill.tokenizer.protocol import Tokenizer
 
 BATCH = 1_000
 """Conversations of a data file that are rendered at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateFinding:
-    """Something worth knowing before training with a template."""
-
-    code: str
-    """Stable, for scripts."""
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnLook:
-    """One answer of a probe."""
-
-    message: int
-    reason: str
-    """Empty where the mask is proved."""
-    detail: str
-    stop: str
-    stable: bool
-    """Whether later messages leave it as it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeLook:
-    """What a template makes of a probe."""
-
-    probe: Probe
-    refused: str
-    """The error of a record like this in a build; empty where it is written."""
-    code: str
-    options: Mapping[str, Any]
-    """Template options that were chosen for it."""
-    turns: tuple[TurnLook, ...]
-    rows: tuple[ItemView, ...]
-    """Answers without a proof are context here."""
-    stripped: int
-    """Characters that no row shows."""
-
-    def as_json(self) -> dict[str, Any]:
-        """For a script."""
-        return {
-            "name": self.probe.name,
-            "refused": self.refused or None,
-            "code": self.code or None,
-            "options": dict(self.options),
-            "stripped": self.stripped,
-            "turns": [dataclasses.asdict(turn) | {"proved": not turn.reason} for turn in self.turns],
-            "rows": [[row.run_json(run) for run in row.runs] for row in self.rows],
-        }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -171,10 +125,8 @@ def look_at_template(
     bound = _bound(source, vocabulary, given)
     lenient = _bound(source, vocabulary, dataclasses.replace(given, unproved=Unproved.UNTRAINED))
     policy = find_policy(source.default_policy)
-    probes = tuple(_look_at(probe, bound, lenient, policy) for probe in PROBES)
+    probes = tuple(look_at_probe(probe, bound, lenient, policy) for probe in PROBES)
     chat = bound.chat if isinstance(bound, ModelTemplate) else None
-    from chatmill.look.template_findings import findings_of  # it describes what is defined here
-
     return TemplateLook(
         name=source.name,
         origin=source.origin if isinstance(source, JinjaSource) else "a Python template",
@@ -225,68 +177,6 @@ def _vocabulary(source: TemplateSource, tokenizer: Tokenizer | str | None) -> tu
     return byte_vocabulary(source.text, *source.named_tokens.values(), *source.stop_tokens), True
 
 
-def _look_at(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, policy: Policy) -> ProbeLook:
-    refused, code = "", ""
-    rendered = render([probe.conversation], bound, collect_failures=True)
-    if rendered.failed:
-        refused, code = str(rendered.failed[0][1]), rendered.failed[0][1].code
-        rendered = render([probe.conversation], lenient, collect_failures=True)
-    weights = policy.run_weights(rendered.tokens)
-    decoder = Decoder(bound.tokenizer)
-    items = (item_of_tokens(rendered.tokens, row, weights) for row in range(len(rendered.tokens)))
-    rows = [view_item(item, decoder) for item in items]
-    options, turns = _turns(bound, probe.conversation)
-    return ProbeLook(
-        probe=probe,
-        refused=refused,
-        code=code,
-        options=options,
-        turns=turns,
-        rows=tuple(rows),
-        stripped=int(rendered.stripped.sum()),
-    )
-
-
-def chosen_options(chat: ChatTemplate, conversation: Conversation) -> dict[str, Any]:
-    """The options under which a conversation is written; where it is not, those that come closest."""
-    try:
-        return dict(chat.write(conversation).options)
-    except RecordError:
-        choices = list(chat.choices(conversation.options))
-    return next((one for one in choices if not _is_apart(chat, conversation, one)), choices[0])
-
-
-def _is_apart(chat: ChatTemplate, conversation: Conversation, options: Mapping[str, Any]) -> bool:
-    """Whether an answer's prompt is not what the template writes as history."""
-    return any(answer.reason == "prompt_not_in_history" for answer in answers_of(chat.turns(conversation, options)))
-
-
-def answers_of(turns: Turns) -> list[Answer]:
-    """The answers of a conversation; none where the template refuses the whole of it."""
-    try:
-        turns.whole  # noqa: B018 (rendered here, so that a refusal of the whole conversation is noticed)
-        return turns.answers()
-    except RecordError:
-        return []
-
-
-def _turns(bound: BoundTemplate, conversation: Conversation) -> tuple[dict[str, Any], tuple[TurnLook, ...]]:
-    if not isinstance(bound, ModelTemplate):
-        return {}, ()
-    options = chosen_options(bound.chat, conversation)
-    turns = bound.chat.turns(conversation, options)
-    return options, tuple(
-        TurnLook(
-            message=answer.message,
-            reason=answer.reason,
-            detail=answer.detail,
-            stop=answer.stop,
-            stable=bool(answer.reason) or turns.is_stable(answer),
-        )
-        for answer in answers_of(turns)
-    )
-
-
 def _shows(probes: Sequence[ProbeLook], word: str, *, calls: bool) -> bool:
     """Whether the rendering of a probe has a word in its tool calls, or in tool definitions."""
     return any(
@@ -318,17 +208,6 @@ def _accepts(bound: BoundTemplate, conversation: Conversation, role: Role) -> bo
         found = (turns.until(last), turns.prompt(last))  # Mistral's show the system text in a last question only
         return any(isinstance(one, Rendering) and wanted in one.text for one in found)
     return not render([conversation], bound, collect_failures=True).failed
-
-
-def generation_prompt(chat: ChatTemplate, options: Mapping[str, Any] | None = None) -> str:
-    """What the template writes behind a question where an answer is to follow."""
-    turns = chat.turns(PAIR.conversation, options)
-    prompt, ended = turns.prompt(1), turns.until(0)
-    if not isinstance(prompt, Rendering) or not isinstance(ended, Rendering):
-        return ""
-    if prompt.text.startswith(ended.text):
-        return prompt.text[len(ended.text) :]
-    return prompt.text[max((piece.stop for piece in prompt.pieces if piece.owner == 0), default=0) :]
 
 
 def stop_sources(source: TemplateSource, chat: ChatTemplate | None, vocabulary: Tokenizer) -> dict[str, list[str]]:

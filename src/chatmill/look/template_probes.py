@@ -1,12 +1,25 @@
-"""Small conversations that show how a template behaves, and a vocabulary for templates that come without one."""
+"""Small conversations that show how a template behaves, what it makes of them, and a vocabulary where it has none."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.errors import RecordError
+from chatmill.label.policy import Policy
+from chatmill.look.decoder import Decoder
+from chatmill.look.item_view import ItemView, view_item
+from chatmill.look.items import item_of_tokens
+from chatmill.render.bound import BoundTemplate
+from chatmill.render.jinja.chat_template import ChatTemplate
+from chatmill.render.jinja.pieces import Rendering
+from chatmill.render.jinja.turns import Answer, Turns
+from chatmill.render.model_template import ModelTemplate
+from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import ByteTokenizer
 
 EXAMPLE_DAY = date(2026, 1, 1)
@@ -113,3 +126,105 @@ def byte_vocabulary(text: str, *more: str) -> ByteTokenizer:
     """Bytes, and a token for everything in a template that looks like a special token."""
     spelled = [found.group() for pattern in (SPECIAL_LOOK, BRACKETS) for found in pattern.finditer(text)]
     return ByteTokenizer().with_added([name for name in dict.fromkeys([*more, *spelled]) if name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeLook:
+    """What a template makes of a probe."""
+
+    probe: Probe
+    refused: str
+    """The error of a record like this in a build; empty where it is written."""
+    code: str
+    options: Mapping[str, Any]
+    """Template options that were chosen for it."""
+    turns: Turns | None
+    """Its renderings under these options; None for a Python template."""
+    answers: tuple[Answer, ...]
+    rows: tuple[ItemView, ...]
+    """Answers without a proof are context here."""
+    stripped: int
+    """Characters that no row shows."""
+
+    def is_stable(self, answer: Answer) -> bool:
+        """Whether later messages leave an answer as it is."""
+        return bool(answer.reason) or self.turns is None or self.turns.is_stable(answer)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a script."""
+        return {
+            "name": self.probe.name,
+            "refused": self.refused or None,
+            "code": self.code or None,
+            "options": dict(self.options),
+            "stripped": self.stripped,
+            "turns": [
+                {
+                    **{name: getattr(answer, name) for name in ("message", "reason", "detail", "stop")},
+                    "stable": self.is_stable(answer),
+                    "proved": not answer.reason,
+                }
+                for answer in self.answers
+            ],
+            "rows": [[row.run_json(run) for run in row.runs] for row in self.rows],
+        }
+
+
+def look_at_probe(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, policy: Policy) -> ProbeLook:
+    """What a template makes of a probe; `lenient` writes answers without a proof too."""
+    refused, code = "", ""
+    rendered = render([probe.conversation], bound, collect_failures=True)
+    if rendered.failed:
+        refused, code = str(rendered.failed[0][1]), rendered.failed[0][1].code
+        rendered = render([probe.conversation], lenient, collect_failures=True)
+    weights = policy.run_weights(rendered.tokens)
+    decoder = Decoder(bound.tokenizer)
+    items = (item_of_tokens(rendered.tokens, row, weights) for row in range(len(rendered.tokens)))
+    rows = [view_item(item, decoder) for item in items]
+    chat = bound.chat if isinstance(bound, ModelTemplate) else None
+    options = chosen_options(chat, probe.conversation) if chat else {}
+    turns = chat.turns(probe.conversation, options) if chat else None
+    return ProbeLook(
+        probe=probe,
+        refused=refused,
+        code=code,
+        options=options,
+        turns=turns,
+        answers=tuple(answers_of(turns)) if turns else (),
+        rows=tuple(rows),
+        stripped=int(rendered.stripped.sum()),
+    )
+
+
+def chosen_options(chat: ChatTemplate, conversation: Conversation) -> dict[str, Any]:
+    """The options under which a conversation is written; where it is not, those that come closest."""
+    try:
+        return dict(chat.write(conversation).options)
+    except RecordError:
+        choices = list(chat.choices(conversation.options))
+    return next((one for one in choices if not _is_apart(chat, conversation, one)), choices[0])
+
+
+def _is_apart(chat: ChatTemplate, conversation: Conversation, options: Mapping[str, Any]) -> bool:
+    """Whether an answer's prompt is not what the template writes as history."""
+    return any(answer.reason == "prompt_not_in_history" for answer in answers_of(chat.turns(conversation, options)))
+
+
+def answers_of(turns: Turns) -> list[Answer]:
+    """The answers of a conversation; none where the template refuses the whole of it."""
+    try:
+        turns.whole  # noqa: B018 (rendered here, so that a refusal of the whole conversation is noticed)
+        return turns.answers()
+    except RecordError:
+        return []
+
+
+def generation_prompt(chat: ChatTemplate) -> str:
+    """What the template writes behind a question where an answer is to follow."""
+    turns = chat.turns(PAIR.conversation)
+    prompt, ended = turns.prompt(1), turns.until(0)
+    if not isinstance(prompt, Rendering) or not isinstance(ended, Rendering):
+        return ""
+    if prompt.text.startswith(ended.text):
+        return prompt.text[len(ended.text) :]
+    return prompt.text[max((piece.stop for piece in prompt.pieces if piece.owner == 0), default=0) :]

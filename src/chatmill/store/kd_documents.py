@@ -50,25 +50,26 @@ class KDDocuments(Split):
 
     def __init__(self, prefixes: Sequence[str]) -> None:
         """Open the shards; what does not fit together is a `FormatError`."""
-        self._opened = [KDShard.open(prefix) for prefix in prefixes]
-        self._firsts = offsets_of(np.array([len(shard) for shard in self._opened]))
+        self.shards = [KDShard.open(prefix) for prefix in prefixes]
+        self.firsts = offsets_of(np.array([len(shard) for shard in self.shards]))
+        """The first document of each shard, and the number of all documents."""
         self.has_masks = self.has_kinds = True
         self._record_ids: dict[int, list[str]] = {}
 
     @cached_property
     def lengths(self) -> Ints:
         """Tokens of every document."""
-        return np.concatenate([shard.tokens.lengths for shard in self._opened]).astype(np.int64)
+        return np.concatenate([shard.tokens.lengths for shard in self.shards]).astype(np.int64)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash over those of the shards."""
-        return hashlib.sha256("".join(shard.fingerprint() for shard in self._opened).encode()).hexdigest()
+        return hashlib.sha256("".join(shard.fingerprint() for shard in self.shards).encode()).hexdigest()
 
     @property
     def shard_count(self) -> int:
         """Shards of the split."""
-        return len(self._opened)
+        return len(self.shards)
 
     @property
     def plan(self) -> None:
@@ -76,7 +77,7 @@ class KDDocuments(Split):
 
     def shard_columns(self, shard: int) -> tuple[Any, Any, Any]:
         """Ids, weights and kinds of a whole shard; the latter two are made for the slices that are read."""
-        files = self._opened[shard].files
+        files = self.shards[shard].files
         ids = files[TOKENS].array
         return (
             ids.view(np.uint32) if ids.dtype == np.int32 else ids.astype(np.uint32),
@@ -86,27 +87,33 @@ class KDDocuments(Split):
 
     def facts(self, name: str, numbers: Ints) -> list[Any] | None:
         """Record ids where the build stored them; the shard as `source`."""
-        shards = (np.searchsorted(self._firsts, numbers, side="right") - 1).tolist()
+        shards = (np.searchsorted(self.firsts, numbers, side="right") - 1).tolist()
         if name == "source":
-            return [self._opened[shard].name for shard in shards]
-        if name != "record_id" or not all(_has_ids(shard) for shard in self._opened):
+            return [self.shards[shard].name for shard in shards]
+        if name != "record_id" or not all(_has_ids(shard) for shard in self.shards):
             return None
-        rows = (numbers - self._firsts[shards]).tolist() if shards else []
+        rows = (numbers - self.firsts[shards]).tolist() if shards else []
         return [self._ids_of(shard)[row] for shard, row in zip(shards, rows, strict=True)]
 
     def _ids_of(self, shard: int) -> list[str]:
         if shard not in self._record_ids:
-            self._record_ids = {shard: self._opened[shard].record_ids()}
+            self._record_ids = {shard: self.shards[shard].record_ids()}
         return self._record_ids[shard]
 
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Shard number, start and length (in tokens) of some documents."""
-        shards = np.searchsorted(self._firsts, numbers, side="right") - 1
+        shards = np.searchsorted(self.firsts, numbers, side="right") - 1
         starts = np.empty(len(numbers), dtype=np.int64)
         for shard in np.unique(shards).tolist():
             own = shards == shard
-            starts[own] = self._opened[shard].tokens.starts(numbers[own] - self._firsts[shard])
+            starts[own] = self.shards[shard].tokens.starts(numbers[own] - self.firsts[shard])
         return shards, starts, self.lengths[numbers]
+
+    def release(self) -> None:
+        """Unmap the files; they are mapped again when they are needed."""
+        for shard in self.shards:
+            for file in shard.files.values():
+                file.release()
 
 
 def _has_ids(shard: KDShard) -> bool:

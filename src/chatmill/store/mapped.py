@@ -59,9 +59,10 @@ class MappedFile:
     """One file of equal records, mapped on first use; knows its size at opening and can tell when it changed.
 
     Reading a mapping beyond the end of a file that has shrunk kills the process, so readers call `check` first.
+    Threads may share it: one that releases it takes nothing away from those that read.
     """
 
-    __slots__ = ("_array", "_map", "dtype", "path", "records", "size")
+    __slots__ = ("_mapped", "dtype", "path", "records", "size")
 
     def __init__(self, path: Path, dtype: DTypeLike, records: int | None = None) -> None:
         """`records`: how many there must be; without it the size must be a multiple of a record."""
@@ -74,39 +75,40 @@ class MappedFile:
                 f"{path}: {self.size:,} bytes, but {self.records:,} records of {self.dtype.itemsize} bytes "
                 f"are expected ({self.records * self.dtype.itemsize:,} bytes): the file was cut or does not belong here"
             )
-        self._map: mmap.mmap | None = None
-        self._array: NDArray[Any] | None = None
+        self._mapped: tuple[mmap.mmap | None, NDArray[Any]] | None = None
+        """The mapping and its records, in one value: another thread may release it at any moment."""
 
     @property
     def array(self) -> NDArray[Any]:
         """The records, read-only, straight from the file."""
-        if self._array is None:
-            self._open()
-        assert self._array is not None
-        return self._array
+        mapped = self._mapped
+        if mapped is None:
+            mapped = self._mapped = self._open()
+        return mapped[1]
 
-    def _open(self) -> None:
+    def _open(self) -> tuple[mmap.mmap | None, NDArray[Any]]:
         if self.size == 0:
-            self._array = np.empty(0, dtype=self.dtype)
-            return
+            return None, np.empty(0, dtype=self.dtype)
         try:
             with self.path.open("rb") as file:
                 self._refuse_change(os.fstat(file.fileno()).st_size)
-                self._map = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
+                mapping = mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
         except OSError as error:
             refuse_out_of_memory(error, f"{self.path} cannot be mapped")
             raise FormatError(f"{self.path}: cannot be read any more: {error.strerror or error}") from error
-        self._array = np.frombuffer(self._map, dtype=self.dtype)
+        return mapping, np.frombuffer(mapping, dtype=self.dtype)
 
     @property
     def is_mapped(self) -> bool:
         """Whether it holds a descriptor now."""
-        return self._map is not None
+        mapped = self._mapped
+        return mapped is not None and mapped[0] is not None
 
     def check(self) -> None:
         """Raise a `FormatError` when the file no longer has the size it had at opening."""
-        if self._map is not None:
-            self._refuse_change(self._map.size())
+        mapped = self._mapped
+        if mapped is not None and mapped[0] is not None:
+            self._refuse_change(mapped[0].size())
 
     def _refuse_change(self, size: int) -> None:
         if size != self.size:
@@ -117,15 +119,14 @@ class MappedFile:
 
     def release(self) -> None:
         """Unmap as soon as no view is left; the next use maps the file again."""
-        self._array = None
-        self._map = None
+        self._mapped = None
 
     def __getstate__(self) -> tuple[Path, np.dtype[Any], int, int]:
         return self.path, self.dtype, self.size, self.records
 
     def __setstate__(self, state: tuple[Path, np.dtype[Any], int, int]) -> None:
         self.path, self.dtype, self.size, self.records = state
-        self._map, self._array = None, None
+        self._mapped = None
 
 
 def file_size(path: Path) -> int:

@@ -54,7 +54,7 @@ class Viewer:
             # a tokenizer that fails to load is reported when a page asks for it
             with contextlib.suppress(ChatmillError):
                 if dataset.decoder is not None and dataset.decoder.bytes_add_up:
-                    _ = dataset.decoder.lower_spelling
+                    _ = dataset.decoder.spelling
 
     def opened(self, request: Request) -> OpenedSplit:
         """The split that an address names."""
@@ -111,7 +111,8 @@ class Viewer:
         """Items of a record id; close ids where there is none."""
         opened = self.opened(request)
         wanted = request.query_params.get("id", "")
-        numbers, close = opened.find(wanted)
+        numbers = opened.split.find(wanted)
+        close = [] if numbers else opened.split.similar_ids(wanted, 5)
         return _json({"numbers": numbers[:MOST_PAGE], "found": len(numbers), "close": close})
 
     def search(self, request: Request) -> Response:
@@ -126,21 +127,20 @@ class Viewer:
     async def _found(self, opened: OpenedSplit, words: str, chosen: Any, match_case: bool) -> AsyncIterator[bytes]:
         """Lines of a search. When the page goes away the server closes this generator between two batches."""
         self.searches += 1
-        hits, done = 0, 0
+        hits, done, items = 0, 0, len(opened.split)
         self.last_searched = 0
         try:
-            with opened.reader() as reader:
-                batches = search(reader, opened.dataset.decoder, words, chosen=chosen, match_case=match_case)
-                yield _line({"items": 0, "of": len(reader), "hits": 0})
-                while (found := await run_in_threadpool(_next, batches)) is not None:
-                    for hit in found.hits[: MOST_HITS - hits]:
-                        yield _line({"hit": {**asdict(hit), **_brief(opened, hit.number)}})
-                    hits, done = hits + len(found.hits), found.items
-                    self.last_searched = done
-                    yield _line({"items": done, "of": len(reader), "hits": min(hits, MOST_HITS)})
-                    if hits >= MOST_HITS:
-                        break
-            yield _line({"done": True, "items": done, "of": len(opened.split), "hits": min(hits, MOST_HITS),
+            batches = search(opened.split, opened.dataset.decoder, words, chosen=chosen, match_case=match_case)
+            yield _line({"items": 0, "of": items, "hits": 0})
+            while (found := await run_in_threadpool(_next, batches)) is not None:
+                for hit in found.hits[: MOST_HITS - hits]:
+                    yield _line({"hit": {**asdict(hit), **_brief(opened, hit.number)}})
+                hits, done = hits + len(found.hits), found.items
+                self.last_searched = done
+                yield _line({"items": done, "of": items, "hits": min(hits, MOST_HITS)})
+                if hits >= MOST_HITS:
+                    break
+            yield _line({"done": True, "items": done, "of": items, "hits": min(hits, MOST_HITS),
                          "stopped": hits >= MOST_HITS})  # fmt: skip
         except ChatmillError as error:
             yield _line({"error": str(error)})
@@ -217,16 +217,17 @@ def _filter(request: Request) -> Filter:
 
 def _brief(opened: OpenedSplit, number: int) -> dict[str, Any]:
     """What lists say of an item besides its text."""
-    trained = opened.trained
-    turns = opened.split.turns
+    split, trained = opened.split, opened.trained
+    sources, turns = split.sources, split.turns
+    ids = split.record_ids(np.array([number]))
     return {
         "number": number,
-        "tokens": int(opened.split.tokens[number]),
+        "tokens": int(split.tokens[number]),
         "trained": None if trained is None else int(trained[number]),
-        "documents": int(opened.split.documents[number]) if opened.split.capacity else None,
-        "source": opened.source_of(number),
+        "documents": int(split.documents[number]) if split.capacity else None,
+        "source": None if sources is None else split.source_names[int(sources[number])],
         "turns": None if turns is None else int(turns[number]),
-        "record_id": opened.record_ids(np.array([number]))[0],
+        "record_id": (ids[0] or None) if ids else None,
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import codecs
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,8 @@ from chatmill.core.kinds import Part, RoleCode, kind_name, parts_of, role_of, ro
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
 from chatmill.look.decoder import Decoder, text_of
-from chatmill.look.items import Ints, Item, segment_sums
+from chatmill.look.items import Ints, Item, segment_sums, stretches
 from chatmill.look.viewer.opened import OpenedSplit
-from chatmill.look.viewer.pieces import pieces_of
 from chatmill.store.kd import SPAN_NAMES
 
 WINDOW = 2048
@@ -158,9 +159,8 @@ def _documents(item: Item, weights: NDArray[Any], decoder: Decoder | None) -> li
 
 def _map(item: Item, weights: NDArray[Any]) -> list[list[int]]:
     """Stretches of trained tokens in the row: [first, tokens]."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], weights > 0, [0]]).astype(np.int8)))
-    firsts, ends = edges[::2], edges[1::2]
-    return [[int(a), int(b - a)] for a, b in zip(firsts, ends, strict=True)]
+    firsts, ends = stretches(weights > 0)
+    return [[first, end - first] for first, end in zip(firsts.tolist(), ends.tolist(), strict=True)]
 
 
 def opening_text(
@@ -177,3 +177,52 @@ def opening_text(
                 same = int(np.argmin(wanted[begin:])) or len(kinds) - begin
                 return text_of(item.ids[start + begin : start + begin + min(same, most)], decoder)
     return text_of(item.ids[start : min(end, start + most)], decoder)
+
+
+def pieces_of(ids: NDArray[np.integer] | Sequence[int], decoder: Decoder | None) -> list[dict[str, Any]]:
+    """The tokens of a run as pieces, in order.
+
+    A piece has its text `t` and its ids `i`; tokens that hold parts of one character are one piece. `b` lists the
+    bytes of each token in hexadecimal, where they are not simply the UTF-8 of the text. `f` is `control`, `raw`
+    (bytes that are no UTF-8), `unknown` (not in the vocabulary) or `id` (there is no tokenizer).
+    """
+    numbers = [int(i) for i in ids]
+    if decoder is None:
+        return [{"t": str(i), "i": [i], "f": "id"} for i in numbers]
+    return list(_pieces(numbers, decoder))
+
+
+def _pieces(numbers: list[int], decoder: Decoder) -> Iterator[dict[str, Any]]:
+    held: list[tuple[int, bytes]] = []  # tokens whose bytes end in the middle of a character
+    for number in numbers:
+        raw = decoder.known_bytes(number)
+        if raw is None or number in decoder.control_ids:
+            yield from starmap(_single, held)
+            held = []
+            if raw is None:
+                yield {"t": str(number), "i": [number], "f": "unknown"}
+            else:
+                yield {"t": raw.decode("utf-8", errors="replace"), "i": [number], "f": "control"}
+            continue
+        held.append((number, raw))
+        joined = b"".join(part for _, part in held)
+        try:
+            text, used = codecs.utf_8_decode(joined, "strict", False)
+        except UnicodeDecodeError:  # no bytes that follow can mend it
+            yield from starmap(_single, held)
+            held = []
+            continue
+        if used == len(joined):
+            bytes_of_each = {"b": [part.hex() for _, part in held]} if len(held) > 1 else {}
+            yield {"t": text, "i": [number for number, _ in held], **bytes_of_each}
+            held = []
+    yield from starmap(_single, held)
+
+
+def _single(number: int, raw: bytes) -> dict[str, Any]:
+    """A token that shares no character with its neighbours; its bytes are spelled out where they are no text."""
+    try:
+        return {"t": raw.decode("utf-8"), "i": [number]}
+    except UnicodeDecodeError:
+        shown = raw.decode("utf-8", errors="backslashreplace")
+        return {"t": shown, "i": [number], "b": [raw.hex()], "f": "raw"}

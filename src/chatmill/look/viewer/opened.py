@@ -1,11 +1,8 @@
-"""A dataset as the viewer holds it: its splits with their columns, filters, readers and text."""
+"""A dataset as the viewer holds it: its splits with their columns, filters and text."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -21,13 +18,8 @@ from chatmill.label.policy import Policy
 from chatmill.label.presets import PRESETS
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.decoder import Decoder
-from chatmill.look.items import Ints, Item, LookSplit
+from chatmill.look.items import Item, LookSplit
 from chatmill.look.viewer.scan import SplitScan
-
-ITEMS_BEFORE_RELEASE = 500
-"""Items that are read before mapped pages are let go."""
-KEPT_SELECTIONS = 6
-"""Answers of filters that are kept for the next page; four bytes an item each."""
 
 
 class Sort(StrEnum):
@@ -64,50 +56,16 @@ class Filter:
 
 
 class OpenedSplit:
-    """One split: columns, the pass over its labels, and readers for searches."""
+    """One split: its columns, and the pass over its labels. Requests share it: splits are safe for threads."""
 
     def __init__(self, dataset: OpenedDataset, split: LookSplit) -> None:
         self.dataset, self.split, self.name = dataset, split, split.name
-        self.scan = SplitScan(split, self.reader)
-        self._selections: OrderedDict[Filter, NDArray[np.int32]] = OrderedDict()
-        self._lock = threading.Lock()
-        self._reading = threading.Lock()
-        """Held while the shared reader is asked for something; what it gave stays valid without it."""
-        self._read = 0
-        self._spare: list[LookSplit] = []
+        self.scan = SplitScan(split)
         split.release()
-
-    def _reopened(self) -> LookSplit:
-        """The split once more, with mappings of its own."""
-        return open_for_looking(self.dataset.look.path).split(self.name)
 
     def item(self, number: int) -> Item:
         """One item; a number that is not there is an error with the nearest one."""
-        position = self.dataset.look.check_number(self.split, number)
-        with self._reading:
-            self._read += 1
-            if self._read % ITEMS_BEFORE_RELEASE == 0:
-                self.split.release()
-            return self.split.item(position)
-
-    def find(self, record_id: str) -> tuple[list[int], list[str]]:
-        """The items of a record id; where there are none, ids that are like it."""
-        with self._reading:
-            numbers = self.split.find(record_id)
-            return numbers, [] if numbers else self.split.similar_ids(record_id, 5)
-
-    @contextmanager
-    def reader(self) -> Iterator[LookSplit]:
-        """A reader that no other thread uses meanwhile."""
-        with self._lock:
-            split = self._spare.pop() if self._spare else None
-        split = split or self._reopened()
-        try:
-            yield split
-        finally:
-            split.release()
-            with self._lock:
-                self._spare = [split]
+        return self.split.item(self.dataset.look.check_number(self.split, number))
 
     @property
     def trained(self) -> NDArray[np.integer] | None:
@@ -142,18 +100,8 @@ class OpenedSplit:
         """The items that pass, in the order asked for; None for all of them in stored order."""
         if wanted.keeps_all and wanted.sort is Sort.STORED:
             return None
-        with self._lock:
-            known = self._selections.get(wanted)
-            if known is not None:
-                self._selections.move_to_end(wanted)
-                return known
         chosen = np.flatnonzero(self.chosen(wanted)).astype(np.int32)
-        chosen = self._sorted(chosen, wanted.sort)
-        with self._lock:
-            self._selections[wanted] = chosen
-            while len(self._selections) > KEPT_SELECTIONS:
-                self._selections.popitem(last=False)
-        return chosen
+        return self._sorted(chosen, wanted.sort)
 
     def chosen(self, wanted: Filter) -> NDArray[np.bool_]:
         """Which items pass."""
@@ -214,17 +162,6 @@ class OpenedSplit:
         if name.upper() not in RoleCode.__members__:
             raise UnknownNameError("role", name, [role.name.lower() for role in RoleCode])
         return int(RoleCode[name.upper()])
-
-    def source_of(self, number: int) -> str | None:
-        """The source of an item."""
-        sources = self.split.sources
-        return None if sources is None else self.split.source_names[int(sources[number])]
-
-    def record_ids(self, numbers: Ints) -> list[str | None]:
-        """The record ids of some items."""
-        with self._reading:
-            found = self.split.record_ids(numbers)
-        return [None] * len(numbers) if found is None else [text or None for text in found]
 
     def as_json(self) -> dict[str, Any]:
         """What the page must know to offer choices."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,8 @@ _LAST_TURN = Policy(name="after_last_user", weights=PRESETS["all"].weights, scop
 class SplitScan:
     """Columns and sums that the files do not hold. Memory: nine bytes an item, whatever the number of tokens."""
 
-    def __init__(self, split: LookSplit, reader: Callable[[], AbstractContextManager[LookSplit]]) -> None:
-        """`reader` lends a reader that no other thread uses meanwhile."""
-        self._split, self._reader = split, reader
+    def __init__(self, split: LookSplit) -> None:
+        self._split = split
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.needs_trained = split.has_weights and "trained" not in split.features
@@ -64,11 +61,10 @@ class SplitScan:
 
     def _run(self) -> None:
         try:
-            with self._reader() as split:
-                for batch in split.batches():
-                    self._add(batch)
-                    self.tokens_done += int(batch.offsets[-1])
-                    del batch
+            for batch in self._split.batches():
+                self._add(batch)
+                self.tokens_done += int(batch.offsets[-1])
+                del batch
             self.done = True
         except Exception as error:
             # a damaged file must not leave a page that waits for ever

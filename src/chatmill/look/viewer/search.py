@@ -108,7 +108,7 @@ class _Bytes:
         self._wanted = self._folded(wanted.encode("utf-8", errors="replace"))
         self._bytes = TokenBytes(decoder.tokenizer)
         # A place either lies inside one token, or begins at the end of one and continues in the next.
-        self._spelling = (decoder.spelling if match_case else decoder.lower_spelling).spelling(self._wanted)
+        self._spelling = decoder.spelling.spelling(self._wanted)
 
     def _folded(self, raw: bytes) -> bytes:
         return raw if self._match_case else raw.lower()

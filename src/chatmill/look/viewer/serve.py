@@ -1,7 +1,8 @@
-"""Runs the viewer: finds a port, says the address, serves until it is stopped."""
+"""Runs the viewer: finds a port, says the address, serves until it is stopped, and closes connections that dawdle."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import secrets
@@ -9,11 +10,68 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from chatmill.errors import ConfigError, MissingExtraError
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from chatmill.errors import ConfigError
 
 FIRST_PORT = 8420
 PORTS = 20
 """Ports that are tried when none is asked for."""
+SLOW_SECONDS = 30.0
+"""For a whole request to arrive, and for a client to take the next piece of an answer."""
+
+
+class ImpatientProtocol(H11Protocol):
+    """HTTP as uvicorn speaks it, with two deadlines; how long an answer takes to be made is not limited.
+
+    Whoever sends a request, or takes an answer, too slowly does not hold a place.
+    """
+
+    slow_seconds = SLOW_SECONDS
+    _request: asyncio.TimerHandle | None = None
+    _answer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """A new connection: a request has to come."""
+        super().connection_made(transport)
+        self._request = self.loop.call_later(self.slow_seconds, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """A piece of a request; the first piece of the next one begins a new deadline."""
+        if self._request is None and self.conn.their_state is h11.IDLE:
+            self._request = self.loop.call_later(self.slow_seconds, self.transport.abort)
+        super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_request_timer()
+
+    def pause_writing(self) -> None:
+        """The client does not take what was sent."""
+        super().pause_writing()
+        self._stop_answer_timer()
+        self._answer = self.loop.call_later(self.slow_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        self._stop_answer_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is left to wait for."""
+        self._stop_request_timer()
+        self._stop_answer_timer()
+        super().connection_lost(exc)
+
+    def _stop_request_timer(self) -> None:
+        if self._request is not None:
+            self._request.cancel()
+            self._request = None
+
+    def _stop_answer_timer(self) -> None:
+        if self._answer is not None:
+            self._answer.cancel()
+            self._answer = None
 
 
 def is_loopback(host: str) -> bool:
@@ -81,26 +139,20 @@ def listening(
     host: str = "127.0.0.1",
     port: int | None = None,
     use_token: bool = True,
-    slow_seconds: float | None = None,
+    slow_seconds: float = SLOW_SECONDS,
 ) -> Iterator[tuple[Any, list[socket.socket], str]]:
     """A uvicorn server that is ready to run, its sockets, and its address.
 
-    Clients that take longer than `slow_seconds` (None: 30) to send a request or to take an answer are cut off.
+    Clients that take longer than `slow_seconds` to send a request or to take an answer are cut off.
     """
     if not use_token and not is_loopback(host):
         raise ConfigError(f"--no-token is for this machine alone: whoever can reach {host} could read the dataset")
-    try:
-        import uvicorn
-
-        from chatmill.look.viewer.slow_clients import SLOW_SECONDS, impatient
-    except ImportError:
-        raise MissingExtraError("uvicorn", "view", "the web viewer") from None
     token = secrets.token_urlsafe(18) if use_token else None
     made = bind(host, port)
     try:
         config = uvicorn.Config(
             make(token),
-            http=impatient(SLOW_SECONDS if slow_seconds is None else slow_seconds),
+            http=type("Protocol", (ImpatientProtocol,), {"slow_seconds": slow_seconds}),
             ws="none",
             log_level="error",
             access_log=False,
