@@ -71,7 +71,7 @@ class Watch:
         self._heard: dict[str, Callable[[Any], object]] = {
             "pageerror": lambda error: self.problems.append(f"error: {error}"),
             "console": self._said,
-            "dialog": lambda dialog: (self.problems.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+            "dialog": self._asked,
             "request": lambda request: self.requests.append(request.url),
         }
         for event, hear in self._heard.items():
@@ -80,6 +80,10 @@ class Watch:
     def _said(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.problems.append(f"console {message.type}: {message.text}")
+
+    def _asked(self, dialog: Any) -> None:
+        self.problems.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def check(self, url: str) -> None:
         assert not self.problems, self.problems
