@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -25,6 +26,7 @@ import tempfile
 import threading
 import traceback
 import types
+import weakref
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -34,18 +36,17 @@ ROOT = Path(__file__).parents[1]
 ADDRESS = "CHATMILL_TEST_FORKS"
 """Where `SHIM` finds the server."""
 IMPORTED = (
-    "torch._dynamo",
-    "chatmill.load",
-    "chatmill.train.trainer",
-    "chatmill.compiler.run",
-    "chatmill.prove.verify",
+    *("torch._dynamo", "typer._adapters", "numpy.ma", "rich.table", "yaml"),
+    *("chatmill.load", "chatmill.train.trainer", "chatmill.compiler.run", "chatmill.compiler.init"),
+    *("chatmill.prove.verify", "chatmill.prove.compare.diff", "chatmill.export.export", "chatmill.distill.check"),
+    *("chatmill.look.stats", "chatmill.look.dataset", "chatmill.look.template_look", "chatmill.look.report.page"),
 )
-"""Beside the modules of the commands, which import less than they use; torch imports the first with its first step."""
+"""Beside the modules of the commands, which import less than they use; the first are what libraries import late."""
 SHIM = f"""
 import array, json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect(os.environ["{ADDRESS}"])
-order = json.dumps([["chatmill", *sys.argv[1:]], os.getcwd(), dict(os.environ)]).encode()
+order = json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
 server.sendmsg([b"%12d" % len(order)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))])
 server.sendall(order)
 answers = server.makefile()
@@ -58,7 +59,14 @@ if status < 0:
     os.kill(os.getpid(), -status)
 sys.exit(status)
 """
-"""A `chatmill` for shells that hands its arguments and open files to the server and ends as the fork did."""
+"""A `chatmill` or `python` for shells: hands its arguments and open files to the server, and ends as the fork did."""
+PYTHON = """#!/bin/sh
+case "$1" in
+  [!-]*|-) exec {shim} "$@" ;;
+  *) exec {python} "$@" ;;
+esac
+"""
+"""Scripts are forks; everything else that an interpreter may be asked for (`-c`, `-m`) is one."""
 
 
 class Server:
@@ -68,9 +76,11 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="forks"))  # short: sockets with long paths cannot be made
         self.address = self.folder / "socket"
         (self.folder / "shim.py").write_text(SHIM)
-        words = shlex.join([sys.executable, "-ISE", str(self.folder / "shim.py")])
-        (self.folder / "chatmill").write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-        (self.folder / "chatmill").chmod(0o755)
+        shim = shlex.join([sys.executable, "-ISE", str(self.folder / "shim.py")])
+        (self.folder / "chatmill").write_text(f'#!/bin/sh\nexec {shim} chatmill "$@"\n')
+        (self.folder / "python").write_text(PYTHON.format(shim=shim, python=shlex.quote(sys.executable)))
+        for name in ("chatmill", "python"):
+            (self.folder / name).chmod(0o755)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.forked", str(self.address)],
             stdin=subprocess.PIPE,
@@ -94,7 +104,7 @@ def server() -> Server:
 
 
 def for_shells(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which `chatmill` is a fork."""
+    """An environment in which `chatmill` is a fork, and so is `python` with a script."""
     found = server()
     path = f"{found.folder}{os.pathsep}{environment['PATH']}"
     return {**environment, "PATH": path, ADDRESS: str(found.address)}
@@ -167,47 +177,57 @@ def run_forked(
 def serve(address: str) -> None:
     """Fork for everybody who connects, until the input ends."""
     import chatmill.cli
+    from chatmill.render.registry import bind, find_template
+    from chatmill.tokenizer.byte_level import ByteTokenizer
 
+    bind("chatml", ByteTokenizer(find_template("chatml").control_tokens))  # compiled once: most commands take it
     commands = [f"chatmill.cli.{module.name}" for module in pkgutil.iter_modules(chatmill.cli.__path__)]
     for name in (*IMPORTED, *commands):
         importlib.import_module(name)
     assert len(os.listdir("/proc/self/task")) == 1, "a fork copies one thread"
+    for cleanup in weakref.finalize._registry:  # type: ignore[attr-defined]  # torch has thousands, which take long
+        cleanup.atexit = False
     gc.collect()
     gc.freeze()
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
     listening.listen(64)
     os.write(1, b"ready\n")
-    attending: set[int] = set()
-    while sys.stdin not in (ready := select.select([listening, sys.stdin], [], [])[0]):
-        assert ready
-        connection, _ = listening.accept()
-        child = os.fork()
-        if child == 0:
-            listening.close()
-            attend(connection)
-        connection.close()
-        attending.add(child)
-        attending -= {child for child in attending if os.waitpid(child, os.WNOHANG)[0]}
-
-
-def attend(connection: socket.socket) -> None:
-    """Start what is asked for, and say its process and then how it ended."""
-    try:
-        head, files, _, _ = socket.recv_fds(connection, 12, 3)
-        order = b""
-        while len(order) < int(head):
-            order += connection.recv(int(head) - len(order))
-        child = os.fork()
-        if child == 0:
+    running: dict[int, tuple[int, socket.socket]] = {}  # by a descriptor that becomes readable when the process ends
+    while sys.stdin not in (ready := select.select([listening, sys.stdin, *running], [], [])[0]):
+        for source in ready:
+            if not isinstance(source, int):
+                connection, _ = listening.accept()
+                child = fork_for(connection, [listening.fileno(), *running, *(c.fileno() for _, c in running.values())])
+                running[os.pidfd_open(child)] = child, connection
+                continue
+            child, connection = running.pop(source)
+            os.close(source)
+            say(connection, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             connection.close()
-            become(files, *json.loads(order))
-        for file in files:
+
+
+def fork_for(connection: socket.socket, others: list[int]) -> int:
+    """Start what is asked for, and say its process; `others` are descriptors that are none of its business."""
+    head, files, _, _ = socket.recv_fds(connection, 12, 3)
+    order = b""
+    while len(order) < int(head):
+        order += connection.recv(int(head) - len(order))
+    child = os.fork()
+    if child == 0:
+        for file in (connection.fileno(), *others):
             os.close(file)
-        connection.sendall(b"%d\n" % child)
-        connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    finally:
-        os._exit(0)
+        become(files, *json.loads(order))
+    for file in files:
+        os.close(file)
+    say(connection, child)
+    return child
+
+
+def say(connection: socket.socket, number: int) -> None:
+    """Send a number to somebody who may be gone."""
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(b"%d\n" % number)
 
 
 def become(files: list[int], command: list[str], folder: str, environment: dict[str, str]) -> None:
@@ -243,6 +263,11 @@ def become(files: list[int], command: list[str], folder: str, environment: dict[
 
 
 def start(program: str) -> None:
+    if program == "-":
+        sys.path[0] = ""
+        sys.modules["__main__"] = script = types.ModuleType("__main__")
+        exec(compile(sys.stdin.read(), "<stdin>", "exec"), vars(script))
+        return
     if program != "chatmill":
         sys.path[0] = str(Path(program).resolve().parent)
         runpy.run_path(program, run_name="__main__")

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+WORKERS_WHEN_NEEDED = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+"""Else a cluster starts one for each core whenever a driver joins, and each takes a second of processor time."""
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -40,7 +43,9 @@ def ray_address() -> Iterator[str]:
     before = os.environ.get("RAY_AUTH_MODE")
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with log.open("w") as file:
-        head = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        head = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **WORKERS_WHEN_NEEDED}
+        )
     try:
         until = time.monotonic() + 300
         while "Ray runtime started" not in log.read_text():

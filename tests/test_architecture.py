@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,7 @@ def room_of(path: Path) -> str:
     return relative.parts[0].removesuffix(".py")
 
 
+@cache
 def imported_modules(path: Path) -> list[tuple[str, bool]]:
     """(module, at import time) of every import in a file; `if TYPE_CHECKING` and functions are not import time."""
     found: list[tuple[str, bool]] = []

@@ -71,3 +71,12 @@ def test_a_shell_has_the_command(tmp_path: Path) -> None:
     assert version.startswith("chatmill ")
     assert status == "status 2"
     assert "unknown command 'bild'" in done.stderr
+
+
+def test_a_shell_has_python_for_scripts(script: Path) -> None:
+    commands = "python script.py 3 || echo status $?; echo 'import sys; print(sys.argv, __name__)' | python - x"
+    done = run_bash(f"{commands}; python -c 'import sys; print(\"torch\" in sys.modules)'", script.parent)
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert first.startswith("['3'] ")
+    assert others == ["at the end", "status 3", "['-', 'x'] __main__", "False"]

@@ -201,15 +201,7 @@ def complete(line: str, cwd: Path | None = None) -> list[str]:
     """What bash would offer at the end of a line."""
     words = line.split(" ")
     environment = {"_CHATMILL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    code = "import sys; sys.argv = ['chatmill']; from chatmill.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked(cwd=cwd, env=environment)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout.split()
 

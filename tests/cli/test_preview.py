@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from chatmill.look.safe_text import visible
-from tests.cli.run import chatmill, here
+from tests.cli.run import chatmill, forked, here
 
 PAIR = {
     "id": "one",
@@ -129,6 +129,6 @@ def test_visible_characters() -> None:
 
 
 def test_version_and_help() -> None:
-    assert chatmill("--version").stdout.startswith("chatmill 0.")
-    assert "preview" in chatmill("--help").stdout
-    assert chatmill().returncode != 0
+    assert forked("--version").stdout.startswith("chatmill 0.")
+    assert "preview" in forked("--help").stdout
+    assert forked().returncode != 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -53,24 +53,46 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_job, "_KEPT", {})
 
 
+def recipe_in(folder: Path) -> dict[str, Any]:
+    (folder / "own.py").write_text(TEMPLATE)
+    path = write_jsonl(folder / "chats.jsonl", chats(60))
+    return plain_recipe(path, tokenizer=str(unpacked("gpt2")), template=str(folder / "own.py"))
+
+
 @pytest.fixture
 def recipe(fast: Path) -> dict[str, Any]:
-    (fast / "own.py").write_text(TEMPLATE)
-    path = write_jsonl(fast / "chats.jsonl", chats(60))
-    return plain_recipe(path, tokenizer=str(unpacked("gpt2")), template=str(fast / "own.py"))
+    return recipe_in(fast)
+
+
+class Good(NamedTuple):
+    """A recipe, and what workers with a good engine make of it."""
+
+    recipe: dict[str, Any]
+    files: dict[str, str]
+    kept: dict[Any, Any]
+    """What the driver has loaded: it has the good engine, and only workers have a bad one."""
+
+
+@pytest.fixture(scope="module")
+def good(fast_module: Path) -> Good:
+    recipe, kept = recipe_in(fast_module), dict[Any, Any]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_job, "_KEPT", kept)
+        run_build(recipe, fast_module / "good", workers=1, shard_bytes=4000)
+    return Good(recipe, digest(fast_module / "good"), kept)
 
 
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("engine", ["wrong", "missing"])
 def test_workers_with_a_bad_engine_build_the_same_bytes(
-    engine: str, prepared: bool, recipe: dict[str, Any], fast: Path, monkeypatch: pytest.MonkeyPatch, forgotten: None
+    engine: str, prepared: bool, good: Good, fast: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_build(recipe, fast / "good", workers=1, shard_bytes=4000)
+    monkeypatch.setattr(chunk_job, "_KEPT", good.kept)
     if not prepared:
         monkeypatch.setattr(LocalExecutor, "prepare", lambda self, job, spec, most: None)
     monkeypatch.setenv("TEST_ENGINE", engine)
-    run_build(recipe, fast / "bad", workers=2, shard_bytes=4000)
-    assert digest(fast / "bad") == digest(fast / "good")
+    run_build(good.recipe, fast / "bad", workers=2, shard_bytes=4000)
+    assert digest(fast / "bad") == good.files
     assert leftovers(fast / "bad") == []
 
 

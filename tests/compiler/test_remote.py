@@ -21,6 +21,7 @@ from chatmill.read import places
 from chatmill.read.conversations import ConversationFile
 from tests.compiler.builds import chats, digest, write_jsonl
 from tests.compiler.s3_server import s3_server
+from tests.forked import run_forked
 
 CHATML = {"tokenizer": "bytes", "template": "chatml", "add_control_tokens": True, "shard_bytes": 4000}
 RECORDS = chats(60, 1)
@@ -87,9 +88,9 @@ def test_a_dataset_in_a_store_is_that_of_a_folder(store: Any, chats_file: Path, 
 def test_a_killed_build_into_a_store_is_resumed(store: Any, chats_file: Path, tmp_path: Path, point: str) -> None:
     recipe = {"sources": [{"path": str(chats_file)}], **CHATML}
     url = f"s3://mill/{point.partition(':')[0]}"
-    command = [sys.executable, "-c", CODE, json.dumps([recipe, url])]
-    killed = subprocess.run(command, check=False, env={**os.environ, "CHATMILL_FAULTS": point}, capture_output=True)
-    assert killed.returncode == -9, killed.stderr.decode()
+    (tmp_path / "build.py").write_text(CODE)
+    killed = run_forked(tmp_path / "build.py", json.dumps([recipe, url]), env={**os.environ, "CHATMILL_FAULTS": point})
+    assert killed.returncode == -9, killed.stderr
     store.invalidate_cache()
     there = [path.rpartition("/")[2] for path in store.find(url)]
     assert ("manifest.json" in there) == (point == "after_remote_manifest:1"), "a manifest means a whole dataset"

@@ -54,14 +54,12 @@ def test_trimming_and_counting(native: str, texts: list[str]) -> None:
         assert columns.not_ascii().tolist() == [not text.isascii() for text in texts]
 
 
-SPACES = [chr(point) for point in range(sys.maxunicode + 1) if chr(point).isspace()]
-
-
 @pytest.mark.parametrize("native", ["0", "1"])
 def test_every_white_space_is_stripped(native: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHATMILL_NATIVE", native)
-    near = [chr(ord(space) + step) for space in SPACES for step in (-1, 1)]  # most of them are no white space
-    every = (*SPACES, *near, "\u00e0", "\u2083")
+    spaces = [one for one in map(chr, range(sys.maxunicode + 1)) if one.isspace()]
+    near = [chr(ord(space) + step) for space in spaces for step in (-1, 1)]  # most of them are no white space
+    every = (*spaces, *near, "\u00e0", "\u2083")
     texts = [side.format(one) for one in every for side in ("{0}a{0}", "a{0}", "{0}", "é{0}é")]
     assert list(shuffled(texts).trimmed(None)) == [text.strip() for text in texts]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from chatmill.errors import ConfigError
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.placement import rank_and_world
+from tests.forked import for_shells, run_forked
 from tests.load.sets import PAD, items, write_set
 
 CONFIG = {
@@ -47,14 +46,13 @@ dist.destroy_process_group()
 def test_two_processes_share_an_epoch(tmp_path: Path) -> None:
     train = items(25)
     write_set(tmp_path / "set", train)
-    script, out = tmp_path / "run.py", tmp_path / "out.json"
+    script, out, torchrun = tmp_path / "run.py", tmp_path / "out.json", tmp_path / "torchrun.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    arguments = ["--log-dir", str(tmp_path / "logs"), str(script), json.dumps(CONFIG), str(tmp_path / "set"), str(out)]
+    torchrun.write_text("from torch.distributed.run import main; main()")
+    options = ["--standalone", "--nproc_per_node=2", "--log-dir", str(tmp_path / "logs"), "--no-python"]
+    command = ["python", str(script), json.dumps(CONFIG), str(tmp_path / "set"), str(out)]
     environment = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE"}} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command + arguments, capture_output=True, text=True, env=environment, timeout=600, check=False
-    )
+    done = run_forked(torchrun, *options, *command, env=for_shells(environment))
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(out.read_text())
     taken = [[v for step in result["rows"] for v in step[rank] if v != PAD] for rank in range(2)]

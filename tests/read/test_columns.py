@@ -75,7 +75,7 @@ def same_as_slow(lines: list[bytes], shape: str | Shape = "openai", end: bytes =
     return np.zeros(len(lines), dtype=np.bool_) if scanned is None else scanned.read
 
 
-SHARE = pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+SHARE = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 """One of so many of the bundled records; `make test-slow` takes all."""
 
 
@@ -86,7 +86,7 @@ def test_all_bundled_and_nasty_records(way: str, every: int) -> None:
     lines = lines[-1000:] + lines[:-1000:every]  # the nasty ones are at the end
     for shape in ("openai", "harmony"):
         scanned = same_as_slow(lines, shape)
-        assert way == "python" or scanned.sum() > (0.9 if every == 1 else 0.8) * len(lines)
+        assert way == "python" or scanned.sum() > (0.9 if every == 1 else 0.7) * len(lines)
         assert not scanned.all()
 
 

@@ -276,11 +276,13 @@ def test_chosen_conversations(talks: list[Conversation], chosen: list[int]) -> N
 # -- what a plan's key must tell apart ---------------------------------------------------------------------------------
 
 
-def calling(*ids: str | None) -> Conversation:
+def calling(*ids: str | None, results: int | None = None) -> Conversation:
+    """A conversation with calls, and a result for each or for some."""
     calls = tuple(ToolCall("f", '{"a": 1}', one) for one in ids)
-    results = tuple(Message(Role.TOOL, "r", tool_call_id="call00001", name="f") for _ in ids)
+    answered = ids if results is None else ids[:results]
+    given = tuple(Message(Role.TOOL, "r", tool_call_id="call00001", name="f") for _ in answered)
     answer = Message(Role.ASSISTANT, "done")
-    return Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "", tool_calls=calls), *results, answer))
+    return Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "", tool_calls=calls), *given, answer))
 
 
 @pytest.mark.parametrize("name", ["mistral_nemo", "qwen3", "glm4_5"])
@@ -295,7 +297,7 @@ def test_calls_of_which_some_have_ids(name: str) -> None:
 def test_more_calls_than_a_byte_can_count() -> None:
     template = fresh("qwen3")
     for count in (257, 1, 256):
-        talks = [calling(*(["call00001"] * count))]
+        talks = [calling(*(["call00001"] * count), results=1)]  # every result would be a beginning to render
         assert_bulk_is_one_by_one(rendered_both_ways(lambda talks=talks: talks, template), talks, "qwen3", "bytes")
 
 

@@ -16,7 +16,7 @@ from chatmill import load_tokenizer
 from chatmill.compiler.run import run_build
 from chatmill.errors import SlowEngineWarning, TokenizerError
 from chatmill.tokenizer import backends, tiktoken_file
-from tests.cli.run import chatmill
+from tests.cli.run import chatmill, here
 from tests.compiler.builds import chats, digest, plain_recipe, write_jsonl
 from tests.data.tokenizer_files import unpacked
 
@@ -77,8 +77,8 @@ def test_a_build_gives_the_same_bytes_with_one_warning(
 
 def test_looking_works_without_it(tmp_path: Path, blocked: dict[str, str]) -> None:
     path = write_jsonl(tmp_path / "chats.jsonl", chats(3))
-    arguments = ("preview", path, "--tokenizer", str(unpacked("qwen3")), "--template", "qwen3", "-n", "1")
-    with_it, without = chatmill(*arguments), chatmill(*arguments, env=blocked)
+    arguments = ("preview", path, "--tokenizer", str(unpacked("gpt2")), "--template", "chatml", "-n", "1")
+    with_it, without = here(*arguments), chatmill(*arguments, env=blocked)
     assert (with_it.returncode, without.returncode) == (0, 0), without.stderr
     assert without.stdout == with_it.stdout
     assert len(SAID.findall(without.stderr)) == 1

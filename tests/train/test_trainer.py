@@ -328,7 +328,7 @@ def test_a_tiny_model_overfits_real_conversations_answers_and_stops(tmp_path: Pa
     assert len({prompt_of(c) for c in conversations}) == 12
     write_episodes(tmp_path, conversations)
     loader = loader_over(
-        tmp_path, batch_size=2, block_size=128, pad_token_id=gpt2_chatml().eos_id, pack=True, epoch_drop_last=False
+        tmp_path, batch_size=1, block_size=128, pad_token_id=gpt2_chatml().eos_id, pack=True, epoch_drop_last=False
     )
     model = tiny_gpt(gpt2_chatml().vocab_size)
     result: FitResult = fit(model, loader, steps=60, learning_rate=2e-2, warmup_pct=0.1, weight_decay=0.0, log_every=10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ import pytest
 from tests.view.sets import Running, Sets, make_sets, running
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+EMPTY = "about:blank"
 
 
 @pytest.fixture(scope="session")
@@ -61,18 +62,28 @@ def browser() -> Iterator[Any]:
 
 
 class Watch:
-    """What a page did besides showing: errors, dialogs, requests to other places."""
+    """What a page does besides showing, from here on: errors, dialogs, requests to other places."""
 
     def __init__(self, page: Any) -> None:
         self.problems: list[str] = []
         self.requests: list[str] = []
-        page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
-        page.on(
-            "console",
-            lambda m: self.problems.append(f"console {m.type}: {m.text}") if m.type in ("error", "warning") else None,
-        )
-        page.on("dialog", lambda dialog: (self.problems.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: self.requests.append(request.url))
+        self._page = page
+        self._heard: dict[str, Callable[[Any], object]] = {
+            "pageerror": lambda error: self.problems.append(f"error: {error}"),
+            "console": self._said,
+            "dialog": self._asked,
+            "request": lambda request: self.requests.append(request.url),
+        }
+        for event, hear in self._heard.items():
+            page.on(event, hear)
+
+    def _said(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.problems.append(f"console {message.type}: {message.text}")
+
+    def _asked(self, dialog: Any) -> None:
+        self.problems.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def check(self, url: str) -> None:
         assert not self.problems, self.problems
@@ -80,26 +91,37 @@ class Watch:
         foreign = [asked for asked in self.requests if not asked.startswith(url)]
         assert not foreign, foreign
 
+    def end(self) -> None:
+        for event, hear in self._heard.items():
+            self._page.remove_listener(event, hear)
+
+
+SIZE = {"width": 1200, "height": 900}
+
 
 @pytest.fixture(scope="session")
-def profile(browser: Any) -> Iterator[Any]:
-    """What pages share; one of its own for each test would cost more than most pages do."""
-    context = browser.new_context(
-        viewport={"width": 1200, "height": 900}, color_scheme="light", reduced_motion="reduce"
-    )
+def tab(browser: Any) -> Iterator[Any]:
+    """One for all tests: the process that a new one starts would cost more than most pages do."""
+    context = browser.new_context(viewport=SIZE, color_scheme="light", reduced_motion="reduce")
     context.set_default_timeout(300_000)  # for machines that are busy with other things
-    yield context
+    yield context.new_page()
     context.close()
 
 
 @pytest.fixture
-def page(profile: Any) -> Iterator[Any]:
-    """A fresh page, with nothing stored by the ones before it; `page.watch` knows what happened on it."""
-    made = profile.new_page()
-    made.watch = Watch(made)
-    yield made
-    storage = profile.new_cdp_session(made)
-    for origin in {"{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in made.watch.requests}:
+def page(tab: Any) -> Iterator[Any]:
+    """An empty page, with nothing stored by the ones before it; `page.watch` knows what happened on it."""
+    tab.set_viewport_size(SIZE)
+    tab.emulate_media(color_scheme="light", reduced_motion="reduce")
+    tab.watch = Watch(tab)
+    yield tab
+    tab.watch.end()
+    tab.unroute_all()
+    if tab.url != EMPTY:
+        tab.evaluate("sessionStorage.clear()")
+    tab.goto(EMPTY)
+    storage = tab.context.new_cdp_session(tab)
+    for origin in {"{0.scheme}://{0.netloc}".format(urlsplit(url)) for url in tab.watch.requests}:
         storage.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"})
-    profile.clear_cookies()
-    made.close()
+    storage.detach()
+    tab.context.clear_cookies()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from chatmill.render.jinja.expressions import Expression, Question, evaluate
+from chatmill.render.jinja.expressions import Expression, Question, evaluate, root
 from chatmill.render.jinja.paths import owner_of
 from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.traced import atoms_of, plain_text
@@ -54,7 +54,7 @@ class Rendering(NamedTuple):
         at = 0
         for start, stop, expression, owner in self.pieces:
             text = self.text[start:stop]
-            if expression is not None and expression[0] not in ("const", "lost"):
+            if expression is not None and expression[0] != "const" and root(expression) is not None:  # else as it was
                 text = evaluate(expression, view.field)
             pieces.append(Piece(at, at + len(text), expression, owner))
             texts.append(text)

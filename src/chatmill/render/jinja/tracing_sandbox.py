@@ -24,6 +24,7 @@ PASSING_FILTERS = frozenset(
     | {"batch", "slice", "dictsort", "sort", "unique", "groupby", "reverse", "min", "max", "random", "sum", "join"}
 )
 """Filters that hand values on, or compare them by their own operators; texts keep their origin in them."""
+TEXTS = frozenset({str, Traced})
 
 
 class TracingSandbox(PlainSandbox):
@@ -73,6 +74,8 @@ class TracingSandbox(PlainSandbox):
         return super().call(context, callable_, *arguments, **named)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: D102
+        if operator == "+" and type(left) in TEXTS and type(right) in TEXTS:  # what templates do most, at once
+            return self.checked(left + right)
         if isinstance(left, SafeText) or isinstance(right, SafeText):
             if operator == "+" and isinstance(left, str) and isinstance(right, str):
                 return self.checked(SafeText.added(left, right))
