@@ -21,7 +21,7 @@ from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_
 
 FULL = [
     "after_spool_write:1",
-    "before_spool_rename:1",
+    "before_spool_folder_rename:1",
     "after_state_write:1",
     "after_shard_write:2",
     "before_receipt:1",

@@ -20,9 +20,9 @@ from chatmill.compiler.inputs import (
     check_inputs,
     check_inputs_unchanged,
     fetched,
-    resolve_paths,
     scan_input,
 )
+from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
 from chatmill.read.places import is_elsewhere
 from chatmill.read.shapes import preferred, shape_key
