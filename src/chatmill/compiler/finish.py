@@ -9,8 +9,8 @@ from typing import Any
 
 from chatmill.compiler.chunk_job import SPLITS, ChunkJob
 from chatmill.compiler.chunk_output import REJECTED
+from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.executor import Executor
-from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.gates import GateError, gates_of
 from chatmill.compiler.ledger import Ledger
@@ -166,13 +166,11 @@ class BuildFinish:
             for place in places
         ]
 
-        def on_done(index: int, receipt: dict[str, Any]) -> None:
-            shard = made_shard(todo[index].folder, receipt, VAL)
+        for place, job, receipt in zip(places, todo, run_jobs(join_val, todo, executor), strict=True):
+            shard = made_shard(job.folder, receipt, VAL)
             assert shard is not None
-            shards[places[index]] = shard
-            disk.add(todo[index].folder, receipt)
-
-        executor.run(join_val, todo, on_done, LateJobs(lambda: None).hear)
+            shards[place] = shard
+            disk.add(job.folder, receipt)
         return shards
 
 

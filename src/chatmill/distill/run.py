@@ -18,12 +18,11 @@ from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.named import named_executor
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.publish import TEMPORARY, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.run import Outcome
 from chatmill.compiler.shards import join_rejected
-from chatmill.compiler.work import begin_work, claim_work, remove_work, unfinished_state
+from chatmill.compiler.work import begin_work, claim_work, folder_lock, remove_work, unfinished_state
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.caps import cap_tokens
 from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of

@@ -19,8 +19,7 @@ from chatmill.core.texts import OptionalTexts
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.read.files import parquet_batches, parquet_file
 from chatmill.read.ranges import check_unchanged
-from chatmill.store.fingerprint import probe
-from chatmill.store.mapped import MappedFile
+from chatmill.store.mapped import MappedFile, probe
 
 INPUT_MANIFEST = "manifest.json"
 INPUT_SCHEMA = "synth_harmony_v1"

@@ -8,6 +8,7 @@ same input and options give the same bytes for any workers and after any interru
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -17,23 +18,21 @@ from typing import Any
 
 from chatmill import __version__
 from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.chunk_runs import OnProgress, run_chunks
+from chatmill.compiler.chunk_runs import OnProgress, run_chunks, run_jobs
 from chatmill.compiler.engines.executor import Executor
-from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.inputs import CHUNK_BYTES, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.ledger import Ledger
-from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.shards import join_rejected
 from chatmill.compiler.sources import scan_all
-from chatmill.compiler.work import begin_work, claim_work, remove_work, unfinished_state
+from chatmill.compiler.work import begin_work, claim_work, folder_lock, remove_work, unfinished_state
 from chatmill.distill.manifest import failures
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
+from chatmill.distill.shards import GLOB, INPUT_SCHEMA
 from chatmill.distill.synth_harmony_chunks import (
-    GLOB,
     OUTPUT_COLUMNS,
     ROWS,
     CountJob,
@@ -46,11 +45,9 @@ from chatmill.distill.synth_harmony_chunks import (
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame, RowFields, column_names
 from chatmill.errors import ConfigError, DataError, member
 from chatmill.read.files import SUFFIXES
-from chatmill.read.ranges import ChunkKind
 from chatmill.store.documents import WORK
 from chatmill.store.receipts import MANIFEST
 
-SCHEMA_VERSION = "synth_harmony_v1"
 ROWS_PER_SHARD = 20_000_000
 """Each shard becomes one prefix for Megatron, and few large ones serve it best."""
 ANY_SHAPE = "openai"
@@ -235,16 +232,8 @@ class _HarmonyRun:
         ranges = [chunk for one in scanned for chunk in one.chunks]
         firsts = [0] * len(ranges)
         if self.fields.id_prefix is not None:
-            counts = [chunk.count for chunk in ranges]
-            lines = [place for place, chunk in enumerate(ranges) if chunk.kind is ChunkKind.LINES]
-
-            def on_done(index: int, receipt: dict[str, Any]) -> None:
-                counts[lines[index]] = receipt["records"]
-
-            if lines:
-                jobs = [CountJob(range=ranges[place]) for place in lines]
-                engine.run(count_records, jobs, on_done, LateJobs(lambda: None).hear)
-            firsts = [sum(counts[:place]) for place in range(len(ranges))]
+            counts = run_jobs(count_records, [CountJob(range=chunk) for chunk in ranges], engine)
+            firsts = [0, *itertools.accumulate(counts)]
         return [
             HarmonyChunk(
                 number=number,
@@ -284,7 +273,7 @@ class _HarmonyRun:
             join_rejected((chunk.folder for chunk in chunks), self.out / REJECTED)
             move_outputs(jobs, receipts, self.out)
             manifest = {
-                "schema_version": SCHEMA_VERSION,
+                "schema_version": INPUT_SCHEMA,
                 "dataset": self.dataset,
                 "columns": list(OUTPUT_COLUMNS),
                 "glob": GLOB,

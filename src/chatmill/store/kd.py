@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import first_difference
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
-from chatmill.store.fingerprint import probe
 from chatmill.store.kd_rules import IdRules
-from chatmill.store.mapped import MappedFile, file_size
+from chatmill.store.mapped import MappedFile, file_size, probe
 from chatmill.store.megatron import MegatronIndex, idx_path
 from chatmill.store.receipts import MANIFEST, read_export, read_kd_manifest
 
