@@ -44,7 +44,6 @@ from chatmill.distill.synth_harmony_chunks import (
 )
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame, RowFields, column_names
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.read.files import SUFFIXES
 from chatmill.store.documents import WORK
 from chatmill.store.receipts import MANIFEST
 
@@ -95,12 +94,13 @@ def write_synth_harmony(
     - `resume`: go on with a run that was stopped. Otherwise `out` must not be there.
     """
     policy = member(OnError, "on_error", on_error)
-    HarmonyFrame(system=system, developer=developer)  # what it cannot use is reported before anything is made
+    frame = HarmonyFrame(system=system, developer=developer)
     fields = RowFields(
         columns=column_names(columns or {}), metadata=tuple(metadata), id_prefix=id_prefix,
         allow_no_reasoning=allow_no_reasoning,
     )  # fmt: skip
-    files = _input_files(inputs)
+    given = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
+    files = local_paths([os.fspath(path) for path in given])
     if rows_per_shard < 1:
         raise ConfigError(f"rows_per_shard is {rows_per_shard}; it must be 1 or more")
     final = Path(out)
@@ -109,7 +109,7 @@ def write_synth_harmony(
     with storing(final, "create the folder"):
         final.mkdir(parents=True, exist_ok=True)
     with folder_lock(final, shared=False):
-        run = _HarmonyRun(final, files, fields, config, dataset, policy, workers, on_progress)
+        run = _HarmonyRun(final, files, frame, fields, config, dataset, policy, workers, on_progress)
         rows, ledger, manifest = run.run()
     return SynthHarmonyResult(
         directory=final, rows=rows, rejected=ledger.total_records("quarantined"), manifest=manifest
@@ -136,6 +136,7 @@ class _HarmonyRun:
 
     out: Path
     files: list[Path]
+    frame: HarmonyFrame
     fields: RowFields
     config: Mapping[str, Any]
     dataset: str | None
@@ -239,8 +240,7 @@ class _HarmonyRun:
                 number=number,
                 range=chunk,
                 first=firsts[number],
-                system=json.dumps(self.config["system"]),
-                developer=self.config["developer"],
+                frame=self.frame,
                 fields=self.fields,
                 quarantine=self.on_error is OnError.QUARANTINE,
                 work=str(self._work.absolute()),
@@ -315,17 +315,3 @@ def _nothing_written(files: list[Path], read: int, errors: list[str]) -> str:
     if not read:
         return f"there is no row in {', '.join(map(str, files))}"
     return f"none of the {read:,} rows could be used; the first: {errors[0] if errors else 'no reason is known'}"
-
-
-def _input_files(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    given = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    patterns: list[str] = []
-    for item in (os.fspath(path) for path in given):
-        if not os.path.isdir(item):
-            patterns.append(item)
-            continue
-        inside = [str(path) for path in sorted(Path(item).iterdir()) if path.name.endswith((*SUFFIXES, ".ndjson"))]
-        if not inside:
-            raise ConfigError(f"{item}: this folder holds no file that ends in {', '.join(SUFFIXES)}")
-        patterns += inside
-    return local_paths(patterns)

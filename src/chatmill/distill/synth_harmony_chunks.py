@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +51,7 @@ class HarmonyChunk:
     range: Chunk
     first: int
     """The number of its first record in the whole input, where rows get ids by it."""
-    system: str
-    """The fields of the system message as JSON, or `null`."""
-    developer: str | None
+    frame: HarmonyFrame
     fields: RowFields
     quarantine: bool
     work: str
@@ -75,18 +72,13 @@ class HarmonyChunk:
         return Path(self.work) / SHARDS / f"{self.number:06d}"
 
 
-@lru_cache(maxsize=2)
-def _frame(system: str, developer: str | None) -> HarmonyFrame:
-    return HarmonyFrame(system=json.loads(system), developer=developer)
-
-
 def convert_chunk(job: HarmonyChunk) -> dict[str, Any]:
     """Turn the records of a chunk into rows and publish them; gives the receipt."""
     return publish_chunk(job.folder, lambda folder: _convert(job, folder))
 
 
 def _convert(job: HarmonyChunk, folder: Path) -> dict[str, Any]:
-    frame, source = _frame(job.system, job.developer), job.range.source
+    source = job.range.source
     output, rows, first_error = StreamedOutput(folder), _RowStream(folder / ROWS), ""
     try:
         for number, raw in enumerate(chunk_records(job.range), start=job.first):
@@ -94,7 +86,7 @@ def _convert(job: HarmonyChunk, folder: Path) -> dict[str, Any]:
             try:
                 if raw.error is not None:
                     raise raw.error
-                rows.add(job.fields.row(raw.value, number, frame))
+                rows.add(job.fields.row(raw.value, number, job.frame))
                 output.ledger.records[source, "built", ""] += 1
             except RecordError as error:
                 line = _refused(error, raw, job, number)

@@ -161,9 +161,6 @@ class EpisodeWriter:
             first=self.episodes,
             sources=self._sources,
         )
-        self._append(columns)
-
-    def _append(self, columns: EpisodeColumns) -> None:
         if not len(columns):
             return
         self._same_columns(columns.names)

@@ -173,12 +173,7 @@ class KDShard:
                     f"span {int(span[at])} at position {at} ({len(wrong):,} of its {len(mask):,} positions do not "
                     "agree); the mask is 1 where the span is 1 or 2: a sidecar was swapped or belongs to another build"
                 )
-            if mask[-1]:
-                raise FormatError(
-                    f"{self.lossmask.bin}: the last value of document {number} is {int(mask[-1])}; label-aligned "
-                    "values end in 0, because no token follows: was it written token-aligned?"
-                )
-            for name, index in self.sidecars.items():
+            for name, index in {LOSSMASK: self.lossmask, **self.sidecars}.items():
                 end = self.files[name].array[self.place(number).stop - 1]
                 if end != 0:
                     raise FormatError(
