@@ -292,6 +292,12 @@ def test_a_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="holds an unfinished run of another input, other options"):
         write_synth_harmony(source, tmp_path / "out", resume=True, **{**options, "rows_per_shard": 61})
 
+    with monkeypatch.context() as broken:
+        broken.setattr(synth_harmony, "scan_all", lambda scans, engine: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_synth_harmony(source, tmp_path / "out", resume=True, **options)
+    assert set(kept) == {path.name for path in (tmp_path / "out/.build/shards").iterdir()}, "no chunk is taken away"
+
     monkeypatch.setattr(outputs, "move_path", lambda source, target: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_synth_harmony(source, tmp_path / "out", resume=True, on_error="quarantine", **options)

@@ -11,13 +11,14 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
-from chatmill.compiler.chunk_output import REJECTED
+from chatmill.compiler.chunk_output import REJECTED, SHARDS
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, run_jobs
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.engines.local import LocalExecutor
@@ -148,12 +149,13 @@ class _HarmonyRun:
         """Rows, ledger and manifest."""
         self._work = claim_work(self.out)
         sweep_orphans(self.out)
-        scanned = self._scan()
+        with self._or_nothing():
+            scanned = self._scan()
         engine = self._engine(scanned)
         self._claim(scanned)
         quarantine = self.on_error is OnError.QUARANTINE
-        chunks = self._chunks(scanned, engine)
-        try:
+        with self._or_nothing():
+            chunks = self._chunks(scanned, engine)
             receipts = run_chunks(
                 convert_chunk,
                 chunks,
@@ -162,10 +164,6 @@ class _HarmonyRun:
                 stage="convert",
                 keep=lambda receipt: quarantine or receipt["rejected"] is None,
             )
-        except BaseException:
-            if not any(chunk.folder.exists() for chunk in chunks):
-                self._give_up()
-            raise
         check_inputs_unchanged(one.file for one in scanned)
         ledger = Ledger()
         for chunk in chunks:
@@ -192,19 +190,24 @@ class _HarmonyRun:
             )
             for path in self.files
         ]
-        try:
-            check_inputs(scans)
-            scanned = scan_all(scans, None if self.workers == 0 else LocalExecutor(self.workers))
-        except BaseException:
-            self._give_up()
-            raise
+        check_inputs(scans)
+        scanned = scan_all(scans, None if self.workers == 0 else LocalExecutor(self.workers))
         if not any(one.chunks for one in scanned):
-            self._give_up()
             raise DataError(_nothing_written(self.files, 0, []))
         return scanned
 
+    @contextmanager
+    def _or_nothing(self) -> Iterator[None]:
+        """After an error leave no folder behind, unless there are chunks to go on with."""
+        try:
+            yield
+        except BaseException:
+            if not any((self._work / SHARDS).glob("[0-9]*")):
+                self._give_up()
+            raise
+
     def _give_up(self) -> None:
-        """Leave no folder where there is nothing to go on with."""
+        """Remove all work, and the folder where there is nothing else in it."""
         remove_work(self.out)
         if not any(self.out.iterdir()):
             self.out.rmdir()
