@@ -12,13 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import zstandard
 
-from chatmill.compiler.inputs import (
-    InputScan,
-    ScannedInput,
-    chunk_records,
-    scan_input,
-)
+from chatmill.compiler.inputs import InputScan, ScannedInput, scan_input
 from chatmill.read.files import Raw
+from chatmill.read.ranges import chunk_records
 
 
 def told(records: Iterator[Raw]) -> list[tuple[Any, ...]]:

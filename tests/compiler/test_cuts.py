@@ -32,17 +32,13 @@ def test_small_row_groups_share_a_chunk_up_to_both_limits() -> None:
     assert [cut.count for cut in row_cuts([(10, 40), (10, 500), (10, 40), (10, 40)], 100)] == [10, 2, 2, 2, 2, 2, 20]
     assert [cut.count for cut in row_cuts([(ROW_LIMIT // 2 + 1, 1)] * 3, 100)] == [ROW_LIMIT // 2 + 1] * 3
     assert max(cut.count for cut in row_cuts([(10 * ROW_LIMIT + 5, 1)], 1 << 30)) <= ROW_LIMIT
-    assert row_cuts([], 100) == row_cuts([(0, 0)], 100) == row_cuts([(0, 0)], 100, 7) == []
-
-
-def test_a_wanted_number_of_rows_goes_over_row_groups() -> None:
-    assert [(cut.start, cut.stop) for cut in row_cuts([(5, 9), (6, 9)], 1, 4)] == [(0, 4), (4, 8), (8, 11)]
+    assert row_cuts([], 100) == row_cuts([(0, 0)], 100) == []
 
 
 def test_far_jumps_into_row_groups_are_noticed() -> None:
     one, several = [(1000, 1000)], [(100, 100)] * 10
     assert SKIP_LIMIT == 4  # n chunks of one row group skip it (n - 1) / 2 times over
-    assert not skips_too_much(one, row_cuts(one, 1, 1000 // 8))
-    assert skips_too_much(one, row_cuts(one, 1, 1000 // 10))
-    assert not skips_too_much(several, row_cuts(several, 1, 1000 // 50))
+    assert not skips_too_much(one, row_cuts(one, 1000 // 8))
+    assert skips_too_much(one, row_cuts(one, 1000 // 10))
+    assert not skips_too_much(several, row_cuts(several, 1000 // 50))
     assert not skips_too_much([], [])

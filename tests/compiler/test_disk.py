@@ -21,7 +21,7 @@ from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_
 
 FULL = [
     "after_spool_write:1",
-    "before_spool_rename:1",
+    "before_spool_folder_rename:1",
     "after_state_write:1",
     "after_shard_write:2",
     "before_receipt:1",
@@ -157,7 +157,7 @@ def test_a_folder_below_a_file(fast: Path) -> None:
 
 
 def test_two_builds_in_one_folder_at_a_time(fast: Path) -> None:
-    from chatmill.compiler.lock import folder_lock
+    from chatmill.compiler.work import folder_lock
 
     path = write_jsonl(fast / "chats.jsonl", chats(3))
     (fast / "out").mkdir()

@@ -11,14 +11,10 @@ from unittest import mock
 import pytest
 
 from chatmill.compiler import inputs
-from chatmill.compiler.inputs import (
-    Chunk,
-    InputScan,
-    check_inputs,
-    check_inputs_unchanged,
-)
+from chatmill.compiler.inputs import InputScan, check_inputs, check_inputs_unchanged
 from chatmill.compiler.run import BuildProgress, run_build
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError, UnknownNameError
+from chatmill.read.ranges import Chunk
 from tests.compiler.scanned import CHAT, PACKERS, in_chunks, parquet, scan
 
 
@@ -65,7 +61,7 @@ def test_all_files_are_looked_at_before_one_is_read(tmp_path: Path) -> None:
     orders = [InputScan(path=str(tmp_path / name), spool="") for name in ("a.jsonl", "none.jsonl")]
     with pytest.raises(DataError, match="none"):
         check_inputs(orders)
-    for options in ({"chunk_bytes": 0}, {"chunk_rows": 0}, {"chunk_bytes": -5}):
+    for options in ({"chunk_bytes": 0}, {"chunk_bytes": -5}):
         with pytest.raises(ConfigError, match="must be at least 1, found"):
             check_inputs([dataclasses.replace(orders[0], **options)])
 
@@ -103,9 +99,9 @@ def test_damaged_parquet_files_are_errors(tmp_path: Path) -> None:
         flipped[at] ^= 0xFF
     path.write_bytes(flipped)
     with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
-        in_chunks(scan(path, chunk_rows=1000))
+        in_chunks(scan(path, chunk_bytes=200_000))
     with pytest.raises(DataError, match=r"a\.parquet cannot be read as Parquet"):
-        scan(path, chunk_rows=100)  # spooled
+        scan(path, chunk_bytes=20_000)  # spooled
     assert list((tmp_path / "spool").rglob("*")) == []
 
 
@@ -190,4 +186,4 @@ def test_chunks_say_where_they_are_in_words(tmp_path: Path) -> None:
     path.write_bytes(b"{}\n" * 9)
     chunks: tuple[Chunk, ...] = scan(path, chunk_bytes=10).chunks
     assert [chunk.describe() for chunk in chunks] == [f"{path} from line {n}" for n in (1, 5, 8)]
-    assert scan(parquet(tmp_path / "a.parquet", 9, 9), chunk_rows=5).chunks[1].describe().endswith("from row 6")
+    assert scan(parquet(tmp_path / "a.parquet", 10, 5), chunk_bytes=1100).chunks[1].describe().endswith("from row 6")

@@ -22,14 +22,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chatmill.compiler import chunk_files, inputs
-from chatmill.compiler.inputs import (
-    ChunkKind,
-    InputScan,
-    chunk_records,
-    scan_input,
-)
+from chatmill.compiler.inputs import InputScan, scan_input
 from chatmill.errors import FormatError
 from chatmill.read.files import read_records
+from chatmill.read.ranges import ChunkKind, chunk_records
 from chatmill.read.sniff import check_text, is_laid_out
 from tests.compiler.scanned import CHAT, PACKERS, in_chunks, parquet, scan, told
 
@@ -159,19 +155,16 @@ SCHEMA = pyarrow.schema(
 )
 
 
-@given(rows=st.lists(ROWS, max_size=30), group=st.integers(1, 12), chunk_rows=st.integers(1, 40))
+@given(rows=st.lists(ROWS, max_size=30), group=st.integers(1, 12), chunk_bytes=st.integers(1, 700))
 @settings(max_examples=80)
-def test_chunks_of_parquet_are_the_file(rows: list[Any], group: int, chunk_rows: int) -> None:
+def test_chunks_of_parquet_are_the_file(rows: list[Any], group: int, chunk_bytes: int) -> None:
     with folder() as home:
         path = home / "a.parquet"
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=SCHEMA), path, row_group_size=group)
-        scanned = scan(path, chunk_rows=chunk_rows)
+        scanned = scan(path, chunk_bytes=chunk_bytes)
         assert in_chunks(scanned) == told(read_records(path))
-        by_bytes = scan(path, chunk_bytes=1 + 16 * chunk_rows)
-        assert in_chunks(by_bytes) == in_chunks(scanned)
     assert scanned.file.records == len(rows)
     assert scanned.file.lines is None
-    assert [chunk.count for chunk in scanned.chunks[:-1]] == [chunk_rows] * (len(scanned.chunks) - 1)
     assert all(chunk.kind is ChunkKind.ROWS for chunk in scanned.chunks)
 
 
@@ -295,7 +288,7 @@ def test_a_row_group_of_many_chunks_is_spooled(tmp_path: Path) -> None:
     assert len(scanned.chunks) > 10
     assert all(chunk.data.endswith(".arrow") for chunk in scanned.chunks)
     assert in_chunks(scanned) == told(read_records(path))
-    few = scan(path, chunk_rows=1000)
+    few = scan(path, chunk_bytes=200_000)
     assert {chunk.data for chunk in few.chunks} == {str(path)}
     assert in_chunks(few) == in_chunks(scanned)
 
@@ -307,8 +300,8 @@ def test_rows_that_are_not_utf8_keep_their_places(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=7)
     expected = told(read_records(path))
     assert sum(error is not None for _, _, error in expected) == 10
-    for rows in (1, 3, 6):
-        assert in_chunks(scan(path, chunk_rows=rows)) == expected
+    for size in (1, 30, 60):
+        assert in_chunks(scan(path, chunk_bytes=size)) == expected
 
 
 # --- shapes ---------------------------------------------------------------------------------------------------------

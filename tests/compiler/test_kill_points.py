@@ -17,10 +17,9 @@ from tests.compiler.kill_reports import check, check_points, reports_of
 
 POINTS = [
     "after_spool_write:1",
-    "before_spool_rename:1",
-    "after_spool_rename:1",
-    "before_spool_index_rename:1",
-    "after_spool_index_rename:1",
+    "before_spool_receipt_rename:1",
+    "before_spool_folder_rename:1",
+    "after_spool_folder_rename:1",
     "after_state_write:1",
     "before_state_rename:1",
     "after_state_rename:1",

@@ -6,9 +6,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from chatmill.distill import shards
+from chatmill.distill.run import SynthKDResult, build_synth_kd
 
 REAL = Path(__file__).parents[1] / "data" / "synth_harmony"
 SCHEMA = pa.schema(
@@ -49,6 +53,12 @@ def write_input(folder: Path, shards: Sequence[Sequence[dict[str, Any]]], *, gro
         pq.write_table(table, folder / f"synth_harmony_shard_{number:02d}.parquet", row_group_size=group)
     (folder / "manifest.json").write_text(json.dumps({"schema_version": "synth_harmony_v1", **manifest}))
     return folder
+
+
+def in_chunks_of(rows: int, *arguments: Any, **options: Any) -> SynthKDResult:
+    """Build with chunks of at most so many rows, which row groups do not share."""
+    with mock.patch.object(shards, "GROUP_ROWS", rows), mock.patch.object(shards, "CHUNK_BYTES", 1):
+        return build_synth_kd(*arguments, **options)
 
 
 def listed_files(root: Path) -> set[str]:

@@ -17,18 +17,15 @@ from typing import Any
 
 from chatmill.compiler.faults import FAULTS, FAULTS_LOG, faults_hit
 from chatmill.distill.chunk import renderer_of
-from chatmill.distill.run import build_synth_kd
 from chatmill.systems.synth_kd import HarmonyRenderer, vocabulary_file
 from tests.compiler.builds import digest
 from tests.compiler.killing import in_child, report_of, watch_files
-from tests.distill.inputs import leftovers
+from tests.distill.inputs import in_chunks_of, leftovers
 
 
 def builder(order: dict[str, Any], out: Path, *, resume: bool = False) -> Callable[[], None]:
     def work() -> None:
-        build_synth_kd(
-            order["input"], out, valid_fraction=0.3, workers=0, chunk_rows=7, on_error="quarantine", resume=resume
-        )
+        in_chunks_of(7, order["input"], out, valid_fraction=0.3, workers=0, on_error="quarantine", resume=resume)
 
     return work
 

@@ -19,6 +19,7 @@ from tests.damage import flip
 from tests.distill.inputs import (
     REAL,
     chat,
+    in_chunks_of,
     listed_files,
     manifest_of,
     row,
@@ -44,13 +45,13 @@ def test_a_bad_row_fails_with_its_id_or_is_put_aside(fast: Path, bulk: BulkRows,
     good = [row(f"id-{n}", chat(f"question {n}")) for n in range(6)]
     source = write_input(fast / "in", [[*good[:3], bad, *good[3:]]], group=2)
     with pytest.raises(RecordError, match=message) as caught:
-        build_synth_kd(source, fast / "out", workers=0, chunk_rows=2)
+        in_chunks_of(2, source, fast / "out", workers=0)
     assert caught.value.code == code
     assert "synth_harmony_shard_00.parquet:row 4" in str(caught.value)
     assert (bad["synth_id"] or "") in str(caught.value)
     assert "--on-error quarantine" in str(caught.value)
     assert not (fast / "out" / "manifest.json").exists()
-    result = build_synth_kd(source, fast / "out", workers=0, chunk_rows=5, on_error="quarantine", resume=True)
+    result = in_chunks_of(2, source, fast / "out", workers=0, on_error="quarantine", resume=True)
     assert result.manifest["failed"]["reasons"] == {code: 1}
     (line,) = (fast / "out" / "quarantine.jsonl").read_text().splitlines()
     entry = json.loads(line)
@@ -79,7 +80,7 @@ def test_a_corrupt_row_group(fast: Path, bulk: BulkRows) -> None:
     data[at : at + column.total_compressed_size // 2] = bytes(column.total_compressed_size // 2)
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"synth_harmony_shard_00.parquet cannot be read as Parquet"):
-        build_synth_kd(source, fast / "out", workers=0, chunk_rows=16)
+        in_chunks_of(16, source, fast / "out", workers=0)
     assert not (fast / "out" / "manifest.json").exists()
 
 
@@ -167,7 +168,7 @@ def test_an_existing_root_is_refused_or_continued(fast: Path, bulk: BulkRows) ->
 def test_resuming_with_changed_input_is_refused(fast: Path, bulk: BulkRows) -> None:
     source = write_input(fast / "in", [[row(f"id-{n}", chat(f"{n}") if n < 9 else []) for n in range(10)]], group=2)
     with pytest.raises(RecordError):
-        build_synth_kd(source, fast / "out", workers=0, chunk_rows=2)
+        in_chunks_of(2, source, fast / "out", workers=0)
     assert len(list((fast / "out/.build/shards").iterdir())) == 4, "finished chunks are kept"
     with pytest.raises(ConfigError, match="holds an unfinished build: nothing is ever overwritten"):
         build_synth_kd(source, fast / "out", workers=0)
@@ -193,14 +194,14 @@ def test_a_damaged_chunk_is_made_again(fast: Path, bulk: BulkRows, name: str) ->
     rows = [row(f"id-{n}", chat(f"{n}") if n < 9 else []) for n in range(10)]
     source = write_input(fast / "in", [rows], group=2)
     with pytest.raises(RecordError):
-        build_synth_kd(source, fast / "out", workers=0, chunk_rows=2)
+        in_chunks_of(2, source, fast / "out", workers=0)
     chunks = fast / "out/.build/shards"
     DAMAGES[name](chunks / "000001")
     kept = (chunks / "000002").stat().st_ino
     with pytest.raises(RecordError):
-        build_synth_kd(source, fast / "out", workers=0, resume=True)
+        in_chunks_of(2, source, fast / "out", workers=0, resume=True)
     assert (chunks / "000002").stat().st_ino == kept, "a whole chunk is left alone"
-    build_synth_kd(source, fast / "out", workers=0, resume=True, on_error="quarantine")
+    in_chunks_of(2, source, fast / "out", workers=0, resume=True, on_error="quarantine")
     build_synth_kd(source, fast / "whole", workers=0, on_error="quarantine")
     assert digest(fast / "out") == digest(fast / "whole")
 

@@ -21,7 +21,7 @@ from chatmill.distill.check import verify_synth_kd
 from chatmill.distill.manifest import KDConfig
 from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.distill.run import build_synth_kd
-from chatmill.distill.shards import chunk_starts
+from chatmill.distill.shards import CHUNK_BYTES, chunk_starts
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.kd import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed
@@ -31,6 +31,7 @@ from tests.distill import straightforward
 from tests.distill.inputs import (
     REAL,
     chat,
+    in_chunks_of,
     leftovers,
     listed_files,
     manifest_of,
@@ -51,7 +52,7 @@ COLUMNS = ("tokens", "lossmask", "span")
 def whole(fast_module: Path, bulk: BulkRows) -> Path:
     """The real rows, built in this process in chunks of 60 rows."""
     root = fast_module / "whole"
-    result = build_synth_kd(REAL, root, valid_fraction=FRACTION, workers=0, chunk_rows=CHUNK)
+    result = in_chunks_of(CHUNK, REAL, root, valid_fraction=FRACTION, workers=0)
     assert result.outcome is Outcome.BUILT
     assert result.audited >= 2 * FIRST_ROWS
     return root
@@ -104,7 +105,7 @@ def test_documents_stand_in_input_order_and_in_their_split(whole: Path) -> None:
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_workers_change_no_byte(whole: Path, fast: Path, workers: int) -> None:
     rows = {1: 37, 2: 60, 3: 250}[workers]
-    build_synth_kd(REAL, fast / "out", valid_fraction=FRACTION, workers=workers, chunk_rows=rows, audit=0.01)
+    in_chunks_of(rows, REAL, fast / "out", valid_fraction=FRACTION, workers=workers, audit=0.01)
     assert digest(fast / "out") == digest(whole)
     assert leftovers(fast / "out") == []
 
@@ -114,7 +115,7 @@ def test_the_ray_engine_changes_no_byte(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", ray_address)
     monkeypatch.chdir(REAL.parent)
-    build_synth_kd(REAL.name, fast / "out", valid_fraction=FRACTION, engine="ray", workers=1, chunk_rows=100, audit=0)
+    in_chunks_of(100, REAL.name, fast / "out", valid_fraction=FRACTION, engine="ray", workers=1, audit=0)
     ours, theirs = (  # the input has another name in the manifest
         {name: found for name, found in digest(root).items() if not name.startswith("manifest.json")}
         for root in (fast / "out", whole)
@@ -130,7 +131,7 @@ def test_the_official_renderer_and_default_chunks_change_no_byte(whole: Path, fa
 
 
 def test_the_manifest(whole: Path, fast: Path, bulk: BulkRows) -> None:
-    build_synth_kd(REAL, fast / "again", valid_fraction=FRACTION, workers=0, chunk_rows=CHUNK, audit=0)
+    in_chunks_of(CHUNK, REAL, fast / "again", valid_fraction=FRACTION, workers=0, audit=0)
     again, manifest = manifest_of(fast / "again"), manifest_of(whole)
     assert again.pop("created_unix_s") >= manifest.pop("created_unix_s") > 1_700_000_000
     assert again.pop("contents_sha256") != "" != manifest.pop("contents_sha256")
@@ -190,7 +191,7 @@ def test_caps_count_input_rows_in_shard_order(fast: Path, bulk: BulkRows) -> Non
 
     def used(**caps: Any) -> list[tuple[int, int]]:
         root = fast / "out"
-        build_synth_kd(source, root, workers=0, chunk_rows=3, on_error="quarantine", audit=0, **caps)
+        in_chunks_of(3, source, root, workers=0, on_error="quarantine", audit=0, **caps)
         manifest = manifest_of(root)
         shards = [sum(split["shards"][s]["rows"] for split in manifest["splits"].values()) for s in range(3)]
         found = [(entry["rows_used"], shards[s]) for s, entry in enumerate(manifest["input"]["shards"])]
@@ -226,7 +227,7 @@ def test_the_ledger_says_where_every_row_and_token_went(fast: Path, bulk: BulkRo
     """Counted once more by decoding, with nothing taken from the code that is tested."""
     rows = [row(f"id-{n}", [text("system", "s"), *chat(f"question {n}")]) for n in range(6)]
     source = write_input(fast / "in", [[*rows[:4], row("bad", [])], rows[4:]], group=2)
-    build_synth_kd(source, fast / "out", workers=0, chunk_rows=2, on_error="quarantine", valid_fraction=0.3)
+    in_chunks_of(2, source, fast / "out", workers=0, on_error="quarantine", valid_fraction=0.3)
     ledger = manifest_of(fast / "out")["ledger"]
     assert ledger["records"]["shard_00"] == {"read": {"": 5}, "built": {"": 4}, "quarantined": {"no_messages": 1}}
     assert ledger["notes"]["shard_01"] == {"episodes": 2}
@@ -295,12 +296,12 @@ def test_which_rows_are_audited() -> None:
 
 
 def test_where_chunks_begin() -> None:
-    assert chunk_starts([], 100) == []
-    assert chunk_starts([(10, 40), (10, 40), (10, 40), (10, 400), (5, 1)], 100) == [0, 20, 30, 40]
-    assert chunk_starts([(7, 1), (7, 1)], 100, chunk_rows=5) == [0, 5, 10]
+    assert chunk_starts([]) == []
+    size = CHUNK_BYTES * 2 // 5
+    assert chunk_starts([(10, size), (10, size), (10, size), (10, 10 * size), (5, 1)]) == [0, 20, 30, 40]
     million = 1_000_000
-    assert chunk_starts([(million, 5 << 30)] * 3, 64 << 20) == [0, million, 2 * million], "whole row groups"
-    assert chunk_starts([(19 * million, 90 << 30)], 64 << 20) == [k * 19 * million // 10 for k in range(10)]
+    assert chunk_starts([(million, 5 << 30)] * 3) == [0, million, 2 * million], "whole row groups"
+    assert chunk_starts([(19 * million, 90 << 30)]) == [k * 19 * million // 10 for k in range(10)]
 
 
 def test_verify_finds_what_was_changed(whole: Path, fast: Path) -> None:

@@ -24,7 +24,7 @@ from chatmill.store.kd import KDShard
 from chatmill.store.kd_documents import O200K_FINGERPRINT
 from chatmill.store.receipts import receipt_bytes, sealed
 from chatmill.tokenizer.load import load_tokenizer
-from tests.distill.inputs import chat, row, text, write_input
+from tests.distill.inputs import chat, in_chunks_of, row, text, write_input
 
 START = 200006
 
@@ -38,7 +38,7 @@ def built(fast_module: Path, bulk: BulkRows) -> Path:
     rows[7] = row("first", [text("assistant", "a", channel="final"), *chat()])
     source = write_input(fast_module / "in", [rows[:12], rows[12:]], group=5)
     options: dict[str, Any] = {"workers": 0, "on_error": "quarantine", "valid_fraction": 0.3, "record_ids": True}
-    build_synth_kd(source, fast_module / "out", chunk_rows=5, **options)
+    in_chunks_of(5, source, fast_module / "out", **options)
     return fast_module / "out"
 
 

@@ -75,8 +75,10 @@ def test_killed_before_every_operation_on_a_file(fast: Path) -> None:
 
 DRIVER = """
 import sys
+from chatmill.distill import shards
 from chatmill.distill.run import build_synth_kd
-build_synth_kd(sys.argv[1], sys.argv[2], workers=2, chunk_rows=20, valid_fraction=0.05, resume=True)
+shards.GROUP_ROWS, shards.CHUNK_BYTES = 20, 1
+build_synth_kd(sys.argv[1], sys.argv[2], workers=2, valid_fraction=0.05, resume=True)
 """
 
 

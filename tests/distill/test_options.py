@@ -19,7 +19,7 @@ from chatmill.store.kd import KDShard
 from tests.cli.run import forked
 from tests.compiler.builds import digest
 from tests.conftest import DATA
-from tests.distill.inputs import chat, row, write_input
+from tests.distill.inputs import chat, in_chunks_of, row, write_input
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_caps_in_tokens_take_whole_rows_in_order(
     config = result.manifest["config"]
     assert (config.get("max_tokens"), config.get("max_tokens_per_shard")) == (total, each)
     assert verify_synth_kd(tmp_path / "a").passed
-    build_synth_kd(source, tmp_path / "b", workers=0, on_error="quarantine", chunk_rows=7, **options)
+    in_chunks_of(7, source, tmp_path / "b", workers=0, on_error="quarantine", **options)
     assert digest(tmp_path / "b") == digest(tmp_path / "a")
 
 

@@ -103,6 +103,20 @@ def test_the_same_bytes_again_whatever_the_container(tmp_path: Path) -> None:
     assert (tmp_path / "out0" / "manifest.json").read_bytes() == (tmp_path / "out1" / "manifest.json").read_bytes()
 
 
+def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    table = pa.Table.from_pylist([ROW])
+    with (
+        pa.OSFile(str(folder / "data-00000-of-00001.arrow"), "wb") as file,
+        pa.ipc.new_stream(file, table.schema) as out,
+    ):
+        out.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    (folder / "dataset_info.json").write_text("{}")
+    assert write_synth_harmony(folder, tmp_path / "out").rows == 1
+
+
 @settings(max_examples=100)
 @given(*[st.text(st.characters(exclude_categories=["Cs"]), min_size=1)] * 3)
 def test_any_text_is_spelled_as_json_does(query: str, reasoning: str, answer: str) -> None:
@@ -277,6 +291,12 @@ def test_a_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         write_synth_harmony(source, tmp_path / "out", **options)
     with pytest.raises(ConfigError, match="holds an unfinished run of another input, other options"):
         write_synth_harmony(source, tmp_path / "out", resume=True, **{**options, "rows_per_shard": 61})
+
+    with monkeypatch.context() as broken:
+        broken.setattr(synth_harmony, "scan_all", lambda scans, engine: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            write_synth_harmony(source, tmp_path / "out", resume=True, **options)
+    assert set(kept) == {path.name for path in (tmp_path / "out/.build/shards").iterdir()}, "no chunk is taken away"
 
     monkeypatch.setattr(outputs, "move_path", lambda source, target: 1 / 0)
     with pytest.raises(ZeroDivisionError):

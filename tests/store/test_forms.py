@@ -17,9 +17,7 @@ from chatmill.store.forms import (
     TEXT,
     TEXTS,
     Leaf,
-    Listed,
     Maybe,
-    Named,
     check_form,
 )
 
@@ -47,7 +45,7 @@ def test_leaves(name: str) -> None:
 
 
 def test_places_and_missing_keys() -> None:
-    form = {"a": Listed({"b": COUNT}), "c?": Named(COUNT, TEXT)}
+    form = {"a": [{"b": COUNT}], "c?": {TEXT: COUNT}}
     check_form({"a": [{"b": 1, "more": 2}], "other": 3}, form, "file")
     for value, words in (
         ({}, "file lacks a:"),

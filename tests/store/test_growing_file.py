@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 from chatmill.errors import ConfigError
 from chatmill.store import durable
 from chatmill.store.durable import Durability, GrowingFile, WordSum
-from chatmill.store.episode_writer import EpisodeWriter
 from tests.store.writing import (
-    BATCHES,
     EIO,
-    append,
     begin,
     files,
     folder,
@@ -85,10 +82,6 @@ def test_only_files_of_worth_are_synced(home: Path, monkeypatch: pytest.MonkeyPa
         assert file.finish() == record_of(b"x" * 400)
         assert synced == ([400] if durability is Durability.SYNCED else [])
         synced.clear()
-    with EpisodeWriter(home / "split", "train", 9, durability=Durability.SCRATCH) as writer:
-        for batch in BATCHES:
-            append(writer, batch)
-    assert synced == []
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch) -> list[OSError]:

@@ -129,6 +129,13 @@ def run_chunks(
     return receipts
 
 
+def run_jobs(function: Callable[[Any], Any], jobs: Sequence[Any], executor: Executor) -> list[Any]:
+    """Do jobs whose progress nobody is shown; what each of them gave, in order."""
+    found: dict[int, Any] = {}
+    executor.run(function, jobs, found.__setitem__, LateJobs(lambda: None).hear)
+    return [found[index] for index in range(len(jobs))]
+
+
 def whole_receipts(jobs: Sequence[ChunkOrder]) -> dict[int, Receipt]:
     """The receipts of the shards that are there and whole; those that a crash has damaged are removed."""
     made = set(os.listdir(jobs[0].folder.parent)) if jobs and jobs[0].folder.parent.is_dir() else set()

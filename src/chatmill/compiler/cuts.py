@@ -112,18 +112,14 @@ def entry_cuts(data: bytes, entries: Sequence[bytes], chunk_bytes: int) -> list[
     return cuts
 
 
-def row_cuts(groups: Sequence[tuple[int, int]], chunk_bytes: int, chunk_rows: int | None = None) -> list[ChunkCut]:
+def row_cuts(groups: Sequence[tuple[int, int]], chunk_bytes: int) -> list[ChunkCut]:
     """Row ranges of a Parquet file from the (rows, unpacked bytes) of its row groups.
 
     Small row groups share a chunk, large ones are cut into even parts, so that a chunk has about `chunk_bytes`, and at
-    most `ROW_LIMIT` rows. `chunk_rows` asks for that many rows in each chunk instead.
+    most `ROW_LIMIT` rows.
     """
-    total = sum(rows for rows, _ in groups)
-    if chunk_rows is not None:
-        starts = list(range(0, total, chunk_rows))
-    else:
-        starts = _even_starts([group for group in groups if group[0]], chunk_bytes)
-    borders = itertools.pairwise([*starts, total])
+    starts = _even_starts([group for group in groups if group[0]], chunk_bytes)
+    borders = itertools.pairwise([*starts, sum(rows for rows, _ in groups)])
     return [ChunkCut(start=start, stop=stop, first=start + 1, count=stop - start) for start, stop in borders]
 
 

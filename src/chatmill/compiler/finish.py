@@ -9,13 +9,13 @@ from typing import Any
 
 from chatmill.compiler.chunk_job import SPLITS, ChunkJob
 from chatmill.compiler.chunk_output import REJECTED
+from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.executor import Executor
-from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.gates import GateError, gates_of
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import make_manifest, split_files
-from chatmill.compiler.pack_plan import pack_split
+from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.compiler.pipeline import NAMED, Pipeline
 from chatmill.compiler.publish import sha256_file, storing, write_atomic
 from chatmill.compiler.recipe import Recipe
@@ -37,6 +37,7 @@ from chatmill.compiler.work import move_path, remove_work, work_folder
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store.durable import remove_path, sync_folder
 from chatmill.store.episode_manifest import FileRecord
+from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PACK
 from chatmill.store.receipts import MANIFEST, receipt_bytes
 
@@ -81,7 +82,9 @@ class BuildFinish:
             disk.wait()
             fault_point("before_publish")
             try:
-                files = self._gather(work, made)
+                files: dict[str, FileRecord] = {}
+                for gathered in gather_splits(work, made).values():
+                    files |= split_files(gathered)
                 splits = self._held(work, made, files)
                 ledger.padding += sum(held.get("padding", 0) for held in splits.values())
                 rejected = join_rejected((job.folder for job in jobs), work / JOINED / REJECTED)
@@ -101,14 +104,6 @@ class BuildFinish:
             remove_work(directory)
         return manifest
 
-    @staticmethod
-    def _gather(work: Path, made: Mapping[str, Sequence[Made]]) -> dict[str, FileRecord]:
-        """Every file of the splits, which lie in `joined` then."""
-        files: dict[str, FileRecord] = {}
-        for manifest in gather_splits(work, made).values():
-            files |= split_files(manifest)
-        return files
-
     def _held(
         self, work: Path, made: Mapping[str, Sequence[Made]], files: dict[str, FileRecord]
     ) -> dict[str, dict[str, Any]]:
@@ -119,8 +114,11 @@ class BuildFinish:
             splits[split] = {"episodes": sum(r.episodes for r in records), "tokens": sum(r.tokens for r in records)}
             folder = work / JOINED / split
             remove_path(folder / PACK)
-            if self.recipe.pack is not None:
-                splits[split] |= pack_split(folder, self.recipe.pack)
+            pack = self.recipe.pack
+            if pack is not None:
+                assert pack.length is not None
+                lengths = EpisodeDataset(folder.parent, split).lengths
+                splits[split] |= write_pack_plan(folder, lengths, pack.length, pack.strategy)
                 for path in sorted((folder / PACK).iterdir()):
                     record = FileRecord(bytes=path.stat().st_size, sha256=sha256_file(path))
                     files[f"{split}/{PACK}/{path.name}"] = record
@@ -166,13 +164,11 @@ class BuildFinish:
             for place in places
         ]
 
-        def on_done(index: int, receipt: dict[str, Any]) -> None:
-            shard = made_shard(todo[index].folder, receipt, VAL)
+        for place, job, receipt in zip(places, todo, run_jobs(join_val, todo, executor), strict=True):
+            shard = made_shard(job.folder, receipt, VAL)
             assert shard is not None
-            shards[places[index]] = shard
-            disk.add(todo[index].folder, receipt)
-
-        executor.run(join_val, todo, on_done, LateJobs(lambda: None).hear)
+            shards[place] = shard
+            disk.add(job.folder, receipt)
         return shards
 
 

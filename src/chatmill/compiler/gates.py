@@ -46,29 +46,14 @@ def gates_of(gates: Gates, ledger: Ledger) -> list[Gate]:
     untrained = ledger.total_notes("records_without_trained_tokens")
     unended = ledger.total_notes("untrained_terminators")
     quarantined = ledger.total_records("quarantined")
-    found: list[tuple[str, float | None, float, str]] = [
-        (
-            "trained_tokens_lost",
-            gates.trained_tokens_lost,
-            share,
-            f"{lost:,} of {lost + trained:,} trained tokens are lost ({share:.4%})",
-        ),
-        (
-            "records_without_trained_tokens",
-            gates.records_without_trained_tokens,
-            untrained,
-            f"{untrained:,} records train nothing",
-        ),
-        (
-            "untrained_terminators",
-            gates.untrained_terminators,
-            unended,
-            f"{unended:,} trained turns have an end that is not trained",
-        ),
-        ("records_quarantined", gates.records_quarantined, quarantined, f"{quarantined:,} records are quarantined"),
-    ]
+    found = {
+        "trained_tokens_lost": (share, f"{lost:,} of {lost + trained:,} trained tokens are lost ({share:.4%})"),
+        "records_without_trained_tokens": (untrained, f"{untrained:,} records train nothing"),
+        "untrained_terminators": (unended, f"{unended:,} trained turns have an end that is not trained"),
+        "records_quarantined": (quarantined, f"{quarantined:,} records are quarantined"),
+    }
     return [
         Gate(name=name, limit=limit, found=value, sentence=sentence)
-        for name, limit, value, sentence in found
-        if limit is not None
+        for name, (value, sentence) in found.items()
+        if (limit := getattr(gates, name)) is not None
     ]

@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -17,9 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chatmill.compiler.chunk_files import BLOCK, Spool, SpoolPart, spool_entries, spool_lines, spool_rows, spool_table
+from chatmill.compiler.chunk_files import (
+    BLOCK,
+    PartWriter,
+    spool_entries,
+    spool_lines,
+    spool_rows,
+    spool_table,
+    spooled_parts,
+)
 from chatmill.compiler.cuts import ChunkCut, LineCutter, entry_cuts, row_cuts, skips_too_much
-from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.publish import storing
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError
 from chatmill.read.compressed import is_packed, open_bytes
@@ -27,24 +34,8 @@ from chatmill.read.conversations import DETECT_RECORDS
 from chatmill.read.files import FileFormat, file_format, list_entries, parquet_groups
 from chatmill.read.lines import line_limit
 from chatmill.read.places import Elsewhere, Place, fetch, place
-from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_bytes, chunk_records
+from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_records
 from chatmill.read.shapes import detect_shape, find_shape
-
-__all__ = [
-    "CHUNK_BYTES",
-    "Chunk",
-    "ChunkKind",
-    "InputFile",
-    "InputScan",
-    "ScannedInput",
-    "check_inputs",
-    "check_inputs_unchanged",
-    "chunk_bytes",
-    "chunk_records",
-    "fetched",
-    "resolve_paths",
-    "scan_input",
-]
 
 CHUNK_BYTES = 32 << 20
 """Wanted bytes of a chunk, unpacked."""
@@ -92,8 +83,6 @@ class InputScan:
     shape: str | None = None
     """None: found from the first records."""
     chunk_bytes: int = CHUNK_BYTES
-    chunk_rows: int | None = None
-    """Rows of each chunk of a Parquet file; None: as many as make about `chunk_bytes`."""
     copy: str = ""
     """The copy of a file that is not on this machine; see `fetched`."""
 
@@ -133,9 +122,8 @@ def check_inputs(scans: Sequence[InputScan]) -> None:
         FileFormat.of(place(scan.path))
         if scan.shape is not None:
             find_shape(scan.shape)
-        for name, value in (("chunk_bytes", scan.chunk_bytes), ("chunk_rows", scan.chunk_rows)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, found {value}")
+        if scan.chunk_bytes < 1:
+            raise ConfigError(f"chunk_bytes must be at least 1, found {scan.chunk_bytes}")
 
 
 def check_inputs_unchanged(files: Iterable[InputFile], base: Path | None = None) -> None:
@@ -151,38 +139,25 @@ def scan_input(scan: InputScan) -> ScannedInput:
     source = scan.source if scan.source is not None else path.name.split(".")[0]
     with _called_as_named(scan):
         data = Path(scan.data)
-        table = _SCANNERS[file_format(data), is_packed(data)](scan, status)
+        form = file_format(data)
+        sha256, chunks = _SCANNERS[form, is_packed(data)](_Cutting(scan, status, source))
     check_unchanged(scan.data, status.st_size, status.st_mtime_ns)
-    chunks = [
-        Chunk(
-            ordinal=ordinal,
-            path=str(path),
-            source=source,
-            shape=scan.shape or ANY_SHAPE,
-            kind=table.kind,
-            data=piece.data,
-            bytes=piece.bytes,
-            file_bytes=piece.file_bytes,
-            file_mtime_ns=piece.file_mtime_ns,
-            **asdict(piece.cut),
-        )
-        for ordinal, piece in enumerate(table.pieces)
-    ]
     shape = scan.shape or _shape_of(chunks, path)
     total = sum(chunk.count for chunk in chunks)
-    is_lines = table.kind is ChunkKind.LINES
+    is_lines = form is FileFormat.JSONL
     file = InputFile(
         path=str(path),
         source=source,
         shape=shape,
         bytes=status.st_size,
-        sha256=table.sha256,
+        sha256=sha256,
         lines=total if is_lines else None,
         records=None if is_lines else total,
         mtime_ns=status.st_mtime_ns,
         data=scan.copy,
     )
-    return ScannedInput(file=file, chunks=tuple(replace(chunk, shape=shape) for chunk in chunks))
+    numbered = (replace(chunk, ordinal=ordinal, shape=shape) for ordinal, chunk in enumerate(chunks))
+    return ScannedInput(file=file, chunks=tuple(numbered))
 
 
 @contextmanager
@@ -196,87 +171,110 @@ def _called_as_named(scan: InputScan) -> Iterator[None]:
         raise type(error)(str(error).replace(scan.data, scan.path)) from None
 
 
-class _Piece(NamedTuple):
-    """A cut, and the file to read it from."""
+class _Cutting(NamedTuple):
+    """A file that is being cut."""
 
-    data: str
-    file_bytes: int
-    file_mtime_ns: int
-    cut: ChunkCut
-    bytes: int
+    scan: InputScan
+    status: os.stat_result
+    source: str
+
+    @property
+    def data(self) -> Path:
+        """The file that is read."""
+        return Path(self.scan.data)
+
+    def own_chunks(self, kind: ChunkKind, cuts: Iterable[ChunkCut]) -> list[Chunk]:
+        """Chunks that are read from the file itself."""
+        return [self._chunk(kind, self.scan.data, self.status, cut, cut.stop - cut.start) for cut in cuts]
+
+    def spooled(
+        self, kind: ChunkKind, sha256: str, suffix: str, cut: str, write: Callable[[PartWriter], None]
+    ) -> list[Chunk]:
+        """Chunks that are read from a spool; its name says which bytes it holds, and `cut` how they were cut."""
+        home = Path(self.scan.base, self.scan.spool, f"{sha256[:32]}-{cut}")
+        chunks, first = [], 1
+        for path, count in spooled_parts(home, suffix, write):
+            status = path.stat()
+            stop = count if kind is ChunkKind.ROWS else status.st_size
+            own = ChunkCut(start=0, stop=stop, first=first, count=count)
+            chunks.append(self._chunk(kind, str(path), status, own, status.st_size))
+            first += count
+        return chunks
+
+    def _chunk(self, kind: ChunkKind, data: str, status: os.stat_result, cut: ChunkCut, size: int) -> Chunk:
+        return Chunk(
+            ordinal=0,
+            path=str(place(self.scan.path)),
+            source=self.source,
+            shape=self.scan.shape or ANY_SHAPE,
+            kind=kind,
+            data=data,
+            bytes=size,
+            file_bytes=status.st_size,
+            file_mtime_ns=status.st_mtime_ns,
+            **asdict(cut),
+        )
 
 
-class _Table(NamedTuple):
-    kind: ChunkKind
-    sha256: str
-    pieces: list[_Piece]
-
-
-def _scan_jsonl(scan: InputScan, status: os.stat_result) -> _Table:
-    digest, cutter = hashlib.sha256(), LineCutter(scan.chunk_bytes, scan.path, line_limit())
+def _scan_jsonl(file: _Cutting) -> tuple[str, list[Chunk]]:
+    digest, cutter = hashlib.sha256(), LineCutter(file.scan.chunk_bytes, file.scan.path, line_limit())
     cuts: list[ChunkCut] = []
     seen = start = 0
     first = 1
-    for block in _hashed_blocks(scan, digest):
+    for block in _hashed_blocks(file.scan, digest):
         for end, count in cutter.feed(block):
             cuts.append(ChunkCut(start=start, stop=seen + end, first=first, count=count))
             start, first = seen + end, first + count
         seen += len(block)
     if cutter.last():
         cuts.append(ChunkCut(start=start, stop=seen, first=first, count=cutter.last()))
-    return _Table(ChunkKind.LINES, digest.hexdigest(), _own_pieces(scan, status, cuts))
+    return digest.hexdigest(), file.own_chunks(ChunkKind.LINES, cuts)
 
 
-def _scan_packed(scan: InputScan, status: os.stat_result) -> _Table:
-    sha256 = _sha256(scan)
-    spool = _spool(scan, status, sha256, f"lines-{scan.chunk_bytes}")
-    parts = spool.parts(".jsonl", partial(spool_lines, Path(scan.data), scan.chunk_bytes, name=scan.path))
-    return _Table(ChunkKind.LINES, sha256, [_spooled_piece(spool, part, part.bytes) for part in parts])
+def _scan_packed(file: _Cutting) -> tuple[str, list[Chunk]]:
+    sha256, size = _sha256(file.scan), file.scan.chunk_bytes
+    write = partial(spool_lines, file.data, size, name=file.scan.path)
+    return sha256, file.spooled(ChunkKind.LINES, sha256, ".jsonl", f"lines-{size}", write)
 
 
-def _scan_json(scan: InputScan, status: os.stat_result) -> _Table:
-    digest = hashlib.sha256()
-    data = b"".join(_hashed_blocks(scan, digest))
-    sha256 = digest.hexdigest()
-    entries, verbatim = list_entries(data, place(scan.path))
+def _scan_json(file: _Cutting) -> tuple[str, list[Chunk]]:
+    digest, size = hashlib.sha256(), file.scan.chunk_bytes
+    data = b"".join(_hashed_blocks(file.scan, digest))
+    entries, verbatim = list_entries(data, place(file.scan.path))
     if verbatim:
-        return _Table(ChunkKind.ENTRIES, sha256, _own_pieces(scan, status, entry_cuts(data, entries, scan.chunk_bytes)))
-    return _spooled_entries(scan, status, sha256, entries)
+        return digest.hexdigest(), file.own_chunks(ChunkKind.ENTRIES, entry_cuts(data, entries, size))
+    return _spooled_entries(file, digest.hexdigest(), entries)
 
 
-def _scan_packed_json(scan: InputScan, status: os.stat_result) -> _Table:
-    sha256 = _sha256(scan)
-    with open_bytes(Path(scan.data)) as stream:
-        entries, _ = list_entries(stream.read(), place(scan.path))
-    return _spooled_entries(scan, status, sha256, entries)
+def _scan_packed_json(file: _Cutting) -> tuple[str, list[Chunk]]:
+    sha256 = _sha256(file.scan)
+    with open_bytes(file.data) as stream:
+        entries, _ = list_entries(stream.read(), place(file.scan.path))
+    return _spooled_entries(file, sha256, entries)
 
 
-def _spooled_entries(scan: InputScan, status: os.stat_result, sha256: str, entries: list[bytes]) -> _Table:
-    spool = _spool(scan, status, sha256, f"entries-{scan.chunk_bytes}")
-    parts = spool.parts(".part", partial(spool_entries, entries, scan.chunk_bytes))
-    return _Table(ChunkKind.ENTRIES, sha256, [_spooled_piece(spool, part, part.bytes) for part in parts])
+def _spooled_entries(file: _Cutting, sha256: str, entries: list[bytes]) -> tuple[str, list[Chunk]]:
+    size = file.scan.chunk_bytes
+    write = partial(spool_entries, entries, size)
+    return sha256, file.spooled(ChunkKind.ENTRIES, sha256, ".part", f"entries-{size}", write)
 
 
-def _scan_table(scan: InputScan, status: os.stat_result) -> _Table:
-    sha256 = _sha256(scan)
-    spool = _spool(scan, status, sha256, f"table-{scan.chunk_bytes}")
-    parts = spool.parts(".arrow", partial(spool_table, Path(scan.data), scan.chunk_bytes))
-    return _Table(ChunkKind.ROWS, sha256, [_spooled_piece(spool, part, part.count) for part in parts])
+def _scan_table(file: _Cutting) -> tuple[str, list[Chunk]]:
+    sha256, size = _sha256(file.scan), file.scan.chunk_bytes
+    write = partial(spool_table, file.data, size)
+    return sha256, file.spooled(ChunkKind.ROWS, sha256, ".arrow", f"table-{size}", write)
 
 
-def _scan_parquet(scan: InputScan, status: os.stat_result) -> _Table:
-    sha256 = _sha256(scan)
-    groups = parquet_groups(Path(scan.data))
-    cuts = row_cuts(groups, scan.chunk_bytes, scan.chunk_rows)
+def _scan_parquet(file: _Cutting) -> tuple[str, list[Chunk]]:
+    sha256, size = _sha256(file.scan), file.scan.chunk_bytes
+    groups = parquet_groups(file.data)
+    cuts = row_cuts(groups, size)
     if skips_too_much(groups, cuts):
-        how = f"{scan.chunk_rows}-rows" if scan.chunk_rows is not None else f"rows-{scan.chunk_bytes}"
-        spool = _spool(scan, status, sha256, how)
-        parts = spool.parts(".arrow", partial(spool_rows, Path(scan.data), cuts))
-        pieces = [_spooled_piece(spool, part, part.count) for part in parts]
-    else:
-        row_bytes = sum(size for _, size in groups) / max(sum(rows for rows, _ in groups), 1)
-        pieces = [p._replace(bytes=round(row_bytes * p.cut.count)) for p in _own_pieces(scan, status, cuts)]
-    return _Table(ChunkKind.ROWS, sha256, pieces)
+        write = partial(spool_rows, file.data, cuts)
+        return sha256, file.spooled(ChunkKind.ROWS, sha256, ".arrow", f"rows-{size}", write)
+    row_bytes = sum(size for _, size in groups) / max(sum(rows for rows, _ in groups), 1)
+    chunks = file.own_chunks(ChunkKind.ROWS, cuts)
+    return sha256, [replace(chunk, bytes=round(row_bytes * chunk.count)) for chunk in chunks]
 
 
 _SCANNERS = {
@@ -288,21 +286,6 @@ _SCANNERS = {
     (FileFormat.TABLE, False): _scan_table,
     (FileFormat.TABLE, True): _scan_table,
 }
-
-
-def _own_pieces(scan: InputScan, status: os.stat_result, cuts: Iterable[ChunkCut]) -> list[_Piece]:
-    return [_Piece(scan.data, status.st_size, status.st_mtime_ns, cut, cut.stop - cut.start) for cut in cuts]
-
-
-def _spool(scan: InputScan, status: os.stat_result, sha256: str, cut: str) -> Spool:
-    folder = Path(scan.base, scan.spool)
-    return Spool(folder=folder, sha256=sha256, mtime_ns=status.st_mtime_ns, cut=cut)
-
-
-def _spooled_piece(spool: Spool, part: SpoolPart, stop: int) -> _Piece:
-    data = str(spool.home / part.name)
-    cut = ChunkCut(start=0, stop=stop, first=part.first, count=part.count)
-    return _Piece(data, part.bytes, os.stat(data).st_mtime_ns, cut, part.bytes)
 
 
 def _shape_of(chunks: Sequence[Chunk], path: Place) -> str:

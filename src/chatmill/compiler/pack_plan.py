@@ -9,26 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.compiler.publish import AtomicFile, write_atomic
-from chatmill.compiler.recipe import Pack
 from chatmill.pack.plan import Strategy, plan
-from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import FORMAT, ORDER, PACK, PLAN, ROWS, VERSION
 from chatmill.store.receipts import receipt_bytes
-
-
-def pack_split(split: Path, pack: Pack) -> dict[str, Any]:
-    """Plan the episodes in the folder of a finished split; what the manifest says of its rows.
-
-    A plan that is there already, left by a build that was stopped, is replaced.
-    """
-    assert pack.length is not None
-    return write_pack_plan(split, EpisodeDataset(split.parent, split.name).lengths, pack.length, pack.strategy)
 
 
 def write_pack_plan(
     split: Path, lengths: NDArray[np.integer], length: int, strategy: Strategy | str = Strategy.BEST_FIT
 ) -> dict[str, Any]:
-    """Plan rows of `length` tokens over the lengths of all episodes, and write order, rows, and last plan.json."""
+    """Plan rows of `length` tokens over the lengths of all episodes, and write order, rows, and last plan.json.
+
+    Gives what the manifest says of the rows.
+    """
     made = plan(lengths, length, strategy)
     folder = split / PACK
     folder.mkdir(exist_ok=True)

@@ -109,11 +109,6 @@ class AtomicFile:
         with storing(self.path):
             self._file.write(data)
 
-    def flush(self) -> None:
-        """Hand everything to the system."""
-        with storing(self.path):
-            self._file.flush()
-
     def commit(self) -> None:
         """Sync, rename, sync the folder. An error before the rename discards the file."""
         try:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.publish import canonical_json, storing
+from chatmill.compiler.work import folder_lock
 from chatmill.errors import ChatmillError, ConfigError, DataError
 from chatmill.read.places import filesystem, reaching
 from chatmill.store.receipts import MANIFEST, read_manifest

@@ -23,7 +23,6 @@ from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import BuildFinish, check_gates, take_back
 from chatmill.compiler.ledger import Ledger
-from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Pipeline
@@ -38,7 +37,7 @@ from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
 from chatmill.compiler.remote import build_elsewhere
 from chatmill.compiler.shards import DiskSync
 from chatmill.compiler.sources import SourcePlan, plan_sources
-from chatmill.compiler.work import claim_work, remove_work, work_folder
+from chatmill.compiler.work import claim_work, folder_lock, remove_work, work_folder
 from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
 from chatmill.read.places import Elsewhere, is_elsewhere, size_of
 from chatmill.render.trust import TemplateTrust, allowed_template

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chatmill.compiler.chunk_job import ChunkPiece
+from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.executor import Executor
-from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor, available_cores
 from chatmill.compiler.inputs import (
     InputFile,
@@ -20,9 +20,9 @@ from chatmill.compiler.inputs import (
     check_inputs,
     check_inputs_unchanged,
     fetched,
-    resolve_paths,
     scan_input,
 )
+from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.recipe import Recipe, Source
 from chatmill.read.places import is_elsewhere
 from chatmill.read.shapes import preferred, shape_key
@@ -133,6 +133,4 @@ def scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[Scan
         with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
             return list(threads.map(scan_input, scans))
     engine = LocalExecutor(executor.workers) if isinstance(executor, LocalExecutor) else executor
-    found: dict[int, ScannedInput] = {}
-    engine.run(scan_input, scans, found.__setitem__, LateJobs(lambda: None).hear)
-    return [found[index] for index in range(len(scans))]
+    return run_jobs(scan_input, scans, engine)

@@ -1,12 +1,13 @@
-"""The work folder of a build: where it is, that it is the build's own, and its removal, which never follows a link."""
+"""The folder of a build: held by one build at a time, and the work folder in it, whose removal never follows a link."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,26 @@ from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, temporary_beside, write_atomic
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.documents import WORK
-from chatmill.store.durable import remove_path, sync_file, sync_folder, sync_tree
+from chatmill.store.durable import lock, remove_path, sync_file, sync_folder, sync_tree
 
 MARK = ".chatmill-work"
 """In a folder behind a link: a build made this folder, so a build may remove it."""
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, *, shared: bool) -> Iterator[None]:
+    """Hold a folder; `shared` lets other shared holders in (the shares of one build), else nobody.
+
+    Nothing is written, and the lock ends with its process, however that ends. Where the system or the file system has
+    no such locks, nothing is held.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        held = f"{folder}: another build is at work in this folder now; wait until it ends, or choose another folder"
+        lock(descriptor, held, shared=shared)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def work_folder(directory: Path) -> Path:

@@ -18,19 +18,18 @@ from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.named import named_executor
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.publish import TEMPORARY, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.run import Outcome
 from chatmill.compiler.shards import join_rejected
-from chatmill.compiler.work import begin_work, claim_work, remove_work, unfinished_state
+from chatmill.compiler.work import begin_work, claim_work, folder_lock, remove_work, unfinished_state
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.caps import cap_tokens
 from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of
 from chatmill.distill.manifest import KDConfig, failures, kd_fingerprint, ledger_of, make_manifest
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
 from chatmill.distill.shard_export import QUARANTINE, KDExport, export_shard
-from chatmill.distill.shards import CHUNK_BYTES, KDInput, read_input
+from chatmill.distill.shards import KDInput, read_input
 from chatmill.errors import ConfigError, DataError, member
 from chatmill.store.documents import WORK
 from chatmill.store.durable import remove_path
@@ -74,8 +73,6 @@ def build_synth_kd(
     renderer: str = HarmonyRenderer.BULK,
     tokenizer_path: str | os.PathLike[str] | None = None,
     executor: Executor | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
-    chunk_rows: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> SynthKDResult:
     """Build Megatron datasets (tokens, loss mask, span) from a folder of Harmony conversations in Parquet.
@@ -83,7 +80,7 @@ def build_synth_kd(
     `inputs` holds `manifest.json` and `synth_harmony_shard_NN.parquet`. `out` must not exist, or be empty, or hold an
     unfinished build of the same with `resume`. Caps count input rows in shard order, and the tokens of whole rows.
     `record_ids` stores the `synth_id` of every document in `shard_NN_ids`. `audit` is the share of rows that
-    is compared with the official renderer (0: none). The bytes do not depend on workers, engine, audit or chunks.
+    is compared with the official renderer (0: none). The bytes do not depend on workers, engine or audit.
     """
     started = time.monotonic()
     config = KDConfig(
@@ -106,14 +103,11 @@ def build_synth_kd(
         on_progress=on_progress,
     )
     _refuse_existing(build.root, resume=resume)
-    sizes = {"chunk_bytes": chunk_bytes, "chunk_rows": chunk_rows}
-    unfinished = unfinished_state(build.root) or {}
-    sizes = {name: unfinished.get(name, size) for name, size in sizes.items()}  # its chunks were cut by its own
-    source = build.read_source(inputs, sizes)
+    source = build.read_source(inputs)
     with storing(build.root, "create the folder"):
         build.root.mkdir(parents=True, exist_ok=True)
     with folder_lock(build.root, shared=False), kept(build.executor):
-        outcome, manifest, audited = build.run(source, {"fingerprint": kd_fingerprint(config, source), **sizes})
+        outcome, manifest, audited = build.run(source, kd_fingerprint(config, source))
     with storing(build.root, "write the blend arguments beside"):
         blend = write_blend_arguments(build.root)
     seconds = time.monotonic() - started
@@ -157,25 +151,25 @@ class _Build:
     executor: Executor
     on_progress: OnProgress | None
 
-    def read_source(self, inputs: str | os.PathLike[str], sizes: Mapping[str, Any]) -> KDInput:
+    def read_source(self, inputs: str | os.PathLike[str]) -> KDInput:
         """The input, as far as the caps let it through."""
         config = self.config
-        source = read_input(inputs, max_rows=config.max_rows, max_rows_per_shard=config.max_rows_per_shard, **sizes)
+        source = read_input(inputs, max_rows=config.max_rows, max_rows_per_shard=config.max_rows_per_shard)
         caps = {"max_tokens": config.max_tokens, "max_tokens_per_shard": config.max_tokens_per_shard}
         if any(cap is not None for cap in caps.values()):
             render = renderer_of(self.renderer, str(self.vocabulary[0].absolute())).render
             source = cap_tokens(source, render, **caps)
         return source
 
-    def run(self, source: KDInput, state: dict[str, Any]) -> tuple[Outcome, dict[str, Any], int]:
+    def run(self, source: KDInput, fingerprint: str) -> tuple[Outcome, dict[str, Any], int]:
         """Outcome, manifest, and the number of audited rows (0 where nothing was done)."""
         work = claim_work(self.root)
-        finished = self._claim(state["fingerprint"])
+        finished = self._claim(fingerprint)
         if finished is not None:
             self._clean()
             return Outcome.ALREADY_BUILT, finished, 0
         sweep_orphans(self.root)
-        begin_work(work, state)
+        begin_work(work, {"fingerprint": fingerprint})
         chunks = self._chunks(source, str(work.absolute()))
         jobs = self._exports(source, chunks, str(work.absolute()))
         receipts = whole_outputs(jobs, self.root)

@@ -19,8 +19,7 @@ from chatmill.core.texts import OptionalTexts
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.read.files import parquet_batches, parquet_file
 from chatmill.read.ranges import check_unchanged
-from chatmill.store.fingerprint import probe
-from chatmill.store.mapped import MappedFile
+from chatmill.store.mapped import MappedFile, probe
 
 INPUT_MANIFEST = "manifest.json"
 INPUT_SCHEMA = "synth_harmony_v1"
@@ -123,13 +122,8 @@ def read_input(
     *,
     max_rows: int | None = None,
     max_rows_per_shard: int | None = None,
-    chunk_bytes: int = CHUNK_BYTES,
-    chunk_rows: int | None = None,
 ) -> KDInput:
-    """Look at a folder: its manifest, its shards in the order of their numbers, and where their chunks begin.
-
-    Chunks depend on the files and the wanted size alone; `chunk_rows` asks for that many rows in each instead.
-    """
+    """Look at a folder: its manifest, its shards in the order of their numbers, and where their chunks begin."""
     for option, value in (("max_rows", max_rows), ("max_rows_per_shard", max_rows_per_shard)):
         if value is not None and value < 1:
             raise ConfigError(f"{option} is {value}; give 1 or more, or leave it out for all rows")
@@ -145,7 +139,7 @@ def read_input(
         if left is not None:
             taken = min(taken, left)
             left -= taken
-        shards.append(_shard(path, rows, taken, chunk_starts(groups, chunk_bytes, chunk_rows)))
+        shards.append(_shard(path, rows, taken, chunk_starts(groups)))
     _compare(content, shards, manifest)
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest()
     return KDInput(folder=os.fspath(folder), manifest=str(manifest), manifest_sha256=digest, shards=tuple(shards))
@@ -201,18 +195,16 @@ def _shard(path: Path, rows: int, taken: int, starts: Sequence[int]) -> Shard:
     )  # fmt: skip
 
 
-def chunk_starts(groups: Sequence[tuple[int, int]], chunk_bytes: int, chunk_rows: int | None = None) -> list[int]:
-    """The first row of each chunk, from the (rows, unpacked bytes) of the row groups.
+def chunk_starts(groups: Sequence[tuple[int, int]]) -> list[int]:
+    """The first row of each chunk, from the (rows, unpacked bytes) of the row groups and nothing else.
 
     Small row groups share a chunk. A large one is a chunk by itself, since its rows are streamed, and reaching into its
     middle means to decode everything before; only beyond `GROUP_ROWS` rows it is cut into even parts all the same.
     """
-    if chunk_rows is not None:
-        return list(range(0, sum(rows for rows, _ in groups), chunk_rows))
     starts: list[int] = []
     at = held = 0
     for rows, size in groups:
-        if not starts or held + size > chunk_bytes:
+        if not starts or held + size > CHUNK_BYTES:
             parts = -(-rows // GROUP_ROWS)
             starts += [at + part * rows // parts for part in range(parts)]
             held = 0

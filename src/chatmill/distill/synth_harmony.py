@@ -8,32 +8,32 @@ same input and options give the same bytes for any workers and after any interru
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from chatmill import __version__
-from chatmill.compiler.chunk_output import REJECTED
-from chatmill.compiler.chunk_runs import OnProgress, run_chunks
+from chatmill.compiler.chunk_output import REJECTED, SHARDS
+from chatmill.compiler.chunk_runs import OnProgress, run_chunks, run_jobs
 from chatmill.compiler.engines.executor import Executor
-from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.inputs import CHUNK_BYTES, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.ledger import Ledger
-from chatmill.compiler.lock import folder_lock
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.shards import join_rejected
 from chatmill.compiler.sources import scan_all
-from chatmill.compiler.work import begin_work, claim_work, remove_work, unfinished_state
+from chatmill.compiler.work import begin_work, claim_work, folder_lock, remove_work, unfinished_state
 from chatmill.distill.manifest import failures
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
+from chatmill.distill.shards import GLOB, INPUT_SCHEMA
 from chatmill.distill.synth_harmony_chunks import (
-    GLOB,
     OUTPUT_COLUMNS,
     ROWS,
     CountJob,
@@ -45,12 +45,9 @@ from chatmill.distill.synth_harmony_chunks import (
 )
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame, RowFields, column_names
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.read.files import SUFFIXES
-from chatmill.read.ranges import ChunkKind
 from chatmill.store.documents import WORK
 from chatmill.store.receipts import MANIFEST
 
-SCHEMA_VERSION = "synth_harmony_v1"
 ROWS_PER_SHARD = 20_000_000
 """Each shard becomes one prefix for Megatron, and few large ones serve it best."""
 ANY_SHAPE = "openai"
@@ -98,12 +95,13 @@ def write_synth_harmony(
     - `resume`: go on with a run that was stopped. Otherwise `out` must not be there.
     """
     policy = member(OnError, "on_error", on_error)
-    HarmonyFrame(system=system, developer=developer)  # what it cannot use is reported before anything is made
+    frame = HarmonyFrame(system=system, developer=developer)
     fields = RowFields(
         columns=column_names(columns or {}), metadata=tuple(metadata), id_prefix=id_prefix,
         allow_no_reasoning=allow_no_reasoning,
     )  # fmt: skip
-    files = _input_files(inputs)
+    given = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
+    files = local_paths([os.fspath(path) for path in given])
     if rows_per_shard < 1:
         raise ConfigError(f"rows_per_shard is {rows_per_shard}; it must be 1 or more")
     final = Path(out)
@@ -112,7 +110,7 @@ def write_synth_harmony(
     with storing(final, "create the folder"):
         final.mkdir(parents=True, exist_ok=True)
     with folder_lock(final, shared=False):
-        run = _HarmonyRun(final, files, fields, config, dataset, policy, workers, on_progress)
+        run = _HarmonyRun(final, files, frame, fields, config, dataset, policy, workers, on_progress)
         rows, ledger, manifest = run.run()
     return SynthHarmonyResult(
         directory=final, rows=rows, rejected=ledger.total_records("quarantined"), manifest=manifest
@@ -139,6 +137,7 @@ class _HarmonyRun:
 
     out: Path
     files: list[Path]
+    frame: HarmonyFrame
     fields: RowFields
     config: Mapping[str, Any]
     dataset: str | None
@@ -150,12 +149,13 @@ class _HarmonyRun:
         """Rows, ledger and manifest."""
         self._work = claim_work(self.out)
         sweep_orphans(self.out)
-        scanned = self._scan()
+        with self._or_nothing():
+            scanned = self._scan()
         engine = self._engine(scanned)
         self._claim(scanned)
         quarantine = self.on_error is OnError.QUARANTINE
-        chunks = self._chunks(scanned, engine)
-        try:
+        with self._or_nothing():
+            chunks = self._chunks(scanned, engine)
             receipts = run_chunks(
                 convert_chunk,
                 chunks,
@@ -164,10 +164,6 @@ class _HarmonyRun:
                 stage="convert",
                 keep=lambda receipt: quarantine or receipt["rejected"] is None,
             )
-        except BaseException:
-            if not any(chunk.folder.exists() for chunk in chunks):
-                self._give_up()
-            raise
         check_inputs_unchanged(one.file for one in scanned)
         ledger = Ledger()
         for chunk in chunks:
@@ -194,19 +190,24 @@ class _HarmonyRun:
             )
             for path in self.files
         ]
-        try:
-            check_inputs(scans)
-            scanned = scan_all(scans, None if self.workers == 0 else LocalExecutor(self.workers))
-        except BaseException:
-            self._give_up()
-            raise
+        check_inputs(scans)
+        scanned = scan_all(scans, None if self.workers == 0 else LocalExecutor(self.workers))
         if not any(one.chunks for one in scanned):
-            self._give_up()
             raise DataError(_nothing_written(self.files, 0, []))
         return scanned
 
+    @contextmanager
+    def _or_nothing(self) -> Iterator[None]:
+        """After an error leave no folder behind, unless there are chunks to go on with."""
+        try:
+            yield
+        except BaseException:
+            if not any((self._work / SHARDS).glob("[0-9]*")):
+                self._give_up()
+            raise
+
     def _give_up(self) -> None:
-        """Leave no folder where there is nothing to go on with."""
+        """Remove all work, and the folder where there is nothing else in it."""
         remove_work(self.out)
         if not any(self.out.iterdir()):
             self.out.rmdir()
@@ -235,23 +236,14 @@ class _HarmonyRun:
         ranges = [chunk for one in scanned for chunk in one.chunks]
         firsts = [0] * len(ranges)
         if self.fields.id_prefix is not None:
-            counts = [chunk.count for chunk in ranges]
-            lines = [place for place, chunk in enumerate(ranges) if chunk.kind is ChunkKind.LINES]
-
-            def on_done(index: int, receipt: dict[str, Any]) -> None:
-                counts[lines[index]] = receipt["records"]
-
-            if lines:
-                jobs = [CountJob(range=ranges[place]) for place in lines]
-                engine.run(count_records, jobs, on_done, LateJobs(lambda: None).hear)
-            firsts = [sum(counts[:place]) for place in range(len(ranges))]
+            counts = run_jobs(count_records, [CountJob(range=chunk) for chunk in ranges], engine)
+            firsts = [0, *itertools.accumulate(counts)]
         return [
             HarmonyChunk(
                 number=number,
                 range=chunk,
                 first=firsts[number],
-                system=json.dumps(self.config["system"]),
-                developer=self.config["developer"],
+                frame=self.frame,
                 fields=self.fields,
                 quarantine=self.on_error is OnError.QUARANTINE,
                 work=str(self._work.absolute()),
@@ -284,7 +276,7 @@ class _HarmonyRun:
             join_rejected((chunk.folder for chunk in chunks), self.out / REJECTED)
             move_outputs(jobs, receipts, self.out)
             manifest = {
-                "schema_version": SCHEMA_VERSION,
+                "schema_version": INPUT_SCHEMA,
                 "dataset": self.dataset,
                 "columns": list(OUTPUT_COLUMNS),
                 "glob": GLOB,
@@ -326,17 +318,3 @@ def _nothing_written(files: list[Path], read: int, errors: list[str]) -> str:
     if not read:
         return f"there is no row in {', '.join(map(str, files))}"
     return f"none of the {read:,} rows could be used; the first: {errors[0] if errors else 'no reason is known'}"
-
-
-def _input_files(inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
-    given = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    patterns: list[str] = []
-    for item in (os.fspath(path) for path in given):
-        if not os.path.isdir(item):
-            patterns.append(item)
-            continue
-        inside = [str(path) for path in sorted(Path(item).iterdir()) if path.name.endswith((*SUFFIXES, ".ndjson"))]
-        if not inside:
-            raise ConfigError(f"{item}: this folder holds no file that ends in {', '.join(SUFFIXES)}")
-        patterns += inside
-    return local_paths(patterns)

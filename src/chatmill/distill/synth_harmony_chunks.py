@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ from chatmill.distill.outputs import OutputJob, publish_output
 from chatmill.distill.synth_harmony_rows import HarmonyFrame, RowFields
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw
-from chatmill.read.ranges import Chunk, chunk_records
+from chatmill.read.ranges import Chunk, ChunkKind, chunk_records
 from chatmill.store.durable import Durability, GrowingFile
 from chatmill.store.parquet import ArrowSink
 
 OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
-GLOB = "synth_harmony_shard_*.parquet"
 ROW_GROUP = 4096
 """Rows that are in memory at a time, and rows of a row group."""
 ROWS = "rows.arrow"
@@ -38,9 +36,11 @@ class CountJob:
         return f"counting {self.range.describe()}"
 
 
-def count_records(job: CountJob) -> dict[str, Any]:
+def count_records(job: CountJob) -> int:
     """Records of a range, as `synth-harmony` counts them: blank lines are none."""
-    return {"records": sum(1 for _ in chunk_records(job.range))}
+    if job.range.kind is not ChunkKind.LINES:
+        return job.range.count
+    return sum(1 for _ in chunk_records(job.range))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,7 @@ class HarmonyChunk:
     range: Chunk
     first: int
     """The number of its first record in the whole input, where rows get ids by it."""
-    system: str
-    """The fields of the system message as JSON, or `null`."""
-    developer: str | None
+    frame: HarmonyFrame
     fields: RowFields
     quarantine: bool
     work: str
@@ -74,18 +72,13 @@ class HarmonyChunk:
         return Path(self.work) / SHARDS / f"{self.number:06d}"
 
 
-@lru_cache(maxsize=2)
-def _frame(system: str, developer: str | None) -> HarmonyFrame:
-    return HarmonyFrame(system=json.loads(system), developer=developer)
-
-
 def convert_chunk(job: HarmonyChunk) -> dict[str, Any]:
     """Turn the records of a chunk into rows and publish them; gives the receipt."""
     return publish_chunk(job.folder, lambda folder: _convert(job, folder))
 
 
 def _convert(job: HarmonyChunk, folder: Path) -> dict[str, Any]:
-    frame, source = _frame(job.system, job.developer), job.range.source
+    source = job.range.source
     output, rows, first_error = StreamedOutput(folder), _RowStream(folder / ROWS), ""
     try:
         for number, raw in enumerate(chunk_records(job.range), start=job.first):
@@ -93,7 +86,7 @@ def _convert(job: HarmonyChunk, folder: Path) -> dict[str, Any]:
             try:
                 if raw.error is not None:
                     raise raw.error
-                rows.add(job.fields.row(raw.value, number, frame))
+                rows.add(job.fields.row(raw.value, number, job.frame))
                 output.ledger.records[source, "built", ""] += 1
             except RecordError as error:
                 line = _refused(error, raw, job, number)
@@ -179,48 +172,31 @@ def write_parquet_shard(job: HarmonyShard) -> dict[str, Any]:
 
 
 def _write_parquet(job: HarmonyShard, folder: Path) -> dict[str, Any]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     file, rows = GrowingFile(folder / job.name), 0
     try:
         with pq.ParquetWriter(ArrowSink(file.write), _schema(), compression="zstd", write_page_checksum=True) as writer:
             for group in _row_groups(job.parts):
-                (batch,) = pa.Table.from_batches(group).combine_chunks().to_batches()
-                writer.write_batch(batch, row_group_size=ROW_GROUP)
-                rows += batch.num_rows
+                writer.write_table(group.combine_chunks(), row_group_size=ROW_GROUP)
+                rows += group.num_rows
         return {"rows": rows, "files": {job.name: asdict(file.finish())}}
     except BaseException:
         file.discard()
         raise
 
 
-def _row_groups(parts: tuple[tuple[str, int, int], ...]) -> Iterator[list[Any]]:
-    """The rows of all parts in lists of batches that make a row group each."""
-    group: list[Any] = []
-    room = ROW_GROUP
-    for path, first, count in parts:
-        for batch in _batches(path, first, count):
-            while batch.num_rows:
-                piece = batch.slice(0, room)
-                group.append(piece)
-                batch, room = batch.slice(piece.num_rows), room - piece.num_rows
-                if not room:
-                    yield group
-                    group, room = [], ROW_GROUP
-    if group:
-        yield group
-
-
-def _batches(path: str, first: int, count: int) -> Iterator[Any]:
+def _row_groups(parts: tuple[tuple[str, int, int], ...]) -> Iterator[Any]:
+    """The rows of all parts in tables that make a row group each; the files are mapped, not read."""
     import pyarrow
     import pyarrow.ipc
 
-    with pyarrow.memory_map(path) as file, pyarrow.ipc.open_stream(file) as batches:
-        for batch in batches:
-            part = batch.slice(min(first, batch.num_rows), count)
-            first, count = max(0, first - batch.num_rows), count - part.num_rows
-            if part.num_rows:
-                yield part
-            if not count:
-                return
+    waiting = _schema().empty_table()
+    for path, first, count in parts:
+        with pyarrow.memory_map(path) as file, pyarrow.ipc.open_stream(file) as stream:
+            waiting = pyarrow.concat_tables([waiting, stream.read_all().slice(first, count)])
+        while waiting.num_rows >= ROW_GROUP:
+            yield waiting.slice(0, ROW_GROUP)
+            waiting = waiting.slice(ROW_GROUP)
+    if waiting.num_rows:
+        yield waiting

@@ -179,14 +179,6 @@ def write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def write_published(path: Path, data: bytes, durability: Durability) -> None:
-    """Write a file, and wait until it is on disk where that is asked for."""
-    if durability is Durability.SYNCED:
-        write_synced(path, data)
-    else:
-        path.write_bytes(data)
-
-
 def sync_file(path: str | os.PathLike[str]) -> None:
     """Wait until a file is on disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from chatmill.core.machine_limits import disk_way_out
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.store.durable import Durability, lock, remove_path, sync_folder, write_published
+from chatmill.store.durable import Durability, lock, remove_path, sync_folder, write_synced
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, checked_columns
 from chatmill.store.episode_layout import MANIFEST, shard_name, writing_mark
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
@@ -38,14 +38,7 @@ class EpisodeWriter:
     bring the same ones. Leaving the `with` block by an exception publishes nothing more.
     """
 
-    def __init__(
-        self,
-        dir: str | Path,
-        split: str,
-        shard_tokens: int | None = None,
-        *,
-        durability: Durability = Durability.SYNCED,
-    ) -> None:
+    def __init__(self, dir: str | Path, split: str, shard_tokens: int | None = None) -> None:
         """`shard_tokens`: a shard is closed before it would hold more; None writes the flat layout.
 
         An episode longer than `shard_tokens` gets a shard of its own.
@@ -64,7 +57,6 @@ class EpisodeWriter:
         self._published: list[ShardRecord] = []
         self._shard: ShardWriter | None = None
         self._closed = False
-        self._durability = durability
         self._folder = self.directory / split
         try:
             self._lock = self._begin()
@@ -169,9 +161,6 @@ class EpisodeWriter:
             first=self.episodes,
             sources=self._sources,
         )
-        self._append(columns)
-
-    def _append(self, columns: EpisodeColumns) -> None:
         if not len(columns):
             return
         self._same_columns(columns.names)
@@ -199,7 +188,7 @@ class EpisodeWriter:
         while done < len(columns):
             if self._shard is None:
                 masks = "mask" in (self._names or ())
-                self._shard = ShardWriter(self._shard_folder(), self.columns, masks=masks, durability=self._durability)
+                self._shard = ShardWriter(self._shard_folder(), self.columns, masks=masks, durability=Durability.SYNCED)
             room = np.iinfo(np.int64).max if self.shard_tokens is None else self.shard_tokens - self._shard.tokens
             before = int(ends[done - 1]) if done else 0
             upto = int(np.searchsorted(ends, min(room, int(ends[-1])) + before, side="right"))
@@ -227,7 +216,7 @@ class EpisodeWriter:
         name = shard_name(len(self._published))
         self._published.append(self._shard.finish(name))
         self._shard.folder.rename(self._folder / name)
-        self._sync(self._folder)
+        sync_folder(self._folder)
         self._shard = None
 
     def manifest(self) -> EpisodeManifest:
@@ -262,21 +251,17 @@ class EpisodeWriter:
             if self._shard is not None:
                 self._publish_shard()
             partial = self._folder / f".{MANIFEST}.partial"
-            write_published(partial, self.manifest().to_bytes(), self._durability)
+            write_synced(partial, self.manifest().to_bytes())
             partial.rename(self._folder / MANIFEST)
-            self._sync(self._folder)
+            sync_folder(self._folder)
         else:
             assert self._shard is not None
             self._published.append(self._shard.finish(""))
             self._shard = None
-            write_published(self._flat_folder / MANIFEST, self.manifest().to_bytes(), self._durability)
-            self._sync(self._flat_folder)
+            write_synced(self._flat_folder / MANIFEST, self.manifest().to_bytes())
+            sync_folder(self._flat_folder)
             self._flat_folder.rename(self._folder)
-        self._sync(self.directory)
-
-    def _sync(self, folder: Path) -> None:
-        if self._durability is Durability.SYNCED:
-            sync_folder(folder)
+        sync_folder(self.directory)
 
     def abort(self) -> None:
         """Stop without publishing anything more; what is published stays, marked as unfinished."""

@@ -22,8 +22,7 @@ from chatmill.store.checksums import CheckedShards, no_hashes
 from chatmill.store.episode_layout import MASK, episode_folders, split_folder, writing_mark
 from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
-from chatmill.store.fingerprint import probe
-from chatmill.store.mapped import RecentlyUsed, open_file_limit
+from chatmill.store.mapped import RecentlyUsed, open_file_limit, probe
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
 from chatmill.store.split import Ints, Split
 

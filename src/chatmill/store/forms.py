@@ -23,21 +23,6 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A list whose entries all have one form."""
-
-    entry: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """An object with any keys that fit, whose values all have one form."""
-
-    value: Any
-    key: Leaf
-
-
-@dataclass(frozen=True, slots=True)
 class Maybe:
     """Null, or a value of this form."""
 
@@ -60,8 +45,9 @@ PATH = Leaf("a path inside of the folder", is_inner_path)
 def check_form(value: Any, form: Any, where: str, place: str = "") -> None:
     """Raise a `FormatError` about the first value of `where` that does not have its form.
 
-    A form is a `Leaf`, `Listed`, `Named`, `Maybe`, or an object of forms; a key with `?` behind it may be missing.
-    Keys that the form does not have are left alone.
+    A form is a `Leaf`, a `Maybe`, a list with the one form of all entries, or an object of forms. In an object a key
+    with `?` behind it may be missing, and keys that the form does not have are left alone; a `Leaf` as the only key
+    stands for any keys that fit it.
     """
     if isinstance(form, Leaf):
         if not form.fits(value):
@@ -69,26 +55,31 @@ def check_form(value: Any, form: Any, where: str, place: str = "") -> None:
     elif isinstance(form, Maybe):
         if value is not None:
             check_form(value, form.form, where, place)
-    elif isinstance(form, Listed):
+    elif isinstance(form, list):
         if not isinstance(value, list):
             raise _refused(where, place, value, "a list")
         for number, entry in enumerate(value):
-            check_form(entry, form.entry, where, f"{place}[{number}]")
+            check_form(entry, form[0], where, f"{place}[{number}]")
     elif not isinstance(value, dict):
         raise _refused(where, place, value, "an object")
-    elif isinstance(form, Named):
-        for key, inner in value.items():
-            if not form.key.fits(key):
-                raise _refused(where, f"a key of {place}", key, form.key.words)
-            check_form(inner, form.value, where, f"{place}[{key!r}]")
     else:
         for key, inner in form.items():
+            if isinstance(key, Leaf):
+                _check_named(value, key, inner, where, place)
+                continue
             name = key.removesuffix("?")
             inside = f"{place}.{name}" if place else name
             if name in value:
                 check_form(value[name], inner, where, inside)
             elif not key.endswith("?"):
                 raise FormatError(f"{where} lacks {inside}: the file was edited or damaged, or is of another kind")
+
+
+def _check_named(value: dict[str, Any], keys: Leaf, form: Any, where: str, place: str) -> None:
+    for key, inner in value.items():
+        if not keys.fits(key):
+            raise _refused(where, f"a key of {place}", key, keys.words)
+        check_form(inner, form, where, f"{place}[{key!r}]")
 
 
 def _refused(where: str, place: str, value: Any, needed: str) -> FormatError:

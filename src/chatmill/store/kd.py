@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import first_difference
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
-from chatmill.store.fingerprint import probe
 from chatmill.store.kd_rules import IdRules
-from chatmill.store.mapped import MappedFile, file_size
+from chatmill.store.mapped import MappedFile, file_size, probe
 from chatmill.store.megatron import MegatronIndex, idx_path
 from chatmill.store.receipts import MANIFEST, read_export, read_kd_manifest
 
@@ -174,12 +173,7 @@ class KDShard:
                     f"span {int(span[at])} at position {at} ({len(wrong):,} of its {len(mask):,} positions do not "
                     "agree); the mask is 1 where the span is 1 or 2: a sidecar was swapped or belongs to another build"
                 )
-            if mask[-1]:
-                raise FormatError(
-                    f"{self.lossmask.bin}: the last value of document {number} is {int(mask[-1])}; label-aligned "
-                    "values end in 0, because no token follows: was it written token-aligned?"
-                )
-            for name, index in self.sidecars.items():
+            for name, index in {LOSSMASK: self.lossmask, **self.sidecars}.items():
                 end = self.files[name].array[self.place(number).stop - 1]
                 if end != 0:
                     raise FormatError(

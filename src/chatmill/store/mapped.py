@@ -14,6 +14,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import FormatError
+from chatmill.store.durable import RunningDigest
+
+SAMPLE = 4096
+SAMPLES = 64
+"""Samples of `SAMPLE` bytes per file in a fingerprint; with many shards each gets fewer, but always its two ends."""
 
 
 def open_file_limit(files_per_shard: int) -> int:
@@ -146,3 +151,18 @@ def whole_records(path: Path, size: int, record: int) -> int:
             "the file was cut or is of another format"
         )
     return count
+
+
+def probe(digest: RunningDigest, values: NDArray[Any], *, shards: int = 1) -> None:
+    """Add the number of bytes and evenly spaced samples of them to `digest`; small arrays are added whole.
+
+    This tells large files apart in milliseconds.
+    """
+    data = values.view(np.uint8) if values.dtype != np.uint8 else values
+    digest.update(len(data).to_bytes(8, "little"))
+    if len(data) <= SAMPLE * SAMPLES:
+        digest.update(data)
+        return
+    count = max(2, SAMPLES // shards)
+    for place in np.linspace(0, len(data) - SAMPLE, count).astype(np.int64).tolist():
+        digest.update(data[place : place + SAMPLE])

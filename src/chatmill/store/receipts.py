@@ -25,9 +25,7 @@ from chatmill.store.forms import (
     SPLIT,
     TEXT,
     TEXTS,
-    Listed,
     Maybe,
-    Named,
     check_form,
 )
 
@@ -62,11 +60,11 @@ _RECIPE = {
     "shard_bytes?": COUNT,
 }
 _INPUT = {**_FILE, "path": TEXT, "source": TEXT, "shape": TEXT, "lines": Maybe(COUNT), "records": Maybe(COUNT)}
-_COUNTS = Named(COUNT, TEXT)
+_COUNTS = {TEXT: COUNT}
 _LEDGER = {
-    "tokens": Named(Named(_COUNTS, TEXT), TEXT),
-    "records": Named(Named(_COUNTS, TEXT), TEXT),
-    "notes": Named(_COUNTS, TEXT),
+    "tokens": {TEXT: {TEXT: _COUNTS}},
+    "records": {TEXT: {TEXT: _COUNTS}},
+    "notes": {TEXT: _COUNTS},
     "padding": COUNT,
 }
 _ABOUT = {
@@ -74,7 +72,7 @@ _ABOUT = {
     "git_sha": Maybe(TEXT),
     "fingerprint": SHA256,
     "recipe": _RECIPE,
-    "inputs": Listed(_INPUT),
+    "inputs": [_INPUT],
     "tokenizer": _TOKENIZER,
     "template": _NAMED,
     "policy": _NAMED,
@@ -85,9 +83,9 @@ _DATASET = {
     "created_unix_s": COUNT,
     "recipe_sha256": SHA256,
     "template": {**_NAMED, "declares": TEXT},
-    "splits": Named({"tokens": COUNT, "episodes?": COUNT, "documents?": COUNT, "rows?": COUNT}, SPLIT),
+    "splits": {SPLIT: {"tokens": COUNT, "episodes?": COUNT, "documents?": COUNT, "rows?": COUNT}},
     "ledger": _LEDGER,
-    "files": Named(_FILE, PATH),
+    "files": {PATH: _FILE},
     f"{SEAL}?": SHA256,
 }
 _EXPORT = {
@@ -97,12 +95,12 @@ _EXPORT = {
     "source": {
         "name": TEXT,
         "fingerprint": SHA256,
-        "layout": Named(TEXT, SPLIT),
+        "layout": {SPLIT: TEXT},
         "about": {f"{key}?": form for key, form in _ABOUT.items()},
     },
-    "splits": Named({"rows": COUNT, "documents": COUNT, "tokens": COUNT, "trained": COUNT}, SPLIT),
+    "splits": {SPLIT: {"rows": COUNT, "documents": COUNT, "tokens": COUNT, "trained": COUNT}},
     "not_held": TEXTS,
-    "files": Named(_FILE, PATH),
+    "files": {PATH: _FILE},
     f"{SEAL}?": SHA256,
 }
 _KD_FILE = {**_FILE, "path": PATH}
@@ -111,7 +109,7 @@ _KD_SPLIT = {
     "tokens": COUNT,
     "trained_tokens": COUNT,
     "span_tokens": _COUNTS,
-    "shards": Listed({"name": SPLIT, "rows": COUNT, "tokens": COUNT, "files": Listed(_KD_FILE)}),
+    "shards": [{"name": SPLIT, "rows": COUNT, "tokens": COUNT, "files": [_KD_FILE]}],
 }
 _KD = {
     "created_unix_s": COUNT,
@@ -121,7 +119,7 @@ _KD = {
     "config": {"valid_fraction": NUMBER},
     "config_hash": SHA256,
     "tokenizer": {"name": TEXT, "path": TEXT, "sha256": SHA256, "vocab_size": COUNT, "eod_id": COUNT},
-    "input": {"path": TEXT, "manifest_path": TEXT, "manifest_sha256": SHA256, "glob": TEXT, "shards": Listed(OBJECT)},
+    "input": {"path": TEXT, "manifest_path": TEXT, "manifest_sha256": SHA256, "glob": TEXT, "shards": [OBJECT]},
     "renderer": {"library": TEXT, "version": TEXT, "flags": OBJECT},
     "split": {"rule": TEXT, "valid_fraction": NUMBER},
     "splits": {"train": _KD_SPLIT, "valid": _KD_SPLIT},

@@ -21,8 +21,7 @@ from chatmill.store.episode_layout import (
     split_folder,
 )
 from chatmill.store.episode_manifest import read_manifest
-from chatmill.store.fingerprint import probe
-from chatmill.store.mapped import MappedFile, RecentlyUsed, file_size, open_file_limit
+from chatmill.store.mapped import MappedFile, RecentlyUsed, file_size, open_file_limit, probe
 
 SUFFIX, MASK_SUFFIX = ".bin", "_mask.bin"
 
