@@ -24,7 +24,7 @@ from chatmill.render.jinja.renderings import Refusal
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import JinjaSource
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 
 TODAY = date(2026, 1, 2)
 SPECIAL = re.compile(
@@ -73,7 +73,7 @@ def bind_bytes(name: str, text: str, given: TemplateOptions | None = None) -> Mo
     tokens = tuple(dict.fromkeys([*special, *stops, bos]))
     named = {"bos_token": bos, "eos_token": stops[0], "pad_token": "<pad>", "unk_token": "<unk>"}
     source = JinjaSource(name=name, text=text, path=name, named_tokens=named, stop_tokens=stops)
-    return source(ByteTokenizer(tokens), given or TemplateOptions(today=TODAY))
+    return source(byte_tokenizer(tokens), given or TemplateOptions(today=TODAY))
 
 
 def _rendered_pair(text: str) -> str:

@@ -82,7 +82,7 @@ class Literals:
 
 def special_ids(bound: BoundTemplate) -> frozenset[int]:
     """Ids that no text can have."""
-    ordinary = getattr(bound.tokenizer, "ordinary", ())
+    ordinary = bound.tokenizer.ordinary
     return frozenset(i for name, i in bound.tokenizer.control_ids.items() if name not in ordinary)
 
 

@@ -30,7 +30,7 @@ from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, bundled_names, find_template, own_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 SAMPLE_RECORDS = 2000
 """Records that are looked at in each file."""

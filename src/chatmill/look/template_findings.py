@@ -14,7 +14,7 @@ from chatmill.look.template_probes import CALL, PADDED, PROBES, REASONING, SPECI
 from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.registry import JinjaSource, TemplateSource
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 LONGEST = 60
 """Characters of a quoted text."""

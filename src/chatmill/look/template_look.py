@@ -30,7 +30,7 @@ from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import JinjaSource, TemplateSource, bind, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 BATCH = 1_000
 """Conversations of a data file that are rendered at once."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import date
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 EXAMPLE_DAY = date(2026, 1, 1)
 """What a template that asks for the date is given while it is looked at, unless the user names a day."""
@@ -109,7 +110,7 @@ PADDED = {
 """Texts with white space around them."""
 
 
-def byte_vocabulary(text: str, *more: str) -> ByteTokenizer:
+def byte_vocabulary(text: str, *more: str) -> Tokenizer:
     """Bytes, and a token for everything in a template that looks like a special token."""
     spelled = [found.group() for pattern in (SPECIAL_LOOK, BRACKETS) for found in pattern.finditer(text)]
-    return ByteTokenizer().with_added([name for name in dict.fromkeys([*more, *spelled]) if name])
+    return byte_tokenizer().with_added([name for name in dict.fromkeys([*more, *spelled]) if name])

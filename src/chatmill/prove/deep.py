@@ -28,7 +28,7 @@ from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.store.episodes import Episode, EpisodeDataset
 from chatmill.store.receipts import MANIFEST
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 CONTEXT = 8
 """Tokens that are shown on both sides of the first difference."""

@@ -37,8 +37,7 @@ from chatmill.render.registry import bind, find_template
 from chatmill.render.row_items import Ids, TextPart, items_of
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.protocol import Tokenizer
-from chatmill.tokenizer.vocabulary import VocabularyTokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 
 def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = None) -> tuple[Tokenizer, str]:
@@ -58,7 +57,6 @@ def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = N
     if recipe.add_control_tokens:
         names = find_template(recipe.template).control_tokens if control_tokens is None else control_tokens
         tokenizer = with_control_tokens(tokenizer, names)
-    assert isinstance(tokenizer, VocabularyTokenizer)
     return tokenizer, tokenizer.backend.name
 
 
@@ -112,7 +110,7 @@ class PlainRow:
 
     def _tokens_before(self, prefix: str, text: str, ids: list[int]) -> int:
         """How many tokens of a text begin inside its prefix."""
-        if not getattr(self._tokenizer, "bytes_add_up", True):
+        if not self._tokenizer.bytes_add_up:
             encoded = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
             points = self._tokenizer.split_points(encoded, np.zeros(1, dtype=np.int64), [prefix], [text])
             return int(points[0])

@@ -36,7 +36,7 @@ from chatmill.render.registry import JinjaSource, find_template, template_names
 from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Finding", "VerifyReport", "verify"]
 

@@ -15,7 +15,7 @@ from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.record import InputForm
 from chatmill.render.jinja.rows import Counts
 from chatmill.render.row_items import Ids, TextPart
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from chatmill.render.plan_book import PlanBook

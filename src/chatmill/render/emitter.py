@@ -8,7 +8,7 @@ from typing import NamedTuple
 from chatmill.core.conversation import Message, Role
 from chatmill.render.jinja.traced import atoms_of, plain_text
 from chatmill.render.row_items import Ids, TextPart, encoded_piece
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 
 class Frame(NamedTuple):

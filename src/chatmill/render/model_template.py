@@ -11,8 +11,7 @@ from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.row_items import TokenRules, items_of
 from chatmill.render.template import refuse_channels
-from chatmill.tokenizer.protocol import Tokenizer
-from chatmill.tokenizer.vocabulary import VocabularyTokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 
 class ModelTemplate(BoundTemplate):
@@ -24,7 +23,7 @@ class ModelTemplate(BoundTemplate):
 
     def __init__(self, source: TemplateText, tokenizer: Tokenizer, given: TemplateOptions | None = None) -> None:
         """Bind a template; its special tokens are those of the tokenizer."""
-        tokenizer = tokenizer.for_rows() if isinstance(tokenizer, VocabularyTokenizer) else tokenizer
+        tokenizer = tokenizer.for_rows()
         self.name, self.tokenizer = source.name, tokenizer
         self.rules = TokenRules(tokenizer)
         self.chat = ChatTemplate(source, given)
@@ -35,7 +34,7 @@ class ModelTemplate(BoundTemplate):
                 f"the template {self.name!r} ends answers with {missing[0]!r}, which tokenizer {tokenizer.name!r} does "
                 "not have as a token: template and tokenizer belong to different models"
             )
-        for name in getattr(tokenizer, "single_words", ()):
+        for name in tokenizer.single_words:
             if name in source.text:
                 raise TokenizerError(
                     f"the template {self.name!r} writes {name!r}, which tokenizer {tokenizer.name!r} finds only where "

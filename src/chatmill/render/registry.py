@@ -24,7 +24,7 @@ from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.template import Template, refuse_missing
 from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 GROUP = "chatmill.templates"
 """The entry-point group in which a package names its templates."""
@@ -65,19 +65,17 @@ class JinjaSource:
         """Bind the template; a `TokenizerError` where the tokenizer lacks tokens that it writes."""
         self._check_tokens(tokenizer)
         names = {token_id: name for name, token_id in tokenizer.control_ids.items()}
-        own: Mapping[str, str] = getattr(tokenizer, "named_tokens", {})
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
         named = {key: names[token_id] for key, token_id in ids.items() if token_id in names}
-        named |= {**self.named_tokens, **own}
+        named |= {**self.named_tokens, **tokenizer.named_tokens}
         stops = [*self.stop_tokens, *(names[i] for i in self.stop_ids if i in names)]
         if "eos_token" in named:
             stops.append(named["eos_token"])
         stops = [name for name in stops if name in tokenizer.control_ids] or stops
-        special = [name for name in tokenizer.control_ids if name not in getattr(tokenizer, "ordinary", ())]
         source = TemplateText(
             name=self.name,
             text=self.text,
-            special_tokens=tuple(special),
+            special_tokens=tuple(tokenizer.special_tokens),
             named_tokens=named,
             stop_tokens=tuple(dict.fromkeys(stops)),
         )

@@ -16,7 +16,7 @@ from chatmill.render.emitter import Emitter, Frame
 from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.record import traced_conversation
 from chatmill.render.jinja.rows import Counts
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 ROLE_CODES: dict[Role, RoleCode] = {role: RoleCode[role.name] for role in Role}
 """From a message's role to the role code in kinds."""

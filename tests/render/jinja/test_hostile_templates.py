@@ -16,7 +16,7 @@ from chatmill.render.jinja.chat_template import ChatTemplate, TemplateText
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.registry import JinjaSource
 from chatmill.render.render import render
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 
 CONVERSATION = Conversation((Message(Role.USER, "Hello, you."), Message(Role.ASSISTANT, "Hello.")))
 DOUBLING = (
@@ -155,7 +155,7 @@ def test_a_deep_template_is_one_error() -> None:
 @pytest.mark.parametrize("name", ["nested loops", "a macro that calls itself"])
 def test_a_hostile_template_is_one_error_in_bulk(name: str) -> None:
     text = "{% if 'you.' in messages[0].content %}" + ENDLESS[name] + "{% endif %}{{ messages[1].content }}<|eos|>"
-    template = JinjaSource(name="hostile", text=text, path="hostile")(ByteTokenizer(), TemplateOptions(today=TODAY))
+    template = JinjaSource(name="hostile", text=text, path="hostile")(byte_tokenizer(), TemplateOptions(today=TODAY))
     rendered = render([CONVERSATION], template, collect_failures=True)
     assert [error.code for _, error in rendered.failed] == ["template_refused"]
     assert "stopped" in str(rendered.failed[0][1])

@@ -24,7 +24,7 @@ from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.render.row_items import Ids, TextPart
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.render.reference import jinja
 
 CALL = ToolCall("f", '{"a": 1}', "call00001")
@@ -52,7 +52,7 @@ def talks(count: int, seed: int = 0) -> list[Conversation]:
 
 
 def bound(name: str, **options: object) -> ModelTemplate:
-    template = bind(name, ByteTokenizer(find_template(name).control_tokens), TemplateOptions(**options))  # type: ignore[arg-type]
+    template = bind(name, byte_tokenizer(find_template(name).control_tokens), TemplateOptions(**options))  # type: ignore[arg-type]
     assert isinstance(template, ModelTemplate)
     return template
 

@@ -20,7 +20,7 @@ from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import JinjaSource
 from chatmill.render.render import render
 from chatmill.render.row_items import Ids
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.both_ways import way
 
 __all__ = ["way"]
@@ -128,7 +128,7 @@ def conversations(draw: st.DrawFn) -> Conversation:
 
 def bind(source: str) -> ModelTemplate:
     template = JinjaSource(name="random", text=source, path="random")
-    return template(ByteTokenizer(TOKENS), TemplateOptions(today=TODAY))
+    return template(byte_tokenizer(TOKENS), TemplateOptions(today=TODAY))
 
 
 def one_by_one(template: ModelTemplate, conversation: Conversation) -> list[list[int]] | str:

@@ -19,7 +19,7 @@ from chatmill.prove.compare.numbered import Side, common_keys
 from chatmill.prove.compare.pairing import Match, Pairs, pair_records
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.split import Documents
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from typing import Any
 from chatmill.errors import ChatmillError
 from chatmill.render.trust import added_control_tokens
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

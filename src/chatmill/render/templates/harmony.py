@@ -15,7 +15,7 @@ from chatmill.render.emitter import Emitter
 from chatmill.render.jinja.traced import note_exact, plain_text
 from chatmill.render.official_harmony import render_message
 from chatmill.render.template import KINDS_OF, Template
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 START, MESSAGE, END, RETURN, CALL, CHANNEL = (
     "<|start|>",

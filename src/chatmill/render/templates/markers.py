@@ -7,7 +7,7 @@ from typing import ClassVar
 from chatmill.core.conversation import Conversation, Role
 from chatmill.render.emitter import Emitter
 from chatmill.render.template import DOCUMENT, KINDS_OF, Template
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 SYSTEM, USER, ASSISTANT, END, EOS = "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|END|>", "<|EOS|>"
 

@@ -8,7 +8,7 @@ from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
 from chatmill.render.emitter import Emitter
 from chatmill.render.template import KINDS_OF, Template
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_SYSTEM_TEXT = "you are a helpful assistant."
 SUFFIX = "84a5023f67d74cf29cc4001becde983c"
