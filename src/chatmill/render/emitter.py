@@ -10,52 +10,44 @@ from chatmill.render.jinja.traced import atoms_of, plain_text
 from chatmill.render.row_items import Ids, TextPart, encoded_piece
 from chatmill.tokenizer.tokenizer import Tokenizer
 
+Literal = Sequence[int]
+"""A fixed sequence of ids that a template made once: control tokens, encoded headers."""
+
 
 class Frame(NamedTuple):
     """What is written around one text: fixed ids before and behind it, and fixed text that is encoded with it."""
 
     kind: int
-    before: tuple[tuple[int, int], ...] = ()
+    before: Sequence[tuple[Literal, int]] = ()
     """Literals and their kinds."""
     head: tuple[str, int] = ("", 0)
     """Text that is encoded together with the text behind it, and its kind."""
     tail: tuple[str, int] = ("", 0)
-    after: tuple[tuple[int, int], ...] = ()
+    after: Sequence[tuple[Literal, int]] = ()
 
 
 class Emitter:
-    """Takes what a template writes for one conversation.
+    """Takes what a template writes for one conversation. Control tokens that a text spells stay text."""
 
-    A *literal* is a fixed sequence of ids that a template made once (control tokens, encoded headers). A text is
-    encoded as a whole, and control tokens that it spells stay text.
-    """
-
-    def __init__(self, literals: Sequence[Sequence[int]], tokenizer: Tokenizer) -> None:
-        """`literals` are those of the template."""
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Nothing is written yet."""
         self.items: list[Ids | TextPart] = []
         self.stripped = 0
         """Ignored: what no row shows is counted for every template alike. Templates of version 0.1 add to it."""
-        self._literals, self._tokenizer = literals, tokenizer
-        self._message = -1
+        self._tokenizer, self._message = tokenizer, -1
 
     def message(self, index: int) -> None:
         """What follows belongs to this message of the conversation; -1 for no message."""
         self._message = index
 
-    def put(self, literal: int, kind: int) -> None:
+    def put(self, literal: Literal, kind: int) -> None:
         """Write a literal."""
-        ids = tuple(self._literals[literal])
-        if ids:
-            self.items.append(Ids(ids, kind, self._message))
+        if literal:
+            self.items.append(Ids(tuple(literal), kind, self._message))
 
     def text(self, text: str, kind: int) -> None:
         """Write a text as a piece of its own."""
         self.joined([(text, kind)])
-
-    def fixed(self, frame: Frame) -> None:
-        """Write the literals of a frame without a text."""
-        for literal, kind in (*frame.before, *frame.after):
-            self.put(literal, kind)
 
     def framed(self, frame: Frame, text: str) -> None:
         """Write a text in a frame."""

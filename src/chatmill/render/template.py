@@ -69,6 +69,8 @@ class Template(BoundTemplate):
     """Whether it writes tool calls and tool definitions; if not, a record with them is a `RecordError`."""
     prefix_stable: ClassVar[bool] = True
     """Whether the rendering of the first k messages is a prefix of the rendering of more of them."""
+    frame = Frame
+    """Makes what `Emitter.framed` writes around a text."""
     default_policy = "assistant"
     declares = "Contents are written as they are."
 
@@ -76,45 +78,23 @@ class Template(BoundTemplate):
         """Look up control tokens and encode what is fixed."""
         refuse_missing(self.name, self.control_tokens, tokenizer)
         self.tokenizer = tokenizer
-        self._literals: list[tuple[int, ...]] = []
 
-    def literal(self, *parts: str) -> int:
-        """Make a literal of control tokens and texts (a part that is a needed control token becomes its id)."""
+    def literal(self, *parts: str) -> tuple[int, ...]:
+        """The ids of control tokens and texts, to be made once (a needed control token becomes its id)."""
         ids: list[int] = []
         for part in parts:
             if part in self.control_tokens:
                 ids.append(self.tokenizer.control(part))
             else:
                 ids.extend(self.tokenizer.encode(part))
-        return self.literal_ids(ids)
-
-    def literal_ids(self, ids: Sequence[int]) -> int:
-        """Make a literal of ids."""
-        self._literals.append(tuple(ids))
-        return len(self._literals) - 1
-
-    def frame(
-        self,
-        kind: int,
-        *,
-        before: Sequence[tuple[int, int]] = (),
-        head: tuple[str, int] = ("", 0),
-        tail: tuple[str, int] = ("", 0),
-        after: Sequence[tuple[int, int]] = (),
-    ) -> Frame:
-        """A frame for texts of this kind; `before` and `after` are (literal, kind), `head` and `tail` (text, kind)."""
-        return Frame(kind, tuple(before), head, tail, tuple(after))
-
-    def fixed(self, runs: Sequence[tuple[int, int]]) -> Frame:
-        """A frame without a place for a text: (literal, kind) pairs alone, written by `Emitter.fixed`."""
-        return Frame(0, tuple(runs))
+        return tuple(ids)
 
     def write(
         self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False
     ) -> WrittenRecord:
         """Run `emit` on a conversation whose texts are traced."""
         self.check(conversation)
-        out = Emitter(self._literals, self.tokenizer)
+        out = Emitter(self.tokenizer)
         self.emit(traced_conversation(conversation, Notes() if notes is None else notes), out)
         turns = sum(message.role is Role.ASSISTANT for message in conversation.messages)
         return WrittenRecord((out.items,), Counts(turns, 0, 0, 0))
@@ -122,7 +102,7 @@ class Template(BoundTemplate):
     def write_prompt(self, conversation: Conversation) -> Items:
         """The conversation, and what `emit_generation_prompt` writes behind it."""
         self.check(conversation)
-        out = Emitter(self._literals, self.tokenizer)
+        out = Emitter(self.tokenizer)
         self.emit(conversation, out)
         while out.items and out.items[-1].message < 0 and out.items[-1].kind == DOCUMENT:
             del out.items[-1]  # a conversation that goes on has no end yet

@@ -27,7 +27,7 @@ class Markers(Template):
         """Encode the markers once."""
         super().__init__(tokenizer)
         end = self.literal(END)
-        self._eos = self.fixed([(self.literal(EOS), DOCUMENT)])
+        self._eos = self.literal(EOS)
         openings = {Role.SYSTEM: SYSTEM, Role.USER: USER, Role.ASSISTANT: ASSISTANT}
         self._open = {role: self.literal(marker) for role, marker in openings.items()}
         self._frames = {
@@ -43,7 +43,7 @@ class Markers(Template):
         """Write every message, then the end of the conversation."""
         out.framed_messages(conversation.messages, self._frames)
         out.message(-1)
-        out.fixed(self._eos)
+        out.put(self._eos, DOCUMENT)
 
     def emit_generation_prompt(self, conversation: Conversation, out: Emitter) -> None:
         """The assistant marker."""
