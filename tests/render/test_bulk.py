@@ -62,7 +62,7 @@ def forget(template: BoundTemplate) -> None:
     """Everything that earlier conversations taught a template; what it found out about itself stays."""
     vars(template).pop("book", None)
     if isinstance(template, ModelTemplate):
-        template.chat._renderers.clear()
+        template._renderers.clear()
 
 
 def rendered_both_ways(make: Callable[[], list[Conversation] | Conversations], template: BoundTemplate) -> Rendered:

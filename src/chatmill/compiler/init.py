@@ -24,8 +24,8 @@ from chatmill.errors import DataError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.places import Place
-from chatmill.render.jinja.chat_template import MissingDateError
 from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.jinja.sandbox import MissingDateError
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, bundled_names, find_template, own_template
 from chatmill.render.render import render
@@ -147,7 +147,7 @@ def look_at(
         refused=Counter(error.code for _, error in whole.failed),
         lengths=np.sort(whole.tokens.lengths),
         notes={name: ledger.total_notes(name) for name in LOOKED_FOR},
-        option_names=tuple(pipeline.template.chat.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
+        option_names=tuple(pipeline.template.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
         longest=_longest(looked, whole),
         unused=unused_fields(conversations),
         gates=gates,

@@ -11,9 +11,9 @@ from chatmill.look.generation_tags import TagFault, has_tags, tag_differences
 from chatmill.look.safe_text import visible
 from chatmill.look.template_look import ProbeLook, TemplateFinding, answers_of, chosen_options, generation_prompt
 from chatmill.look.template_probes import CALL, PADDED, PROBES, REASONING, SPECIAL_LOOK
-from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.pieces import Rendering
-from chatmill.render.registry import JinjaSource, TemplateSource
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.registry import TemplateSource
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 LONGEST = 60
@@ -31,7 +31,7 @@ TAG_WORDS = {
 
 def findings_of(
     source: TemplateSource,
-    chat: ChatTemplate | None,
+    chat: ModelTemplate | None,
     probes: Sequence[ProbeLook],
     vocabulary: Tokenizer,
     *,
@@ -77,7 +77,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in unique)
 
 
-def _prompts(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
+def _prompts(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     """Whether the served prompt and the trained context agree, and under which switch."""
     given = next(chat.choices({}))
     apart = [look for look in probes if _reasons(chat, look, given) & {"prompt_not_in_history"}]
@@ -114,7 +114,7 @@ def _prompts(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Templa
     yield TemplateFinding(code="prompt_not_in_history", text=text)
 
 
-def _reasons(chat: ChatTemplate, look: ProbeLook, options: Mapping[str, Any]) -> set[str]:
+def _reasons(chat: ModelTemplate, look: ProbeLook, options: Mapping[str, Any]) -> set[str]:
     return {answer.reason for answer in answers_of(chat.turns(look.probe.conversation, options))}
 
 
@@ -140,12 +140,12 @@ def _unproved(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
 
 
 def _stops(
-    source: JinjaSource, chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer, made_up: bool
+    source: JinjaSource, chat: ModelTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer, made_up: bool
 ) -> Iterator[TemplateFinding]:
     used = list(dict.fromkeys(turn.stop for look in probes for turn in look.turns if turn.stop))
     names = {token: name for name, token in vocabulary.control_ids.items()}
     configured = [names[token] for token in source.stop_ids if token in names]
-    eos = chat.source.named_tokens.get("eos_token")
+    eos = chat.named_tokens.get("eos_token")
     known = [*configured, *([eos] if eos else []), *source.stop_tokens]
     strange = [stop for stop in used if stop not in known]
     says_nothing = made_up and not configured and "eos_token" not in source.named_tokens
@@ -169,7 +169,7 @@ def _stops(
         )
 
 
-def _history(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
+def _history(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     changed = [(look, turn) for look in probes for turn in look.turns if not turn.stable]
     if not changed:
         if any(len(look.turns) > 1 for look in probes):
@@ -209,7 +209,7 @@ def _one_each(changed: Sequence[tuple[ProbeLook, Any]]) -> Iterator[tuple[ProbeL
             yield look, turn
 
 
-def _tags(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
+def _tags(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     if not has_tags(chat.source.text):
         return
     found: dict[TagFault, list[tuple[str, str]]] = {}
@@ -228,7 +228,7 @@ def _tags(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateF
             yield TemplateFinding(code=str(fault), text=text)
 
 
-def _results_inside(chat: ChatTemplate) -> Iterator[TemplateFinding]:
+def _results_inside(chat: ModelTemplate) -> Iterator[TemplateFinding]:
     turns = chat.turns(CALL.conversation, chosen_options(chat, CALL.conversation))
     result, prompt = turns.until(2), turns.prompt(3)
     if not isinstance(result, Rendering) or not isinstance(prompt, Rendering):
@@ -241,7 +241,7 @@ def _results_inside(chat: ChatTemplate) -> Iterator[TemplateFinding]:
         )
 
 
-def _trimmed(chat: ChatTemplate) -> Iterator[TemplateFinding]:
+def _trimmed(chat: ModelTemplate) -> Iterator[TemplateFinding]:
     conversation = Conversation(tuple(Message(role, text) for role, text in PADDED.items()))
     turns = chat.turns(conversation, chosen_options(chat, conversation))
     whole = turns.until(2)
@@ -264,7 +264,7 @@ def _trimmed(chat: ChatTemplate) -> Iterator[TemplateFinding]:
         )
 
 
-def _reasoning(chat: ChatTemplate) -> Iterator[TemplateFinding]:
+def _reasoning(chat: ModelTemplate) -> Iterator[TemplateFinding]:
     last = len(REASONING.conversation.messages) - 1
     ended = chat.turns(REASONING.conversation, chosen_options(chat, REASONING.conversation)).until(last)
     if isinstance(ended, Rendering) and "R-two." not in ended.text:
@@ -275,7 +275,7 @@ def _reasoning(chat: ChatTemplate) -> Iterator[TemplateFinding]:
 
 
 def _missing_tokens(
-    chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer
+    chat: ModelTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer
 ) -> Iterator[TemplateFinding]:
     written: dict[str, None] = {}
     for look in probes:

@@ -21,13 +21,12 @@ from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.items import item_of_tokens
 from chatmill.look.template_probes import EXAMPLE_DAY, PAIR, PROBES, Probe, byte_vocabulary
 from chatmill.render.bound import BoundTemplate
-from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.options import TemplateOptions, Unproved
 from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.stops import FAMILIES
 from chatmill.render.jinja.turns import Answer, Turns
-from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import JinjaSource, TemplateSource, bind, find_template
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.registry import TemplateSource, bind, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -172,7 +171,7 @@ def look_at_template(
     lenient = _bound(source, vocabulary, dataclasses.replace(given, unproved=Unproved.UNTRAINED))
     policy = find_policy(source.default_policy)
     probes = tuple(_look_at(probe, bound, lenient, policy) for probe in PROBES)
-    chat = bound.chat if isinstance(bound, ModelTemplate) else None
+    chat = bound if isinstance(bound, ModelTemplate) else None
     from chatmill.look.template_findings import findings_of  # it describes what is defined here
 
     return TemplateLook(
@@ -247,16 +246,16 @@ def _look_at(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, policy:
     )
 
 
-def chosen_options(chat: ChatTemplate, conversation: Conversation) -> dict[str, Any]:
+def chosen_options(chat: ModelTemplate, conversation: Conversation) -> dict[str, Any]:
     """The options under which a conversation is written; where it is not, those that come closest."""
     try:
-        return dict(chat.write(conversation).options)
+        return dict(chat.text_rows(conversation).options)
     except RecordError:
         choices = list(chat.choices(conversation.options))
     return next((one for one in choices if not _is_apart(chat, conversation, one)), choices[0])
 
 
-def _is_apart(chat: ChatTemplate, conversation: Conversation, options: Mapping[str, Any]) -> bool:
+def _is_apart(chat: ModelTemplate, conversation: Conversation, options: Mapping[str, Any]) -> bool:
     """Whether an answer's prompt is not what the template writes as history."""
     return any(answer.reason == "prompt_not_in_history" for answer in answers_of(chat.turns(conversation, options)))
 
@@ -273,8 +272,8 @@ def answers_of(turns: Turns) -> list[Answer]:
 def _turns(bound: BoundTemplate, conversation: Conversation) -> tuple[dict[str, Any], tuple[TurnLook, ...]]:
     if not isinstance(bound, ModelTemplate):
         return {}, ()
-    options = chosen_options(bound.chat, conversation)
-    turns = bound.chat.turns(conversation, options)
+    options = chosen_options(bound, conversation)
+    turns = bound.turns(conversation, options)
     return options, tuple(
         TurnLook(
             message=answer.message,
@@ -314,13 +313,13 @@ def roles_accepted(bound: BoundTemplate) -> tuple[str, ...]:
 def _accepts(bound: BoundTemplate, conversation: Conversation, role: Role) -> bool:
     wanted = next(message.content for message in conversation.messages if message.role is role)
     if isinstance(bound, ModelTemplate):  # a conversation without an answer has nothing to prove, and still shows it
-        turns, last = bound.chat.turns(conversation), len(conversation.messages) - 1
+        turns, last = bound.turns(conversation), len(conversation.messages) - 1
         found = (turns.until(last), turns.prompt(last))  # Mistral's show the system text in a last question only
         return any(isinstance(one, Rendering) and wanted in one.text for one in found)
     return not render([conversation], bound, collect_failures=True).failed
 
 
-def generation_prompt(chat: ChatTemplate, options: Mapping[str, Any] | None = None) -> str:
+def generation_prompt(chat: ModelTemplate, options: Mapping[str, Any] | None = None) -> str:
     """What the template writes behind a question where an answer is to follow."""
     turns = chat.turns(PAIR.conversation, options)
     prompt, ended = turns.prompt(1), turns.until(0)
@@ -331,7 +330,7 @@ def generation_prompt(chat: ChatTemplate, options: Mapping[str, Any] | None = No
     return prompt.text[max((piece.stop for piece in prompt.pieces if piece.owner == 0), default=0) :]
 
 
-def stop_sources(source: TemplateSource, chat: ChatTemplate | None, vocabulary: Tokenizer) -> dict[str, list[str]]:
+def stop_sources(source: TemplateSource, chat: ModelTemplate | None, vocabulary: Tokenizer) -> dict[str, list[str]]:
     """The stop tokens, each with everyone who names it."""
     if chat is None or not isinstance(source, JinjaSource):
         return {token: ["the Python template"] for token in source.stop_tokens}
@@ -339,7 +338,7 @@ def stop_sources(source: TemplateSource, chat: ChatTemplate | None, vocabulary: 
     found = {}
     for token in chat.stops.names:
         sources = ["generation config"] * (token in configured)
-        sources += ["the tokenizer's eos"] * (chat.source.named_tokens.get("eos_token") == token)
+        sources += ["the tokenizer's eos"] * (chat.named_tokens.get("eos_token") == token)
         sources += ["the header of the bundled template"] * (token in source.stop_tokens)
         sources += [
             f"the table of families ({family.name})"
@@ -374,7 +373,7 @@ def _count_turns(share: DataShare, bound: BoundTemplate, conversation: Conversat
     """The turns of a refused record: some of them may be proved all the same."""
     reasons = [error.code] * sum(message.role is Role.ASSISTANT for message in conversation.messages)
     if isinstance(bound, ModelTemplate):
-        reasons = [answer.reason for answer in answers_of(bound.chat.turns(conversation))] or reasons
+        reasons = [answer.reason for answer in answers_of(bound.turns(conversation))] or reasons
     share.turns += len(reasons)
     for reason in reasons:
         if reason:

@@ -193,9 +193,8 @@ class Reference:
         self._known.clear()
         spans: tuple[Row, ...] = ()
         if isinstance(self.template, ModelTemplate):
-            self.template.check(conversation)
             notes = Notes()
-            written = self.template.chat.write(conversation, notes)
+            written = self.template.text_rows(conversation, notes)
             spans, counts, options = written.rows, written.counts, dict(written.options)
             items = [items_of(row, self.template.rules, notes) for row in spans]
         else:

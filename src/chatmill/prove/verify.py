@@ -32,7 +32,8 @@ from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, Notebook, OnProgress, VerifyReport
 from chatmill.prove.stored import open_split
-from chatmill.render.registry import JinjaSource, find_template, template_names
+from chatmill.render.model_template import JinjaSource
+from chatmill.render.registry import find_template, template_names
 from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem

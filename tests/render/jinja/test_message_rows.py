@@ -87,7 +87,7 @@ def test_as_the_long_way_writes_it(name: str, expand: Expand, least: int) -> Non
     wanted = [alone.write(one) for one in given]
     assert list(map(items, written)) == list(map(items, wanted))
     assert [one.counts for one in written] == [one.counts for one in wanted]
-    made = template.chat.put_together
+    made = template.put_together
     assert made >= least
     assert least or not made
 
@@ -158,7 +158,7 @@ def test_the_outline_of_a_neighbour_is_not_enough() -> None:
     template, alone = (bind_bytes("calls", WRITES_THE_CALLS_BEFORE) for _ in range(2))
     given = talks(60, seed=3)
     assert [items(template.write(one, by_messages=True)) for one in given] == [items(alone.write(one)) for one in given]
-    assert template.chat.put_together >= 5, "whole shapes of neighbours decide it"
+    assert template.put_together >= 5, "whole shapes of neighbours decide it"
 
 
 REFUSES_TWO_OF_A_ROLE = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\

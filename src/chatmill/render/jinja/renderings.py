@@ -95,11 +95,9 @@ class Renderer:
         self._tracing, self._plain = tracing, plain
         self._traced_template, self._plain_template = tracing.template(source), plain.template(source)
         self.variables = dict(variables)
-        self._name = name
+        self.name = name
         self._known: dict[Any, Variants] = {}
         self._kept = 0
-        self.runs = 0
-        """How often the template ran on traced values."""
 
     def render(self, view: RecordView, shape: tuple[Any, ...], count: int, prompt: bool) -> Rendering | Refusal:
         """The rendering of the first messages, with or without the generation prompt."""
@@ -120,7 +118,6 @@ class Renderer:
         return found
 
     def _run(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
-        self.runs += 1
         notes = Notes()
         messages, tools = view.values(count, notes)
         try:
@@ -158,7 +155,7 @@ class Renderer:
     def unlike(self, view: RecordView, others: str) -> TraceError:
         """The error of a record that the template writes in another way; `others` are what it was derived from."""
         named = view.conversation.id or view.conversation.where
-        return TraceError(f"the template {self._name!r} writes record {named!r} otherwise than {others}")
+        return TraceError(f"the template {self.name!r} writes record {named!r} otherwise than {others}")
 
     def _values(self, messages: list[Any], tools: Any, prompt: bool) -> dict[str, Any]:
         return {
@@ -173,7 +170,7 @@ class Renderer:
         """The error of a record that the template refuses."""
         place = f" (line {refusal.line})" if refusal.line else ""
         error = RecordError(
-            f"the template {self._name!r}{place} refuses the conversation: {refusal.message}",
+            f"the template {self.name!r}{place} refuses the conversation: {refusal.message}",
             code="template_refused",
         )
         error.is_general = refusal.is_general
