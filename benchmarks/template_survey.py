@@ -20,7 +20,7 @@ from chatmill.errors import RecordError
 from chatmill.prove.spans import AnswerProof
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.renderings import Refusal
+from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.tokenizer.byte_level import byte_tokenizer

@@ -10,12 +10,11 @@ import pytest
 
 from benchmarks.template_survey import bind_bytes
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.render.emitter import Emitter
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.jinja.renderings import TraceError
+from chatmill.render.jinja.renderer import TraceError
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
-from chatmill.render.template import KINDS_OF, Template
+from chatmill.render.template import KINDS_OF, Emitter, Template
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from tests.render.reference import jinja
 
@@ -110,7 +109,7 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
 
 def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chatmill.render.plan_book.MAX_QUESTIONS", 20)
-    monkeypatch.setattr("chatmill.render.jinja.renderings.MAX_KEPT", 20)
+    monkeypatch.setattr("chatmill.render.jinja.renderer.MAX_KEPT", 20)
     options = TemplateOptions(today=date(2026, 1, 2))
     conversations = [with_tools(number, "a") for number in range(6)]
     bound = bind_bytes("gptoss", jinja("gptoss"), options)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jinja2
 
 from chatmill.core.conversation import Conversation
-from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.renderings import Renderer
+from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 from chatmill.render.jinja.turns import Answer, Turns

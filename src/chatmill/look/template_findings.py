@@ -11,7 +11,7 @@ from chatmill.look.generation_tags import TagFault, has_tags, tag_differences
 from chatmill.look.safe_text import visible
 from chatmill.look.template_look import ProbeLook, TemplateFinding, answers_of, chosen_options, generation_prompt
 from chatmill.look.template_probes import CALL, PADDED, PROBES, REASONING, SPECIAL_LOOK
-from chatmill.render.jinja.pieces import Rendering
+from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.registry import TemplateSource
 from chatmill.tokenizer.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ from chatmill.look.items import item_of_tokens
 from chatmill.look.template_probes import EXAMPLE_DAY, PAIR, PROBES, Probe, byte_vocabulary
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.options import TemplateOptions, Unproved
-from chatmill.render.jinja.pieces import Rendering
+from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.stops import FAMILIES
 from chatmill.render.jinja.turns import Answer, Turns
 from chatmill.render.model_template import JinjaSource, ModelTemplate

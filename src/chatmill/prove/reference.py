@@ -29,8 +29,7 @@ from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, newest_turns, windows
-from chatmill.render.jinja.expressions import Path, root
-from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.expressions import Notes, Path, root
 from chatmill.render.jinja.rows import Counts, Row
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chatmill.core.conversation import Conversation
 from chatmill.render.fragments import Fragment
-from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record import InputForm
 from chatmill.render.jinja.rows import Counts
 from chatmill.render.row_items import Ids, TextPart

@@ -16,18 +16,18 @@ from chatmill.core.conversation import Conversation
 from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
 from chatmill.render.fragments import Fragments
+from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.message_rows import Composed, MessageRows
 from chatmill.render.jinja.names import names_read
-from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
 from chatmill.render.jinja.probes import habitual_stop, probed_form
 from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.renderings import ITS_PARTS, Renderer
+from chatmill.render.jinja.renderer import ITS_PARTS, Renderer
 from chatmill.render.jinja.rows import Counts, Row, prompt_row, rows_of
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.jinja.stops import FAMILIES
+from chatmill.render.jinja.stops import FAMILIES, StopTokens
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
-from chatmill.render.jinja.turns import StopTokens, Turns
+from chatmill.render.jinja.turns import Turns
 from chatmill.render.row_items import TokenRules, items_of
 from chatmill.render.template import refuse_channels, refuse_missing
 from chatmill.tokenizer.tokenizer import Tokenizer

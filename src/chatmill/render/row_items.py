@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from chatmill.core.texts import Texts
-from chatmill.render.jinja.expressions import Expression
+from chatmill.render.jinja.expressions import Expression, Notes
 from chatmill.render.jinja.labels import Span
-from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.rows import Row
 from chatmill.tokenizer.prefix import Prefix
 from chatmill.tokenizer.tokenizer import Tokenizer

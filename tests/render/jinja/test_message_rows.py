@@ -17,7 +17,7 @@ from chatmill.render.jinja.labels import Span
 from chatmill.render.jinja.message_rows import MessageRows
 from chatmill.render.jinja.options import Expand, TemplateOptions, Traces
 from chatmill.render.jinja.record import InputForm, RecordView
-from chatmill.render.jinja.renderings import TraceError
+from chatmill.render.jinja.renderer import TraceError
 from chatmill.render.jinja.rows import Counts, Row
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.model_template import ModelTemplate

@@ -18,9 +18,20 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from chatmill.core.conversation import Role
-from chatmill.render.jinja.expressions import Expression, Question, ask, evaluate, root
+from chatmill.render.jinja.expressions import (
+    TOOLS,
+    UNREACHABLE,
+    Expression,
+    Question,
+    ask,
+    evaluate,
+    moved,
+    moved_question,
+    relative,
+    root,
+    subjects_of,
+)
 from chatmill.render.jinja.labels import Span
-from chatmill.render.jinja.paths import TOOLS, UNREACHABLE, moved, moved_question, relative, subjects_of
 from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.rows import Counts, Row
 

@@ -10,9 +10,9 @@ import jinja2
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ConfigError
 from chatmill.render.jinja.limits import LimitError
-from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.record import Arguments, Content, InputForm, RecordView
-from chatmill.render.jinja.renderings import Renderer
+from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.rendering import Rendering
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 CALL = ToolCall("get_weather", '{"city": "Oslo"}', "callid001")

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import RecordError, TokenizerError
-from chatmill.render.emitter import Emitter
 from chatmill.render.jinja.traced import note_exact, plain_text
 from chatmill.render.official_harmony import render_message
-from chatmill.render.template import KINDS_OF, Template
+from chatmill.render.template import KINDS_OF, Emitter, Template
 from chatmill.tokenizer.tiktoken_file import HARMONY_NAMES
 from chatmill.tokenizer.tokenizer import Tokenizer
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from chatmill.core.conversation import Conversation, Role
-from chatmill.render.emitter import Emitter
-from chatmill.render.template import DOCUMENT, KINDS_OF, Template
+from chatmill.render.template import DOCUMENT, KINDS_OF, Emitter, Template
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 SYSTEM, USER, ASSISTANT, END, EOS = "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|END|>", "<|EOS|>"

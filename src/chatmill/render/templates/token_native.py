@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
-from chatmill.render.emitter import Emitter
-from chatmill.render.template import KINDS_OF, Template
+from chatmill.render.template import KINDS_OF, Emitter, Template
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_SYSTEM_TEXT = "you are a helpful assistant."

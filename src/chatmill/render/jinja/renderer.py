@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import jinja2
 
 from chatmill.errors import ChatmillError, RecordError
-from chatmill.render.jinja.expressions import Question, ask
+from chatmill.render.jinja.expressions import Notes, Question, ask
 from chatmill.render.jinja.limits import LimitError
-from chatmill.render.jinja.notes import Notes
-from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.traced import Traced, plain_text
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
