@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message, Role
@@ -98,11 +98,12 @@ class Emitter:
         for literal, kind in frame.after:
             self.put(literal, kind)
 
-    def framed_messages(self, messages: Sequence[Message], frames: Mapping[Role, Frame]) -> None:
-        """Write messages 0, 1, ... of a conversation, the content of each in the frame of its role."""
-        for index, message in enumerate(messages):
-            self.message(index)
-            self.framed(frames[message.role], message.content)
+    def turn(self, role: Role, opening: Literal, text: str, end: Literal) -> None:
+        """Write what a role says between two literals, with the kinds of that role."""
+        kinds = KINDS_OF[role]
+        self.put(opening, kinds.header)
+        self.text(text, kinds.content)
+        self.put(end, kinds.terminator)
 
     def joined(self, parts: Sequence[tuple[str, int]]) -> None:
         """Write several (text, kind) parts as one piece; a token belongs to the part it starts in."""

@@ -23,8 +23,8 @@ from chatmill.tokenizer.prefix import Prefix, split_prefix
 from chatmill.tokenizer.probe import answers_of, first_difference
 from chatmill.tokenizer.tokenizer import Tokenizer
 
-UNICODE_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
-"""Normalizers that leave ASCII text as it is."""
+NORMAL_FORMS = frozenset({"", "NFC", "NFD", "NFKC", "NFKD"})
+"""No normalizer, and those that leave ASCII text as it is."""
 
 
 def tokenizer_from_json(
@@ -44,7 +44,8 @@ def tokenizer_from_json(
     origin = partial(tokenizer_from_json, raw, name, config, engine, strict_text, for_rows=for_rows)
     whole = file = TokenizerJson(raw, name)
     controls = _control_ids(file.added_tokens, config or {}, name)
-    ordinary = frozenset() if strict_text else _ordinary(file.added_tokens)
+    # Added tokens that are not special are part of the vocabulary like any other: text that spells one gets its id.
+    ordinary = frozenset(t["content"] for t in file.added_tokens if not (strict_text or t.get("special")))
     rule = split_prefix(file.part("normalizer"), file.part("pre_tokenizer"))
     if for_rows and rule is not None:
         _refuse_inner_prefix(rule.prefix, file, ordinary, name)
@@ -55,6 +56,7 @@ def tokenizer_from_json(
     reference, fast = _engines(file.stripped(hidden, ordinary), name, engine)
     named = _named_tokens(config or {})
     normalizer = file.part("normalizer")
+    form = "" if normalizer is None else normalizer.get("type")
     tokenizer = Tokenizer(
         name=name,
         backend=fast or reference,
@@ -65,7 +67,7 @@ def tokenizer_from_json(
         eos_id=controls.get(named.get("eos_token", "")),
         pad_id=controls.get(named.get("pad_token", "")),
         reference=reference,
-        normal_form="" if normalizer is None else _form_of(normalizer),
+        normal_form=form if form in NORMAL_FORMS else None,
         unknown_id=file.unknown_id,
         ordinary=ordinary,
         document_backend=_document_backend(file),
@@ -138,16 +140,6 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if key.endswith("_token") and isinstance(content, str):
             named[key] = content
     return named
-
-
-def _form_of(normalizer: Mapping[str, Any]) -> str | None:
-    """The Unicode normal form that a normalizer is, or None."""
-    return normalizer["type"] if normalizer.get("type") in UNICODE_FORMS else None
-
-
-def _ordinary(added: list[dict[str, Any]]) -> frozenset[str]:
-    """Added tokens that are part of the vocabulary like any other: text that spells one gets its id."""
-    return frozenset(str(token["content"]) for token in added if not token.get("special"))
 
 
 def _document_backend(file: TokenizerJson) -> Backend | None:

@@ -6,7 +6,7 @@ template asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jinja2
@@ -50,6 +50,17 @@ class Refusal(NamedTuple):
     """Whether every record of the shape that gives the same answers is refused in the same words."""
 
 
+def gives(view: RecordView, questions: Iterable[tuple[Question, Any]], asked: dict[Question, Any]) -> bool:
+    """Whether a record gives these answers; what it was asked, here or before, is kept in `asked`."""
+    for question, answer in questions:
+        if question not in asked:
+            asked[question] = ask(question, view.field)
+        said = asked[question]
+        if said != answer or type(said) is not type(answer):
+            return False
+    return True
+
+
 class Variants:
     """What is known of the records of one shape, by their answers."""
 
@@ -61,17 +72,8 @@ class Variants:
 
     def find(self, view: RecordView) -> Any:
         """What is known of a record; None where nothing is."""
-        answers: dict[Question, Any] = {}
-        for questions, value in self._known:
-            for question, answer in questions:
-                if question not in answers:
-                    answers[question] = ask(question, view.field)
-                given = answers[question]
-                if given != answer or type(given) is not type(answer):
-                    break
-            else:
-                return value
-        return None
+        asked: dict[Question, Any] = {}
+        return next((value for questions, value in self._known if gives(view, questions, asked)), None)
 
     def put(self, questions: Mapping[Question, Any], value: Any) -> None:
         """Keep what holds for all records that give these answers."""

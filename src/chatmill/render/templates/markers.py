@@ -25,22 +25,15 @@ class Markers(Template):
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Encode the markers once."""
         super().__init__(tokenizer)
-        end = self.literal(END)
-        self._eos = self.literal(EOS)
+        self._end, self._eos = self.literal(END), self.literal(EOS)
         openings = {Role.SYSTEM: SYSTEM, Role.USER: USER, Role.ASSISTANT: ASSISTANT}
         self._open = {role: self.literal(marker) for role, marker in openings.items()}
-        self._frames = {
-            role: self.frame(
-                KINDS_OF[role].content,
-                before=[(self._open[role], KINDS_OF[role].header)],
-                after=[(end, KINDS_OF[role].terminator)],
-            )
-            for role in openings
-        }
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write every message, then the end of the conversation."""
-        out.framed_messages(conversation.messages, self._frames)
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            out.turn(message.role, self._open[message.role], message.content, self._end)
         out.message(-1)
         out.put(self._eos, DOCUMENT)
 
