@@ -116,3 +116,16 @@ def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> 
     for conversation in [*conversations, *conversations]:
         alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
         assert render([conversation], bound).tokens.ids.tolist() == alone.ids.tolist()
+
+
+def test_a_row_of_nothing_behind_others_is_a_row() -> None:
+    """A template may write nothing at all: the table of plans grows without new items."""
+
+    class Silent(Template):
+        name = "silent"
+
+        def emit(self, conversation: Conversation, out: Emitter) -> None:
+            out.text(conversation.messages[0].content or "", KINDS_OF[Role.USER].content)
+
+    template = Silent(load_tokenizer("bytes"))
+    assert [len(render([turns(text)], template).tokens.ids) for text in ("ab", "", "c")] == [2, 0, 1]
