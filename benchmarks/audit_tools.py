@@ -40,8 +40,8 @@ from chatmill.auditor.report import AuditReport
 from chatmill.auditor.run import audit
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
-from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import JinjaSource, bind, find_template, given_options
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.registry import bind, find_template, given_options
 from chatmill.tokenizer.load import load_tokenizer
 
 PAGE = ROOT / "docs" / "audit-findings.md"
@@ -198,7 +198,7 @@ def make_job(folder: Path, name: str, today: str) -> Job:
     peer.bos_token = found.named_tokens.get("bos_token", peer.bos_token)  # LLaMA-Factory writes the tokenizer's
     bound = bind(found, load_tokenizer(peer), given_options(None, today, unproved="untrained"))
     assert isinstance(bound, ModelTemplate)
-    stops = [one for one in bound.chat.stops.names if one in text]
+    stops = [one for one in bound.stops.names if one in text]
     peer.eos_token = stops[0]
     peer.pad_token = peer.pad_token or peer.eos_token
     peer.save_pretrained(folder / "model")

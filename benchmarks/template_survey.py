@@ -20,11 +20,10 @@ from chatmill.errors import RecordError
 from chatmill.prove.spans import AnswerProof
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.renderings import Refusal
+from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import JinjaSource
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.tokenizer.byte_level import byte_tokenizer
 
 TODAY = date(2026, 1, 2)
 SPECIAL = re.compile(
@@ -73,7 +72,7 @@ def bind_bytes(name: str, text: str, given: TemplateOptions | None = None) -> Mo
     tokens = tuple(dict.fromkeys([*special, *stops, bos]))
     named = {"bos_token": bos, "eos_token": stops[0], "pad_token": "<pad>", "unk_token": "<unk>"}
     source = JinjaSource(name=name, text=text, path=name, named_tokens=named, stop_tokens=stops)
-    return source(ByteTokenizer(tokens), given or TemplateOptions(today=TODAY))
+    return ModelTemplate(source, byte_tokenizer(tokens), given or TemplateOptions(today=TODAY))
 
 
 def _rendered_pair(text: str) -> str:
@@ -121,14 +120,14 @@ def survey(template: ModelTemplate, conversations: Iterable[Conversation]) -> Su
     for conversation in conversations:
         found.records += 1
         try:
-            written = template.chat.write(conversation)
+            written = template.text_rows(conversation)
         except RecordError as error:
             found.reasons[error.code] += 1
             found.examples.setdefault(error.code, f"{conversation.id}: {error}")
             if error.code not in DOCUMENTED:
                 found.failures.append(f"{conversation.id}: {error.code}")
             continue
-        proof = AnswerProof(template.chat, conversation, dict(written.options))
+        proof = AnswerProof(template, conversation, dict(written.options))
         said = [proof.failure(row, index) for row in written.rows for index in row.trained]
         found.failures += [f"{conversation.id}: {one}" for one in said if one]
         if not any(said):
@@ -145,12 +144,11 @@ def texts_of(
     template: ModelTemplate, conversation: Conversation, options: Mapping[str, Any], *, prompt: bool
 ) -> tuple[str | None, str | None]:
     """A whole conversation by traced strings and by plain Jinja; None where the template refuses it."""
-    chat = template.chat
-    view = RecordView(conversation, chat.form)
+    view = RecordView(conversation, template.form)
     count = len(conversation.messages)
-    traced = chat._renderer(options).render(view, view.shape(), count, prompt)
+    traced = template._renderer(options).render(view, view.shape(), count, prompt)
     try:
-        plain: str | None = chat.plain(conversation, options, count, prompt=prompt)
+        plain: str | None = template.plain(conversation, options, count, prompt=prompt)
     except jinja2.TemplateError:
         plain = None
     return None if isinstance(traced, Refusal) else traced.text, plain

@@ -102,8 +102,8 @@ def lines(folder: Path, records: Sequence[Conversation], only: str = "") -> Iter
         found = survey(template, records)
         if found.failures:
             raise SystemExit(f"{row['file']}: {found.failures[0]}")
-        stops = template.chat.stops.names
-        shown = tuple(stop for stop in stops if stop in template.chat.source.text) or stops[: bool(found.proved)]
+        stops = template.stops.names
+        shown = tuple(stop for stop in stops if stop in template.source.text) or stops[: bool(found.proved)]
         yield Line(row["file"], row["family"], shown, found)
 
 

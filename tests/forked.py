@@ -178,9 +178,9 @@ def serve(address: str) -> None:
     """Fork for everybody who connects, until the input ends."""
     import chatmill.cli
     from chatmill.render.registry import bind, find_template
-    from chatmill.tokenizer.byte_level import ByteTokenizer
+    from chatmill.tokenizer.byte_level import byte_tokenizer
 
-    bind("chatml", ByteTokenizer(find_template("chatml").control_tokens))  # compiled once: most commands take it
+    bind("chatml", byte_tokenizer(find_template("chatml").control_tokens))  # compiled once: most commands take it
     commands = [f"chatmill.cli.{module.name}" for module in pkgutil.iter_modules(chatmill.cli.__path__)]
     for name in (*IMPORTED, *commands):
         importlib.import_module(name)

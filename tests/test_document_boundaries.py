@@ -11,19 +11,20 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from chatmill.systems.document_boundaries import block_tokenize_fn
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
-BOTH = ByteTokenizer()
-NEITHER = ByteTokenizer([])
-EOS_ONLY = ByteTokenizer(["<|eos|>"])
-BOS_ONLY = ByteTokenizer(["<|bos|>"])
+BOTH = byte_tokenizer()
+NEITHER = byte_tokenizer([])
+EOS_ONLY = byte_tokenizer(["<|eos|>"])
+BOS_ONLY = byte_tokenizer(["<|bos|>"])
 Block = list[list[int]]
 """The pieces of one block, each a list of ids."""
 
 
 def reference(
     texts: list[str],
-    tokenizer: ByteTokenizer,
+    tokenizer: Tokenizer,
     *,
     max_length: int,
     overflow: bool,
@@ -134,9 +135,7 @@ def page_options(**changed: Any) -> dict[str, Any]:
 @example(lengths=[3, 12, 2, 9], tokenizer=BOTH, options=page_options(max_length=6, stride=4))
 @example(lengths=[4, 12], tokenizer=BOTH, options=page_options(max_length=7))
 @example(lengths=[5, 12], tokenizer=NEITHER, options=page_options(max_length=6, stride=5))
-def test_blocks_equal_the_page_written_out(
-    lengths: list[int], tokenizer: ByteTokenizer, options: dict[str, Any]
-) -> None:
+def test_blocks_equal_the_page_written_out(lengths: list[int], tokenizer: Tokenizer, options: dict[str, Any]) -> None:
     with_bos = options["add_bos"] and tokenizer.bos_id is not None
     assume(options["stride"] < options["max_length"] - with_bos)
     # Every token names its document and place, so that no two pieces can be mistaken for each other.
@@ -151,7 +150,7 @@ def test_blocks_equal_the_page_written_out(
     strategy=st.sampled_from(["greedy", "best_fit", "first_fit"]),
     tokenizer=st.sampled_from([BOTH, NEITHER]),
 )
-def test_without_stride_every_token_is_there_once(lengths: list[int], strategy: str, tokenizer: ByteTokenizer) -> None:
+def test_without_stride_every_token_is_there_once(lengths: list[int], strategy: str, tokenizer: Tokenizer) -> None:
     texts = [chr(ord("0") + d) * n for d, n in enumerate(lengths)]
     made = block_tokenize_fn({"t": texts}, tokenizer, "t", max_length=16, packed=True, packing_strategy=strategy)
     text_ids = [i for block in made["input_ids"] for i in block if i < 256]
@@ -166,7 +165,7 @@ def run(texts: list[str], tokenizer: Any = NEITHER, **options: Any) -> dict[str,
     return block_tokenize_fn({"text": texts}, tokenizer, "text", **options)
 
 
-def as_text(made: dict[str, list[list[int]]], tokenizer: ByteTokenizer = BOTH) -> list[list[str]]:
+def as_text(made: dict[str, list[list[int]]], tokenizer: Tokenizer = BOTH) -> list[list[str]]:
     """Each block as the texts between its starts, BOS as ^ and EOS as $."""
     shown = []
     for block, starts in zip(made["input_ids"], made["document_starts"], strict=True):

@@ -17,7 +17,8 @@ from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.presets import find_policy
 from chatmill.prove.verify import verify
 from chatmill.read.shapes import find_shape
-from chatmill.render.registry import JinjaSource, find_template
+from chatmill.render.model_template import JinjaSource
+from chatmill.render.registry import find_template
 
 TEMPLATE = """{#-
 licence: MIT

@@ -39,7 +39,7 @@ from chatmill.systems.token_native_sft import (
     serialize_chat_to_ids,
     sft_loss_mask_for_ids,
 )
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.chats import chat_record as chat
 from tests.systems.sft_words import ASST, EOT, SYS, USR, serialize
 
@@ -415,8 +415,8 @@ def test_collate_refuses_an_empty_batch_and_wrong_lengths() -> None:
 SCRIPT = """
 from chatmill.systems.token_native_sft import *
 from chatmill.systems.token_native_sft import MARKERS
-from chatmill.tokenizer.byte_level import ByteTokenizer
-tokenizer = ByteTokenizer(tuple(MARKERS.values()))
+from chatmill.tokenizer.byte_level import byte_tokenizer
+tokenizer = byte_tokenizer(tuple(MARKERS.values()))
 marker = {f"{key}_id": tokenizer.control(name) for key, name in MARKERS.items()}
 turns = [("user", "old"), ("assistant", "x"), ("user", "h\\u00e9"), ("assistant", "yo")]
 ex = {"messages": [{"role": role, "content": content} for role, content in turns]}
@@ -531,7 +531,7 @@ def test_every_template_marks_terminators_by_kind() -> None:
         if name == "harmony":  # needs its own vocabulary; see the tests of the templates
             continue
         template = find_template(name)
-        tokenizer = ByteTokenizer(template.control_tokens)
+        tokenizer = byte_tokenizer(template.control_tokens)
         spelled = "".join(template.control_tokens)
         batch = [
             Conversation((Message(Role.USER, text), Message(Role.ASSISTANT, text), Message(Role.USER, text)))

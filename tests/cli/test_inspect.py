@@ -24,7 +24,7 @@ from chatmill.look.packed_rows import open_packed
 from chatmill.look.safe_text import visible
 from chatmill.look.terminal import Screen
 from chatmill.systems.document_boundaries import block_tokenize_fn
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.data.tokenizer_files import unpacked
 from tests.look.sets import HOSTILE, KD, folder, tokenizer_once, view_block
 
@@ -39,7 +39,7 @@ def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def packed() -> dict[str, list[list[int]]]:
-    made = block_tokenize_fn({"t": TEXTS}, ByteTokenizer(), "t", max_length=48, packed=True)
+    made = block_tokenize_fn({"t": TEXTS}, byte_tokenizer(), "t", max_length=48, packed=True)
     assert [len(block) for block in made["input_ids"]] == [48, 48, 7]
     return made
 
@@ -186,7 +186,7 @@ def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
 
 def test_trained_tokens_and_missing_starts() -> None:
     columns: dict[str, Any] = {"input_ids": [65, 66, 67], "labels": [-100, 66, 67]}
-    lines = plain_lines(view_block(columns, ByteTokenizer(), 3))
+    lines = plain_lines(view_block(columns, byte_tokenizer(), 3))
     assert lines == [
         "---- 3 Tokens: 3, Trained: 2, Features: input_ids, labels ----",
         "[0] tokens 0-2 (3, 2 trained)",
@@ -201,7 +201,7 @@ def test_trained_tokens_and_missing_starts() -> None:
 @pytest.mark.parametrize("text", ["long words " * 40, "字" * 300, "unbroken" * 50, "tab\tseparated\t" * 30])
 def test_lines_fit_80_columns_and_lose_nothing(text: str) -> None:
     row = {"input_ids": list(text.encode()), "document_starts": [0]}
-    lines = plain_lines(view_block(row, ByteTokenizer()), width=80)[2:]
+    lines = plain_lines(view_block(row, byte_tokenizer()), width=80)[2:]
     assert len(lines) > 3
     assert max(map(cell_len, lines)) <= 80
     assert "".join(line[2:] for line in lines).replace(" ", "") == text.replace(" ", "").replace("\t", "")
@@ -210,7 +210,7 @@ def test_lines_fit_80_columns_and_lose_nothing(text: str) -> None:
 def test_the_middle_of_a_long_document_is_left_out() -> None:
     text = "\n".join(f"line {n}" for n in range(100))
     row = {"input_ids": list(text.encode()), "document_starts": [0]}
-    block = view_block(row, ByteTokenizer())
+    block = view_block(row, byte_tokenizer())
     short = plain_lines(block, most_lines=5)[2:]
     assert short == ["| line 0", "| line 1", "| line 2", "| ... 95 lines left out ...", "| line 98", "| line 99"]
     assert len(plain_lines(block)) == 102
@@ -397,7 +397,7 @@ def test_a_terminal_without_unicode_gets_ascii_marks() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     screen = Screen(file=out)
     assert screen.ascii_only
-    view = view_block({"input_ids": list("é".encode()), "labels": [1, 1]}, ByteTokenizer())
+    view = view_block({"input_ids": list("é".encode()), "labels": [1, 1]}, byte_tokenizer())
     screen.show(item_lines(view, ascii_only=screen.ascii_only))
     out.seek(0)
     assert out.read().splitlines()[-1] == "> \\xe9"
@@ -405,7 +405,7 @@ def test_a_terminal_without_unicode_gets_ascii_marks() -> None:
 
 def test_control_tokens_are_marked_in_rows_without_kinds() -> None:
     """Text that spells a control token prints otherwise than the token."""
-    tokenizer = ByteTokenizer().with_added(["<|im_end|>"])
+    tokenizer = byte_tokenizer().with_added(["<|im_end|>"])
     spelled = list(tokenizer.encode("<|im_end|>"))
     ids = [*spelled, tokenizer.control("<|im_end|>"), *tokenizer.encode("x")]
     row = {"input_ids": ids, "document_starts": [0]}

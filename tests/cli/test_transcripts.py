@@ -17,7 +17,7 @@ from chatmill.cli import transcripts
 from chatmill.errors import ConfigError, DataError, RecordError
 from chatmill.read.transcripts import read_transcripts
 from chatmill.systems.post_training import MARKERS, conversation_to_transcript
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.chats import chat_record
 
 CONVERSATIONS = Path(__file__).parent.parent / "data" / "conversations"
@@ -116,7 +116,7 @@ def test_batches_do_not_show(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         result = run(source, "--tokenizer", "bytes", "--context-length", 700, "--out", outs[-1])
         assert result.exit_code == 0, result.output
     assert len({out.read_bytes() for out in outs}) == 1
-    tokenizer = ByteTokenizer(MARKERS)
+    tokenizer = byte_tokenizer(MARKERS)
     with gzip.open(source, "rt", encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
     expected = [conversation_to_transcript(record, tokenizer=tokenizer, context_length=700) for record in records]

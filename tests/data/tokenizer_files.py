@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from chatmill.tokenizer.load import load_tokenizer
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 HERE = Path(__file__).parent / "tokenizers"
 BASE_VOCABULARY = {"qwen3_base": "qwen3"}

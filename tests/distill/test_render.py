@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from chatmill.core.texts import OptionalTexts
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.errors import ConfigError, RecordError, TokenizerError
+from chatmill.render.templates import harmony
 from chatmill.systems.synth_kd import EOD, KDSplit, synth_kd_split, valid_threshold, vocabulary_file
 from tests.distill.inputs import chat, real_rows, text
 from tests.distill.straightforward import Straightforward
@@ -256,16 +258,18 @@ def test_any_rows_equal_the_official_renderer(bulk: BulkRows, drawn: list[tuple[
 
 
 def test_bounded_caches_change_no_ids(bulk: BulkRows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.render.templates.harmony.MAX_LITERALS", 8)
+    small = [lru_cache(maxsize=4)(made.__wrapped__) for made in (harmony._header, harmony._structured)]
+    monkeypatch.setattr(harmony, "_header", small[0])
+    monkeypatch.setattr(harmony, "_structured", small[1])
     monkeypatch.setattr("chatmill.render.plan_book.MAX_ITEMS", 50)
     system = [{**SYSTEM, "content": [{**SYSTEM["content"][0], "model_identity": f"You are {n}."}]} for n in range(30)]
     rows = [encoded([system[n], text("user", "a", name=f"n{n}"), *chat()[1:]]) for n in range(30)]
     for first in range(0, 30, 3):
         batch = rendered(bulk, rows[first : first + 3])
         assert not batch.official
-        assert len(bulk.template._literals) < 8 + 16, "they do not grow with the input"
         for row, (ids, _) in zip(rows[first : first + 3], documents(batch), strict=True):
             assert ids.tolist() == bulk.official.render(row).ids.tolist()
+    assert all(made.cache_info().misses > 4 for made in small), "some were made anew"
 
 
 def test_a_row_that_closes_its_list_and_opens_another(bulk: BulkRows) -> None:

@@ -23,7 +23,7 @@ from chatmill.label.presets import PRESETS, find_policy
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
 from chatmill.render.render import render
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 
 OWN = {Part.REASONING, Part.CONTENT, Part.TOOL_CALL, Part.TERMINATOR}
 TALK = Conversation(
@@ -43,7 +43,7 @@ DAY = datetime.date(2026, 1, 2)
 
 
 def rendered(*conversations: Conversation, template: str = "qwen3_training", expand: Expand = Expand.TURNS) -> Tokens:
-    tokenizer = ByteTokenizer(find_template(template).control_tokens)
+    tokenizer = byte_tokenizer(find_template(template).control_tokens)
     given = None if template in PYTHON_TEMPLATES else TemplateOptions(today=DAY, expand=expand)
     return render(conversations, bind(template, tokenizer, given)).tokens
 
@@ -193,7 +193,7 @@ def test_tokens_of_no_message_have_no_weight_of_their_own() -> None:
 
 def test_a_generation_prompt_belongs_to_no_weighted_message() -> None:
     template = find_template("chatml")
-    tokenizer = ByteTokenizer(template.control_tokens)
+    tokenizer = byte_tokenizer(template.control_tokens)
     talks = [Conversation((Message(Role.USER, "q", weight=7.0),)), Conversation((Message(Role.USER, "q"),))]
     tokens = render(talks, "chatml", tokenizer, add_generation_prompt=True).tokens
     weights = tokens.per_token(find_policy("post_training").run_weights(tokens))
@@ -245,7 +245,7 @@ def test_tool_results_do_not_end_the_last_turn() -> None:
 
 def test_stored_kinds_and_runs_agree_on_real_conversations(real_conversations: Any) -> None:
     talks = [talk for talk in real_conversations(4) if not any(message.weight is not None for message in talk.messages)]
-    tokens = render(talks, "qwen3", ByteTokenizer(find_template("qwen3").control_tokens), collect_failures=True).tokens
+    tokens = render(talks, "qwen3", byte_tokenizer(find_template("qwen3").control_tokens), collect_failures=True).tokens
     assert len(tokens) > 40
     for name, policy in PRESETS.items():
         if not policy.only_weighted_messages:

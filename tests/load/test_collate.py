@@ -16,7 +16,7 @@ from chatmill.errors import DataError
 from chatmill.load.collate import DataCollatorForCausalLM
 from chatmill.load.hf import to_hf_dataset
 from chatmill.load.row_columns import trainer_columns
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.load.packed_features import EOS, PACKED, PadIsEos, collate, feature_lists, lists, without_starts
 from tests.load.sets import items, write_set
 
@@ -149,7 +149,7 @@ def test_wrong_starts_are_refused_with_row_and_value() -> None:
 
 @pytest.mark.parametrize(
     ("tokenizer", "pad"),
-    [(PadIsEos(), EOS), (ByteTokenizer(), 258), (ByteTokenizer(["<|eos|>"]), 256), (NoSpecials(), 0)],
+    [(PadIsEos(), EOS), (byte_tokenizer(), 258), (byte_tokenizer(["<|eos|>"]), 256), (NoSpecials(), 0)],
 )
 def test_the_pad_id_is_pad_else_eos_else_zero(tokenizer: Any, pad: int) -> None:
     batch = collate([{"input_ids": [5, 6]}, {"input_ids": [7]}], tokenizer)

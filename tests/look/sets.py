@@ -19,7 +19,7 @@ from chatmill.look.decoder import Decoder
 from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.packed_split import item_of_row
 from chatmill.store.megatron import MegatronWriter
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 from tests.compiler.builds import chats
 from tests.kd_manifest import write_kd_manifest
 

@@ -38,9 +38,9 @@ def test_what_users_typed_is_counted(name: str, batch: int, monkeypatch: pytest.
 
 
 def test_text_does_not_reach_across_documents_or_control_tokens(tmp_path: Path) -> None:
-    from chatmill.tokenizer.byte_level import ByteTokenizer
+    from chatmill.tokenizer.byte_level import byte_tokenizer
 
-    tokenizer = ByteTokenizer(("<|a|>", "<|b|>"))
+    tokenizer = byte_tokenizer(("<|a|>", "<|b|>"))
     with EpisodeWriter(tmp_path / "set", "train") as writer:
         for ids in (list(b"<|"), list(b"a|>"), [*b"<|", 257, *b"a|>"], [256, 257], list(b"x<|b|><|b|>")):
             writer.append(ids)

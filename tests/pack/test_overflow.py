@@ -24,7 +24,7 @@ from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.systems.token_native_sft import pack_sft_ids_and_mask, sft_loss_mask_for_ids
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.pack.letter_chats import (
     A,
     Chat,
@@ -205,7 +205,7 @@ def test_drop_oldest_turns_keeps_the_document_end() -> None:
 def test_drop_oldest_turns_of_rendered_chats_equals_the_public_function(
     said: list[tuple[str, str]], system: bool, capacity: int
 ) -> None:
-    template = find_template("token_native")(ByteTokenizer(find_template("token_native").control_tokens))
+    template = find_template("token_native")(byte_tokenizer(find_template("token_native").control_tokens))
     sys_id, usr_id, asst_id, eot_id = (template.tokenizer.control(name) for name in template.control_tokens)
     messages = [Message(Role(role), text) for role, text in [("system", "be")] * system + said]
     tokens = render([Conversation(messages=tuple(messages))], template).tokens
@@ -269,7 +269,7 @@ def test_an_empty_batch() -> None:
 
 @pytest.fixture(scope="module")
 def rendered() -> tuple[Tokens, np.ndarray]:
-    tokenizer = ByteTokenizer(find_template("qwen3").control_tokens)
+    tokenizer = byte_tokenizer(find_template("qwen3").control_tokens)
     folder = Path(__file__).parents[1] / "data" / "conversations"
     files = [folder / f"{name}.jsonl.gz" for name in ("tau_airline", "swe_agent", "reason_tool_use", "oasst_en100")]
     in_place = TemplateOptions(expand=Expand.NONE, unproved=Unproved.UNTRAINED)  # a row per conversation

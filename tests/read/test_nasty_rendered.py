@@ -15,7 +15,7 @@ from chatmill.label.presets import find_policy
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.both_ways import in_each_way
 from tests.data.tokenizer_files import loaded
 from tests.read.nasty import CASES, CONVERSATIONS, DAY, LONG, QUICK, RENDER_ERRORS
@@ -41,7 +41,7 @@ class Nasty(NamedTuple):
 @pytest.fixture(scope="module", params=bundled_names())
 def nasty(request: pytest.FixtureRequest) -> Nasty:
     template = request.param
-    tokenizer = loaded("o200k") if template == "harmony" else ByteTokenizer(find_template(template).control_tokens)
+    tokenizer = loaded("o200k") if template == "harmony" else byte_tokenizer(find_template(template).control_tokens)
     names = list(CONVERSATIONS)
     talks = [CONVERSATIONS[name] for name in names]
     if template not in QUICK:
@@ -62,9 +62,9 @@ def taught_by_beginnings(bound: Any) -> None:
     longest = max(CONVERSATIONS.values(), key=lambda talk: len(talk.messages))
     assert len(longest.messages) == 1000
     render([longest._replace(messages=longest.messages[:count]) for count in (8, 10, 12)], bound)
-    runs = bound.chat.runs
+    runs = bound.runs
     render([longest], bound)
-    assert bound.chat.runs == runs, "put together, message by message"
+    assert bound.runs == runs, "put together, message by message"
 
 
 def bound_in_place(template: str, tokenizer: Any) -> Any:
@@ -148,7 +148,7 @@ def test_no_text_ever_becomes_a_control_token(nasty: Nasty) -> None:
 
 
 def test_weights_of_messages_switch_training_off() -> None:
-    tokenizer = ByteTokenizer(find_template("chatml").control_tokens)
+    tokenizer = byte_tokenizer(find_template("chatml").control_tokens)
     for case, trains in (("weights_all_zero", False), ("extra_fields", False), ("two_assistants_in_a_row", True)):
         tokens = render([CONVERSATIONS[case]], "chatml", tokenizer).tokens
         assert bool(find_policy("assistant").run_weights(tokens).any()) is trains, case

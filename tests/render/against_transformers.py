@@ -77,7 +77,7 @@ def compare(
         ids = rendered.tokens.ids[offsets[position] : offsets[position + 1]].tolist()
         alone = render([conversation], one_by_one)
         assert alone.tokens.ids.tolist() == ids, f"{template}: bulk differs: {conversation.where}"
-        written = one_by_one.chat.write(conversation)
+        written = one_by_one.text_rows(conversation)
         reference = _reference(conversation, text, theirs, one_by_one, dict(written.options))
         counts["compared"] += 1
         row = written.rows[-1]

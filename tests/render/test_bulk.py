@@ -26,7 +26,7 @@ from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
 from chatmill.render.row_items import Ids
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.load import with_control_tokens
 from tests.both_ways import in_each_way
 from tests.conftest import CONVERSATION_FILES
@@ -49,7 +49,7 @@ def tokenizer_of(name: str, vocabulary: str) -> Any:
     if name == "harmony":
         return loaded("o200k")
     if vocabulary == "bytes":
-        return ByteTokenizer(controls)
+        return byte_tokenizer(controls)
     return with_control_tokens(loaded(vocabulary), controls)
 
 
@@ -62,7 +62,7 @@ def forget(template: BoundTemplate) -> None:
     """Everything that earlier conversations taught a template; what it found out about itself stays."""
     vars(template).pop("book", None)
     if isinstance(template, ModelTemplate):
-        template.chat._renderers.clear()
+        template._renderers.clear()
 
 
 def rendered_both_ways(make: Callable[[], list[Conversation] | Conversations], template: BoundTemplate) -> Rendered:

@@ -10,12 +10,11 @@ import pytest
 
 from benchmarks.template_survey import bind_bytes
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.render.emitter import Emitter
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.jinja.renderings import TraceError
+from chatmill.render.jinja.renderer import TraceError
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
-from chatmill.render.template import KINDS_OF, Template
+from chatmill.render.template import KINDS_OF, Emitter, Template
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from tests.render.reference import jinja
 
@@ -110,10 +109,23 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
 
 def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chatmill.render.plan_book.MAX_QUESTIONS", 20)
-    monkeypatch.setattr("chatmill.render.jinja.renderings.MAX_KEPT", 20)
+    monkeypatch.setattr("chatmill.render.jinja.renderer.MAX_KEPT", 20)
     options = TemplateOptions(today=date(2026, 1, 2))
     conversations = [with_tools(number, "a") for number in range(6)]
     bound = bind_bytes("gptoss", jinja("gptoss"), options)
     for conversation in [*conversations, *conversations]:
         alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
         assert render([conversation], bound).tokens.ids.tolist() == alone.ids.tolist()
+
+
+def test_a_row_of_nothing_behind_others_is_a_row() -> None:
+    """A template may write nothing at all: the table of plans grows without new items."""
+
+    class Silent(Template):
+        name = "silent"
+
+        def emit(self, conversation: Conversation, out: Emitter) -> None:
+            out.text(conversation.messages[0].content or "", KINDS_OF[Role.USER].content)
+
+    template = Silent(load_tokenizer("bytes"))
+    assert [len(render([turns(text)], template).tokens.ids) for text in ("ab", "", "c")] == [2, 0, 1]

@@ -317,6 +317,7 @@ def test_the_official_renderer_is_asked_once_per_header(o200k: Any, monkeypatch:
     calls: list[Any] = []
     original = harmony.render_message
     monkeypatch.setattr(harmony, "render_message", lambda *a, **k: calls.append(a) or original(*a, **k))
+    harmony._header.cache_clear()
     template = bind("harmony", o200k)
     conversation = chat(("user", "q"), ("assistant", "a"), ("user", "q"), ("assistant", "a"))
     render([conversation] * 50, template)

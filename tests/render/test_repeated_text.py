@@ -9,13 +9,13 @@ from chatmill.label.presets import find_policy
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.registry import bind
 from chatmill.render.render import render
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 
 NAMES = ("start", "end", "message", "channel", "constrain", "return", "call")
 
 
 def test_gpt_oss_names_the_called_function_again_in_the_header_of_its_result() -> None:
-    tokenizer = ByteTokenizer().with_added([f"<|{name}|>" for name in NAMES])
+    tokenizer = byte_tokenizer().with_added([f"<|{name}|>" for name in NAMES])
     bound = bind("gpt_oss", tokenizer, TemplateOptions(today=datetime.date(2026, 1, 1)))
     conversation = Conversation(
         (

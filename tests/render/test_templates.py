@@ -17,12 +17,12 @@ from chatmill.label.presets import find_policy
 from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
 from chatmill.render.render import render
 from chatmill.render.template import Template
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.chats import chat
 
 
 def tokenizer_for(name: str) -> Any:
-    return ByteTokenizer().with_added(find_template(name).control_tokens)
+    return byte_tokenizer().with_added(find_template(name).control_tokens)
 
 
 def shown(conversation: Conversation, template: str, policy: str) -> tuple[str, str]:
@@ -202,7 +202,7 @@ def test_harmony_refuses_what_it_cannot_say(o200k: Any) -> None:
 
 def test_missing_control_tokens_are_named() -> None:
     with pytest.raises(TokenizerError, match=r"(?s)'chatml' needs control tokens.*<\|im_start\|>, <\|im_end\|>"):
-        bind("chatml", ByteTokenizer())
+        bind("chatml", byte_tokenizer())
 
 
 # -- look-up --------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Shout(Template):
 def test_a_template_of_ones_own_is_one_file(tmp_path: Path) -> None:
     path = tmp_path / "shout.py"
     path.write_text(OWN)
-    tokenizer = ByteTokenizer()
+    tokenizer = byte_tokenizer()
     assert tokenizer.decode(render([PAIR], str(path), tokenizer).tokens.ids) == "SQA"
     assert tokenizer.decode(render([PAIR], find_template(path)(tokenizer)).tokens.ids) == "SQA"
 

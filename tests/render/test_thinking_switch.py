@@ -10,7 +10,7 @@ from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.jinja.options import TemplateOptions, Unproved
 from chatmill.render.registry import bind
 from chatmill.render.render import render
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 
 TEXT = """{%- for message in messages -%}
 <|im_start|>{{ message.role }}
@@ -25,7 +25,7 @@ TEXT = """{%- for message in messages -%}
 def test_auto_finds_the_switch_under_which_an_answer_is_proved(unproved: Unproved, tmp_path: Path) -> None:
     path = tmp_path / "own.jinja"
     path.write_text(TEXT)
-    tokenizer = ByteTokenizer().with_added(["<|im_start|>", "<|im_end|>"])
+    tokenizer = byte_tokenizer().with_added(["<|im_start|>", "<|im_end|>"])
     bound = bind(path, tokenizer, TemplateOptions(unproved=unproved))
     conversation = Conversation((Message(Role.USER, "Q"), Message(Role.ASSISTANT, "A")))
     assert bound.write(conversation).options == (("enable_thinking", False),)

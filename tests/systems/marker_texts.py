@@ -12,11 +12,11 @@ from chatmill.systems.post_training import (
     MARKERS,
     encode_transcripts,
 )
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.data.tokenizer_files import loaded
 
 CONVERSATIONS = Path(__file__).parent.parent / "data" / "conversations"
-BYTES = ByteTokenizer(MARKERS)
+BYTES = byte_tokenizer(MARKERS)
 
 
 @cache

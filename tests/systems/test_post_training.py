@@ -23,7 +23,7 @@ from chatmill.systems.post_training import (
     pack_transcripts,
     transcribe,
 )
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.load import with_control_tokens
 from tests.chats import chat_record as chat
 from tests.data.tokenizer_files import unpacked
@@ -58,7 +58,7 @@ def test_markers_are_added_above_the_vocabulary_of_a_tokenizer_that_lacks_them()
     assert encoded.tokenizer.vocab_size == tokenizer.vocab_size + 5
     assert "<|USER|>" not in tokenizer.control_ids
     assert encoded.tokenizer.decode(encoded.ids) == "<|USER|>hi<|END|><|EOS|>"
-    half = encode_transcripts(["<|USER|><|END|>"], tokenizer=ByteTokenizer(("<|END|>", "<|bos|>")))
+    half = encode_transcripts(["<|USER|><|END|>"], tokenizer=byte_tokenizer(("<|END|>", "<|bos|>")))
     assert half.markers["end_id"] == 256
     assert half.ids.tolist() == [259, 256]
 

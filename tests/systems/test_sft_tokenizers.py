@@ -19,13 +19,13 @@ from chatmill.systems.token_native_sft import (
     MARKERS,
     sft_loss_mask_for_ids,
 )
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.chats import chat_record as chat
 from tests.systems.sft_words import ASST, EOT, FAKE, SYS, USR, WORDS, FakeTokenizer, serialize
 
 # --- the bulk path -------------------------------------------------------------------------------------------------
 
-BYTES = ByteTokenizer(tuple(MARKERS.values()))
+BYTES = byte_tokenizer(tuple(MARKERS.values()))
 BYTE_MARKERS = {f"{key}_id": BYTES.control(name) for key, name in MARKERS.items()}
 TEXTS = st.lists(
     st.one_of(
@@ -184,7 +184,7 @@ def test_objects_that_are_no_tokenizer_are_errors() -> None:
     with pytest.raises(TokenizerError, match=r"no method encode"):
         serialize(ONE_TURN, object())
     with pytest.raises(TokenizerError, match="has no token"):
-        serialize(ONE_TURN, ByteTokenizer())
+        serialize(ONE_TURN, byte_tokenizer())
 
     class AllUnknown(WithTokenToId):
         def token_to_id(self, token: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from itertools import pairwise
@@ -20,8 +21,8 @@ from chatmill.tokenizer import assets
 from chatmill.tokenizer.backends import GigatokenBackend, HuggingFaceBackend
 from chatmill.tokenizer.load import added_tokens, load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import PROBE, first_difference
-from chatmill.tokenizer.protocol import Tokenizer
 from chatmill.tokenizer.tiktoken_file import harmony_control_ids
+from chatmill.tokenizer.tokenizer import Tokenizer
 from tests.conftest import DATA
 from tests.data.tokenizer_files import loaded, unpacked
 
@@ -229,6 +230,7 @@ def test_all_ways_in_give_the_same_tokenizer(gpt2: Any) -> None:
     assert loaded.control_ids == gpt2.control_ids
     theirs = load_tokenizer(transformers.AutoTokenizer.from_pretrained(folder))
     assert (theirs.eos_id, theirs.bos_id) == (gpt2.eos_id, gpt2.bos_id)
+    assert pickle.loads(pickle.dumps(theirs)).named_tokens == theirs.named_tokens != {}
     for text in PROBE:
         assert loaded.encode(text) == theirs.encode(text) == gpt2.encode(text)
 
@@ -423,8 +425,6 @@ def test_a_lone_surrogate_is_a_clear_error(gpt2: Any) -> None:
 
 
 def test_tokenizers_travel_to_other_processes(gpt2: Any) -> None:
-    import pickle
-
     more = with_control_tokens(gpt2, ["<|x|>", "<|y|>"])
     back = pickle.loads(pickle.dumps(more))
     assert back.fingerprint == more.fingerprint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,8 @@ def test_other_answers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bytes_that_do_not_add_up_are_noticed() -> None:
     answers = answers_of(load_tokenizer(unpacked("gpt2"), engine="reference"))  # type: ignore[arg-type]
     unchecked: Any = load_tokenizer(unpacked("gpt2"), engine="unchecked")
-    unchecked._bytes = {**unchecked._bytes, unchecked.encode("world")[0]: b"?"}
+    unchecked = replace(unchecked, text_tokens={**unchecked.text_tokens, unchecked.encode("world")[0]: b"?"})
     assert unchecked.backend.encode_batch(PROBE)[0].tolist() == [i for row in answers.ids for i in row]
     assert answers.given_by(unchecked) == (unchecked.encode("world")[0] not in {i for row in answers.ids for i in row})
-    unchecked._bytes = {**unchecked._bytes, answers.ids[5][0]: b"?"}
+    unchecked = replace(unchecked, text_tokens={**unchecked.text_tokens, answers.ids[5][0]: b"?"})
     assert not answers.given_by(unchecked)

@@ -17,7 +17,7 @@ from chatmill.cli.train_recipe import read_recipe
 from chatmill.errors import ChatmillError, ConfigError
 from chatmill.load.packed_row_loader import PackedRowLoader
 from chatmill.systems.document_boundaries import block_tokenize_fn, tokenize_blocks
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.train.batch import TrainBatch
 from tests.train.test_resume_counts_data import targets_of
 
@@ -37,17 +37,17 @@ def run(*arguments: Any) -> Any:
 
 def test_what_is_left_out_is_counted() -> None:
     options: dict[str, Any] = {"max_length": 16, "add_bos": False, "min_len": 4, "max_len": 40, "overflow": False}
-    made = tokenize_blocks({"text": TEXTS}, ByteTokenizer(), "text", truncate_at=" of", **options)
+    made = tokenize_blocks({"text": TEXTS}, byte_tokenizer(), "text", truncate_at=" of", **options)
     report = made.report
     assert (report.documents, report.truncated, report.tokens) == (7, 1, 3 + 0 + 13 + 3 + 14 + 50 + 3)
     assert (report.too_short, report.too_short_tokens) == (4, 9)
     assert (report.too_long, report.too_long_tokens) == (1, 50)
     assert (report.cut, report.cut_tokens, report.blocks) == (0, 0, 2)
-    cut = tokenize_blocks({"text": TEXTS}, ByteTokenizer(), "text", max_length=16, overflow=False).report
+    cut = tokenize_blocks({"text": TEXTS}, byte_tokenizer(), "text", max_length=16, overflow=False).report
     assert (cut.cut, cut.cut_tokens) == (2, (22 + 2 - 16) + (50 + 2 - 16))
-    whole = tokenize_blocks({"text": TEXTS}, ByteTokenizer(), "text", max_length=16).report
+    whole = tokenize_blocks({"text": TEXTS}, byte_tokenizer(), "text", max_length=16).report
     assert (whole.cut, whole.too_short, whole.blocks_too_short) == (0, 1, 0)
-    rest = tokenize_blocks({"text": TEXTS[2:3]}, ByteTokenizer(), "text", max_length=16, min_len=10).report
+    rest = tokenize_blocks({"text": TEXTS[2:3]}, byte_tokenizer(), "text", max_length=16, min_len=10).report
     assert (rest.blocks_too_short, rest.blocks_too_short_tokens) == (1, 9)
 
 
@@ -55,7 +55,7 @@ def test_options_come_from_the_command_line_and_from_yaml(texts: Path, tmp_path:
     options: dict[str, Any] = {"max_length": 20, "packed": True, "packing_strategy": "best_fit", "stride": 2}
     options |= {"min_len": 2, "max_len": 45, "add_eos": False, "shuffle_output": True, "seed": 7}
     (tmp_path / "pack.yaml").write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in options.items()))
-    wanted = block_tokenize_fn({"text": TEXTS}, ByteTokenizer(), "text", **options)
+    wanted = block_tokenize_fn({"text": TEXTS}, byte_tokenizer(), "text", **options)
     flags = ["--max-length", 20, "--packed", "--packing-strategy", "best_fit", "--stride", 2, "--min-len", 2]
     flags += ["--max-len", 45, "--no-add-eos", "--shuffle-output", "--seed", 7]
     for name, given in (("flags", flags), ("yaml", ["--config", tmp_path / "pack.yaml"])):
@@ -83,7 +83,7 @@ def test_texts_train_to_the_last_token(source: str, texts: Path, tmp_path: Path,
     recipe = read_recipe(tmp_path / "r.yaml", {})
     loader, val, vocabulary = open_data(recipe)
     result = make_model(recipe, vocabulary).fit(loader, val_loader=val, config=recipe.train, out=recipe.out)
-    made = tokenize_blocks({"text": TEXTS}, ByteTokenizer(), "text", max_length=24, packed=True)
+    made = tokenize_blocks({"text": TEXTS}, byte_tokenizer(), "text", max_length=24, packed=True)
     wanted: Counter[tuple[int, int]] = Counter()
     for ids, starts in zip(made.input_ids, made.document_starts, strict=True):
         wanted.update(pair for place, pair in enumerate(itertools.pairwise(ids), 1) if place not in starts)
@@ -95,7 +95,7 @@ def test_texts_train_to_the_last_token(source: str, texts: Path, tmp_path: Path,
 
 
 def test_the_loader_goes_on_with_other_ranks() -> None:
-    made = block_tokenize_fn({"text": [f"text {n}" for n in range(21)]}, ByteTokenizer(), "text", max_length=12)
+    made = block_tokenize_fn({"text": [f"text {n}" for n in range(21)]}, byte_tokenizer(), "text", max_length=12)
     rows = (made["input_ids"], made["document_starts"])
 
     def loaders(size: int, ranks: int) -> list[PackedRowLoader]:

@@ -19,7 +19,7 @@ from chatmill.errors import ConfigError, DataError
 from chatmill.pack.stream import PackedStream, pack_post_training_stream, post_training_loss_mask
 from chatmill.read.transcripts import read_transcripts
 from chatmill.systems.post_training import encode_transcripts, pack_transcripts, transcribe
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.load import load_tokenizer
 from chatmill.train.batch import TrainBatch, as_batch
 from chatmill.train.config import TrainConfig
@@ -162,7 +162,7 @@ def test_the_loss_is_that_of_the_masked_positions_alone() -> None:
 def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real conversations as a file of transcripts."""
     path = tmp_path_factory.mktemp("transcripts") / "t.jsonl"
-    made = transcribe(short_conversations(50), tokenizer=ByteTokenizer(), context_length=250)
+    made = transcribe(short_conversations(50), tokenizer=byte_tokenizer(), context_length=250)
     texts = [one.text for one in made if one.text is not None]
     assert len(texts) > 20
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -192,7 +192,7 @@ def test_the_command_reads_transcripts_in_the_mode_and_only_in_it(transcripts: P
     assert done.returncode == 0, done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     texts = [transcript.text for transcript in read_transcripts(transcripts)]
-    packed = pack_transcripts(texts, tokenizer=ByteTokenizer(), block_size=256)
+    packed = pack_transcripts(texts, tokenizer=byte_tokenizer(), block_size=256)
     kept = int(packed.loss_mask[:, 1:].any(axis=1).sum())
     assert said["outcome"] == "finished"
     assert said["step"] == -(-kept // 2)
@@ -205,7 +205,7 @@ def test_the_command_reads_transcripts_in_the_mode_and_only_in_it(transcripts: P
     assert said["data"]["left_out"] == packed.report.left_out
     whole = [
         post_training_loss_mask(r, **_keywords(texts))
-        for r in encode_transcripts(texts, tokenizer=ByteTokenizer()).records
+        for r in encode_transcripts(texts, tokenizer=byte_tokenizer()).records
     ]
     assert said["data"]["assistant_tokens"] == sum(int(mask.sum()) for mask in whole)
     assert said["data"]["trained_tokens"] == int(packed.loss_mask.sum())
@@ -222,7 +222,7 @@ def test_the_command_reads_transcripts_in_the_mode_and_only_in_it(transcripts: P
     assert any("val_loss" in entry for entry in log)
     trained = sum(entry.get("trained_tokens", 0) for entry in log)
     assert trained == int(packed.loss_mask[:, 1:].sum())
-    markers = encode_transcripts(texts, tokenizer=ByteTokenizer()).markers
+    markers = encode_transcripts(texts, tokenizer=byte_tokenizer()).markers
     assert json.loads((tmp_path / said["checkpoint"] / "model.json").read_text())["vocab_size"] > markers["eos_id"]
 
 
@@ -290,7 +290,7 @@ def test_masks_of_unknown_making_are_refused_unless_vouched_for(tmp_path: Path) 
 
 
 def _keywords(texts: list[str]) -> dict[str, int]:
-    return encode_transcripts(texts, tokenizer=ByteTokenizer()).markers
+    return encode_transcripts(texts, tokenizer=byte_tokenizer()).markers
 
 
 def test_the_line_about_the_data_names_what_is_lost() -> None:
@@ -353,7 +353,7 @@ def test_two_phases_each_have_their_own_length(
     recipe, second = run(POST_TRAINING="1")
     assert recipe.of_other_phase == {length: 2}
     texts = [transcript.text for transcript in read_transcripts(transcripts)]
-    packed = pack_transcripts(texts, tokenizer=ByteTokenizer(), block_size=256)
+    packed = pack_transcripts(texts, tokenizer=byte_tokenizer(), block_size=256)
     assert trained_tokens(trained) == Counter(packed.input_ids[packed.loss_mask != 0].tolist())
     assert second.step - first.step == len(StreamBlockLoader(packed, batch_size=4, eos_id=0)) > 2
     assert max(values["lr"] for values in second.history) == pytest.approx(0.0005)

@@ -19,7 +19,7 @@ from chatmill.look.viewer.opened import open_viewed
 from chatmill.look.viewer.serve import SLOW_SECONDS, listening
 from chatmill.prove.compare.diff import diff_datasets
 from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.compiler.builds import write_jsonl
 from tests.data.tokenizer_files import unpacked
 
@@ -165,4 +165,4 @@ def running(
 
 
 def byte_text(raw: bytes) -> str:
-    return ByteTokenizer().decode(list(raw))
+    return byte_tokenizer().decode(list(raw))

@@ -26,10 +26,10 @@ from chatmill.look.viewer.overview_page import histogram, overview_json, trained
 from chatmill.look.viewer.search import search
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.look.sets import KD, tokenizer_once, write_kd
 
-BYTES = Decoder(ByteTokenizer())
+BYTES = Decoder(byte_tokenizer())
 SOURCES = ("wiki", "forum", "code")
 
 

@@ -82,7 +82,7 @@ class Literals:
 
 def special_ids(bound: BoundTemplate) -> frozenset[int]:
     """Ids that no text can have."""
-    ordinary = getattr(bound.tokenizer, "ordinary", ())
+    ordinary = bound.tokenizer.ordinary
     return frozenset(i for name, i in bound.tokenizer.control_ids.items() if name not in ordinary)
 
 
@@ -104,7 +104,7 @@ def learn(bound: BoundTemplate) -> Literals:
     written: set[int] = set()
     first_ids: set[int] = set()
     closers: dict[int, int] = {}
-    chat = bound.chat if isinstance(bound, ModelTemplate) else None
+    chat = bound if isinstance(bound, ModelTemplate) else None
     names = bound.tokenizer.control_ids
     if chat is not None:
         stops |= {names[one] for one in chat.stops.names if one in names}
@@ -126,7 +126,7 @@ def learn(bound: BoundTemplate) -> Literals:
                 openings[found.role, found.ids] = found
     if chat is not None:
         written |= {names[one] for one in names if one in chat.source.text and names[one] in specials}
-        written |= {names[one] for key, one in chat.source.named_tokens.items() if one in names and key in chat.reads}
+        written |= {names[one] for key, one in chat.named_tokens.items() if one in names and key in chat.reads}
     bos = begins.pop() if len(begins) == 1 else None
     assistant = any(one.role is RoleCode.ASSISTANT for one in openings.values())
     return Literals(

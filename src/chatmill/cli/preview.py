@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chatmill.read.conversations import ConversationFile
     from chatmill.render.bound import BoundTemplate
     from chatmill.render.render import Rendered
-    from chatmill.tokenizer.protocol import Tokenizer
+    from chatmill.tokenizer.tokenizer import Tokenizer
 
 
 def command(

@@ -24,13 +24,13 @@ from chatmill.errors import DataError, RecordError
 from chatmill.pack.overflow import Overflow
 from chatmill.read.conversations import ConversationFile
 from chatmill.read.places import Place
-from chatmill.render.jinja.chat_template import MissingDateError
 from chatmill.render.jinja.options import TemplateOptions
+from chatmill.render.jinja.sandbox import MissingDateError
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, bundled_names, find_template, own_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 SAMPLE_RECORDS = 2000
 """Records that are looked at in each file."""
@@ -147,7 +147,7 @@ def look_at(
         refused=Counter(error.code for _, error in whole.failed),
         lengths=np.sort(whole.tokens.lengths),
         notes={name: ledger.total_notes(name) for name in LOOKED_FOR},
-        option_names=tuple(pipeline.template.chat.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
+        option_names=tuple(pipeline.template.option_names) if isinstance(pipeline.template, ModelTemplate) else (),
         longest=_longest(looked, whole),
         unused=unused_fields(conversations),
         gates=gates,

@@ -29,8 +29,7 @@ from chatmill.render.render import render
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.probe import ProbeAnswers, answers_of
-from chatmill.tokenizer.protocol import Tokenizer
-from chatmill.tokenizer.vocabulary import VocabularyTokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from chatmill.compiler.recipe import Recipe
@@ -114,12 +113,12 @@ class Pipeline:
     def answers(self) -> ProbeAnswers | None:
         """What the engine, which was checked here, makes of the probe; None for a tokenizer that needs no check."""
         tokenizer = self.template.tokenizer
-        return answers_of(tokenizer) if isinstance(tokenizer, VocabularyTokenizer) else None
+        return answers_of(tokenizer)
 
     def gives(self, answers: ProbeAnswers) -> bool:
         """Whether the engine, which nobody has checked yet, makes the same of the probe."""
         tokenizer = self.template.tokenizer
-        return isinstance(tokenizer, VocabularyTokenizer) and answers.given_by(tokenizer)
+        return answers.given_by(tokenizer)
 
     def compile(self, conversations: Sequence[Conversation]) -> Compiled:
         """Render, label and fit a batch."""

@@ -21,7 +21,7 @@ from chatmill.render.registry import find_template, has_template
 from chatmill.tokenizer.hf_json import tokenizer_from_json
 from chatmill.tokenizer.json_file import TokenizerJson
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 CACHE_VARIABLE = "CHATMILL_CACHE"
 BY_NAME = ("o200k", "bytes")
@@ -138,9 +138,9 @@ def _without_offsets(rule: Any) -> Any:
 def _own(tokenizer: Tokenizer, template: str | None) -> dict[str, Any]:
     """A Chatmill tokenizer by its name or the file it came from, with the control tokens of the template or without."""
     names = [name for name in BY_NAME if name == tokenizer.name]
-    origin: tuple[Any, Any] | None = getattr(tokenizer, "origin", None)
-    if origin is not None and origin[0] is tokenizer_from_json:
-        raw, name, config = origin[1][:3]
+    origin = tokenizer.origin
+    if origin is not None and origin.func is tokenizer_from_json:
+        raw, name, config = origin.args[:3]
         files = {"tokenizer.json": raw}
         if config is not None:
             files["tokenizer_config.json"] = json.dumps(config, sort_keys=True).encode()

@@ -46,7 +46,7 @@ QUIET_NOTES = ("episodes", "tokens_in_added_rows", "stops_appended")
 def decoder_of(pipeline: Pipeline) -> Decoder | None:
     """A decoder of the tokenizer that is loaded already; None where that reads its vocabulary in another way."""
     tokenizer = pipeline.template.tokenizer
-    return Decoder(tokenizer) if getattr(tokenizer, "prefix", None) is None else None
+    return Decoder(tokenizer) if tokenizer.prefix is None else None
 
 
 class ShownEpisode:

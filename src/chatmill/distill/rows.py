@@ -28,10 +28,9 @@ from chatmill.core.texts import OptionalTexts
 from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.errors import RecordError
 from chatmill.read.columns import merged, scanned_batch
-from chatmill.render.emitter import Emitter
 from chatmill.render.render import render
 from chatmill.render.row_items import Ids, TextPart
-from chatmill.render.template import DOCUMENT
+from chatmill.render.template import DOCUMENT, Emitter
 from chatmill.render.templates.harmony import Harmony
 from chatmill.systems.synth_kd import ROLES, SPANS, OfficialRows, RenderedRow, checked_messages, row_text
 from chatmill.tokenizer.tiktoken_file import load_o200k

@@ -13,7 +13,7 @@ from chatmill.errors import ChatmillError, TokenizerError
 from chatmill.look.spelling import SpellingTable
 from chatmill.render.trust import UntrustedTemplateError, added_control_tokens
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 
 class Decoder:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import jinja2
 
 from chatmill.core.conversation import Conversation
-from chatmill.render.jinja.chat_template import ChatTemplate
-from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.renderings import Renderer
+from chatmill.render.jinja.renderer import Renderer
+from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 from chatmill.render.jinja.turns import Answer, Turns
+from chatmill.render.model_template import ModelTemplate
 
 OPENS, CLOSES = "\ue000", "\ue001"
 """Characters of the private use area, which no probe and no template writes."""
@@ -54,11 +54,11 @@ def has_tags(text: str) -> bool:
     return "endgeneration" in text
 
 
-def tag_differences(chat: ChatTemplate, conversation: Conversation, options: dict[str, object]) -> list[TagDifference]:
+def tag_differences(chat: ModelTemplate, conversation: Conversation, options: dict[str, object]) -> list[TagDifference]:
     """Where the tags and the proof differ, in all answers of a conversation that are proved."""
-    variables = {**chat.source.named_tokens, **options}
+    variables = {**chat.named_tokens, **options}
     today = chat.given.today
-    renderer = Renderer(chat.source.text, TracingSandbox(today), _Marking(today), variables, chat.source.name)
+    renderer = Renderer(chat.source.text, TracingSandbox(today), _Marking(today), variables, chat.name)
     turns = chat.turns(conversation, options)
     found: list[TagDifference] = []
     for answer in turns.answers():

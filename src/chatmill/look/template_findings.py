@@ -23,11 +23,11 @@ from chatmill.look.template_probes import (
     chosen_options,
     generation_prompt,
 )
-from chatmill.render.jinja.chat_template import ChatTemplate
-from chatmill.render.jinja.pieces import Rendering
+from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.turns import Answer, Turns
-from chatmill.render.registry import JinjaSource, TemplateSource
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.registry import TemplateSource
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 LONGEST = 60
 """Characters of a quoted text."""
@@ -53,7 +53,7 @@ class TemplateFinding:
 
 def findings_of(
     source: TemplateSource,
-    chat: ChatTemplate | None,
+    chat: ModelTemplate | None,
     probes: Sequence[ProbeLook],
     vocabulary: Tokenizer,
     *,
@@ -99,7 +99,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"'{name}'" for name in unique)
 
 
-def _prompts(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
+def _prompts(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     """Whether the served prompt and the trained context agree, and under which switch."""
     given = next(chat.choices({}))
     apart = [look for look in probes if _reasons(chat, look, given) & {"prompt_not_in_history"}]
@@ -136,7 +136,7 @@ def _prompts(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[Templa
     yield TemplateFinding(code="prompt_not_in_history", text=text)
 
 
-def _reasons(chat: ChatTemplate, look: ProbeLook, options: Mapping[str, Any]) -> set[str]:
+def _reasons(chat: ModelTemplate, look: ProbeLook, options: Mapping[str, Any]) -> set[str]:
     return {answer.reason for answer in answers_of(chat.turns(look.probe.conversation, options))}
 
 
@@ -162,12 +162,12 @@ def _unproved(probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
 
 
 def _stops(
-    source: JinjaSource, chat: ChatTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer, made_up: bool
+    source: JinjaSource, chat: ModelTemplate, probes: Sequence[ProbeLook], vocabulary: Tokenizer, made_up: bool
 ) -> Iterator[TemplateFinding]:
     used = list(dict.fromkeys(answer.stop for look in probes for answer in look.answers if answer.stop))
     names = {token: name for name, token in vocabulary.control_ids.items()}
     configured = [names[token] for token in source.stop_ids if token in names]
-    eos = chat.source.named_tokens.get("eos_token")
+    eos = chat.named_tokens.get("eos_token")
     known = [*configured, *([eos] if eos else []), *source.stop_tokens]
     strange = [stop for stop in used if stop not in known]
     says_nothing = made_up and not configured and "eos_token" not in source.named_tokens
@@ -222,7 +222,7 @@ def _first_difference(one: str, other: str) -> int:
     return at if opened < 0 else opened
 
 
-def _tags(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
+def _tags(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     if not has_tags(chat.source.text):
         return
     found: dict[TagFault, list[tuple[str, str]]] = {}
@@ -248,7 +248,7 @@ def _turns_of(probe: Probe, probes: Sequence[ProbeLook]) -> Turns:
     return turns
 
 
-def _results_inside(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
+def _results_inside(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[TemplateFinding]:
     turns = _turns_of(CALL, probes)
     result, prompt = turns.until(2), turns.prompt(3)
     if not isinstance(result, Rendering) or not isinstance(prompt, Rendering):
@@ -261,7 +261,7 @@ def _results_inside(chat: ChatTemplate, probes: Sequence[ProbeLook]) -> Iterator
         )
 
 
-def _trimmed(chat: ChatTemplate) -> Iterator[TemplateFinding]:
+def _trimmed(chat: ModelTemplate) -> Iterator[TemplateFinding]:
     conversation = Conversation(tuple(Message(role, text) for role, text in PADDED.items()))
     turns = chat.turns(conversation, chosen_options(chat, conversation))
     whole = turns.until(2)

@@ -9,7 +9,8 @@ from typing import Any
 
 from chatmill.look.template_probes import BRACKETS, SPECIAL_LOOK
 from chatmill.render.jinja.stops import FAMILIES
-from chatmill.render.registry import HEADER, JinjaSource, bundled_names, find_template, packaged_templates
+from chatmill.render.model_template import JinjaSource
+from chatmill.render.registry import HEADER, bundled_names, find_template, packaged_templates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,15 +27,14 @@ from chatmill.look.template_probes import (
     look_at_probe,
 )
 from chatmill.render.bound import BoundTemplate
-from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.options import TemplateOptions, Unproved
-from chatmill.render.jinja.pieces import Rendering
+from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.stops import FAMILIES
-from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import JinjaSource, TemplateSource, bind, find_template
+from chatmill.render.model_template import JinjaSource, ModelTemplate
+from chatmill.render.registry import TemplateSource, bind, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 BATCH = 1_000
 """Conversations of a data file that are rendered at once."""
@@ -126,7 +125,7 @@ def look_at_template(
     lenient = _bound(source, vocabulary, dataclasses.replace(given, unproved=Unproved.UNTRAINED))
     policy = find_policy(source.default_policy)
     probes = tuple(look_at_probe(probe, bound, lenient, policy) for probe in PROBES)
-    chat = bound.chat if isinstance(bound, ModelTemplate) else None
+    chat = bound if isinstance(bound, ModelTemplate) else None
     return TemplateLook(
         name=source.name,
         origin=source.origin if isinstance(source, JinjaSource) else "a Python template",
@@ -204,13 +203,13 @@ def roles_accepted(bound: BoundTemplate) -> tuple[str, ...]:
 def _accepts(bound: BoundTemplate, conversation: Conversation, role: Role) -> bool:
     wanted = next(message.content for message in conversation.messages if message.role is role)
     if isinstance(bound, ModelTemplate):  # a conversation without an answer has nothing to prove, and still shows it
-        turns, last = bound.chat.turns(conversation), len(conversation.messages) - 1
+        turns, last = bound.turns(conversation), len(conversation.messages) - 1
         found = (turns.until(last), turns.prompt(last))  # Mistral's show the system text in a last question only
         return any(isinstance(one, Rendering) and wanted in one.text for one in found)
     return not render([conversation], bound, collect_failures=True).failed
 
 
-def stop_sources(source: TemplateSource, chat: ChatTemplate | None, vocabulary: Tokenizer) -> dict[str, list[str]]:
+def stop_sources(source: TemplateSource, chat: ModelTemplate | None, vocabulary: Tokenizer) -> dict[str, list[str]]:
     """The stop tokens, each with everyone who names it."""
     if chat is None or not isinstance(source, JinjaSource):
         return {token: ["the Python template"] for token in source.stop_tokens}
@@ -218,7 +217,7 @@ def stop_sources(source: TemplateSource, chat: ChatTemplate | None, vocabulary: 
     found = {}
     for token in chat.stops.names:
         sources = ["generation config"] * (token in configured)
-        sources += ["the tokenizer's eos"] * (chat.source.named_tokens.get("eos_token") == token)
+        sources += ["the tokenizer's eos"] * (chat.named_tokens.get("eos_token") == token)
         sources += ["the header of the bundled template"] * (token in source.stop_tokens)
         sources += [
             f"the table of families ({family.name})"
@@ -253,7 +252,7 @@ def _count_turns(share: DataShare, bound: BoundTemplate, conversation: Conversat
     """The turns of a refused record: some of them may be proved all the same."""
     reasons = [error.code] * sum(message.role is Role.ASSISTANT for message in conversation.messages)
     if isinstance(bound, ModelTemplate):
-        reasons = [answer.reason for answer in answers_of(bound.chat.turns(conversation))] or reasons
+        reasons = [answer.reason for answer in answers_of(bound.turns(conversation))] or reasons
     share.turns += len(reasons)
     for reason in reasons:
         if reason:

@@ -15,12 +15,12 @@ from chatmill.look.decoder import Decoder
 from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.items import item_of_tokens
 from chatmill.render.bound import BoundTemplate
-from chatmill.render.jinja.chat_template import ChatTemplate
-from chatmill.render.jinja.pieces import Rendering
+from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.turns import Answer, Turns
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 EXAMPLE_DAY = date(2026, 1, 1)
 """What a template that asks for the date is given while it is looked at, unless the user names a day."""
@@ -122,10 +122,10 @@ PADDED = {
 """Texts with white space around them."""
 
 
-def byte_vocabulary(text: str, *more: str) -> ByteTokenizer:
+def byte_vocabulary(text: str, *more: str) -> Tokenizer:
     """Bytes, and a token for everything in a template that looks like a special token."""
     spelled = [found.group() for pattern in (SPECIAL_LOOK, BRACKETS) for found in pattern.finditer(text)]
-    return ByteTokenizer().with_added([name for name in dict.fromkeys([*more, *spelled]) if name])
+    return byte_tokenizer().with_added([name for name in dict.fromkeys([*more, *spelled]) if name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ def look_at_probe(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, po
     decoder = Decoder(bound.tokenizer)
     items = (item_of_tokens(rendered.tokens, row, weights) for row in range(len(rendered.tokens)))
     rows = [view_item(item, decoder) for item in items]
-    chat = bound.chat if isinstance(bound, ModelTemplate) else None
+    chat = bound if isinstance(bound, ModelTemplate) else None
     options = chosen_options(chat, probe.conversation) if chat else {}
     turns = chat.turns(probe.conversation, options) if chat else None
     return ProbeLook(
@@ -196,16 +196,16 @@ def look_at_probe(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, po
     )
 
 
-def chosen_options(chat: ChatTemplate, conversation: Conversation) -> dict[str, Any]:
+def chosen_options(chat: ModelTemplate, conversation: Conversation) -> dict[str, Any]:
     """The options under which a conversation is written; where it is not, those that come closest."""
     try:
-        return dict(chat.write(conversation).options)
+        return dict(chat.text_rows(conversation).options)
     except RecordError:
         choices = list(chat.choices(conversation.options))
     return next((one for one in choices if not _is_apart(chat, conversation, one)), choices[0])
 
 
-def _is_apart(chat: ChatTemplate, conversation: Conversation, options: Mapping[str, Any]) -> bool:
+def _is_apart(chat: ModelTemplate, conversation: Conversation, options: Mapping[str, Any]) -> bool:
     """Whether an answer's prompt is not what the template writes as history."""
     return any(answer.reason == "prompt_not_in_history" for answer in answers_of(chat.turns(conversation, options)))
 
@@ -219,7 +219,7 @@ def answers_of(turns: Turns) -> list[Answer]:
         return []
 
 
-def generation_prompt(chat: ChatTemplate) -> str:
+def generation_prompt(chat: ModelTemplate) -> str:
     """What the template writes behind a question where an answer is to follow."""
     turns = chat.turns(PAIR.conversation)
     prompt, ended = turns.prompt(1), turns.until(0)

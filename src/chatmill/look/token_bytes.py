@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import TokenizerError
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
 

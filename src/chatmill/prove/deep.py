@@ -29,7 +29,7 @@ from chatmill.prove.stored import place_of
 from chatmill.read.record_shape import LABEL_FALSE
 from chatmill.store.episodes import Episode, EpisodeDataset
 from chatmill.store.receipts import MANIFEST
-from chatmill.tokenizer.vocabulary import VocabularyTokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 CONTEXT = 8
 """Tokens that are shown on both sides of the first difference."""
@@ -60,7 +60,7 @@ class DeepCheck:
         self._ledger = Ledger()
         self._rejected = _lines(folder / REJECTED)
 
-    def run(self, tokenizer: VocabularyTokenizer, sample: int | None) -> None:
+    def run(self, tokenizer: Tokenizer, sample: int | None) -> None:
         """Derive and compare everything; with `sample` so many records slowly, the others by the fast path."""
         self._reference = Reference(self._recipe, tokenizer)
         self._spans = SpanCheck(self._reference, self._book)

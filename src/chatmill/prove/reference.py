@@ -30,19 +30,17 @@ from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, newest_turns, windows
-from chatmill.render.jinja.expressions import Path, root
-from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.expressions import Notes, Path, root
 from chatmill.render.jinja.rows import Counts, Row
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.row_items import Ids, TextPart, items_of
 from chatmill.tokenizer.backends import Engine
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.protocol import Tokenizer
-from chatmill.tokenizer.vocabulary import VocabularyTokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 
-def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = None) -> VocabularyTokenizer:
+def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = None) -> Tokenizer:
     """The tokenizer of a recipe on its reference engine; on the fast one where no other can encode the vocabulary.
 
     `control_tokens` are added where the recipe adds some; by default those of its template, which is then loaded.
@@ -56,7 +54,6 @@ def reference_tokenizer(recipe: Recipe, control_tokens: Sequence[str] | None = N
     if recipe.add_control_tokens:
         names = find_template(recipe.template).control_tokens if control_tokens is None else control_tokens
         tokenizer = with_control_tokens(tokenizer, names)
-    assert isinstance(tokenizer, VocabularyTokenizer)
     return tokenizer
 
 
@@ -110,7 +107,7 @@ class PlainRow:
 
     def _tokens_before(self, prefix: str, text: str, ids: list[int]) -> int:
         """How many tokens of a text begin inside its prefix."""
-        if not getattr(self._tokenizer, "bytes_add_up", True):
+        if not self._tokenizer.bytes_add_up:
             encoded = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
             points = self._tokenizer.split_points(encoded, np.zeros(1, dtype=np.int64), [prefix], [text])
             return int(points[0])
@@ -193,9 +190,8 @@ class Reference:
         self._known.clear()
         spans: tuple[Row, ...] = ()
         if isinstance(self.template, ModelTemplate):
-            self.template.check(conversation)
             notes = Notes()
-            written = self.template.chat.write(conversation, notes)
+            written = self.template.text_rows(conversation, notes)
             spans, counts, options = written.rows, written.counts, dict(written.options)
             items = [items_of(row, self.template.rules, notes) for row in spans]
         else:

@@ -15,7 +15,6 @@ from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.prove.reference import Derived, DerivedRecord, Reference
 from chatmill.prove.report import VerifyReport
-from chatmill.render.jinja.chat_template import ChatTemplate
 from chatmill.render.jinja.rows import Row
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.template import Template
@@ -41,7 +40,7 @@ class SpanCheck:
         """Everything that is wrong with the trained messages of a record."""
         template = self._reference.template
         if isinstance(template, ModelTemplate):
-            proof = AnswerProof(template.chat, conversation, record.options)
+            proof = AnswerProof(template, conversation, record.options)
             for number, row in enumerate(record.spans):
                 for index in row.trained:
                     self._book.counts["trained_messages"] += 1
@@ -82,7 +81,7 @@ class SpanCheck:
 class AnswerProof:
     """Renders the prompts and answers of one conversation by plain Jinja."""
 
-    def __init__(self, chat: ChatTemplate, conversation: Conversation, options: Mapping[str, object]) -> None:
+    def __init__(self, chat: ModelTemplate, conversation: Conversation, options: Mapping[str, object]) -> None:
         """`options` are those that the template was given for this conversation."""
         self._chat, self._conversation, self._options = chat, conversation, options
 

@@ -31,11 +31,12 @@ from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.prove.stored import open_split
-from chatmill.render.registry import JinjaSource, find_template, template_names
+from chatmill.render.model_template import JinjaSource
+from chatmill.render.registry import find_template, template_names
 from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
-from chatmill.tokenizer.vocabulary import VocabularyTokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Finding", "VerifyReport", "verify"]
 
@@ -43,7 +44,7 @@ __all__ = ["Finding", "VerifyReport", "verify"]
 class Rules(NamedTuple):
     """What tokens are made by, as it was when the dataset was built."""
 
-    tokenizer: VocabularyTokenizer
+    tokenizer: Tokenizer
     recipe: Recipe
     """With the template that may be run, which the user may have named."""
     not_run: str = ""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chatmill.core.conversation import Conversation
 from chatmill.render.fragments import Fragment
-from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record import InputForm
 from chatmill.render.jinja.rows import Counts
 from chatmill.render.row_items import Ids, TextPart
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from chatmill.render.plan_book import PlanBook

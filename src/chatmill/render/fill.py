@@ -14,7 +14,8 @@ from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.render.jinja.expressions import APPLIED, Expression
 from chatmill.render.plan_table import OF_CALLS, Operations, Origin, PlanTable
-from chatmill.tokenizer.protocol import Encoded, Tokenizer
+from chatmill.tokenizer.backends import Encoded
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
 Compute = Callable[[int, Expression], str]

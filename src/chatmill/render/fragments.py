@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from copy import copy
 from enum import Enum
 
-from chatmill.render.jinja.expressions import root
+from chatmill.render.jinja.expressions import Notes, root
 from chatmill.render.jinja.labels import Span
 from chatmill.render.jinja.message_rows import Group, Lesson
-from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.rows import Row
 from chatmill.render.row_items import Ids, TextPart, TokenRules, cuts_of, items_of
 

@@ -18,10 +18,9 @@ from chatmill.core.conversations import Conversations
 from chatmill.errors import RecordError
 from chatmill.render.bound import BoundTemplate, WrittenRecord
 from chatmill.render.fill import fill
-from chatmill.render.jinja.expressions import Expression, Path, Question, evaluate, root
-from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.expressions import Expression, Notes, Path, Question, evaluate, root
 from chatmill.render.jinja.record import Arguments, RecordView, shape_by_value
-from chatmill.render.jinja.renderings import TraceError, Variants
+from chatmill.render.jinja.renderer import TraceError, Variants
 from chatmill.render.plan_table import HiddenField, Origin, PlanTable, RecordPlan
 from chatmill.render.record_keys import BatchKeys, Key, RecordKeys
 from chatmill.render.record_plans import RecordPlans

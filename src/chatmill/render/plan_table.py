@@ -237,7 +237,7 @@ class PlanTable:
     @property
     def table(self) -> Table:
         """All plans as columns."""
-        if self._table is None or self._items:
+        if self._table is None or len(self._table.firsts) < len(self._firsts):  # a row may have no items
             self._columns = self._columns_with_new()
             self._items = []
             self._table = Table(

@@ -11,20 +11,19 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from chatmill.core.packages import Addition, additions
-from chatmill.errors import ChatmillError, ConfigError, TokenizerError, UnknownNameError
+from chatmill.errors import ChatmillError, ConfigError, UnknownNameError
 from chatmill.render.bound import BoundTemplate
-from chatmill.render.jinja.chat_template import TOKEN_NAMES, TemplateText
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
-from chatmill.render.model_template import ModelTemplate
-from chatmill.render.template import Template, refuse_missing
+from chatmill.render.model_template import TOKEN_NAMES, JinjaSource, ModelTemplate
+from chatmill.render.template import Template
 from chatmill.tokenizer.hub_cache import cached_model, is_hub_name, model_folder, not_cached
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 GROUP = "chatmill.templates"
 """The entry-point group in which a package names its templates."""
@@ -39,59 +38,6 @@ OWN_HEADER = "chatmill"
 """The line (`chatmill: template`) by which the comment of a user's own file is known as such a header."""
 CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 JINJA_FILE, MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JinjaSource:
-    """A Jinja template before it is bound to a tokenizer."""
-
-    name: str
-    text: str
-    path: str
-    """Where it was found."""
-    origin: str = ""
-    licence: str = ""
-    control_tokens: tuple[str, ...] = ()
-    """Tokens that the template writes and a vocabulary may lack."""
-    stop_tokens: tuple[str, ...] = ()
-    default_policy: str = "assistant"
-    named_tokens: Mapping[str, str] = field(default_factory=dict)
-    """`bos_token` and the like, from the model's own files."""
-    stop_ids: tuple[int, ...] = ()
-    """`eos_token_id` of the model's generation config."""
-    declares: ClassVar[str] = ModelTemplate.declares
-
-    def __call__(self, tokenizer: Tokenizer, given: TemplateOptions | None = None) -> ModelTemplate:
-        """Bind the template; a `TokenizerError` where the tokenizer lacks tokens that it writes."""
-        self._check_tokens(tokenizer)
-        names = {token_id: name for name, token_id in tokenizer.control_ids.items()}
-        own: Mapping[str, str] = getattr(tokenizer, "named_tokens", {})
-        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
-        named = {key: names[token_id] for key, token_id in ids.items() if token_id in names}
-        named |= {**self.named_tokens, **own}
-        stops = [*self.stop_tokens, *(names[i] for i in self.stop_ids if i in names)]
-        if "eos_token" in named:
-            stops.append(named["eos_token"])
-        stops = [name for name in stops if name in tokenizer.control_ids] or stops
-        special = [name for name in tokenizer.control_ids if name not in getattr(tokenizer, "ordinary", ())]
-        source = TemplateText(
-            name=self.name,
-            text=self.text,
-            special_tokens=tuple(special),
-            named_tokens=named,
-            stop_tokens=tuple(dict.fromkeys(stops)),
-        )
-        bound = ModelTemplate(source, tokenizer, given)
-        bound.control_tokens, bound.default_policy = self.control_tokens, self.default_policy
-        return bound
-
-    def _check_tokens(self, tokenizer: Tokenizer) -> None:
-        refuse_missing(self.name, self.control_tokens, tokenizer)
-        if self.stop_tokens and not any(name in tokenizer.control_ids for name in self.stop_tokens):
-            raise TokenizerError(
-                f"the template {self.name!r} ends answers with {self.stop_tokens[0]!r}, which tokenizer "
-                f"{tokenizer.name!r} does not have as a token: template and tokenizer belong to different models"
-            )
 
 
 TemplateSource = JinjaSource | type[Template]
@@ -184,7 +130,7 @@ def bind(
         raise ConfigError("a template given by name needs a tokenizer: render(conversations, template, tokenizer)")
     found = find_template(template)
     if isinstance(found, JinjaSource):
-        return found(tokenizer, given)
+        return ModelTemplate(found, tokenizer, given)
     options = {} if given is None else dict(given.options)
     known_options = getattr(found, "text_options", ())
     for name, value in options.items():

@@ -21,7 +21,7 @@ from chatmill.render.fill import applied, fill
 from chatmill.render.plan_book import PlanBook
 from chatmill.render.plan_table import Origin, PlanTable
 from chatmill.render.registry import bind, template_mistake
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
 SHOWN_FAILURES = 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -16,12 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from chatmill.core.texts import Texts
-from chatmill.render.jinja.expressions import Expression
+from chatmill.render.jinja.expressions import Expression, Notes
 from chatmill.render.jinja.labels import Span
-from chatmill.render.jinja.notes import Notes
 from chatmill.render.jinja.rows import Row
 from chatmill.tokenizer.prefix import Prefix
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 WHITE_SPACE = "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 """White space as `tokenizers` sees it beside tokens that take it away."""
@@ -54,12 +53,9 @@ class TokenRules:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Template text may write every control token; record text those that the tokenizer finds by itself."""
         self.tokenizer = tokenizer
-        found_in_text: Collection[str] = getattr(tokenizer, "ordinary", ())
-        names = [name for name in tokenizer.control_ids if name not in found_in_text]
-        ordered = sorted(names, key=lambda name: (-len(name), name))
+        ordered = sorted(tokenizer.special_tokens, key=lambda name: (-len(name), name))
         self.pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
-        self.stripping: Mapping[str, tuple[bool, bool]] = getattr(tokenizer, "stripping", {})
-        self.prefix: Prefix | None = getattr(tokenizer, "prefix", None)
+        self.stripping, self.prefix = tokenizer.stripping, tokenizer.prefix
 
 
 def items_of(row: Row, rules: TokenRules, notes: Notes) -> list[Ids | TextPart]:
@@ -167,7 +163,6 @@ class _Writer:
 
 def encoded_piece(piece: Sequence[TextPart], tokenizer: Tokenizer) -> Iterator[Ids]:
     """Fixed text as ids; a token belongs to the part it starts in."""
-    assert isinstance(tokenizer, Hashable)
     ids, cuts = _encoded(tuple(part.text for part in piece), tokenizer)
     for part, first, last in zip(piece, cuts[:-1], cuts[1:], strict=True):
         if first < last:

@@ -6,17 +6,19 @@ import hashlib
 import inspect
 from abc import ABC
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.kinds import Part, RoleCode, kind
+from chatmill.core.kinds import Part, RoleCode
+from chatmill.core.kinds import kind as kind_of
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
-from chatmill.render.emitter import Emitter, Frame
-from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record import traced_conversation
 from chatmill.render.jinja.rows import Counts
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.render.jinja.traced import atoms_of, plain_text
+from chatmill.render.row_items import Ids, TextPart, encoded_piece
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 ROLE_CODES: dict[Role, RoleCode] = {role: RoleCode[role.name] for role in Role}
 """From a message's role to the role code in kinds."""
@@ -49,6 +51,74 @@ def refuse_channels(name: str, message: Message, index: int) -> None:
         )
 
 
+Literal = Sequence[int]
+"""A fixed sequence of ids that a template made once: control tokens, encoded headers."""
+
+
+class Frame(NamedTuple):
+    """What is written around one text: fixed ids before and behind it, and fixed text that is encoded with it."""
+
+    kind: int
+    before: Sequence[tuple[Literal, int]] = ()
+    """Literals and their kinds."""
+    head: tuple[str, int] = ("", 0)
+    """Text that is encoded together with the text behind it, and its kind."""
+    tail: tuple[str, int] = ("", 0)
+    after: Sequence[tuple[Literal, int]] = ()
+
+
+class Emitter:
+    """Takes what a template writes for one conversation. Control tokens that a text spells stay text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Nothing is written yet."""
+        self.items: list[Ids | TextPart] = []
+        self.stripped = 0
+        """Ignored: what no row shows is counted for every template alike. Templates of version 0.1 add to it."""
+        self._tokenizer, self._message = tokenizer, -1
+
+    def message(self, index: int) -> None:
+        """What follows belongs to this message of the conversation; -1 for no message."""
+        self._message = index
+
+    def put(self, literal: Literal, kind: int) -> None:
+        """Write a literal."""
+        if literal:
+            self.items.append(Ids(tuple(literal), kind, self._message))
+
+    def text(self, text: str, kind: int) -> None:
+        """Write a text as a piece of its own."""
+        self.joined([(text, kind)])
+
+    def framed(self, frame: Frame, text: str) -> None:
+        """Write a text in a frame."""
+        for literal, kind in frame.before:
+            self.put(literal, kind)
+        self.joined([part for part in (frame.head, (text, frame.kind), frame.tail) if part[0] or part[0] is text])
+        for literal, kind in frame.after:
+            self.put(literal, kind)
+
+    def turn(self, role: Role, opening: Literal, text: str, end: Literal) -> None:
+        """Write what a role says between two literals, with the kinds of that role."""
+        kinds = KINDS_OF[role]
+        self.put(opening, kinds.header)
+        self.text(text, kinds.content)
+        self.put(end, kinds.terminator)
+
+    def joined(self, parts: Sequence[tuple[str, int]]) -> None:
+        """Write several (text, kind) parts as one piece; a token belongs to the part it starts in."""
+        piece: list[TextPart] = []
+        for text, kind in parts:
+            at, whole = 0, plain_text(text)
+            for size, expression in atoms_of(text):
+                piece.append(TextPart(whole[at : at + size], expression, kind, self._message, not piece))
+                at += size
+        if any(part.expression is not None for part in piece):
+            self.items += piece
+        elif piece:
+            self.items += encoded_piece(piece, self._tokenizer)
+
+
 class Template(BoundTemplate):
     """Base of templates written in Python; bound to one tokenizer when made, so that fixed texts are encoded once.
 
@@ -69,6 +139,8 @@ class Template(BoundTemplate):
     """Whether it writes tool calls and tool definitions; if not, a record with them is a `RecordError`."""
     prefix_stable: ClassVar[bool] = True
     """Whether the rendering of the first k messages is a prefix of the rendering of more of them."""
+    frame = Frame
+    """Makes what `Emitter.framed` writes around a text."""
     default_policy = "assistant"
     declares = "Contents are written as they are."
 
@@ -76,45 +148,23 @@ class Template(BoundTemplate):
         """Look up control tokens and encode what is fixed."""
         refuse_missing(self.name, self.control_tokens, tokenizer)
         self.tokenizer = tokenizer
-        self._literals: list[tuple[int, ...]] = []
 
-    def literal(self, *parts: str) -> int:
-        """Make a literal of control tokens and texts (a part that is a needed control token becomes its id)."""
+    def literal(self, *parts: str) -> tuple[int, ...]:
+        """The ids of control tokens and texts, to be made once (a needed control token becomes its id)."""
         ids: list[int] = []
         for part in parts:
             if part in self.control_tokens:
                 ids.append(self.tokenizer.control(part))
             else:
                 ids.extend(self.tokenizer.encode(part))
-        return self.literal_ids(ids)
-
-    def literal_ids(self, ids: Sequence[int]) -> int:
-        """Make a literal of ids."""
-        self._literals.append(tuple(ids))
-        return len(self._literals) - 1
-
-    def frame(
-        self,
-        kind: int,
-        *,
-        before: Sequence[tuple[int, int]] = (),
-        head: tuple[str, int] = ("", 0),
-        tail: tuple[str, int] = ("", 0),
-        after: Sequence[tuple[int, int]] = (),
-    ) -> Frame:
-        """A frame for texts of this kind; `before` and `after` are (literal, kind), `head` and `tail` (text, kind)."""
-        return Frame(kind, tuple(before), head, tail, tuple(after))
-
-    def fixed(self, runs: Sequence[tuple[int, int]]) -> Frame:
-        """A frame without a place for a text: (literal, kind) pairs alone, written by `Emitter.fixed`."""
-        return Frame(0, tuple(runs))
+        return tuple(ids)
 
     def write(
         self, conversation: Conversation, notes: Notes | None = None, *, by_messages: bool = False
     ) -> WrittenRecord:
         """Run `emit` on a conversation whose texts are traced."""
         self.check(conversation)
-        out = Emitter(self._literals, self.tokenizer)
+        out = Emitter(self.tokenizer)
         self.emit(traced_conversation(conversation, Notes() if notes is None else notes), out)
         turns = sum(message.role is Role.ASSISTANT for message in conversation.messages)
         return WrittenRecord((out.items,), Counts(turns, 0, 0, 0))
@@ -122,7 +172,7 @@ class Template(BoundTemplate):
     def write_prompt(self, conversation: Conversation) -> Items:
         """The conversation, and what `emit_generation_prompt` writes behind it."""
         self.check(conversation)
-        out = Emitter(self._literals, self.tokenizer)
+        out = Emitter(self.tokenizer)
         self.emit(conversation, out)
         while out.items and out.items[-1].message < 0 and out.items[-1].kind == DOCUMENT:
             del out.items[-1]  # a conversation that goes on has no end yet
@@ -194,13 +244,13 @@ class RoleKinds:
 
     def __init__(self, role: RoleCode) -> None:
         """Compute each code once."""
-        self.header = kind(role, Part.HEADER)
-        self.content = kind(role, Part.CONTENT)
-        self.reasoning = kind(role, Part.REASONING)
-        self.tool_call = kind(role, Part.TOOL_CALL)
-        self.terminator = kind(role, Part.TERMINATOR)
-        self.separator = kind(role, Part.SEPARATOR)
+        self.header = kind_of(role, Part.HEADER)
+        self.content = kind_of(role, Part.CONTENT)
+        self.reasoning = kind_of(role, Part.REASONING)
+        self.tool_call = kind_of(role, Part.TOOL_CALL)
+        self.terminator = kind_of(role, Part.TERMINATOR)
+        self.separator = kind_of(role, Part.SEPARATOR)
 
 
 KINDS_OF: dict[Role, RoleKinds] = {role: RoleKinds(code) for role, code in ROLE_CODES.items()}
-DOCUMENT = kind(RoleCode.NONE, Part.DOCUMENT)
+DOCUMENT = kind_of(RoleCode.NONE, Part.DOCUMENT)

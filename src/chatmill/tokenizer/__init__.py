@@ -1,1 +1,1 @@
-"""Text to ids: vocabularies of every kind behind one protocol, with fast engines checked against a reference."""
+"""Text to ids: every vocabulary is a `Tokenizer`, with a fast engine that is checked against a reference."""

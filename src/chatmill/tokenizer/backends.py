@@ -15,8 +15,9 @@ from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import SlowEngineWarning
-from chatmill.tokenizer.protocol import Encoded
 
+Encoded = tuple[NDArray[np.int32], NDArray[np.int64]]
+"""Flat token ids of many texts, and one more offset than there are texts."""
 ENGINE_FAILURES = (ValueError, TypeError, KeyError, RuntimeError, NotImplementedError, OSError)
 """What the libraries raise when they cannot load a vocabulary (their Rust errors arrive as one of these)."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from chatmill.core.tokens import offsets_of
-from chatmill.tokenizer.protocol import Encoded
-from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
+from chatmill.tokenizer.backends import Encoded
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 
 class Utf8Backend:
@@ -25,23 +25,26 @@ class Utf8Backend:
         return np.frombuffer(b"".join(parts), dtype=np.uint8).astype(np.int32), offsets
 
 
-class ByteTokenizer(VocabularyTokenizer):
+class ByteTokenizer(Tokenizer):
     """Id `b` is the byte `b`; control tokens are those from 256 on."""
-
-    def __init__(self, control_tokens: Sequence[str] = ("<|bos|>", "<|eos|>", "<|pad|>")) -> None:
-        """Control tokens get the ids 256, 257, ... in the order given."""
-        ids = {name: 256 + i for i, name in enumerate(control_tokens)}
-        super().__init__(
-            name="bytes",
-            backend=Utf8Backend(),
-            token_bytes={byte: bytes([byte]) for byte in range(256)},
-            control_ids=ids,
-            named=NamedIds(bos=ids.get("<|bos|>"), eos=ids.get("<|eos|>"), pad=ids.get("<|pad|>")),
-            rules_fingerprint=lambda: "bytes",
-        )
-        self.origin = (ByteTokenizer, (tuple(control_tokens),))
 
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of the control map: the rest is the same for all."""
         return hashlib.sha256(repr(("bytes", self.control_ids)).encode()).hexdigest()
+
+
+def byte_tokenizer(control_tokens: Sequence[str] = ("<|bos|>", "<|eos|>", "<|pad|>")) -> Tokenizer:
+    """The tokenizer of bytes; control tokens get the ids 256, 257, ... in the order given."""
+    ids = {name: 256 + i for i, name in enumerate(control_tokens)}
+    return ByteTokenizer(
+        name="bytes",
+        backend=Utf8Backend(),
+        text_tokens={byte: bytes([byte]) for byte in range(256)},
+        control_ids=ids,
+        rules_fingerprint=lambda: "bytes",
+        bos_id=ids.get("<|bos|>"),
+        eos_id=ids.get("<|eos|>"),
+        pad_id=ids.get("<|pad|>"),
+        origin=partial(byte_tokenizer, tuple(control_tokens)),
+    )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import TokenizerError
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 
 class AnyTokenizer:

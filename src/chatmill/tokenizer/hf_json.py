@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from chatmill.core.machine_limits import refuse_out_of_memory
@@ -17,87 +19,82 @@ from chatmill.tokenizer.backends import (
     warn_of_fallback,
 )
 from chatmill.tokenizer.json_file import SpelledTokens, TokenizerJson
-from chatmill.tokenizer.prefix import split_prefix
+from chatmill.tokenizer.prefix import Prefix, split_prefix
 from chatmill.tokenizer.probe import answers_of, first_difference
-from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
-UNICODE_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
-"""Normalizers that leave ASCII text as it is."""
+NORMAL_FORMS = frozenset({"", "NFC", "NFD", "NFKC", "NFKD"})
+"""No normalizer, and those that leave ASCII text as it is."""
 
 
 def tokenizer_from_json(
     raw: bytes,
     name: str,
     config: Mapping[str, Any] | None = None,
-    named: NamedIds | None = None,
     engine: Engine = Engine.FAST,
     strict_text: bool = False,
-) -> VocabularyTokenizer:
+    *,
+    for_rows: bool = False,
+) -> Tokenizer:
     """A tokenizer from the bytes of a tokenizer.json and, where there is one, the decoded tokenizer_config.json.
 
-    `named` overrides what the config says about the bos, eos and pad tokens. With `strict_text` no text spells any
-    added token; without it text may spell those that are not special, as it does where the model is served.
+    With `strict_text` no text spells any added token; without it text may spell those that are not special, as it does
+    where the model is served. With `for_rows` the engine puts no prefix in front of text: rows do that themselves.
     """
-    file = TokenizerJson(raw, name)
+    origin = partial(tokenizer_from_json, raw, name, config, engine, strict_text, for_rows=for_rows)
+    whole = file = TokenizerJson(raw, name)
     controls = _control_ids(file.added_tokens, config or {}, name)
-    ordinary = frozenset() if strict_text else _ordinary(file.added_tokens)
+    # Added tokens that are not special are part of the vocabulary like any other: text that spells one gets its id.
+    ordinary = frozenset(t["content"] for t in file.added_tokens if not (strict_text or t.get("special")))
+    rule = split_prefix(file.part("normalizer"), file.part("pre_tokenizer"))
+    if for_rows and rule is not None:
+        _refuse_inner_prefix(rule.prefix, file, ordinary, name)
+        file = TokenizerJson(file.changed(normalizer=rule.normalizer, pre_tokenizer=rule.pre_tokenizer), name)
+        if engine is Engine.UNCHECKED:  # a driver's answers are of the whole vocabulary
+            engine = Engine.FAST
     hidden = {token_id for token, token_id in controls.items() if token not in ordinary}
     reference, fast = _engines(file.stripped(hidden, ordinary), name, engine)
-    tokenizer = VocabularyTokenizer(
+    named = _named_tokens(config or {})
+    normalizer = file.part("normalizer")
+    form = "" if normalizer is None else normalizer.get("type")
+    tokenizer = Tokenizer(
         name=name,
         backend=fast or reference,
-        token_bytes=fast.vocabulary() if fast else SpelledTokens(file, {name: controls[name] for name in ordinary}),
+        text_tokens=fast.vocabulary() if fast else SpelledTokens(file, {name: controls[name] for name in ordinary}),
         control_ids=controls,
-        named=named or _named_ids(config or {}, controls),
-        rules_fingerprint=file.fingerprint,
-        normalizer=reference,
+        rules_fingerprint=whole.fingerprint,
+        bos_id=controls.get(named.get("bos_token", "")),
+        eos_id=controls.get(named.get("eos_token", "")),
+        pad_id=controls.get(named.get("pad_token", "")),
+        reference=reference,
+        normal_form=form if form in NORMAL_FORMS else None,
         unknown_id=file.unknown_id,
-        document_backend=_document_backend(file),
         ordinary=ordinary,
+        document_backend=_document_backend(file),
+        named_tokens=named,
+        stripping={
+            token["content"]: (bool(token.get("lstrip")), bool(token.get("rstrip")))
+            for token in file.added_tokens
+            if token.get("lstrip") or token.get("rstrip")
+        },
+        single_words=frozenset(token["content"] for token in file.added_tokens if token.get("single_word")),
+        engine_prefixes=rule is not None and not for_rows,
+        prefix=rule.prefix if rule is not None and for_rows else None,
+        origin=origin,
     )
-    tokenizer.named_tokens = _named_tokens(config or {})
-    tokenizer.stripping = {
-        token["content"]: (bool(token.get("lstrip")), bool(token.get("rstrip")))
-        for token in file.added_tokens
-        if token.get("lstrip") or token.get("rstrip")
-    }
-    tokenizer.single_words = frozenset(token["content"] for token in file.added_tokens if token.get("single_word"))
-    if engine is not Engine.UNCHECKED:
-        tokenizer.bytes_add_up = answers_of(tokenizer).bytes_add_up(tokenizer)
-    normalizer = file.part("normalizer")
-    tokenizer.normal_form = "" if normalizer is None else _form_of(normalizer)
-    tokenizer.keeps_ascii = True if normalizer is None or normalizer.get("type") in UNICODE_FORMS else None
-    tokenizer.origin = (tokenizer_from_json, (raw, name, config, named, engine, strict_text))
-    if split_prefix(normalizer, file.part("pre_tokenizer")) is not None:
-        tokenizer.row_origin = (_for_rows, (raw, name, config, named, engine, strict_text))
-    return tokenizer
+    if engine is Engine.UNCHECKED:
+        return tokenizer
+    return replace(tokenizer, bytes_add_up=answers_of(tokenizer).bytes_add_up(tokenizer))
 
 
-def _for_rows(
-    raw: bytes,
-    name: str,
-    config: Mapping[str, Any] | None,
-    named: NamedIds | None,
-    engine: Engine,
-    strict_text: bool,
-) -> VocabularyTokenizer:
-    """The same vocabulary without its prefix rule, which the tokenizer names instead: rows follow it themselves."""
-    file = TokenizerJson(raw, name)
-    found = split_prefix(file.part("normalizer"), file.part("pre_tokenizer"))
-    assert found is not None
-    ordinary = [token["content"] for token in file.added_tokens if not token.get("special")]
-    if found.prefix.everywhere and ordinary and not strict_text:
+def _refuse_inner_prefix(prefix: Prefix, file: TokenizerJson, ordinary: frozenset[str], name: str) -> None:
+    """Refuse a prefix behind tokens that are found inside of texts: rows know only where texts begin."""
+    if prefix.everywhere and ordinary:
+        first = next(token["content"] for token in file.added_tokens if token["content"] in ordinary)
         raise TokenizerError(
-            f"{name} puts a space in front of text behind every added token, and {ordinary[0]!r} is one that text may "
+            f"{name} puts a space in front of text behind every added token, and {first!r} is one that text may "
             "spell: rows cannot follow that inside of texts. Set strict_text: true, so that text stays text"
         )
-    changed = file.changed(normalizer=found.normalizer, pre_tokenizer=found.pre_tokenizer)
-    checked = Engine.FAST if engine is Engine.UNCHECKED else engine  # a driver's answers are of the whole vocabulary
-    tokenizer = tokenizer_from_json(changed, name, config, named, checked, strict_text)
-    tokenizer.prefix = found.prefix
-    tokenizer.origin = (_for_rows, (raw, name, config, named, engine, strict_text))
-    tokenizer.use_rules_of(file.fingerprint)
-    return tokenizer
 
 
 def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBackend, GigatokenBackend | None]:
@@ -132,7 +129,7 @@ def _control_ids(added: list[dict[str, Any]], config: Mapping[str, Any], name: s
                 f"{name}: {content!r} is id {controls[content]} in tokenizer.json and id {token_id} in "
                 "tokenizer_config.json"
             )
-    return controls
+    return dict(sorted(controls.items(), key=lambda item: (item[1], item[0])))
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
@@ -143,25 +140,6 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if key.endswith("_token") and isinstance(content, str):
             named[key] = content
     return named
-
-
-def _form_of(normalizer: Mapping[str, Any]) -> str | None:
-    """The Unicode normal form that a normalizer is, or None."""
-    return normalizer["type"] if normalizer.get("type") in UNICODE_FORMS else None
-
-
-def _ordinary(added: list[dict[str, Any]]) -> frozenset[str]:
-    """Added tokens that are part of the vocabulary like any other: text that spells one gets its id."""
-    return frozenset(str(token["content"]) for token in added if not token.get("special"))
-
-
-def _named_ids(config: Mapping[str, Any], controls: Mapping[str, int]) -> NamedIds:
-    def find(key: str) -> int | None:
-        token = config.get(key)
-        content = token.get("content") if isinstance(token, dict) else token
-        return controls.get(content) if isinstance(content, str) else None
-
-    return NamedIds(bos=find("bos_token"), eos=find("eos_token"), pad=find("pad_token"))
 
 
 def _document_backend(file: TokenizerJson) -> Backend | None:

@@ -13,12 +13,11 @@ import msgspec
 
 from chatmill.errors import TokenizerError, UnknownNameError
 from chatmill.tokenizer.backends import Engine
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from chatmill.tokenizer.hf_json import tokenizer_from_json
 from chatmill.tokenizer.hub_cache import is_hub_name, model_folder, not_cached
-from chatmill.tokenizer.protocol import Tokenizer
 from chatmill.tokenizer.tiktoken_file import load_o200k, load_tiktoken
-from chatmill.tokenizer.vocabulary import NamedIds
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 
 def load_tokenizer(
@@ -53,7 +52,7 @@ def _load(source: Any, pattern: str | None, engine: Engine, strict_text: bool) -
         if text == "o200k":
             return load_o200k(engine=engine)
         if text == "bytes":
-            return ByteTokenizer()
+            return byte_tokenizer()
         return _from_path(Path(text), pattern, engine, strict_text)
     return _from_object(source, engine, strict_text)
 
@@ -111,16 +110,11 @@ def _from_object(source: Any, engine: Engine, strict_text: bool) -> Tokenizer:
             f"cannot use a {type(source).__name__} as a tokenizer: it is no path, no fast transformers tokenizer and "
             "no tokenizers.Tokenizer"
         )
-    named = None
+    config = None
     if inner is not source:
-        named = NamedIds(bos=source.bos_token_id, eos=source.eos_token_id, pad=source.pad_token_id)
-    name = getattr(source, "name_or_path", "") or type(source).__name__
-    tokenizer = tokenizer_from_json(
-        to_str().encode(), name=Path(name).name, named=named, engine=engine, strict_text=strict_text
-    )
-    if inner is not source:
-        tokenizer.named_tokens = {k: v for k, v in source.special_tokens_map.items() if isinstance(v, str)}
-    return tokenizer
+        config = {key: token for key, token in source.special_tokens_map.items() if isinstance(token, str)}
+    name = Path(getattr(source, "name_or_path", "") or type(source).__name__).name
+    return tokenizer_from_json(to_str().encode(), name, config, engine, strict_text)
 
 
 def with_control_tokens(tokenizer: Any, names: Sequence[str]) -> Any:

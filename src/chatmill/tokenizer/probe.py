@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chatmill.tokenizer.backends import Backend
-from chatmill.tokenizer.vocabulary import VocabularyTokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 PROBE: tuple[str, ...] = (
     "",
@@ -59,11 +59,11 @@ class ProbeAnswers:
     normalized: tuple[str, ...]
     """The texts as the tokenizer's normalizer leaves them."""
 
-    def given_by(self, tokenizer: VocabularyTokenizer) -> bool:
+    def given_by(self, tokenizer: Tokenizer) -> bool:
         """Whether a tokenizer gives the same ids, and their bytes, joined, are the normalised texts."""
         return _ids_of(tokenizer) == self.ids and self.bytes_add_up(tokenizer)
 
-    def bytes_add_up(self, tokenizer: VocabularyTokenizer) -> bool:
+    def bytes_add_up(self, tokenizer: Tokenizer) -> bool:
         """Whether the bytes of the tokens, joined, are the normalised text on the whole probe."""
         return all(
             b"".join(map(tokenizer.text_bytes, row)) == text.encode()
@@ -71,11 +71,11 @@ class ProbeAnswers:
         )
 
 
-def answers_of(tokenizer: VocabularyTokenizer) -> ProbeAnswers:
+def answers_of(tokenizer: Tokenizer) -> ProbeAnswers:
     """The answers of a tokenizer whose engine is a reference, or agrees with one."""
     return ProbeAnswers(ids=_ids_of(tokenizer), normalized=tuple(map(tokenizer.normalize, PROBE)))
 
 
-def _ids_of(tokenizer: VocabularyTokenizer) -> tuple[tuple[int, ...], ...]:
+def _ids_of(tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     encoded = (tokenizer.backend.encode_batch([text])[0] for text in PROBE)  # one by one, as engines are compared
     return tuple(tuple(ids.tolist()) for ids in encoded)

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from chatmill.errors import NoReferenceError, TokenizerError, UnknownNameError
@@ -21,7 +22,7 @@ from chatmill.tokenizer.backends import (
     warn_of_fallback,
 )
 from chatmill.tokenizer.probe import first_difference
-from chatmill.tokenizer.vocabulary import NamedIds, VocabularyTokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -68,17 +69,17 @@ def harmony_control_ids() -> dict[str, int]:
     """All control tokens of o200k Harmony, the reserved ones included."""
     taken = set(HARMONY_NAMES.values()) - {200018}
     reserved = {f"<|reserved_{i}|>": i for i in range(200000, HARMONY_VOCAB_SIZE) if i not in taken}
-    return {**HARMONY_NAMES, **reserved}
+    return dict(sorted({**HARMONY_NAMES, **reserved}.items(), key=lambda item: (item[1], item[0])))
 
 
-def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engine.FAST) -> VocabularyTokenizer:
+def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engine.FAST) -> Tokenizer:
     """The o200k Harmony tokenizer: 201088 ids, eos `<|endoftext|>` (199999), no bos, no pad."""
     return load_tiktoken(
         find_o200k(path),
         pattern="o200k",
         name="o200k",
         control_ids=harmony_control_ids(),
-        named=NamedIds(eos=HARMONY_NAMES["<|endoftext|>"]),
+        eos_id=HARMONY_NAMES["<|endoftext|>"],
         engine=engine,
     )
 
@@ -88,9 +89,9 @@ def load_tiktoken(
     pattern: str | None,
     name: str | None = None,
     control_ids: Mapping[str, int] | None = None,
-    named: NamedIds | None = None,
+    eos_id: int | None = None,
     engine: Engine = Engine.FAST,
-) -> VocabularyTokenizer:
+) -> Tokenizer:
     """A tokenizer from a .tiktoken rank file; the file does not hold its split pattern, so it must be named."""
     path = Path(path)
     if pattern is None or pattern not in PATTERNS:
@@ -109,16 +110,15 @@ def load_tiktoken(
             f"{', '.join(name for name, known in PATTERNS.items() if known)}); load it with engine='fast'"
         )
     rules = hashlib.sha256(hashlib.sha256(raw).digest() + pattern.encode()).hexdigest()
-    tokenizer = VocabularyTokenizer(
+    return Tokenizer(
         name=name or path.stem,
         backend=backend,
-        token_bytes={rank: token for token, rank in ranks.items()},
+        text_tokens={rank: token for token, rank in ranks.items()},
         control_ids=control_ids or {},
-        named=named or NamedIds(),
+        eos_id=eos_id,
         rules_fingerprint=lambda: rules,
+        origin=partial(load_tiktoken, path, pattern, name, control_ids, eos_id, engine),
     )
-    tokenizer.origin = (load_tiktoken, (path, pattern, name, control_ids, named, engine))
-    return tokenizer
 
 
 def _fast(path: Path, ranks: dict[bytes, int], pattern: str, engine: Engine) -> Backend:

@@ -72,16 +72,16 @@ def by_transformers(
     """A conversation as `apply_chat_template` writes it; None where the template refuses it."""
     from transformers.utils import chat_template_utils
 
-    messages, tools = RecordView(conversation, template.chat.form).values(len(conversation.messages), None)
+    messages, tools = RecordView(conversation, template.form).values(len(conversation.messages), None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chat_template_utils, "datetime", _Today)
         try:
             texts, _ = chat_template_utils.render_jinja_template(
                 [messages],
                 tools=tools,
-                chat_template=template.chat.source.text,
+                chat_template=template.source.text,
                 add_generation_prompt=prompt,
-                **template.chat.source.named_tokens,
+                **template.named_tokens,
                 **options,
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):

@@ -7,10 +7,11 @@ import datetime
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.render.jinja.chat_template import ChatTemplate, TemplateText, _names_read_by
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.sandbox import PlainSandbox, _code_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
+from chatmill.render.model_template import JinjaSource, ModelTemplate, _names_read_by
+from chatmill.tokenizer.byte_level import byte_tokenizer
 
 TEXT = "{{ strftime_now('%Y') }} {{ who }}{% for m in messages %}<{{ m.content }}|compiled once>{% endfor %}"
 
@@ -29,7 +30,7 @@ def test_the_code_is_kept_and_keeps_nothing_of_where_it_ran() -> None:
 
 
 def test_other_options_parse_and_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = TemplateText(name="t", text=TEXT, special_tokens=("|compiled once>",), stop_tokens=("|compiled once>",))
+    source = JinjaSource(name="t", text=TEXT, path="t", stop_tokens=("|compiled once>",))
     _code_of.cache_clear()
     _names_read_by.cache_clear()
     parsed: list[str] = []
@@ -38,6 +39,7 @@ def test_other_options_parse_and_compile_nothing(monkeypatch: pytest.MonkeyPatch
     for who in ("x", "y"):
         given = TemplateOptions(today=datetime.date(2026, 1, 2), options={"who": who})
         talk = Conversation((Message(Role.USER, "q"), Message(Role.ASSISTANT, "a")))
-        assert ChatTemplate(source, given).plain(talk, {"who": who}, 2, prompt=False).startswith(f"2026 {who}<q|")
+        template = ModelTemplate(source, byte_tokenizer(["|compiled once>"]), given)
+        assert template.plain(talk, {"who": who}, 2, prompt=False).startswith(f"2026 {who}<q|")
     assert _code_of.cache_info().misses == 2
     assert parsed == [TEXT]

@@ -12,11 +12,10 @@ from benchmarks.template_survey import TODAY
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import ChatmillError, ConfigError, RecordError
 from chatmill.render.jinja import sandbox
-from chatmill.render.jinja.chat_template import ChatTemplate, TemplateText
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.registry import JinjaSource
+from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 
 CONVERSATION = Conversation((Message(Role.USER, "Hello, you."), Message(Role.ASSISTANT, "Hello.")))
 DOUBLING = (
@@ -101,11 +100,15 @@ DEEP = "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}"
 
 def failure(source: str) -> ChatmillError:
     """The one error of a template, bound and run in every way."""
-    text = TemplateText(name="hostile", text=source + "{{ messages[1].content }}<|e|>", special_tokens=("<|e|>",),
-                        stop_tokens=("<|e|>",))  # fmt: skip
     with pytest.raises(ChatmillError) as caught:
-        ChatTemplate(text, TemplateOptions(today=TODAY)).write(CONVERSATION)
+        hostile(source + "{{ messages[1].content }}<|e|>").write(CONVERSATION)
     return caught.value
+
+
+def hostile(text: str) -> ModelTemplate:
+    """A template that ends answers with the one control token of a vocabulary of bytes."""
+    source = JinjaSource(name="hostile", text=text, path="hostile", stop_tokens=("<|e|>",))
+    return ModelTemplate(source, byte_tokenizer(["<|e|>"]), TemplateOptions(today=TODAY))
 
 
 def is_one_clear_line(error: ChatmillError) -> bool:
@@ -135,11 +138,9 @@ def test_no_template_takes_all_memory(name: str) -> None:
 def test_no_template_reaches_beyond_its_data(name: str) -> None:
     before = repr(CONVERSATION)
     try:
-        source = TemplateText(name="hostile", text=TRICKS[name] + "|{{ messages[1].content }}<|e|>",
-                              special_tokens=("<|e|>",), stop_tokens=("<|e|>",))  # fmt: skip
-        chat = ChatTemplate(source, TemplateOptions(today=TODAY))
-        chat.write(CONVERSATION)
-        text = chat.plain(CONVERSATION, {}, 2, prompt=False)
+        template = hostile(TRICKS[name] + "|{{ messages[1].content }}<|e|>")
+        template.write(CONVERSATION)
+        text = template.plain(CONVERSATION, {}, 2, prompt=False)
     except (RecordError, ConfigError):
         text = "|"
     # what is undefined prints as nothing, as everywhere in Jinja
@@ -155,7 +156,8 @@ def test_a_deep_template_is_one_error() -> None:
 @pytest.mark.parametrize("name", ["nested loops", "a macro that calls itself"])
 def test_a_hostile_template_is_one_error_in_bulk(name: str) -> None:
     text = "{% if 'you.' in messages[0].content %}" + ENDLESS[name] + "{% endif %}{{ messages[1].content }}<|eos|>"
-    template = JinjaSource(name="hostile", text=text, path="hostile")(ByteTokenizer(), TemplateOptions(today=TODAY))
+    source = JinjaSource(name="hostile", text=text, path="hostile")
+    template = ModelTemplate(source, byte_tokenizer(), TemplateOptions(today=TODAY))
     rendered = render([CONVERSATION], template, collect_failures=True)
     assert [error.code for _, error in rendered.failed] == ["template_refused"]
     assert "stopped" in str(rendered.failed[0][1])

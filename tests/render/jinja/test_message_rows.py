@@ -17,14 +17,14 @@ from chatmill.render.jinja.labels import Span
 from chatmill.render.jinja.message_rows import MessageRows
 from chatmill.render.jinja.options import Expand, TemplateOptions, Traces
 from chatmill.render.jinja.record import InputForm, RecordView
-from chatmill.render.jinja.renderings import TraceError
+from chatmill.render.jinja.renderer import TraceError
 from chatmill.render.jinja.rows import Counts, Row
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
 from chatmill.render.row_items import Ids, TextPart
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.render.reference import jinja
 
 CALL = ToolCall("f", '{"a": 1}', "call00001")
@@ -52,7 +52,7 @@ def talks(count: int, seed: int = 0) -> list[Conversation]:
 
 
 def bound(name: str, **options: object) -> ModelTemplate:
-    template = bind(name, ByteTokenizer(find_template(name).control_tokens), TemplateOptions(**options))  # type: ignore[arg-type]
+    template = bind(name, byte_tokenizer(find_template(name).control_tokens), TemplateOptions(**options))  # type: ignore[arg-type]
     assert isinstance(template, ModelTemplate)
     return template
 
@@ -87,7 +87,7 @@ def test_as_the_long_way_writes_it(name: str, expand: Expand, least: int) -> Non
     wanted = [alone.write(one) for one in given]
     assert list(map(items, written)) == list(map(items, wanted))
     assert [one.counts for one in written] == [one.counts for one in wanted]
-    made = template.chat.put_together
+    made = template.put_together
     assert made >= least
     assert least or not made
 
@@ -158,7 +158,7 @@ def test_the_outline_of_a_neighbour_is_not_enough() -> None:
     template, alone = (bind_bytes("calls", WRITES_THE_CALLS_BEFORE) for _ in range(2))
     given = talks(60, seed=3)
     assert [items(template.write(one, by_messages=True)) for one in given] == [items(alone.write(one)) for one in given]
-    assert template.chat.put_together >= 5, "whole shapes of neighbours decide it"
+    assert template.put_together >= 5, "whole shapes of neighbours decide it"
 
 
 REFUSES_TWO_OF_A_ROLE = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\

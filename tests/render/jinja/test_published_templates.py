@@ -31,7 +31,7 @@ def same_text_everywhere(name: str, conversations: Sequence[Conversation]) -> No
     template = bound(name)
     written = 0
     for conversation in conversations:
-        for options in template.chat.choices({}):
+        for options in template.choices({}):
             for prompt in (False, True):
                 traced, plain = texts_of(template, conversation, options, prompt=prompt)
                 assert traced == plain, f"{name}: {conversation.id}"

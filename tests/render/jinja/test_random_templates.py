@@ -15,12 +15,11 @@ from chatmill.errors import ConfigError, RecordError
 from chatmill.prove.spans import AnswerProof
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.renderings import Refusal
-from chatmill.render.model_template import ModelTemplate
-from chatmill.render.registry import JinjaSource
+from chatmill.render.jinja.renderer import Refusal
+from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render
 from chatmill.render.row_items import Ids
-from chatmill.tokenizer.byte_level import ByteTokenizer
+from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.both_ways import way
 
 __all__ = ["way"]
@@ -128,7 +127,7 @@ def conversations(draw: st.DrawFn) -> Conversation:
 
 def bind(source: str) -> ModelTemplate:
     template = JinjaSource(name="random", text=source, path="random")
-    return template(ByteTokenizer(TOKENS), TemplateOptions(today=TODAY))
+    return ModelTemplate(template, byte_tokenizer(TOKENS), TemplateOptions(today=TODAY))
 
 
 def one_by_one(template: ModelTemplate, conversation: Conversation) -> list[list[int]] | str:
@@ -159,10 +158,9 @@ SAME_BEGINNINGS = [Conversation((Message(Role.USER, ""), Message(Role.ASSISTANT,
 @given(source=templates(), batch=st.lists(conversations(), min_size=2, max_size=5))
 def test_traced_text_is_the_text_of_plain_jinja(source: str, batch: list[Conversation]) -> None:
     template = bind(source)
-    chat = template.chat
-    renderer = chat._renderer({})
+    renderer = template._renderer({})
     for conversation in [*batch, *batch]:  # the second time from what is kept
-        view = RecordView(conversation, chat.form)
+        view = RecordView(conversation, template.form)
         for count in range(1, len(conversation.messages) + 1):
             for prompt in (False, True):
                 try:
@@ -192,8 +190,8 @@ def test_bulk_is_one_by_one_and_every_answer_is_proved(source: str, batch: list[
         for ids in wanted:
             assert rendered.tokens.conversation(place).ids.tolist() == ids
             place += 1
-        written = template.chat.write(conversation)
-        proof = AnswerProof(template.chat, conversation, dict(written.options))
+        written = template.text_rows(conversation)
+        proof = AnswerProof(template, conversation, dict(written.options))
         for row in written.rows:
             assert [proof.failure(row, one) for one in row.trained] == [""] * len(row.trained)
     assert place == len(rendered.kept)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chatmill.render.jinja.expressions import root
-from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.expressions import Notes, root
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.traced import Traced, field, plain_text
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.traced import Traced, field, plain_text
-from chatmill.render.jinja.traced_json import written_as_json
-from chatmill.render.jinja.traced_values import wrapped
+from chatmill.render.jinja.traced_values import wrapped, written_as_json
 
 RAW: dict[str, Any] = {
     "name": 'f\n"é',

@@ -21,7 +21,7 @@ from chatmill.render.trust import added_control_tokens
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.split import Documents
 from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
 

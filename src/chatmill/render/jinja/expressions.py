@@ -9,13 +9,15 @@ An expression is a nested tuple, so that it is hashable and cheap. Its first ent
     ("text", path)                     a number of the record, written as Python writes it
     ("lost", paths)                    text whose way from these fields cannot be followed
 
-A *question* is what a template asked about an expression, again a tuple: ("contains", expression, "</think>").
+A *question* is what a template asked about an expression, again a tuple: ("contains", expression, "</think>"). `Notes`
+are the questions of one run, with their answers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 Path = tuple[Any, ...]
@@ -120,3 +122,89 @@ _ASKED: Mapping[str, Callable[..., Any]] = {
     "size": lambda fields, path: len(fields(path)),
     "value": lambda fields, path: (kind_of_value(fields(path)), fields(path)),
 }
+
+
+class Notes:
+    """What one run of a template asked, in order."""
+
+    __slots__ = ("answers",)
+
+    def __init__(self) -> None:
+        """Nothing asked yet."""
+        self.answers: dict[Question, Any] = {}
+
+    def note(self, question: Question, answer: Any) -> Any:
+        """Keep an answer, and give it back."""
+        self.answers.setdefault(question, answer)
+        return answer
+
+    def add(self, answers: Mapping[Question, Any]) -> None:
+        """Keep the answers of another run; those that are known stay."""
+        for question, answer in answers.items():
+            self.answers.setdefault(question, answer)
+
+
+TOOLS = -1
+"""The owner of tool definitions, which belong to no message."""
+UNREACHABLE: Expression = ("unreachable",)
+_EXPRESSIONS = frozenset({"field", "const", "apply", "json", "text"})
+
+
+@lru_cache(maxsize=1 << 16)
+def owner_of(expression: Expression) -> int:
+    """The message that a text is from, or `TOOLS`."""
+    path = root(expression)
+    if path is None:  # lost: whatever it is, it is from the first of its fields
+        inner = expression
+        while inner[0] == "apply":
+            inner = inner[3]
+        path = inner[1][0]
+    return TOOLS if path[0] == "tools" else int(path[0])
+
+
+def relative(expression: Expression, index: int) -> Expression:
+    """An expression with a path relative to a message; `UNREACHABLE` where it is of a message that is not near."""
+    path = root(expression)
+    if path is None or path[0] == "tools":
+        return UNREACHABLE if path is None else expression
+    if not -2 <= path[0] - index <= 1:
+        return UNREACHABLE
+    return moved(expression, -index)
+
+
+@lru_cache(maxsize=1 << 16)
+def moved(expression: Expression, by: int) -> Expression:
+    """An expression of the message that many places further on."""
+    if expression[0] == "apply":
+        return (*expression[:3], moved(expression[3], by))
+    path = expression[-1]
+    return expression if path[0] == "tools" else (*expression[:-1], (path[0] + by, *path[1:]))
+
+
+@lru_cache(maxsize=1 << 16)
+def moved_question(question: Question, by: int) -> Question:
+    """A question about the message that many places further on."""
+    return (question[0], *(_moved_part(part, by) for part in question[1:]))
+
+
+def _moved_part(part: Any, by: int) -> Any:
+    if not isinstance(part, tuple) or not part:
+        return part
+    if part[0] in _EXPRESSIONS:
+        return moved(part, by)
+    return (part[0] + by, *part[1:]) if _is_path(part) else part
+
+
+def _is_path(part: tuple[Any, ...]) -> bool:
+    return isinstance(part[0], int) and len(part) > 1 and isinstance(part[1], str)
+
+
+def subjects_of(question: Question) -> Iterator[int]:
+    """The messages that a question is about, or `TOOLS`."""
+    for part in question[1:]:
+        if isinstance(part, tuple) and part:
+            path: Path | None = root(part) if part[0] in _EXPRESSIONS else part
+            if path and path[0] == "tools":
+                yield TOOLS
+            elif path and _is_path(path):
+                yield path[0]

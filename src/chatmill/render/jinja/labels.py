@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from chatmill.core.kinds import MARK, REPEATED, Part, RoleCode, kind
-from chatmill.render.jinja.expressions import Expression, root
-from chatmill.render.jinja.paths import TOOLS
-from chatmill.render.jinja.pieces import Piece, Rendering
+from chatmill.render.jinja.expressions import TOOLS, Expression, root
+from chatmill.render.jinja.rendering import Piece, Rendering
 from chatmill.render.jinja.shown import REASONING_MARK
 from chatmill.render.jinja.turns import Turns
 

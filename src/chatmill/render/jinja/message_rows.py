@@ -18,10 +18,21 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from chatmill.core.conversation import Role
-from chatmill.render.jinja.expressions import Expression, Question, ask, evaluate, root
+from chatmill.render.jinja.expressions import (
+    TOOLS,
+    UNREACHABLE,
+    Expression,
+    Question,
+    evaluate,
+    moved,
+    moved_question,
+    relative,
+    root,
+    subjects_of,
+)
 from chatmill.render.jinja.labels import Span
-from chatmill.render.jinja.paths import TOOLS, UNREACHABLE, moved, moved_question, relative, subjects_of
 from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.renderer import gives
 from chatmill.render.jinja.rows import Counts, Row
 
 MAX_VARIANTS = 32
@@ -182,11 +193,11 @@ class MessageRows:
         """The row of a conversation; None where one of its messages is at a place that is not known."""
         if not self.is_sound:
             return None
-        answers: dict[Question, Any] = {}
+        asked: dict[Question, Any] = {}
         given: dict[Question, Any] = {}
         groups: list[Group] = []
         for index, place in enumerate(self._places(view, shape)):
-            lesson = self._find(place, index, view, answers, given)
+            lesson = self._find(place, index, view, asked, given)
             if lesson is None:
                 return None
             texts: list[str] = []
@@ -206,17 +217,11 @@ class MessageRows:
         return Composed(groups, _trained(view), given, crc32(repr(shape).encode()), self.made - 1)
 
     def _find(
-        self, place: Any, index: int, view: RecordView, answers: dict[Question, Any], given: dict[Question, Any]
+        self, place: Any, index: int, view: RecordView, asked: dict[Question, Any], given: dict[Question, Any]
     ) -> Lesson | None:
         for lesson in self._lessons.get(place, ()):
             questions = lesson.at(index).questions
-            for question, answer in questions:
-                if question not in answers:
-                    answers[question] = ask(question, view.field)
-                said = answers[question]
-                if said != answer or type(said) is not type(answer):
-                    break
-            else:
+            if gives(view, questions, asked):
                 given.update(questions)
                 return lesson
         return None

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message
 from chatmill.errors import RecordError
-from chatmill.render.jinja.expressions import Path
-from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.expressions import Notes, Path
 from chatmill.render.jinja.traced import field
 from chatmill.render.jinja.traced_values import wrapped
 

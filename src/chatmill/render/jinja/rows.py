@@ -13,12 +13,11 @@ from typing import NamedTuple
 from chatmill.core.conversation import Role
 from chatmill.core.kinds import Part, RoleCode
 from chatmill.errors import RecordError
-from chatmill.render.jinja.beginnings import until_character
+from chatmill.render.jinja.expressions import TOOLS
 from chatmill.render.jinja.labels import Placed, RowLabels, Span, common, part_of
 from chatmill.render.jinja.options import Expand, TemplateOptions, Unproved
-from chatmill.render.jinja.paths import TOOLS
-from chatmill.render.jinja.pieces import Piece, Rendering
-from chatmill.render.jinja.renderings import Refusal
+from chatmill.render.jinja.renderer import Refusal
+from chatmill.render.jinja.rendering import Piece, Rendering, until_character
 from chatmill.render.jinja.shown import not_shown
 from chatmill.render.jinja.turns import Answer, Turns
 
@@ -118,22 +117,21 @@ class _RowWriter:
     def whole(self, trained: Sequence[Answer]) -> Row:
         """F with these answers trained."""
         whole = self._turns.whole
-        placed = []
-        appended = 0
-        for answer in trained:
-            begin = answer.stop_begin
-            found = self._stop_at(whole.text, begin)
-            placed.append(Placed(answer.message, answer.begin, begin, begin + len(found or answer.stop), True))
-            appended += found is None
-        if not appended:
-            return self._row(whole, placed)
-        last = trained[-1]  # only the last message of all can lack its stop
-        return self._row(_with_stop(whole, last.stop), placed, 1)
+        if not trained or self._stop_at(whole, trained[-1]) is not None:
+            return self._row(whole, [self._place(whole, answer) for answer in trained])
+        with_stop = _with_stop(whole, trained[-1].stop)  # only the last message of all can lack its stop
+        return self._row(with_stop, [self._place(with_stop, answer) for answer in trained], 1)
 
-    def _stop_at(self, text: str, at: int) -> str | None:
+    def _stop_at(self, rendering: Rendering, answer: Answer) -> str | None:
+        """The stop of an answer in a rendering: its own, or one that counts as the same."""
         pattern = self._turns.stops.pattern()
-        found = pattern.match(text, at) if pattern else None
+        found = pattern.match(rendering.text, answer.stop_begin) if pattern else None
         return found.group() if found else None
+
+    def _place(self, rendering: Rendering, answer: Answer) -> Placed:
+        """Where a trained answer is in a rendering that has it."""
+        size = len(self._stop_at(rendering, answer) or answer.stop)
+        return Placed(answer.message, answer.begin, answer.stop_begin, answer.stop_begin + size, True)
 
     def alone(self, trained: Sequence[Answer]) -> Row:
         """The prompt of the last of these answers and the answer; those before it are trained in the prompt."""
@@ -141,11 +139,7 @@ class _RowWriter:
         ended = self._turns.until(last.message)
         assert isinstance(ended, Rendering)
         cut = _with_stop(ended, last.stop) if last.appended else until_character(ended, last.end)
-        placed = []
-        for answer in trained:
-            found = self._stop_at(cut.text, answer.stop_begin) or answer.stop
-            placed.append(Placed(answer.message, answer.begin, answer.stop_begin, answer.stop_begin + len(found), True))
-        return self._row(cut, placed, int(last.appended))
+        return self._row(cut, [self._place(cut, answer) for answer in trained], int(last.appended))
 
     def expanded(self, proved: Sequence[Answer], stable: Sequence[bool]) -> list[Row]:
         """As few rows as train every answer behind its own prompt: one for each answer that no other row extends."""
@@ -164,25 +158,19 @@ class _RowWriter:
 
     def in_place(self, proved: Sequence[Answer]) -> Row:
         """F with every answer trained where it is, as far as F has it."""
-        whole = self._turns.whole
+        whole, last = self._turns.whole, len(self._turns.messages) - 1
+        appended = next((answer.stop for answer in proved if answer.appended and answer.message == last), None)
+        row = whole if appended is None else _with_stop(whole, appended)
         placed, unstable = [], []
         for answer in proved:
             if self._turns.is_stable(answer):
-                found = self._stop_at(whole.text, answer.stop_begin)
-                end = answer.stop_begin + len(found or "")
-                placed.append(Placed(answer.message, answer.begin, answer.stop_begin, end, True))
-            else:
-                found_place = self._context_place(whole, answer.message)
-                if found_place is not None:
-                    placed.append(found_place._replace(is_trained=True))
-                    unstable.append(answer.message)
-        last = proved[-1] if proved else None
-        if last is not None and last.appended and last.message == len(self._turns.messages) - 1:
-            end = placed[-1].stop_begin + len(last.stop)
-            row = self._row(_with_stop(whole, last.stop), [*placed[:-1], placed[-1]._replace(end=end)], 1)
-        else:
-            row = self._row(whole, placed)
-        return row._replace(unstable=tuple(unstable))
+                placed.append(self._place(row, answer))
+                continue
+            found = self._context_place(whole, answer.message)
+            if found is not None:
+                placed.append(found._replace(is_trained=True))
+                unstable.append(answer.message)
+        return self._row(row, placed, int(appended is not None))._replace(unstable=tuple(unstable))
 
     def _context_place(self, rendering: Rendering, index: int) -> Placed | None:
         """Where an assistant message is in a row that does not train it as its prompt would have it."""

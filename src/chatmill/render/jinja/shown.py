@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from chatmill.core.conversation import Conversation
-from chatmill.render.jinja.expressions import Expression, Path, Question, root
-from chatmill.render.jinja.notes import Notes
-from chatmill.render.jinja.pieces import Rendering
+from chatmill.render.jinja.expressions import Expression, Notes, Path, Question, root
+from chatmill.render.jinja.rendering import Rendering
 
 HARMLESS = frozenset({"strip", "lstrip", "rstrip", "replace", "json_string", "removeprefix", "removesuffix"})
 """Operations on a text that show all of it but white space, or show it in another spelling."""

@@ -1,9 +1,33 @@
-"""Stop tokens that a model's files do not name: a small table of families, each with its source."""
+"""The tokens that end an answer, and a small table of those that a model's files do not name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
+
+
+@lru_cache(maxsize=256)
+def _any_of(names: tuple[str, ...]) -> re.Pattern[str] | None:
+    ordered = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+class StopTokens(NamedTuple):
+    """The tokens that end an answer."""
+
+    names: tuple[str, ...]
+    same: Mapping[str, tuple[str, ...]] = {}
+    """Stops that count as the same one: what F may have in the place of A(i)'s stop."""
+
+    def pattern(self) -> re.Pattern[str] | None:
+        """Finds a stop token; the longest one first."""
+        return _any_of(self.names)
+
+    def are_same(self, one: str, other: str) -> bool:
+        """Whether two stops end an answer in the same way."""
+        return one == other or other in self.same.get(one, ())
 
 
 class StopFamily(NamedTuple):

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, SupportsIndex
 
-from chatmill.render.jinja.expressions import Expression, Path, kind_of_value
-from chatmill.render.jinja.notes import Notes
+from chatmill.render.jinja.expressions import Expression, Notes, Path, kind_of_value
 
 Atom = tuple[int, Expression | None]
 """Characters, and the expression they come from; None for text of the template."""
@@ -32,6 +31,8 @@ TESTS = frozenset(
     | {"isspace", "istitle", "isupper", "startswith", "endswith", "find", "rfind", "index", "rindex", "count"}
 )
 """Methods that answer a question."""
+STRIPS = ("strip", "lstrip", "rstrip")
+ORDERED = ("__lt__", "__le__", "__gt__", "__ge__")
 
 
 class RecordValue:
@@ -169,19 +170,7 @@ class Traced(str):
 
     # ---- changing
 
-    def strip(self, chars: str | None = None) -> str:
-        """As `str.strip`."""
-        return self._stripped("strip", chars)
-
-    def lstrip(self, chars: str | None = None) -> str:
-        """As `str.lstrip`."""
-        return self._stripped("lstrip", chars)
-
-    def rstrip(self, chars: str | None = None) -> str:
-        """As `str.rstrip`."""
-        return self._stripped("rstrip", chars)
-
-    def _stripped(self, method: str, chars: str | None) -> str:
+    def _stripped(self, method: str, chars: str | None = None) -> str:
         text: str = getattr(str, method)(self, chars)
         if _is_traced(chars):
             return lost(text, self, chars)
@@ -221,7 +210,7 @@ class Traced(str):
             atoms.append((len(changed), expression and ("apply", "replace", arguments, expression)))
         return _traced(text, tuple(atoms), self._notes)
 
-    def _whole(self, name: str, arguments: tuple[Any, ...]) -> str:
+    def _whole(self, name: str, *arguments: Any) -> str:
         text: str = getattr(str, name)(self, *arguments)
         inner = self._single()
         if any(_is_traced(one) for one in arguments):
@@ -296,18 +285,6 @@ class Traced(str):
                 return True
         return filled
 
-    def __lt__(self, other: str) -> bool:
-        return self._ordered("__lt__", other)
-
-    def __le__(self, other: str) -> bool:
-        return self._ordered("__le__", other)
-
-    def __gt__(self, other: str) -> bool:
-        return self._ordered("__gt__", other)
-
-    def __ge__(self, other: str) -> bool:
-        return self._ordered("__ge__", other)
-
     def _ordered(self, name: str, other: str) -> bool:
         self._exact()
         if isinstance(other, Traced):
@@ -323,7 +300,7 @@ class Traced(str):
             return answer
         return self._notes.note((what, inner, argument), answer)
 
-    def _method(self, name: str, arguments: tuple[Any, ...]) -> Any:
+    def _tested(self, name: str, *arguments: Any) -> Any:
         inner = self._single()
         if inner is None or any(note_exact(one) for one in arguments) or not _is_hashable(arguments):
             self._exact()
@@ -355,26 +332,24 @@ class Traced(str):
             at += size
 
 
-def _whole_method(name: str) -> Callable[..., str]:
-    def method(self: Traced, *arguments: Any) -> str:
-        return self._whole(name, arguments)
+def _method(name: str, way: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of texts, done in one of the ways above."""
 
-    method.__name__, method.__doc__ = name, f"As `str.{name}`."
-    return method
-
-
-def _test_method(name: str) -> Callable[..., Any]:
     def method(self: Traced, *arguments: Any) -> Any:
-        return self._method(name, arguments)
+        return way(self, name, *arguments)
 
     method.__name__, method.__doc__ = name, f"As `str.{name}`."
     return method
 
 
-for _name in WHOLE_OPERATIONS:
-    setattr(Traced, _name, _whole_method(_name))
-for _name in TESTS:
-    setattr(Traced, _name, _test_method(_name))
+for _names, _way in (
+    (WHOLE_OPERATIONS, Traced._whole),
+    (STRIPS, Traced._stripped),
+    (TESTS, Traced._tested),
+    (ORDERED, Traced._ordered),
+):
+    for _name in _names:
+        setattr(Traced, _name, _method(_name, _way))
 
 
 def plain_text(text: str) -> str:

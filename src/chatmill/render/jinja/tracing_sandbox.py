@@ -15,8 +15,14 @@ from chatmill.render.jinja.limits import refuse_wide
 from chatmill.render.jinja.markup import SafeText, escaped, made_of_safe, method_of, safe, unmarked
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.traced import Traced, joined, lost, note_exact, plain_text
-from chatmill.render.jinja.traced_json import written_as_json
-from chatmill.render.jinja.traced_values import TracedDict, TracedFloat, TracedInt, TracedList, length_of
+from chatmill.render.jinja.traced_values import (
+    TracedDict,
+    TracedFloat,
+    TracedInt,
+    TracedList,
+    length_of,
+    written_as_json,
+)
 
 TEXT_FILTERS = frozenset({"trim", "replace", "upper", "lower", "capitalize", "string", "format", "safe"})
 PASSING_FILTERS = frozenset(

@@ -7,19 +7,17 @@ one. The answer of i is what A(i) has behind P(i), up to and including its stop.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import NamedTuple
 from zlib import crc32
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.render.jinja.beginnings import begins_with, difference, literal_from, until_character
-from chatmill.render.jinja.notes import Notes
-from chatmill.render.jinja.paths import subjects_of
-from chatmill.render.jinja.pieces import Rendering
+from chatmill.render.jinja.expressions import Notes, subjects_of
 from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.renderings import OF_ITS_SHAPE, Refusal, Renderer
+from chatmill.render.jinja.renderer import OF_ITS_SHAPE, Refusal, Renderer
+from chatmill.render.jinja.rendering import Rendering, begins_with, difference, literal_from, until_character
 from chatmill.render.jinja.shown import not_shown
+from chatmill.render.jinja.stops import StopTokens
 
 PROBE_TEXT = "Next."
 
@@ -42,28 +40,6 @@ class Answer(NamedTuple):
     """The stop is not in A(i): the next message's header would write it."""
     is_general: bool = True
     """Whether the detail quotes nothing of the record."""
-
-
-@lru_cache(maxsize=256)
-def _any_of(names: tuple[str, ...]) -> re.Pattern[str] | None:
-    ordered = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
-
-
-class StopTokens(NamedTuple):
-    """The tokens that end an answer."""
-
-    names: tuple[str, ...]
-    same: Mapping[str, tuple[str, ...]] = {}
-    """Stops that count as the same one: what F may have in the place of A(i)'s stop."""
-
-    def pattern(self) -> re.Pattern[str] | None:
-        """Finds a stop token; the longest one first."""
-        return _any_of(self.names)
-
-    def are_same(self, one: str, other: str) -> bool:
-        """Whether two stops end an answer in the same way."""
-        return one == other or other in self.same.get(one, ())
 
 
 class Turns:
@@ -227,25 +203,21 @@ class Turns:
         """Template text that A(message) has behind the message's own text, or behind the first stop token there."""
         found = self._closings.get((message, behind_stop))
         if found is None:
-            write = self._closing_behind_stop if behind_stop else self._closing
-            found = self._closings[message, behind_stop] = write(message)
+            found = self._closings[message, behind_stop] = self._closing(message, behind_stop)
         return found
 
-    def _closing(self, message: int) -> str:
+    def _closing(self, message: int, behind_stop: bool) -> str:
         ended = self.until(message)
         if isinstance(ended, Refusal):
             return ""
         last = max((piece.stop for piece in ended.pieces if piece.owner == message), default=None)
-        return "" if last is None else literal_from(ended, last)
-
-    def _closing_behind_stop(self, message: int) -> str:
-        ended, prompt = self.until(message), self.prompt(message)
+        if not behind_stop:
+            return "" if last is None else literal_from(ended, last)
+        if last is None:
+            prompt = self.prompt(message)
+            last = len((prompt if isinstance(prompt, Rendering) else ended).text)
         pattern = self.stops.pattern()
-        if isinstance(ended, Refusal) or pattern is None:
-            return ""
-        behind = len((prompt if isinstance(prompt, Rendering) else ended).text)
-        last = max((piece.stop for piece in ended.pieces if piece.owner == message), default=behind)
-        found = pattern.search(ended.text, last)
+        found = pattern.search(ended.text, last) if pattern else None
         return literal_from(ended, found.end()) if found else ""
 
     def opening(self, message: int) -> str | None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.errors import RecordError, TokenizerError
-from chatmill.render.emitter import Emitter
 from chatmill.render.jinja.traced import note_exact, plain_text
 from chatmill.render.official_harmony import render_message
-from chatmill.render.template import KINDS_OF, Template
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.render.template import KINDS_OF, Emitter, Template
+from chatmill.tokenizer.tiktoken_file import HARMONY_NAMES
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 START, MESSAGE, END, RETURN, CALL, CHANNEL = (
     "<|start|>",
@@ -27,8 +28,6 @@ START, MESSAGE, END, RETURN, CALL, CHANNEL = (
 )
 CHANNELS = ("analysis", "commentary", "final")
 _ASSISTANT = KINDS_OF[Role.ASSISTANT]
-MAX_LITERALS = 8192
-"""Headers and whole messages that are kept; beyond, all are made anew."""
 
 
 class HarmonyMessage(NamedTuple):
@@ -52,13 +51,13 @@ class HarmonyMessage(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Literals of one form of message: what opens it and what ends it."""
+    """Ids of one form of message: what opens it and what ends it."""
 
-    start: int
+    start: tuple[int, ...]
     """`<|start|>assistant`, the generation prompt; for other roles the whole header."""
-    rest: int
+    rest: tuple[int, ...]
     """What follows up to `<|message|>`; empty for other roles."""
-    end: int
+    end: tuple[int, ...]
 
 
 class Harmony(Template):
@@ -87,15 +86,9 @@ class Harmony(Template):
             )
         self._return = self.literal(RETURN)
         self._generation = self.literal(START, "assistant")
-        self._own = len(self._literals)
-        self._headers: dict[tuple[str | None, ...], Header] = {}
-        self._whole: dict[tuple[str | bool | None, ...], tuple[int, int, int]] = {}
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write every message in order."""
-        if len(self._literals) > MAX_LITERALS:
-            del self._literals[self._own :]
-            self._headers, self._whole = {}, {}
         messages = list(harmony_messages(conversation))
         has_tools = any(_has_function_tools(m.structured) for m in messages)
         before: Role | None = None
@@ -107,7 +100,7 @@ class Harmony(Template):
                 self._emit_assistant(message, before is not Role.ASSISTANT, number == len(messages) - 1, out)
             else:
                 kinds = KINDS_OF[message.role]
-                header = self._header(message)
+                header = _header(message._replace(origin=0, content=""))
                 out.put(header.start, kinds.header)
                 out.text(message.content, kinds.content)
                 out.put(header.end, kinds.terminator)
@@ -119,7 +112,7 @@ class Harmony(Template):
 
     def _emit_assistant(self, message: HarmonyMessage, opens_turn: bool, last: bool, out: Emitter) -> None:
         """The model itself writes channel and recipient, and opens the further messages of its turn."""
-        header = self._header(message)
+        header = _header(message._replace(origin=0, content=""))
         if message.channel == "analysis":
             own = ending = _ASSISTANT.reasoning
         elif message.recipient is not None:
@@ -134,26 +127,27 @@ class Harmony(Template):
         out.put(self._return if last and message.channel == "final" else header.end, ending)
 
     def _emit_structured(self, message: HarmonyMessage, has_tools: bool, out: Emitter) -> None:
-        fields = (message.channel, message.name, message.recipient, message.content_type)
-        key = (json.dumps(message.structured), has_tools, *fields)
-        if key not in self._whole:
-            ids = render_message(message.to_dict(), has_function_tools=has_tools)
-            body = ids.index(self.tokenizer.control(MESSAGE)) + 1
-            parts = (ids[:body], ids[body:-1], ids[-1:])
-            self._whole[key] = tuple(map(self.literal_ids, parts))  # type: ignore[assignment]
         kinds = KINDS_OF[message.role]
-        for literal, kind in zip(self._whole[key], (kinds.header, kinds.content, kinds.terminator), strict=True):
-            out.put(literal, kind)
+        header, content, end = _structured(json.dumps(message.to_dict()), has_tools)
+        out.put(header, kinds.header)
+        out.put(content, kinds.content)
+        out.put(end, kinds.terminator)
 
-    def _header(self, message: HarmonyMessage) -> Header:
-        key = (message.role.value, message.channel, message.name, message.recipient, message.content_type)
-        header = self._headers.get(key)
-        if header is None:
-            ids = render_message(message._replace(content="").to_dict())
-            split = 2 if message.role is Role.ASSISTANT and message.name is None else len(ids) - 1
-            header = Header(*map(self.literal_ids, (ids[:split], ids[split:-1], ids[-1:])))
-            self._headers[key] = header
-        return header
+
+@lru_cache(maxsize=4096)
+def _header(message: HarmonyMessage) -> Header:
+    """The header of a message, and what ends it; `message` has no content."""
+    ids = tuple(render_message(message.to_dict()))
+    split = 2 if message.role is Role.ASSISTANT and message.name is None else len(ids) - 1
+    return Header(ids[:split], ids[split:-1], ids[-1:])
+
+
+@lru_cache(maxsize=4096)
+def _structured(message: str, has_tools: bool) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The header, the content and the end of a message with Harmony's own content, given as JSON."""
+    ids = tuple(render_message(json.loads(message), has_function_tools=has_tools))
+    body = ids.index(HARMONY_NAMES[MESSAGE]) + 1
+    return ids[:body], ids[body:-1], ids[-1:]
 
 
 def harmony_messages(conversation: Conversation) -> Iterator[HarmonyMessage]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from chatmill.core.conversation import Conversation, Role
-from chatmill.render.emitter import Emitter
-from chatmill.render.template import DOCUMENT, KINDS_OF, Template
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.render.template import DOCUMENT, KINDS_OF, Emitter, Template
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 SYSTEM, USER, ASSISTANT, END, EOS = "<|SYSTEM|>", "<|USER|>", "<|ASSISTANT|>", "<|END|>", "<|EOS|>"
 
@@ -26,24 +25,17 @@ class Markers(Template):
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Encode the markers once."""
         super().__init__(tokenizer)
-        end = self.literal(END)
-        self._eos = self.fixed([(self.literal(EOS), DOCUMENT)])
+        self._end, self._eos = self.literal(END), self.literal(EOS)
         openings = {Role.SYSTEM: SYSTEM, Role.USER: USER, Role.ASSISTANT: ASSISTANT}
         self._open = {role: self.literal(marker) for role, marker in openings.items()}
-        self._frames = {
-            role: self.frame(
-                KINDS_OF[role].content,
-                before=[(self._open[role], KINDS_OF[role].header)],
-                after=[(end, KINDS_OF[role].terminator)],
-            )
-            for role in openings
-        }
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write every message, then the end of the conversation."""
-        out.framed_messages(conversation.messages, self._frames)
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            out.turn(message.role, self._open[message.role], message.content, self._end)
         out.message(-1)
-        out.fixed(self._eos)
+        out.put(self._eos, DOCUMENT)
 
     def emit_generation_prompt(self, conversation: Conversation, out: Emitter) -> None:
         """The assistant marker."""

@@ -6,9 +6,8 @@ from typing import ClassVar
 
 from chatmill.core.conversation import Conversation, Role
 from chatmill.errors import RecordError
-from chatmill.render.emitter import Emitter
-from chatmill.render.template import KINDS_OF, Template
-from chatmill.tokenizer.protocol import Tokenizer
+from chatmill.render.template import KINDS_OF, Emitter, Template
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 DEFAULT_SYSTEM_TEXT = "you are a helpful assistant."
 SUFFIX = "84a5023f67d74cf29cc4001becde983c"
@@ -29,17 +28,9 @@ class TokenNative(Template):
         """Encode the markers once."""
         super().__init__(tokenizer)
         self._default_system = default_system_text
-        eot = self.literal(EOT)
+        self._eot = self.literal(EOT)
         openings = {Role.SYSTEM: SYS, Role.USER: USR, Role.ASSISTANT: ASST}
         self._open = {role: self.literal(marker) for role, marker in openings.items()}
-        self._frames = {
-            role: self.frame(
-                KINDS_OF[role].content,
-                before=[(self._open[role], KINDS_OF[role].header)],
-                after=[(eot, KINDS_OF[role].terminator)],
-            )
-            for role in openings
-        }
 
     @classmethod
     def check(cls, conversation: Conversation) -> None:
@@ -57,8 +48,10 @@ class TokenNative(Template):
         """Write the system turn, then every message in order."""
         if not conversation.messages or conversation.messages[0].role is not Role.SYSTEM:
             out.message(-1)
-            out.framed(self._frames[Role.SYSTEM], self._default_system)
-        out.framed_messages(conversation.messages, self._frames)
+            out.turn(Role.SYSTEM, self._open[Role.SYSTEM], self._default_system, self._eot)
+        for index, message in enumerate(conversation.messages):
+            out.message(index)
+            out.turn(message.role, self._open[message.role], message.content, self._eot)
 
     def emit_generation_prompt(self, conversation: Conversation, out: Emitter) -> None:
         """The assistant marker."""

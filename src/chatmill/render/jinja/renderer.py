@@ -6,17 +6,16 @@ template asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jinja2
 
 from chatmill.errors import ChatmillError, RecordError
-from chatmill.render.jinja.expressions import Question, ask
+from chatmill.render.jinja.expressions import Notes, Question, ask
 from chatmill.render.jinja.limits import LimitError
-from chatmill.render.jinja.notes import Notes
-from chatmill.render.jinja.pieces import Rendering
 from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.traced import Traced, plain_text
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
@@ -51,6 +50,17 @@ class Refusal(NamedTuple):
     """Whether every record of the shape that gives the same answers is refused in the same words."""
 
 
+def gives(view: RecordView, questions: Iterable[tuple[Question, Any]], asked: dict[Question, Any]) -> bool:
+    """Whether a record gives these answers; what it was asked, here or before, is kept in `asked`."""
+    for question, answer in questions:
+        if question not in asked:
+            asked[question] = ask(question, view.field)
+        said = asked[question]
+        if said != answer or type(said) is not type(answer):
+            return False
+    return True
+
+
 class Variants:
     """What is known of the records of one shape, by their answers."""
 
@@ -62,17 +72,8 @@ class Variants:
 
     def find(self, view: RecordView) -> Any:
         """What is known of a record; None where nothing is."""
-        answers: dict[Question, Any] = {}
-        for questions, value in self._known:
-            for question, answer in questions:
-                if question not in answers:
-                    answers[question] = ask(question, view.field)
-                given = answers[question]
-                if given != answer or type(given) is not type(answer):
-                    break
-            else:
-                return value
-        return None
+        asked: dict[Question, Any] = {}
+        return next((value for questions, value in self._known if gives(view, questions, asked)), None)
 
     def put(self, questions: Mapping[Question, Any], value: Any) -> None:
         """Keep what holds for all records that give these answers."""
@@ -95,11 +96,9 @@ class Renderer:
         self._tracing, self._plain = tracing, plain
         self._traced_template, self._plain_template = tracing.template(source), plain.template(source)
         self.variables = dict(variables)
-        self._name = name
+        self.name = name
         self._known: dict[Any, Variants] = {}
         self._kept = 0
-        self.runs = 0
-        """How often the template ran on traced values."""
 
     def render(self, view: RecordView, shape: tuple[Any, ...], count: int, prompt: bool) -> Rendering | Refusal:
         """The rendering of the first messages, with or without the generation prompt."""
@@ -120,7 +119,6 @@ class Renderer:
         return found
 
     def _run(self, view: RecordView, count: int, prompt: bool) -> Rendering | Refusal:
-        self.runs += 1
         notes = Notes()
         messages, tools = view.values(count, notes)
         try:
@@ -158,7 +156,7 @@ class Renderer:
     def unlike(self, view: RecordView, others: str) -> TraceError:
         """The error of a record that the template writes in another way; `others` are what it was derived from."""
         named = view.conversation.id or view.conversation.where
-        return TraceError(f"the template {self._name!r} writes record {named!r} otherwise than {others}")
+        return TraceError(f"the template {self.name!r} writes record {named!r} otherwise than {others}")
 
     def _values(self, messages: list[Any], tools: Any, prompt: bool) -> dict[str, Any]:
         return {
@@ -173,7 +171,7 @@ class Renderer:
         """The error of a record that the template refuses."""
         place = f" (line {refusal.line})" if refusal.line else ""
         error = RecordError(
-            f"the template {self._name!r}{place} refuses the conversation: {refusal.message}",
+            f"the template {self.name!r}{place} refuses the conversation: {refusal.message}",
             code="template_refused",
         )
         error.is_general = refusal.is_general

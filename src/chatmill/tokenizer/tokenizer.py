@@ -6,9 +6,9 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from typing import Any, Self
 
 import numpy as np
@@ -19,107 +19,91 @@ from chatmill.core.native.points import token_points
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import TokenizerError
-from chatmill.tokenizer.backends import Backend, HuggingFaceBackend
-from chatmill.tokenizer.control import control_pattern, lookup
+from chatmill.tokenizer.backends import Backend, Encoded, HuggingFaceBackend
 from chatmill.tokenizer.prefix import Prefix
-from chatmill.tokenizer.protocol import Encoded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedIds:
-    """The ids of the tokens that begin, end and pad; None where a tokenizer has none."""
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Tokenizer:
+    """Text to ids by any engine. Text is text: only `encode_documents` ever gives a control id.
 
-    bos: int | None = None
-    eos: int | None = None
-    pad: int | None = None
+    `load_tokenizer` is the way in.
+    """
 
+    name: str
+    backend: Backend
+    text_tokens: Mapping[int, bytes]
+    """The bytes of every id that the engine gives."""
+    control_ids: Mapping[str, int]
+    """Control token -> id, in the order of ids: all added tokens, flagged special or not."""
+    rules_fingerprint: Callable[[], str]
+    """Computes the sha256 over the text vocabulary and its rules."""
+    bos_id: int | None = None
+    eos_id: int | None = None
+    pad_id: int | None = None
+    reference: HuggingFaceBackend | None = None
+    """Has the normalizer, and finds where tokens are if their bytes do not add up."""
+    bytes_add_up: bool = True
+    """Whether the bytes of a text's tokens, joined, are the normalised text."""
+    normal_form: str | None = ""
+    """The Unicode form that the normalizer makes; "" for no normalizer, None for any other."""
+    unknown_id: int | None = None
+    """May come out of text although it is listed as special."""
+    ordinary: frozenset[str] = frozenset()
+    """Control tokens that text may spell, since the vocabulary lists them without calling them special."""
+    document_backend: Backend | None = None
+    """Reads finished documents where control tokens match in ways of their own (stripping white space, say)."""
+    named_tokens: Mapping[str, str] = field(default_factory=dict)
+    """`bos_token` and the like, where the tokenizer's files name them."""
+    stripping: Mapping[str, tuple[bool, bool]] = field(default_factory=dict)
+    """Added tokens that take white space before or behind them away."""
+    single_words: frozenset[str] = frozenset()
+    """Added tokens that are found only where no letter or digit is beside them."""
+    engine_prefixes: bool = False
+    """Whether the engine puts a prefix in front of every text: see `for_rows`."""
+    prefix: Prefix | None = None
+    """What rows write in front of text, since the engine does not."""
+    origin: partial[Tokenizer] | None = None
+    """Loads this tokenizer again, before control tokens were added."""
+    added: tuple[str, ...] = ()
+    """Control tokens that were added above the vocabulary."""
 
-class VocabularyTokenizer:
-    """A tokenizer of the `chatmill.tokenizer.protocol.Tokenizer` kind over any text engine."""
+    @cached_property
+    def vocab_size(self) -> int:
+        """One above the largest id, control tokens included."""
+        return max(self._text_vocab_size, max(self.control_ids.values(), default=-1) + 1)
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        backend: Backend,
-        token_bytes: Mapping[int, bytes],
-        control_ids: Mapping[str, int],
-        named: NamedIds,
-        rules_fingerprint: Callable[[], str],
-        normalizer: HuggingFaceBackend | None = None,
-        bytes_add_up: bool = True,
-        unknown_id: int | None = None,
-        document_backend: Backend | None = None,
-        ordinary: Collection[str] = (),
-    ) -> None:
-        """Assemble the parts; `load_tokenizer` is the way in.
-
-        `bytes_add_up`: the bytes of a text's tokens, joined, are the normalised text; if not, `normalizer` must be
-        given and finds where tokens are. `unknown_id` may come out of text although it is listed as special.
-        `document_backend` reads finished documents where control tokens match in ways of their own (stripping white
-        space, say); without one they match as they are spelled. `ordinary` names the control tokens that text may
-        spell, since the vocabulary lists them without calling them special.
-        """
-        self.name = name
-        self.backend = backend
-        self.control_ids = dict(sorted(control_ids.items(), key=lambda item: (item[1], item[0])))
-        self.ordinary = frozenset(ordinary)
-        """Added tokens that text may spell."""
-        self.named_tokens: Mapping[str, str] = {}
-        """`bos_token` and the like, where the tokenizer's files name them."""
-        self.stripping: Mapping[str, tuple[bool, bool]] = {}
-        """Added tokens that take white space before or behind them away."""
-        self.single_words: frozenset[str] = frozenset()
-        """Added tokens that are found only where no letter or digit is beside them."""
-        self.bos_id, self.eos_id, self.pad_id = named.bos, named.eos, named.pad
-        self.text_vocab_size = max(token_bytes, default=-1) + 1
-        self.vocab_size = max(self.text_vocab_size, max(self.control_ids.values(), default=-1) + 1)
-        self._bytes = token_bytes
-        self._rules_fingerprint = rules_fingerprint
-        self._reference = normalizer
-        self.bytes_add_up = bytes_add_up
-        self._unknown_id = unknown_id
-        self._document_backend = document_backend
-        self.normal_form: str | None = "" if normalizer is None else None
-        """The Unicode form that the normalizer makes; "" for no normalizer, None for any other."""
-        self.keeps_ascii: bool | None = None
-        """Whether the normalizer leaves ASCII text alone; None where that is found out when it is needed."""
-        self.origin: tuple[Callable[..., VocabularyTokenizer], tuple[Any, ...]] | None = None
-        """Function and arguments that load this tokenizer again, before control tokens were added."""
-        self.row_origin: tuple[Callable[..., VocabularyTokenizer], tuple[Any, ...]] | None = None
-        """The same for the tokenizer of rows, where text gets a prefix."""
-        self.prefix: Prefix | None = None
-        """What rows write in front of text, since the engine does not."""
-        self._added: tuple[str, ...] = ()
+    @cached_property
+    def _text_vocab_size(self) -> int:
+        return max(self.text_tokens, default=-1) + 1
 
     @property
     def text_fingerprint(self) -> str:
         """sha256 over the text vocabulary and its rules alone."""
-        return self._rules_fingerprint()
+        return self.rules_fingerprint()
 
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over the text vocabulary and its rules, the control map and the named ids."""
-        parts = [self._rules_fingerprint(), self.control_ids, [self.bos_id, self.eos_id, self.pad_id]]
+        parts = [self.text_fingerprint, self.control_ids, [self.bos_id, self.eos_id, self.pad_id]]
         canonical = json.dumps([*parts, sorted(self.ordinary)] if self.ordinary else parts)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @cached_property
     def _byte_lengths(self) -> NDArray[np.int32]:
         lengths = np.zeros(self.vocab_size, dtype=np.int32)
-        lengths[np.fromiter(self._bytes.keys(), dtype=np.int64, count=len(self._bytes))] = [
-            len(b) for b in self._bytes.values()
-        ]
+        ids = np.fromiter(self.text_tokens.keys(), dtype=np.int64, count=len(self.text_tokens))
+        lengths[ids] = [len(token) for token in self.text_tokens.values()]
         return lengths
 
     @cached_property
     def _forbidden(self) -> NDArray[np.bool_] | None:
         """True for control ids among the ids that the text engine knows; None when there are none."""
-        allowed = {self._unknown_id, *(self.control_ids[name] for name in self.ordinary)}
-        inside = [i for i in self.control_ids.values() if i < self.text_vocab_size and i not in allowed]
+        allowed = {self.unknown_id, *(self.control_ids[name] for name in self.ordinary)}
+        inside = [i for i in self.control_ids.values() if i < self._text_vocab_size and i not in allowed]
         if not inside:
             return None
-        table = np.zeros(self.text_vocab_size, dtype=np.bool_)
+        table = np.zeros(self._text_vocab_size, dtype=np.bool_)
         table[inside] = True
         return table
 
@@ -142,8 +126,15 @@ class VocabularyTokenizer:
         return [name for name in self.control_ids if name not in self.ordinary]
 
     def control(self, name: str) -> int:
-        """The id of a control token."""
-        return lookup(self.control_ids, name, self.name)
+        """The id of a control token, or a `TokenizerError` that lists the ones there are."""
+        found = self.control_ids.get(name)
+        if found is None:
+            listed = ", ".join(list(self.control_ids)[:12]) + (", ..." if len(self.control_ids) > 12 else "")
+            raise TokenizerError(
+                f"tokenizer {self.name!r} has no control token {name!r}. It has: {listed or 'none'}. Add it with "
+                "with_control_tokens(tokenizer, [...]), or load with load_tokenizer(..., control_tokens=[...])."
+            )
+        return found
 
     def encode_batch(self, texts: Sequence[str]) -> Encoded:
         """Encode many texts in one call; control tokens are not recognised."""
@@ -194,17 +185,21 @@ class VocabularyTokenizer:
 
     def _encode_between(self, texts: Sequence[str]) -> Encoded:
         """Encode what is between the control tokens that `_document_pattern` finds."""
-        if self._document_backend is None:
+        if self.document_backend is None:
             return self.encode_batch(texts)
         try:
-            return self._document_backend.encode_batch(texts)
+            return self.document_backend.encode_batch(texts)
         except (UnicodeError, TypeError):
             raise TokenizerError(_lone_surrogate(texts)) from None
 
     @cached_property
     def _document_pattern(self) -> re.Pattern[str] | None:
-        """Matches the control tokens of documents; with an engine for documents, those that it does not know."""
-        return control_pattern(self.control_ids if self._document_backend is None else self._added)
+        """Matches the control tokens of documents, the longest first; with an engine for documents, those that it does
+        not know.
+        """
+        names = self.control_ids if self.document_backend is None else self.added
+        ordered = sorted(names, key=lambda name: (-len(name), name))
+        return re.compile("(" + "|".join(map(re.escape, ordered)) + ")") if ordered else None
 
     def encode(self, text: str) -> list[int]:
         """Encode one text; control tokens are not recognised."""
@@ -215,8 +210,8 @@ class VocabularyTokenizer:
     ) -> NDArray[np.int64]:
         """For each pair: how many tokens of `texts[which[i]]` start inside its beginning `prefixes[i]`."""
         if not self.bytes_add_up:
-            assert self._reference is not None
-            return self._reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
+            assert self.reference is not None
+            return self.reference.tokens_before([texts[i] for i in which], [len(prefix) for prefix in prefixes])
         known = {prefix: self._normalised_size(prefix) for prefix in set(prefixes)}
         sizes = np.array([known[prefix] for prefix in prefixes], dtype=np.int64)
         ids, offsets = encoded
@@ -287,8 +282,8 @@ class VocabularyTokenizer:
     @cached_property
     def _keeps_ascii(self) -> bool:
         """Whether the normalizer leaves ASCII text alone, as the Unicode normal forms do."""
-        if self.keeps_ascii is not None:
-            return self.keeps_ascii
+        if self.normal_form is not None:
+            return True
         ascii_text = "".join(map(chr, range(128)))
         return all(self.normalize(text) == text for text in ("a", " a ", ascii_text, ascii_text[::-1]))
 
@@ -297,7 +292,7 @@ class VocabularyTokenizer:
         numbers = [int(i) for i in ids]
         if self.bytes_add_up:
             return b"".join(map(self.token_bytes, numbers)).decode("utf-8", errors="replace")
-        assert self._reference is not None
+        assert self.reference is not None
         out: list[str] = []
         run: list[int] = []
         for number in [*numbers, -1]:
@@ -306,7 +301,7 @@ class VocabularyTokenizer:
                 run.append(number)
                 continue
             if run:
-                out.append(self._reference.decode(run))
+                out.append(self.reference.decode(run))
                 run = []
             out.append(name or "")
         return "".join(out)
@@ -319,7 +314,7 @@ class VocabularyTokenizer:
     def text_bytes(self, token_id: int) -> bytes:
         """The bytes of an id that the text engine gave."""
         try:
-            return self._bytes[token_id]
+            return self.text_tokens[token_id]
         except KeyError:
             raise TokenizerError(
                 f"id {token_id} is not in the vocabulary of {self.name!r} ({self.vocab_size} ids)"
@@ -327,58 +322,32 @@ class VocabularyTokenizer:
 
     def normalize(self, text: str) -> str:
         """What the declared normalizer makes of a text."""
-        return text if self._reference is None else self._reference.normalize(text)
+        return text if self.reference is None else self.reference.normalize(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as the way it was loaded: the engines themselves cannot be."""
         if self.origin is None:
             raise TypeError(f"tokenizer {self.name!r} was put together by hand and cannot be pickled")
-        function, arguments = self.origin
-        return _reload, (function, arguments, self._added)
+        return _reload, (self.origin, self.added)
 
-    def use_rules_of(self, rules_fingerprint: Callable[[], str]) -> None:
-        """Have the fingerprint of another tokenizer, whose vocabulary this one reads in its own way."""
-        self._rules_fingerprint = rules_fingerprint
-
-    def for_rows(self) -> VocabularyTokenizer:
+    def for_rows(self) -> Tokenizer:
         """The tokenizer that encodes rows in pieces: itself, but for vocabularies that put a space before text."""
-        if self.row_origin is None:
+        if not self.engine_prefixes:
             return self
-        function, arguments = self.row_origin
-        made = function(*arguments).with_added(self._added)
-        made.named_tokens = self.named_tokens
-        return made
+        assert self.origin is not None
+        return _reload(partial(self.origin, for_rows=True), self.added)
 
     def with_added(self, names: Sequence[str]) -> Self:
         """A tokenizer with these control tokens too; missing ones go above the vocabulary, in the order given."""
-        added = object.__new__(type(self))  # a copy would load everything anew: it goes by way of `__reduce__`
-        added.__dict__ = {k: v for k, v in self.__dict__.items() if k not in _CACHED}
-        added.control_ids = dict(self.control_ids)
-        for name in dict.fromkeys(names):
-            if not name:
-                raise TokenizerError("a control token must not be empty")
-            if name not in added.control_ids:
-                added.control_ids[name] = added.vocab_size
-                added.vocab_size += 1
-                added._added += (name,)
-        return added
+        if not all(names):
+            raise TokenizerError("a control token must not be empty")
+        missing = [name for name in dict.fromkeys(names) if name not in self.control_ids]
+        ids = {name: self.vocab_size + number for number, name in enumerate(missing)}
+        return replace(self, control_ids={**self.control_ids, **ids}, added=(*self.added, *missing))
 
 
-_CACHED = {
-    "fingerprint",
-    "_byte_lengths",
-    "_forbidden",
-    "_first_forbidden",
-    "_control_names",
-    "_document_pattern",
-    "_keeps_ascii",
-}
-
-
-def _reload(
-    function: Callable[..., VocabularyTokenizer], arguments: tuple[Any, ...], added: tuple[str, ...]
-) -> VocabularyTokenizer:
-    tokenizer = function(*arguments)
+def _reload(origin: partial[Tokenizer], added: tuple[str, ...]) -> Tokenizer:
+    tokenizer = origin()
     return tokenizer.with_added(added) if added else tokenizer
 
 
