@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
 from chatmill.label.presets import find_policy
 from chatmill.render.jinja.options import Expand, TemplateOptions
+from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
 from chatmill.render.render import Rendered, render
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -62,9 +64,8 @@ def taught_by_beginnings(bound: Any) -> None:
     longest = max(CONVERSATIONS.values(), key=lambda talk: len(talk.messages))
     assert len(longest.messages) == 1000
     render([longest._replace(messages=longest.messages[:count]) for count in (8, 10, 12)], bound)
-    runs = bound.runs
-    render([longest], bound)
-    assert bound.runs == runs, "put together, message by message"
+    with patch.object(Renderer, "_run", side_effect=AssertionError("it is put together, message by message")):
+        render([longest], bound)
 
 
 def bound_in_place(template: str, tokenizer: Any) -> Any:

@@ -59,6 +59,9 @@ HUGE = {
     "a width in format": "{{ '{:9999999999}'.format(1) }}",
     "a width in a nested format": "{{ '{:{w}}'.format(1, w=9999999999) }}",
     "a precision in %": "{{ '%.9999999999f' % 1.0 }}",
+    "a width of a key in %": "{{ '%(a)9999999999s' % {'a': 1} }}",
+    "a width behind flags in %": "{{ '%-+ 09999999999d' % 1 }}",
+    "a width in % that is an argument": "{{ '%*d' % (9999999999, 1) }}",
     "a power": "{{ 10 ** 10 ** 10 }}",
     "powers of powers": "{% set ns = namespace(n=10) %}{% for i in range(40) %}{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n }}",
     "expandtabs": "{{ '\t\t'.expandtabs(9999999999) }}",
@@ -132,6 +135,16 @@ def test_no_template_takes_all_memory(name: str) -> None:
         tracemalloc.stop()
     assert is_one_clear_line(error)
     assert peak < 1 << 30, f"{peak >> 20} MiB"
+
+
+@pytest.mark.parametrize(
+    "text", ["'**%s**' % 'bold'", "'**{}**'.format('bold')", "'id 1234567: **{}**'.format('bold')"]
+)
+def test_stars_and_numbers_beside_a_format_are_text(text: str) -> None:
+    opens = "{{ " + text + " }}"
+    bound = hostile("{% for m in messages %}" + opens + "{{ m.content }}<|e|>{% endfor %}" + opens)
+    written = render([CONVERSATION], bound, add_generation_prompt=True)
+    assert bound.tokenizer.decode(written.tokens.ids).endswith("**bold**")
 
 
 @pytest.mark.parametrize("name", TRICKS)

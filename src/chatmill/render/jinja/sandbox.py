@@ -33,7 +33,10 @@ CALL_STEPS = 10
 HEAVY_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
 WIDTH_IN_FORMAT = re.compile(r"\{[^{}]*:[^{}]*\{")
 """A format whose width is an argument."""
-NUMBER_IN_FORMAT = re.compile(r"\d{6,}|\*")
+NUMBER_IN_FORMAT = re.compile(r"\{[^{}]*\d{6,}")
+"""A format with a width of six digits and more."""
+NUMBER_BEHIND_PERCENT = re.compile(r"%[^a-zA-Z%(]*(?:\d{6,}|\*)|%\([\s\S]*\d{6,}")
+"""The same, or a width that is an argument, in a format for the operator `%`."""
 
 
 OF_MAPPINGS = frozenset(dir(dict))
@@ -231,7 +234,7 @@ class PlainSandbox(ImmutableSandboxedEnvironment):
         elif operator == "**":
             if abs(right) > 64 or abs(left) > 1e6:
                 raise LimitError("a power of that size")
-        elif operator == "%" and isinstance(left, str) and NUMBER_IN_FORMAT.search(left):
+        elif operator == "%" and isinstance(left, str) and NUMBER_BEHIND_PERCENT.search(left):
             raise LimitError("a format string with a width of that size")
         if operator == "%" and isinstance(left, str):
             refuse_growth("format", [left, right])
