@@ -37,7 +37,7 @@ ADDRESS = "CHATMILL_TEST_FORKS"
 """Where `SHIM` finds the server."""
 IMPORTED = (
     *("torch._dynamo", "typer._adapters", "numpy.ma", "rich.table", "yaml"),
-    *("chatmill.load", "chatmill.train.trainer", "chatmill.compiler.run", "chatmill.compiler.init"),
+    *("chatmill.load", "chatmill.train.trainer", "chatmill.compiler.run", "chatmill.compiler.first_recipe"),
     *("chatmill.prove.verify", "chatmill.prove.compare.diff", "chatmill.export.export", "chatmill.distill.check"),
     *("chatmill.look.stats", "chatmill.look.dataset", "chatmill.look.template_look", "chatmill.look.report.page"),
 )

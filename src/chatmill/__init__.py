@@ -2,7 +2,7 @@
 
     records --read--> Conversation --render--> Tokens (ids + kinds) --label--> weights --pack--> rows --store--> disk
                                                                                                    |
-                                                loss <--train-- Batch (torch) <--collate-- rows <--load
+                                                loss <--train-- batch (torch) <--feed----- rows <--load
 
 Every public name is importable from here and loaded on first use: importing this package loads no numpy, torch or
 transformers.

@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from chatmill.cli import init as module
-from chatmill.compiler.init import LONGEST_ROW, look_at
+from chatmill.compiler.first_recipe import LONGEST_ROW, look_at
 from chatmill.compiler.recipe import Gates, OnError, Pack, Packing, Recipe, SplitOptions, recipe_of
 from chatmill.compiler.recipe_text import recipe_text
 from chatmill.compiler.run import run_build
@@ -31,7 +31,7 @@ APP.command(help=module.__doc__)(module.command)
 @pytest.fixture(scope="module", autouse=True)
 def _vocabularies_are_loaded_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("chatmill.compiler.init.load_tokenizer", tokenizer_once)
+        patch.setattr("chatmill.compiler.first_recipe.load_tokenizer", tokenizer_once)
         yield
 
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from chatmill.compiler import chunk_files, inputs
+from chatmill.compiler import inputs, spools
 from chatmill.compiler.inputs import InputScan, scan_input
 from chatmill.errors import FormatError
 from chatmill.read.files import read_records
@@ -40,7 +40,7 @@ def folder() -> Iterator[Path]:
 @contextmanager
 def blocks_of(size: int) -> Iterator[None]:
     """Files are read in blocks of this size, so that borders of blocks fall everywhere."""
-    with mock.patch.object(inputs, "BLOCK", size), mock.patch.object(chunk_files, "BLOCK", size):
+    with mock.patch.object(inputs, "BLOCK", size), mock.patch.object(spools, "BLOCK", size):
         yield
 
 

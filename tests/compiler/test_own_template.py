@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from chatmill.cli import app
-from chatmill.compiler.init import look_at
+from chatmill.compiler.first_recipe import look_at
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.recipe_text import recipe_text
 from chatmill.compiler.run import run_build

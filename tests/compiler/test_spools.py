@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from chatmill.compiler import chunk_files, faults
+from chatmill.compiler import faults, spools
 from chatmill.compiler.inputs import ScannedInput
 from chatmill.compiler.publish import StorageError
 from chatmill.errors import ChatmillError
@@ -38,7 +38,7 @@ def test_a_whole_spool_is_used_again(spooled: tuple[Path, ScannedInput]) -> None
     path, scanned = spooled
     before = spool_times(path)
     assert len(before) == len(scanned.chunks) + 1 > 5
-    with mock.patch.object(chunk_files, "open_bytes", side_effect=AssertionError("unpacked again")):
+    with mock.patch.object(spools, "open_bytes", side_effect=AssertionError("unpacked again")):
         assert scan(path, chunk_bytes=4000) == scanned
         os.utime(path, ns=(1, 1))  # another time, the same bytes
         assert scan(path, chunk_bytes=4000).chunks == scanned.chunks
@@ -102,7 +102,7 @@ def test_two_builders_of_one_spool_do_not_disturb_each_other(spooled: tuple[Path
     """A second builder that began before the first was done keeps what that one has published."""
     path, scanned = spooled
     before = spool_times(path)
-    with mock.patch.object(chunk_files, "whole_receipt", return_value=None):
+    with mock.patch.object(spools, "whole_receipt", return_value=None):
         assert scan(path, chunk_bytes=4000) == scanned
     assert spool_times(path) == before
     assert len(in_chunks(scanned)) == 3000

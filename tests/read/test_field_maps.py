@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from chatmill.compiler.init import look_at
+from chatmill.compiler.first_recipe import look_at
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.recipe_text import recipe_text
 from chatmill.core.conversation import Message, Role

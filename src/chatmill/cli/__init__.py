@@ -1,4 +1,4 @@
-"""The command line: one module per command, imported when it is used, in one typer app."""
+"""The command line: one module per command, imported when it is used, in one typer app, and what they share."""
 
 from __future__ import annotations
 

@@ -175,8 +175,8 @@ def _show_start(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[
 
 def show_choices(given: dict[str, Any] | str, options: dict[str, Any], inputs: list[str]) -> None:
     """Which tokenizer, template and policy are used and why, and how the template differs from the model's own."""
-    from chatmill.compiler.own_template import compare_with_own, other_own, sampled
     from chatmill.compiler.recipe import recipe_of
+    from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled
     from chatmill.render.registry import find_template, own_template
 
     recipe = recipe_of(given)

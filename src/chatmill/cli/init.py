@@ -18,7 +18,7 @@ from chatmill.console import plain_console, plain_table
 from chatmill.look.safe_text import visible
 
 if TYPE_CHECKING:
-    from chatmill.compiler.init import Look
+    from chatmill.compiler.first_recipe import Look
 
 
 def command(
@@ -33,7 +33,7 @@ def command(
     sample: Annotated[int, option("--sample", "N", "Records to look at in each file.", min=1)] = 2000,
 ) -> None:
     """Look at the files and write a recipe."""
-    from chatmill.compiler.init import look_at
+    from chatmill.compiler.first_recipe import look_at
     from chatmill.compiler.recipe_text import recipe_text, refuse_to_overwrite, write_recipe
 
     path = Path(out)

@@ -136,7 +136,7 @@ QUIET: Any = flag("--quiet -q", "No progress bar (there is none without a termin
 ON_ERROR: Any = option(
     "--on-error", "NAME", "fail or quarantine.", autocompletion=_members("compiler.recipe", "OnError")
 )
-ENGINE: Any = option("--engine", "NAME", "local or ray.", autocompletion=lambda: ["local", "ray"])
+ENGINE: Any = option("--engine", "NAME", "local or ray.", autocompletion=_members("compiler.engines.named", "ENGINES"))
 RAY_ADDRESS: Any = option("--ray-address", "URL", "An existing Ray cluster.")
 JSON: Any = flag("--json", "Print JSON instead, for scripts.")
 COUNT: Any = option("--count -n", "N", "How many to show.", min=0)

@@ -31,7 +31,6 @@ from chatmill.store.episode_columns import EpisodeColumns, as_bytes
 from chatmill.tokenizer.backends import ENGINE_FAILURES, Engine
 from chatmill.tokenizer.probe import ProbeAnswers
 
-SPLITS = ("train", "val")
 BATCH_BYTES = 16 << 20
 """Bytes of lines that are rendered together; bounds the memory of a worker. Every batch costs some milliseconds."""
 BATCH_ROWS = 1024

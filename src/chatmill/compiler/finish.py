@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_job import SPLITS, ChunkJob
+from chatmill.compiler.chunk_job import ChunkJob
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.executor import Executor
@@ -36,6 +36,7 @@ from chatmill.compiler.sources import SourcePlan
 from chatmill.compiler.work import move_path, remove_work, work_folder
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PACK

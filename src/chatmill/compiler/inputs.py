@@ -17,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chatmill.compiler.chunk_files import (
+from chatmill.compiler.cuts import ChunkCut, LineCutter, entry_cuts, row_cuts, skips_too_much
+from chatmill.compiler.publish import storing
+from chatmill.compiler.spools import (
     BLOCK,
     PartWriter,
     spool_entries,
@@ -26,8 +28,6 @@ from chatmill.compiler.chunk_files import (
     spool_table,
     spooled_parts,
 )
-from chatmill.compiler.cuts import ChunkCut, LineCutter, entry_cuts, row_cuts, skips_too_much
-from chatmill.compiler.publish import storing
 from chatmill.errors import ConfigError, DataError, FormatError, RecordError
 from chatmill.read.compressed import is_packed, open_bytes
 from chatmill.read.conversations import DETECT_RECORDS

@@ -73,7 +73,7 @@ class Source(_Strict, frozen=True, kw_only=True):
 
 
 class Packing(_Strict, frozen=True, kw_only=True):
-    """How conversations meet rows, under the names of spec 3."""
+    """The longest episode, and what becomes of longer conversations; rows of several episodes are planned by `Pack`."""
 
     max_length: Annotated[int, Meta(ge=2)] | None = None
     """Tokens of the longest episode; absent: no limit."""

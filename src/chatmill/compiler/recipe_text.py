@@ -14,7 +14,7 @@ import jinja2
 import numpy as np
 from msgspec import structs
 
-from chatmill.compiler.init import FileLook, Look, counts_text
+from chatmill.compiler.first_recipe import FileLook, Look, counts_text
 from chatmill.compiler.publish import storing
 from chatmill.compiler.recipe import Source, recipe_of
 from chatmill.core.conversations import unused_sentence

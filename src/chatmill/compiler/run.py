@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -31,13 +30,12 @@ from chatmill.compiler.publish import (
     canonical_json,
     storing,
     sweep_orphans,
-    write_atomic,
 )
 from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
 from chatmill.compiler.remote import build_elsewhere
 from chatmill.compiler.shards import DiskSync
 from chatmill.compiler.sources import SourcePlan, plan_sources
-from chatmill.compiler.work import claim_work, folder_lock, remove_work, work_folder
+from chatmill.compiler.work import begin_work, claim_work, folder_lock, remove_work, unfinished_state, work_folder
 from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
 from chatmill.read.places import Elsewhere, is_elsewhere, size_of
 from chatmill.render.trust import TemplateTrust, allowed_template
@@ -182,9 +180,7 @@ def _build(
         return _already_built(directory, recipe, finished), finished
     if shard is None:  # other shares may be writing here now; what one of them left goes with the whole work folder
         sweep_orphans(directory)
-    with storing(work, "create the folder"):
-        work.mkdir(exist_ok=True)
-    write_atomic(work / STATE, canonical_json({"fingerprint": fingerprint, "recipe": recipe.as_json()}), step="state")
+    begin_work(work, {"fingerprint": fingerprint, "recipe": recipe.as_json()})
     jobs = _jobs(recipe, pipeline, planned, work, fingerprint)
     if watch.on_start is not None:
         watch.on_start()
@@ -226,10 +222,9 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
     if finished is not None:
         return _already_built(directory, recorded_recipe(finished), finished), finished
     work = claim_work(directory)
-    try:
-        state = json.loads((work / STATE).read_bytes())
-    except FileNotFoundError:
-        raise ConfigError(f"{directory} holds no build to merge: run its shares first (--shard i/N)") from None
+    state = unfinished_state(directory)
+    if state is None:
+        raise ConfigError(f"{directory} holds no build to merge: run its shares first (--shard i/N)")
     recipe = recipe_of(state["recipe"])
     planned = plan_sources(recipe, work / "spool")
     named = allowed_template(recipe.template, trust, str(directory))
@@ -293,13 +288,13 @@ def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any]
                 f"{fingerprint[:12]}): another recipe, input, tokenizer or package version. Choose another folder."
             )
         return manifest
-    state = work_folder(directory) / STATE
-    if state.exists():
-        found = json.loads(state.read_bytes())["fingerprint"]
+    state = unfinished_state(directory)
+    if state is not None:
+        found = state["fingerprint"]
         if found != fingerprint:
             raise ConfigError(
                 f"{directory} holds an unfinished build of something else (fingerprint {found[:12]}, this build is "
-                f"{fingerprint[:12]}). Choose another folder, or delete {state.parent}."
+                f"{fingerprint[:12]}). Choose another folder, or delete {work_folder(directory)}."
             )
         if not resume:
             raise ConfigError(

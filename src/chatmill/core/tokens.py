@@ -43,9 +43,10 @@ def ranges(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Tokens:
-    """Token ids of C conversations in one flat array, cut into R runs; a run never crosses a conversation.
+    """Token ids of C sequences in one flat array, cut into R runs; a run never crosses a sequence.
 
-    Token `t` of conversation `c` is `ids[offsets[c] + t]`. All runs together cover all tokens, in order.
+    Token `t` of sequence `c` is `ids[offsets[c] + t]`. All runs together cover all tokens, in order. A sequence is one
+    rendering of a conversation, which may need several.
     """
 
     ids: NDArray[np.int32]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
-from chatmill.read.folders import SPLITS, STATE, saved_files, saved_splits
+from chatmill.read.folders import SPLITS_FILE, STATE, saved_files, saved_splits
 
 WANTED = "a .parquet or .arrow file, a folder of them, or a folder made by Dataset.save_to_disk"
 READ_ROWS = 64
@@ -89,14 +89,14 @@ def is_packed(path: Path) -> bool:
         return path.suffix in (".parquet", ".arrow", ".feather")
     if not path.is_dir():
         return False
-    if any((path / name).is_file() for name in (SPLITS, STATE)):
+    if any((path / name).is_file() for name in (SPLITS_FILE, STATE)):
         return True
     return any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()) or bool(_parquet_splits(path))
 
 
 def packed_splits(path: Path) -> list[str]:
     """The splits of a saved `DatasetDict`, or of a folder with a folder of Parquet files each; none for one dataset."""
-    if (path / SPLITS).is_file():
+    if (path / SPLITS_FILE).is_file():
         return saved_splits(path)
     if path.is_file() or any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()):
         return []

@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from chatmill import __version__
-from chatmill.compiler.chunk_job import SPLITS
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.inputs import InputFile
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
-from chatmill.compiler.own_template import compare_with_own, other_own, sampled_inputs
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe, recorded_recipe
+from chatmill.compiler.template_comparison import compare_with_own, other_own, sampled_inputs
 from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS, packaged_policies
 from chatmill.prove.columns import ColumnCounts
@@ -34,6 +33,7 @@ from chatmill.prove.stored import open_split
 from chatmill.render.model_template import JinjaSource
 from chatmill.render.registry import find_template, template_names
 from chatmill.render.trust import TemplateTrust, UntrustedTemplateError, allowed_template
+from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.receipts import MANIFEST, read_manifest, seal_problem
 from chatmill.tokenizer.tokenizer import Tokenizer

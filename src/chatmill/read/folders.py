@@ -11,7 +11,7 @@ from chatmill.errors import ConfigError, FormatError
 from chatmill.read.files import SUFFIXES
 
 MANIFEST = "manifest.json"
-STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+STATE, INFO, SPLITS_FILE = "state.json", "dataset_info.json", "dataset_dict.json"
 """What `Dataset.save_to_disk` and `DatasetDict.save_to_disk` leave beside the rows."""
 
 
@@ -22,7 +22,7 @@ def folder_files(given: str | os.PathLike[str]) -> list[str]:
     whose endings are known.
     """
     folder = Path(given)
-    if (folder / SPLITS).is_file():
+    if (folder / SPLITS_FILE).is_file():
         return _one_split(folder)
     if (folder / STATE).is_file():
         return saved_files(folder)
@@ -42,24 +42,24 @@ def folder_files(given: str | os.PathLike[str]) -> list[str]:
 def not_read(given: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
     """What `folder_files` passes over in a folder of files: files with other endings, and folders."""
     folder = Path(given)
-    if any((folder / name).is_file() for name in (SPLITS, STATE)):
+    if any((folder / name).is_file() for name in (SPLITS_FILE, STATE)):
         return [], []
     names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     folders = [name for name in names if (folder / name).is_dir()]
     others = [name for name in names if name not in folders and not is_readable(name)]
-    return [name for name in others if name not in (STATE, INFO, SPLITS)], folders
+    return [name for name in others if name not in (STATE, INFO, SPLITS_FILE)], folders
 
 
 def is_readable(name: str) -> bool:
     """Whether a file of this name may hold records; what `datasets` writes beside them does not."""
-    return name.lower().endswith((*SUFFIXES, ".ndjson")) and name not in (STATE, INFO, SPLITS)
+    return name.lower().endswith((*SUFFIXES, ".ndjson")) and name not in (STATE, INFO, SPLITS_FILE)
 
 
 def holds_records(folder: Path) -> bool:
     """Whether a folder is one of records, and not a built dataset."""
     if (folder / MANIFEST).is_file():
         return False
-    return any((folder / name).is_file() for name in (STATE, SPLITS)) or any(map(is_readable, os.listdir(folder)))
+    return any((folder / name).is_file() for name in (STATE, SPLITS_FILE)) or any(map(is_readable, os.listdir(folder)))
 
 
 def _one_split(folder: Path) -> list[str]:
@@ -72,10 +72,10 @@ def _one_split(folder: Path) -> list[str]:
 
 def saved_splits(folder: Path) -> list[str]:
     """The splits of a folder that `DatasetDict.save_to_disk` made: folders in it."""
-    splits = _json(folder / SPLITS).get("splits")
+    splits = _json(folder / SPLITS_FILE).get("splits")
     if not isinstance(splits, list):
-        raise FormatError(f"{folder / SPLITS} does not list splits; was it written by datasets?")
-    return [_plain(split, folder / SPLITS) for split in splits]
+        raise FormatError(f"{folder / SPLITS_FILE} does not list splits; was it written by datasets?")
+    return [_plain(split, folder / SPLITS_FILE) for split in splits]
 
 
 def saved_files(folder: Path) -> list[str]:

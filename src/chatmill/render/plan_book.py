@@ -112,7 +112,7 @@ class PlanBook:
         known, count = self._by_key, len(keys.which)
         found = np.array([known.get(key, UNKNOWN) for key in keys.different], dtype=np.int64)[keys.which]
         numbers[first : first + count] = found
-        form = self._keys.form
+        version = self._keys.version
         for place in np.flatnonzero(found == UNKNOWN).tolist():
             index, key = first + place, keys.different[keys.which[place]]
             number = known.get(key)
@@ -125,7 +125,7 @@ class PlanBook:
                     failed.append((index, error))
                     number = UNKNOWN
             numbers[index] = number
-            if self._keys.form != form:
+            if self._keys.version != version:
                 self._by_key = {}
                 numbers[index + 1 : first + count] = UNKNOWN
                 return index

@@ -56,7 +56,7 @@ class RecordKeys:
         self._tool_answers: dict[str, int] = {}
         self._tool_views: dict[str, RecordView] = {}
         self._signatures: dict[Any, int] = {}
-        self.form = 0
+        self.version = 0
         """Changes whenever keys are made of something else."""
 
     def learn(self, questions: tuple[Question, ...]) -> bool:
@@ -72,14 +72,14 @@ class RecordKeys:
                 complete = False
             elif column not in self._columns:
                 self._columns.append(column)
-                self.form += 1
+                self.version += 1
         return complete
 
     def _ask_of_tools(self, question: Question) -> None:
         """Answer one more question about tools in every key."""
         self._tool_questions[question] = None
         self._tool_answers = {}
-        self.form += 1
+        self.version += 1
         if len(self._tool_questions) > MAX_TOOL_QUESTIONS:
             self._tools_by_value, self._tool_questions = True, {}
 

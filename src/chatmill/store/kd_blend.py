@@ -15,7 +15,7 @@ from typing import NamedTuple
 from chatmill.store.durable import write_synced
 from chatmill.store.kd import synth_kd_blends
 
-SPLITS = ("train", "valid", "test")
+MEGATRON_SPLITS = ("train", "valid", "test")
 
 
 class BlendFiles(NamedTuple):
@@ -30,8 +30,8 @@ class BlendFiles(NamedTuple):
 def write_blend_arguments(root: str | os.PathLike[str]) -> BlendFiles:
     """Write `ROOT.blend.json` and `ROOT.blend.args`, in place of those that are there."""
     folder = Path(root).resolve()
-    blends: dict[str, list[str] | None] = dict.fromkeys(SPLITS)
-    for split, blend in zip(SPLITS, synth_kd_blends(folder), strict=True):
+    blends: dict[str, list[str] | None] = dict.fromkeys(MEGATRON_SPLITS)
+    for split, blend in zip(MEGATRON_SPLITS, synth_kd_blends(folder), strict=True):
         if blend is not None:
             pairs = zip(blend.weights, blend.prefixes, strict=True)
             blends[split] = [text for weight, prefix in pairs for text in (f"{weight:.0f}", prefix)]

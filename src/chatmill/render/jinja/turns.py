@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
     message: int
     reason: str = ""
-    """Empty for an answer that is proved; else a code of docs/masks.md."""
+    """Empty for an answer that is proved; else a code of docs/errors.md."""
     detail: str = ""
     begin: int = 0
     """Where the answer begins in A(i), behind the whole of P(i)."""

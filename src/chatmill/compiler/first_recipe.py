@@ -14,10 +14,10 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from chatmill.compiler.gates import Gate, gates_of
-from chatmill.compiler.own_template import COMPARED, OwnTemplate, compare_with_own
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Compiled, Pipeline
 from chatmill.compiler.recipe import Gates, OnError, Packing, Recipe, recipe_of
+from chatmill.compiler.template_comparison import COMPARED, OwnTemplate, compare_with_own
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import unused_fields
 from chatmill.errors import DataError, RecordError
