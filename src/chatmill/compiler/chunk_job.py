@@ -187,7 +187,7 @@ def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]
         from chatmill.read.rows import read_rows  # pyarrow takes its time
 
         first, left = chunk.first, chunk.count if left is None else left
-        for rows in chunk_rows(chunk):
+        for rows in chunk_rows(chunk, BATCH_BYTES):
             some = rows.slice(0, left)
             yield read_rows(some, first=first, path=path, source=source, shape=shape)
             first, left = first + some.num_rows, left - some.num_rows

@@ -26,7 +26,7 @@ MAX_NESTING = 500
 """Levels of JSON, whatever version of Python decodes it and however deep its own calls are; real records have ten."""
 _MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 ROW_BATCH_BYTES = 4 << 20
-MOST_ROWS, FEWEST_ROWS = 8192, 256
+MOST_ROWS, FEWEST_ROWS = 32_768, 256
 """Rows of a Parquet file that are decoded at a time: about so many bytes, within these limits."""
 
 

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import DataError
-from chatmill.read.files import Raw, batch_records, decode_entries, decode_lines, list_entries, parquet_batches
+from chatmill.read.files import (
+    ROW_BATCH_BYTES,
+    Raw,
+    batch_records,
+    decode_entries,
+    decode_lines,
+    list_entries,
+    parquet_batches,
+)
 from chatmill.read.sniff import BOM
 
 
@@ -99,13 +107,16 @@ def _bytes(chunk: Chunk) -> bytes:
         return file.read(chunk.stop - chunk.start)
 
 
-def chunk_rows(chunk: Chunk) -> Iterator[Any]:
-    """The rows of a chunk as Arrow batches. Other kinds of chunks have no rows: `ValueError`."""
+def chunk_rows(chunk: Chunk, batch_bytes: int = ROW_BATCH_BYTES) -> Iterator[Any]:
+    """The rows of a chunk as Arrow batches of about so many bytes. Other kinds of chunks have none: `ValueError`."""
     if chunk.kind is not ChunkKind.ROWS:
         raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not rows: use chunk_records")
     path = Path(chunk.data)
     with _unchanged(chunk):
-        yield from _spooled_batches(path) if path.suffix == ".arrow" else parquet_batches(path, chunk.start, chunk.stop)
+        if path.suffix == ".arrow":
+            yield from _spooled_batches(path)
+        else:
+            yield from parquet_batches(path, chunk.start, chunk.stop, batch_bytes=batch_bytes)
 
 
 def chunk_entries(chunk: Chunk) -> list[bytes]:
