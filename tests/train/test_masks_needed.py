@@ -32,7 +32,10 @@ def opened(folder: Path, data: str = "") -> Any:
 
 
 def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+    """Put a shorter file in its place: a loader of before may be reading ahead, and has the old one mapped."""
+    shorter = path.with_suffix(".shorter")
+    shorter.write_bytes(path.read_bytes()[:-1])
+    shorter.replace(path)
 
 
 def flat(folder: Path) -> Path:
