@@ -110,15 +110,13 @@ class Pipeline:
         }
 
     @cached_property
-    def answers(self) -> ProbeAnswers | None:
-        """What the engine, which was checked here, makes of the probe; None for a tokenizer that needs no check."""
-        tokenizer = self.template.tokenizer
-        return answers_of(tokenizer)
+    def answers(self) -> ProbeAnswers:
+        """What the engine, which was checked here, makes of the probe."""
+        return answers_of(self.template.tokenizer)
 
     def gives(self, answers: ProbeAnswers) -> bool:
         """Whether the engine, which nobody has checked yet, makes the same of the probe."""
-        tokenizer = self.template.tokenizer
-        return answers.given_by(tokenizer)
+        return answers.given_by(self.template.tokenizer)
 
     def compile(self, conversations: Sequence[Conversation]) -> Compiled:
         """Render, label and fit a batch."""

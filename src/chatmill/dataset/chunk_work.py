@@ -33,7 +33,7 @@ class ChunkWork:
     chunks: tuple[tuple[ChunkPiece, ...], ...]
     recipe: str
     fingerprint: str
-    answers: ProbeAnswers | None
+    answers: ProbeAnswers
     scratch: Scratch | Borrowed
     records: RecordFile | None
     """The file of records that were given as objects, which errors name by their index."""

@@ -137,6 +137,35 @@ static int64_t points(const uint8_t *data, int64_t size, const int64_t *which, c
     return done;
 }
 
+/* Sums over runs whose kinds, lengths, weights and borders are the bytes of a line, right or wrong as they come. */
+static int64_t run_sums(const uint8_t *data, int64_t size)
+{
+    const int64_t runs = size / 4, conversations = size / 16;
+    uint8_t *kinds = room(runs, 1);
+    int32_t *messages = room(runs, sizeof(int32_t));
+    float *weights = room(runs, sizeof(float));
+    int64_t *lengths = INTS(runs), *firsts = INTS(conversations + 1), *codes = INTS(conversations);
+    int64_t *trained = INTS(conversations), *turns = INTS(conversations), *unended = INTS(conversations);
+    for (int64_t r = 0; r < runs; r++) {
+        kinds[r] = data[4 * r];
+        messages[r] = data[4 * r + 1] % 3;
+        lengths[r] = data[4 * r + 2] % 5;
+        weights[r] = (float)(data[4 * r + 3] % 2);
+    }
+    firsts[0] = 0;
+    for (int64_t c = 0; c < conversations; c++) {
+        firsts[c + 1] = firsts[c] + data[c] % 6 - (data[c] == 'e');
+        codes[c] = data[c] % 3 - (data[c] == '~');
+    }
+    int64_t sums[3 * ROLE_COUNT * 2] = {0};
+    const int64_t added = chatmill_sum_lengths(kinds, lengths, weights, runs, firsts, codes, conversations, 3, sums);
+    const int64_t counted =
+        chatmill_sum_turns(kinds, messages, lengths, weights, runs, firsts, conversations, trained, turns, unended);
+    free(kinds), free(messages), free(weights), free(lengths), free(firsts), free(codes);
+    free(trained), free(turns), free(unended);
+    return (added == runs) + (counted == runs);
+}
+
 /* Copies whose starts, lengths and numbers of buffers are the bytes of a line, right or wrong as they come. */
 static int64_t copy(const uint8_t *data, int64_t size)
 {
@@ -172,6 +201,7 @@ static int64_t copy(const uint8_t *data, int64_t size)
     int64_t found[2];
     sum += chatmill_find(data, size, (const uint8_t *)"\"role", 5, found, 2) > 0;
     sum += points(data, size, starts, lengths, count) > 0;
+    sum += run_sums(data, size);
     sum += (gathered == total) + (narrow == total) + (broad == 4 * total);
     free(second), free(which), free(starts), free(lengths), free(out), free(wide);
     return sum;

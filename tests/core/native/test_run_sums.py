@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
@@ -98,3 +99,6 @@ def test_numbers_outside_of_their_arrays_are_refused(native: str, monkeypatch: p
         sum_turns(tokens, np.zeros(2, dtype=np.float32))
     with pytest.raises(ValueError, match="1 runs and 0 lengths"):
         sum_lengths(tokens, np.empty(0, dtype=np.int64), weights, np.array([0]), 1)
+    short = replace(tokens, conversation_runs=tokens.conversation_runs[:1])
+    with pytest.raises(ValueError, match="1 sequences and 1 offsets"):
+        sum_turns(short, weights)

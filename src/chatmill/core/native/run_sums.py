@@ -113,6 +113,8 @@ def _runs(tokens: Tokens, weights: Weights) -> tuple[NDArray[np.uint8], Weights,
     """Columns of runs as compiled code reads them."""
     if not len(tokens.run_kinds) == len(weights) == len(tokens.run_messages) == len(tokens.run_offsets) - 1:
         raise ValueError(f"{len(tokens.run_kinds)} runs and {len(weights)} weights")
+    if len(tokens.conversation_runs) != len(tokens) + 1:
+        raise ValueError(f"{len(tokens)} sequences and {len(tokens.conversation_runs)} offsets into their runs")
     return (
         np.ascontiguousarray(tokens.run_kinds, dtype=np.uint8),
         np.ascontiguousarray(weights, dtype=np.float32),
