@@ -54,9 +54,9 @@ from benchmarks.inputs import again, inputs_folder, records, without_control_tex
 from benchmarks.peers import Prepared, conversations_of, prepared, renderers_rows, trl_map, trl_table
 from chatmill.compiler.recipe import SHARD_BYTES
 from chatmill.core.native.gather import gathered
+from chatmill.core.native.pieces import Pieces, joined_pieces
 from chatmill.core.texts import Texts
 from chatmill.render import fill as fill_module
-from chatmill.render.fill import different_pieces
 from chatmill.render.registry import bind
 from chatmill.render.render import render
 from chatmill.tokenizer.backends import as_awkward
@@ -70,21 +70,41 @@ LISTED = 4
 """How often a large build against TRL lists the input."""
 
 
+Parts = tuple[list[NDArray[np.uint8]], NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]
+"""What pieces are put together of: buffers, and of each part its buffer, start, length and whether it opens a piece."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One call of a text engine in a build."""
 
-    pieces: Any
-    """The pieces of rows that were wanted, as often as they occur."""
+    texts: Any
+    """What was encoded: every different piece once."""
+    parts: Parts | None
+    """The parts of all pieces of rows that were wanted; None where the texts themselves were."""
     number: NDArray[np.int64]
-    """Which of the texts that were encoded each piece is: equal pieces are encoded once."""
+    """Which of the texts each part is in."""
     ids: NDArray[np.int32]
     offsets: NDArray[np.int64]
 
+    def firsts(self) -> NDArray[np.int64]:
+        """The first part of every piece."""
+        assert self.parts is not None
+        return np.flatnonzero(np.append(True, self.parts[4][1:])[: len(self.number)])
+
+    def pieces(self) -> Any:
+        """The pieces that were wanted, as often as they occur."""
+        if self.parts is None:
+            return self.texts
+        lengths = np.add.reduceat(self.parts[3], self.firsts()) if len(self.number) else self.parts[3]
+        return Texts.packed_in(gathered(*self.parts[:4]), lengths)
+
     def wanted(self) -> NDArray[np.int32]:
         """The ids of all pieces."""
-        nowhere, counts = np.zeros(len(self.number), dtype=np.uint8), np.diff(self.offsets)
-        return gathered([self.ids], nowhere, self.offsets[self.number], counts[self.number])
+        if self.parts is None:
+            return self.ids
+        number, counts = self.number[self.firsts()], np.diff(self.offsets)
+        return gathered([self.ids], np.zeros(len(number), dtype=np.uint8), self.offsets[number], counts[number])
 
 
 class Recorder:
@@ -94,20 +114,19 @@ class Recorder:
         """`backend` does the work."""
         self.backend, self.name = backend, backend.name
         self.calls: list[Call] = []
-        self._asked: tuple[Any, Any] | None = None
+        self._asked: tuple[Parts | None, Any] = (None, None)
 
-    def different_pieces(self, pieces: Texts) -> tuple[Texts, NDArray[np.int64]]:
-        """Stands in for the function that leaves repeated pieces out; what it is given is remembered."""
-        made = different_pieces(pieces)
-        self._asked = (pieces, made[1])
+    def joined_pieces(self, *parts: Any) -> Pieces:
+        """Stands in for the function that puts pieces together and leaves repeated ones out."""
+        made = joined_pieces(*parts)
+        self._asked = (parts, made.numbers)
         return made
 
     def encode_batch(self, texts: Any) -> Any:
         """Encode, and remember the pieces and ids."""
         made = self.backend.encode_batch(texts)
-        pieces, number = self._asked or (texts, np.arange(len(texts)))
-        self._asked = None
-        self.calls.append(Call(pieces, number, *made))
+        self.calls.append(Call(texts, *self._asked, *made))
+        self._asked = (None, None)
         return made
 
     def __getattr__(self, name: str) -> Any:
@@ -125,9 +144,10 @@ def against_gigatoken(report: Report, paths: list[Path], work: Path) -> None:
     ours, theirs, pieces, tokens, text_tokens, encoded_tokens = [], [], 0, 0, 0, 0
     for number, job in enumerate(bench.jobs):
         recorder.calls.clear()
-        with patch.object(fill_module, "different_pieces", recorder.different_pieces):
+        with patch.object(fill_module, "joined_pieces", recorder.joined_pieces):
             compiled, made = bench.compile(job)
-        given = [as_awkward(call.pieces) if isinstance(call.pieces, Texts) else call.pieces for call in recorder.calls]
+        wanted_pieces = [call.pieces() for call in recorder.calls]
+        given = [as_awkward(texts) if isinstance(texts, Texts) else texts for texts in wanted_pieces]
         start = time.perf_counter()
         encoded = [alone.encode_batch(texts, parallel=False) for texts in given]
         seconds = time.perf_counter() - start
@@ -138,7 +158,7 @@ def against_gigatoken(report: Report, paths: list[Path], work: Path) -> None:
         if number:  # the first chunk warms both up
             ours.append(compiled)
             theirs.append(seconds)
-            pieces += sum(len(call.pieces) for call in recorder.calls)
+            pieces += sum(map(len, wanted_pieces))
             text_tokens += sum(map(len, wanted))
             encoded_tokens += sum(len(call.ids) for call in recorder.calls)
             tokens += made

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
-from chatmill.core.conversations import Conversations, Places
+from chatmill.core.conversations import Conversations, Places, Sources
 from chatmill.core.messages import MessageColumns
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts
 from chatmill.read.record_shape import conversation_of
@@ -145,3 +145,13 @@ def test_an_index_outside_of_the_batch() -> None:
     assert batch[-1].messages[0].content == "b"
     with pytest.raises(IndexError):
         batch[2]
+
+
+def test_sources_are_named_once() -> None:
+    found = Sources.numbered(["a", "b", "a", "c"], np.array([2, 1, 0, -1, 1]))
+    assert found.names == ("a", "b", "c")
+    assert list(found) == found[:] == ["a", "b", "a", "c", "b"]
+    assert found.counts() == {"a": 2, "b": 2, "c": 1}
+    assert found.take(np.array([1, 4])).counts() == {"b": 2}
+    assert list(found.take(np.array([3, 0]))) == ["c", "a"]
+    assert Sources.of([]).counts() == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +102,7 @@ def test_conversations_that_fit_are_not_touched(given_chats: list[Chat], capacit
     for index in np.flatnonzero(tokens.lengths <= capacity).tolist():
         (episode,) = np.flatnonzero(result.source_index == index).tolist()
         before, after = tokens.conversation(index), result.tokens.conversation(episode)
-        for name in Tokens.__slots__:
+        for name in (field.name for field in fields(Tokens)):
             assert getattr(before, name).tolist() == getattr(after, name).tolist(), name
         a, b = tokens.conversation_runs[index : index + 2]
         c, d = result.tokens.conversation_runs[episode : episode + 2]

@@ -147,7 +147,7 @@ def _check_reach(job: ChunkJob) -> None:
 def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
     """The conversations of a piece in groups, each as often as its weight says; what is left out is in the ledger."""
     for batch, errors in _read(piece):
-        output.read.update(batch.sources)
+        output.read.update(batch.sources.counts())
         for (source, name), count in batch.unused.items():
             output.ledger.notes[source, UNUSED + name] += count
         for error in errors:
@@ -161,7 +161,7 @@ def _batches(piece: ChunkPiece, output: _Output) -> Iterator[Conversations]:
 def _weighted(batch: Conversations, weight: float, ledger: Ledger) -> Conversations:
     """A batch with every record as often as the weight and the hash of its key say."""
     copies = np.array([copies_of(key, weight) for key in batch.keys], dtype=np.int64)
-    for source, count in zip(batch.sources, copies.tolist(), strict=True):
+    for source, count in zip(batch.sources[:], copies.tolist(), strict=True):
         if count == 0:
             ledger.records[source, "skipped", "weight"] += 1
         elif count > 1:

@@ -52,7 +52,7 @@ class Compiled:
     """Token-aligned; uint8 where every weight is 0 or 1."""
     source_index: NDArray[np.int64]
     """Which conversation of the batch each episode comes from."""
-    source_names: list[str]
+    source_names: Sequence[str]
     source_codes: NDArray[np.int64]
     """The source of each episode, as a number among `source_names`."""
     turns: NDArray[np.int64]
@@ -134,7 +134,7 @@ class Pipeline:
             packing.overflow,
             name_of=lambda row: batch.keys[int(rendered.kept[row])],
         )
-        names, codes = _source_codes(batch.sources, rendered.kept)
+        names, codes = batch.sources.names, batch.sources.codes[rendered.kept]
         ledger = Ledger()
         records = _Records(rendered.kept, fitted)
         _account(ledger, names, codes, tokens, run_weights, fitted)
@@ -226,16 +226,9 @@ def copies_of(key: str, weight: float) -> int:
     return whole + int(rest > 0 and hashes_below(f"weight\0{key}", rest))
 
 
-def _source_codes(sources: Sequence[str], kept: NDArray[np.int64]) -> tuple[list[str], NDArray[np.int64]]:
-    """The source names of a batch, and the number of each kept conversation's source among them."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(sources))}
-    codes = np.array([numbers[name] for name in sources], dtype=np.int64)
-    return list(numbers), codes[kept]
-
-
 def _account(
     ledger: Ledger,
-    names: list[str],
+    names: Sequence[str],
     codes: NDArray[np.int64],
     tokens: Tokens,
     run_weights: NDArray[np.float32],
@@ -263,7 +256,7 @@ def _account(
 
 
 def _account_records(
-    ledger: Ledger, names: list[str], codes: NDArray[np.int64], records: _Records, reason: str
+    ledger: Ledger, names: Sequence[str], codes: NDArray[np.int64], records: _Records, reason: str
 ) -> None:
     """Enter every record that was rendered."""
     own, dropped = codes[records.firsts], records.is_dropped
@@ -273,7 +266,7 @@ def _account_records(
                 ledger.records[names[code], fate, why] += count
 
 
-def _note(ledger: Ledger, names: list[str], codes: NDArray[np.int64], what: str, counts: NDArray[np.int64]) -> None:
+def _note(ledger: Ledger, names: Sequence[str], codes: NDArray[np.int64], what: str, counts: NDArray[np.int64]) -> None:
     sums = np.bincount(codes, weights=counts, minlength=len(names)) if len(codes) else np.zeros(len(names))
     for code, count in enumerate(sums.tolist()):
         if count:

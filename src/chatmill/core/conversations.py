@@ -48,6 +48,49 @@ class Places(Sequence[str]):
         return f"{self.before}{self.numbers[index]}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sources(Sequence[str]):
+    """The sources of many records, of which few differ."""
+
+    names: tuple[str, ...]
+    """All of them, each once."""
+    codes: Ints
+    """For each record the place of its source among the names."""
+
+    @classmethod
+    def of(cls, sources: Sequence[str]) -> Sources:
+        """From one name for each record."""
+        return cls.numbered(sources, np.arange(len(sources)))
+
+    @classmethod
+    def numbered(cls, names: Sequence[str], numbers: Ints) -> Sources:
+        """From the number of each record's name in a list where names may come again."""
+        places: dict[str, int] = {}
+        codes = np.array([places.setdefault(name, len(places)) for name in names], dtype=np.int64)
+        return cls(tuple(places), codes[numbers])
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self.names[code] for code in self.codes[index].tolist()]
+        return self.names[int(self.codes[index])]
+
+    def take(self, chosen: Ints) -> Sources:
+        """Those of the chosen records."""
+        return Sources(self.names, self.codes[chosen])
+
+    def counts(self) -> dict[str, int]:
+        """How many records each has."""
+        found = np.bincount(self.codes, minlength=len(self.names)).tolist()
+        return {name: count for name, count in zip(self.names, found, strict=True) if count}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Conversations(Sequence[Conversation]):
     """C conversations; message `m` of conversation `c` is at `offsets[c] + m` in `messages`."""
@@ -57,7 +100,7 @@ class Conversations(Sequence[Conversation]):
     """C + 1 offsets into `messages`."""
     ids: Texts
     """Empty where a record has none."""
-    sources: Sequence[str]
+    sources: Sources
     tools: Texts
     """The tool definitions of each conversation as JSON, a line each with a newline before it; empty for none."""
     options: Texts
@@ -78,7 +121,7 @@ class Conversations(Sequence[Conversation]):
             messages=MessageColumns.of([message for item in conversations for message in item.messages]),
             offsets=offsets_of(np.array([len(item.messages) for item in conversations], dtype=np.int64)),
             ids=Texts.of([item.id for item in conversations]),
-            sources=[item.source for item in conversations],
+            sources=Sources.of([item.source for item in conversations]),
             tools=Texts.of([listed_tools(item.tools) if item.tools else "" for item in conversations]),
             options=Texts.of([options_json(item.options) if item.options else "" for item in conversations]),
             wheres=[item.where for item in conversations],
@@ -132,7 +175,7 @@ class Conversations(Sequence[Conversation]):
             messages=self.messages.take(ranges(self.offsets[chosen], counts)),
             offsets=offsets_of(counts),
             ids=self.ids.take(chosen),
-            sources=[self.sources[i] for i in which],
+            sources=self.sources.take(chosen),
             tools=self.tools.take(chosen),
             options=self.options.take(chosen),
             wheres=Places(wheres.before, wheres.numbers[chosen])
@@ -151,7 +194,7 @@ class Conversations(Sequence[Conversation]):
             messages=MessageColumns.joined([part.messages for part in parts], texts),
             offsets=offsets_of(np.concatenate([np.diff(part.offsets) for part in parts])),
             ids=texts.join([part.ids for part in parts]),
-            sources=[source for part in parts for source in part.sources],
+            sources=Sources.of([source for part in parts for source in part.sources[:]]),
             tools=texts.join([part.tools for part in parts]),
             options=texts.join([part.options for part in parts]),
             wheres=_joined_places([part.wheres for part in parts]),
@@ -191,16 +234,12 @@ def _unused_in(conversation: Conversation) -> set[str]:
     return names
 
 
-def unused_in_columns(fields: Iterable[tuple[str, NDArray[Any]]], sources: Sequence[str]) -> Counter[tuple[str, str]]:
+def unused_in_columns(fields: Iterable[tuple[str, NDArray[Any]]], sources: Sources) -> Counter[tuple[str, str]]:
     """(source, field) -> records, from how often each field counts in each record."""
-    codes = {source: code for code, source in enumerate(dict.fromkeys(sources))}
-    which = np.zeros(len(sources), dtype=np.int64)
-    if len(codes) > 1:
-        which[:] = [codes[source] for source in sources]
     found: Counter[tuple[str, str]] = Counter()
     for name, counts in fields:
-        sums = np.bincount(which, weights=counts, minlength=len(codes))
-        found.update({(source, name): int(sums[code]) for source, code in codes.items() if sums[code]})
+        sums = np.bincount(sources.codes, weights=counts, minlength=len(sources.names)).tolist()
+        found.update({(source, name): int(sums[code]) for code, source in enumerate(sources.names) if sums[code]})
     return found
 
 

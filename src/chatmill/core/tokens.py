@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,7 +42,7 @@ def ranges(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> NDArray
     return np.arange(total, dtype=np.int64) + np.repeat(shift, lengths)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Tokens:
     """Token ids of C sequences in one flat array, cut into R runs; a run never crosses a sequence.
 
@@ -89,7 +90,7 @@ class Tokens:
         """Tokens per conversation."""
         return np.diff(self.offsets)
 
-    @property
+    @cached_property
     def run_lengths(self) -> NDArray[np.int64]:
         """Tokens per run."""
         return np.diff(self.run_offsets)

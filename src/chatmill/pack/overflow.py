@@ -237,12 +237,14 @@ def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Slices) -
 def _report(
     tokens: Tokens, run_weights: NDArray[np.float32], kept: Ints, *, over_long: int, injected: int
 ) -> OverflowReport:
-    trained, lost = run_weights > 0, tokens.run_lengths - kept
+    trained = run_weights > 0
+    kept_trained, all_trained = int(kept @ trained), int(tokens.run_lengths @ trained)
+    kept_all, all_tokens = int(kept.sum()), len(tokens.ids)
     return OverflowReport(
         over_long=over_long,
-        kept_trained=int(kept[trained].sum()),
-        kept_untrained=int(kept[~trained].sum()),
-        lost_trained=int(lost[trained].sum()),
-        lost_untrained=int(lost[~trained].sum()),
+        kept_trained=kept_trained,
+        kept_untrained=kept_all - kept_trained,
+        lost_trained=all_trained - kept_trained,
+        lost_untrained=all_tokens - all_trained - (kept_all - kept_trained),
         injected=injected,
     )

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import MEDIA_FIELDS, Conversation, Role
-from chatmill.core.conversations import Conversations, Places, unused_by_source, unused_in_columns
+from chatmill.core.conversations import Conversations, Places, Sources, unused_by_source, unused_in_columns
 from chatmill.core.kinds import RoleCode
 from chatmill.core.messages import CODES, sparse_objects
+from chatmill.core.native.distinct import distinct
 from chatmill.core.native.scan import (
     MAX_NAMES,
     MORE_FIELDS,
@@ -210,12 +211,11 @@ def _tools(scanned: Scanned) -> tuple[NDArray[np.bool_], Texts]:
     return refused, scanned.listed.texts.replaced(places, lines)
 
 
-def _sources(given: OptionalTexts, source: str) -> list[str]:
-    """The source of every record; each one that the scanner has kept is decoded once."""
-    at = np.where(given.present, given.starts, -1)
-    _, firsts, which = np.unique(at, return_index=True, return_inverse=True)
-    names = [given[first] or source for first in firsts.tolist()]
-    return [names[i] for i in which.tolist()]
+def _sources(given: OptionalTexts, source: str) -> Sources:
+    """The source of every record; each name is decoded once."""
+    texts = given.texts
+    which, firsts = distinct(texts.data, texts.starts, texts.lengths)
+    return Sources.numbered([texts[first] or source for first in firsts.tolist()], which)
 
 
 @cache

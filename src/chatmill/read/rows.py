@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import MAX_WEIGHT, MEDIA_FIELDS, REASONING_FIELDS, Role
-from chatmill.core.conversations import Conversations, Places, unused_by_source, unused_in_columns
+from chatmill.core.conversations import Conversations, Places, Sources, unused_by_source, unused_in_columns
 from chatmill.core.messages import CODES, MessageColumns, sparse_objects
 from chatmill.core.native.scan import scan_texts
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts, joined
@@ -195,14 +195,12 @@ class _ArrowRows:
             return Texts.of(["" if number is None else str(number) for number in column.to_pylist()])
         return texts_of(column).texts
 
-    def _sources(self) -> list[str]:
+    def _sources(self) -> Sources:
         column = self._column(self._shape.source)
         if column is None:
-            return [self._source] * self._batch.num_rows
+            return Sources((self._source,), np.zeros(self._batch.num_rows, dtype=np.int64))
         names, which = _distinct(column)
-        named = np.array([*(name or self._source for name in names), self._source], dtype=np.object_)
-        found: list[str] = named[which].tolist()  # -1, a null, is the last one
-        return found
+        return Sources.numbered([*(name or self._source for name in names), self._source], which)  # -1 is a null
 
     def _json(self, key: str, written: Callable[[Any], str | None], decoded: Callable[[str], Any] | None) -> Texts:
         """A column of values as JSON texts; rows whose value is refused are not sure."""

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
+from chatmill.core.native.row_layout import Origin
 from chatmill.errors import RecordError
 from chatmill.render.bound import BoundTemplate, WrittenRecord
 from chatmill.render.fill import fill
 from chatmill.render.jinja.expressions import Expression, Notes, Path, Question, evaluate, root
 from chatmill.render.jinja.record import Arguments, RecordView, shape_by_value
 from chatmill.render.jinja.renderer import TraceError, Variants
-from chatmill.render.plan_table import HiddenField, Origin, PlanTable, RecordPlan
+from chatmill.render.plan_table import HiddenField, PlanTable, RecordPlan
 from chatmill.render.record_keys import BatchKeys, Key, RecordKeys
 from chatmill.render.record_plans import RecordPlans
 from chatmill.render.row_items import TextPart
@@ -149,8 +150,8 @@ class PlanBook:
         table = PlanTable(arguments_are_text=self._arguments_are_text)
         rows = [table.add(items) for items in self._template.write(batch[index]).rows]
         tokenizer, compute = self._template.tokenizer, self.computer(one)
-        mine = fill(self.table, np.array(plan.rows), nothing, one, tokenizer, compute)
-        alone = fill(table, np.array(rows), np.zeros(len(rows), dtype=np.int64), one, tokenizer, compute)
+        mine = fill(self.table, np.array(plan.rows), nothing, one, tokenizer, compute).tokens
+        alone = fill(table, np.array(rows), np.zeros(len(rows), dtype=np.int64), one, tokenizer, compute).tokens
         if not all(
             np.array_equal(getattr(mine, name), getattr(alone, name))
             for name in ("ids", "offsets", "kinds", "messages")

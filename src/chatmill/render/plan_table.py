@@ -7,12 +7,12 @@ one table. Writing a batch is then a few selections from that table: no loop run
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.native.row_layout import ItemTable, Origin
 from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Expression, Question
 from chatmill.render.jinja.rows import Counts
@@ -21,25 +21,6 @@ from chatmill.render.row_items import Ids, TextPart
 Ints = NDArray[np.int64]
 
 
-class Origin(IntEnum):
-    """Which column a text is taken from."""
-
-    FIXED = 0
-    """The plans' own texts."""
-    CONTENT = 1
-    REASONING = 2
-    NAME = 3
-    TOOL_CALL_ID = 4
-    CALL_NAME = 5
-    CALL_ARGUMENTS = 6
-    CALL_ID = 7
-    TOOL = 8
-    """One tool definition, as JSON; the column has a line for each."""
-    COMPUTED = 9
-    """No column: an expression that is evaluated record by record (inside tools and arguments)."""
-
-
-OF_CALLS = (Origin.CALL_NAME, Origin.CALL_ARGUMENTS, Origin.CALL_ID)
 _MESSAGE_FIELDS = {
     "content": Origin.CONTENT,
     "reasoning": Origin.REASONING,
@@ -84,32 +65,6 @@ def place_of(expression: Expression, arguments_are_text: bool) -> Place | None:
     return Place(_CALL_FIELDS[path[3]], path[0], path[2], applied)
 
 
-class Table(NamedTuple):
-    """The items of all plans, as columns."""
-
-    firsts: Ints
-    """First item of each plan, and the number of all items."""
-    is_ids: NDArray[np.bool_]
-    starts: Ints
-    """Of fixed ids in `ids`, of fixed texts in `text`."""
-    sizes: Ints
-    """Of fixed ids and fixed texts."""
-    kinds: NDArray[np.uint8]
-    owners: NDArray[np.int32]
-    """The message an item belongs to; -1 for none."""
-    origins: NDArray[np.uint8]
-    messages: NDArray[np.int32]
-    calls: NDArray[np.int32]
-    operations: NDArray[np.int32]
-    """Number of the operations on a text, 0 for none."""
-    expressions: NDArray[np.int32]
-    """Number of an expression that has no column."""
-    opens: NDArray[np.bool_]
-    """Whether a new piece of text begins with this item."""
-    ids: NDArray[np.int32]
-    text: NDArray[np.uint8]
-
-
 _COLUMNS: tuple[tuple[str, Any], ...] = (
     *(("is_ids", np.bool_), ("starts", np.int64), ("sizes", np.int64), ("kinds", np.uint8), ("owners", np.int32)),
     *(("origins", np.uint8), ("messages", np.int32), ("calls", np.int32), ("operations", np.int32)),
@@ -146,7 +101,7 @@ class PlanTable:
         self._expression_numbers: dict[Expression, int] = {}
         self._fragments: dict[Fragment, _FragmentLines] = {}
         self._columns: dict[str, NDArray[Any]] = {}
-        self._table: Table | None = None
+        self._table: ItemTable | None = None
 
     def add(self, items: Sequence[Ids | TextPart]) -> int:
         """Keep a row; the number of its plan."""
@@ -235,12 +190,12 @@ class PlanTable:
         return max(self._firsts[-1], len(self._ids) // 4)
 
     @property
-    def table(self) -> Table:
+    def table(self) -> ItemTable:
         """All plans as columns."""
         if self._table is None or len(self._table.firsts) < len(self._firsts):  # a row may have no items
             self._columns = self._columns_with_new()
             self._items = []
-            self._table = Table(
+            self._table = ItemTable(
                 firsts=np.array(self._firsts, dtype=np.int64),
                 ids=np.array(self._ids, dtype=np.int32),
                 text=np.frombuffer(bytes(self._text), dtype=np.uint8),

@@ -18,11 +18,12 @@ from chatmill.core.conversations import Conversations
 from chatmill.core.messages import MessageColumns
 from chatmill.core.native.distinct import distinct
 from chatmill.core.native.find import positions_of
+from chatmill.core.native.row_layout import Origin
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.render.fill import applied
 from chatmill.render.jinja.expressions import Question, ask, root
 from chatmill.render.jinja.record import Arguments, InputForm, RecordView
-from chatmill.render.plan_table import Origin, place_of
+from chatmill.render.plan_table import Operations, place_of
 
 MAX_COLUMNS = 48
 MAX_TOOL_QUESTIONS = 64
@@ -32,6 +33,8 @@ KEPT_TOOLS = 4096
 ColumnQuestion = tuple[str, Origin, int, Any, Any]
 """What is asked, of which column and which call of a message, after which operations, with which argument."""
 Ints = NDArray[np.int64]
+_SPACE_HEADS = sorted({chr(point).encode()[0] for point in range(0x3001) if chr(point).isspace()})
+"""The first bytes of white space."""
 Key = bytes | tuple[bytes, str | int, str]
 """A few bytes per message; with tools or options, these too."""
 
@@ -235,18 +238,42 @@ class RecordKeys:
 
     def _answers(self, batch: Conversations) -> Iterator[NDArray[np.bool_]]:
         """The answers of every message to each question; False for those that do not have what is asked about."""
-        asked: dict[Any, tuple[NDArray[Any] | slice, Texts]] = {}
+        asked: dict[Any, tuple[NDArray[Any] | slice, Texts, NDArray[np.uint8]]] = {}
         for what, origin, call, operations, argument in self._columns:
-            if what == "filled" and operations and operations[-1][0] in ("strip", "rstrip"):
-                operations = (*operations[:-1], ("lstrip", operations[-1][1]))  # leaves nothing of the same texts
-            texts_asked = (origin, call, operations)
+            applied_first = () if what == "filled" else operations
+            texts_asked = (origin, call, applied_first)
             if texts_asked not in asked:
                 places, texts = _texts_of(batch.messages, origin, call)
-                asked[texts_asked] = places, applied(texts, operations)
-            places, texts = asked[texts_asked]
+                texts = applied(texts, applied_first)
+                asked[texts_asked] = places, texts, heads_of(texts)
+            places, texts, heads = asked[texts_asked]
             answers = np.zeros(len(batch.messages), dtype=np.bool_)
-            answers[places] = _answered(what, texts, argument)
+            answers[places] = (
+                _filled(texts, heads, operations) if what == "filled" else _answered(what, texts, heads, argument)
+            )
             yield answers
+
+
+def heads_of(texts: Texts) -> NDArray[np.uint8]:
+    """The first byte of each text; 0 where it has none."""
+    if not len(texts.data):
+        return np.zeros(len(texts), dtype=np.uint8)
+    heads: NDArray[np.uint8] = texts.data[np.minimum(texts.starts, len(texts.data) - 1)]
+    return np.where(texts.lengths > 0, heads, np.uint8(0))
+
+
+def _filled(texts: Texts, heads: NDArray[np.uint8], operations: Operations) -> NDArray[np.bool_]:
+    """Which texts have something left after they were stripped; those that begin with what stays need no look."""
+    filled = texts.lengths > 0
+    goes = np.zeros(256, dtype=np.bool_)
+    for _, (characters,) in operations:
+        if characters is None:
+            goes[_SPACE_HEADS] = True
+        else:
+            goes[[character.encode()[0] for character in characters]] = True
+    doubtful = np.flatnonzero(filled & goes[heads])
+    filled[doubtful] = applied(texts.take(doubtful), operations).lengths > 0
+    return filled
 
 
 def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDArray[Any] | slice, Texts]:
@@ -266,22 +293,22 @@ def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDAr
     return places, (messages.call_names if origin is Origin.CALL_NAME else messages.call_arguments).take(at)
 
 
-def _answered(what: str, texts: Texts, argument: Any) -> NDArray[np.bool_]:
+def _answered(what: str, texts: Texts, heads: NDArray[np.uint8], argument: Any) -> NDArray[np.bool_]:
     """What every text answers to a question."""
-    if what == "filled":
-        return texts.lengths > 0
     if what == "contains":
         return contains(texts, argument[0].encode())
     if what == "equals":
         wanted = argument[0].encode()
-        equal: NDArray[np.bool_] = begins(texts, wanted) & (texts.lengths == len(wanted))
+        equal: NDArray[np.bool_] = begins(texts, wanted, heads) & (texts.lengths == len(wanted))
         return equal
     name, (part,) = argument
     wanted = part.encode()
     if name == "startswith":
-        return begins(texts, wanted)
-    shifted = Texts(texts.data, texts.starts + texts.lengths - len(wanted), texts.lengths)
-    ends: NDArray[np.bool_] = (texts.lengths >= len(wanted)) & begins(shifted, wanted)
+        return begins(texts, wanted, heads)
+    long = np.flatnonzero(texts.lengths >= len(wanted))
+    tails = Texts(texts.data, (texts.starts + texts.lengths)[long] - len(wanted), np.full(len(long), len(wanted)))
+    ends = np.zeros(len(texts), dtype=np.bool_)
+    ends[long] = begins(tails, wanted, heads_of(tails))
     return ends
 
 
@@ -295,10 +322,12 @@ def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:
     return after > first
 
 
-def begins(texts: Texts, part: bytes) -> NDArray[np.bool_]:
-    """Which texts begin with a part."""
+def begins(texts: Texts, part: bytes, heads: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which texts begin with a part; `heads` are their first bytes."""
     answer = texts.lengths >= len(part)
-    for offset, byte in enumerate(part):
+    if part:
+        answer &= heads == part[0]
+    for offset, byte in enumerate(part[1:], 1):
         going = np.flatnonzero(answer)
         if not len(going):
             break

@@ -13,13 +13,14 @@ from chatmill.core import html
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
 from chatmill.core.gc_pause import without_collector
+from chatmill.core.native.row_layout import Origin
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
 from chatmill.render.bound import BoundTemplate
-from chatmill.render.fill import applied, fill
+from chatmill.render.fill import applied, fill, numbers_in
 from chatmill.render.plan_book import PlanBook
-from chatmill.render.plan_table import Origin, PlanTable
+from chatmill.render.plan_table import PlanTable
 from chatmill.render.registry import bind, template_mistake
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -103,13 +104,13 @@ def render(
     plans = bound.book.plans.columns
     rows, plan_of = plans.rows.of(numbers)
     kept = chosen[plan_of]
-    tokens = fill(bound.book.table, rows[:, 0], kept, batch, bound.tokenizer, bound.book.computer(batch))
+    filled = fill(bound.book.table, rows[:, 0], kept, batch, bound.tokenizer, bound.book.computer(batch))
     is_first = np.diff(plan_of, prepend=-1) > 0
     per_row = np.zeros((len(rows), 5), dtype=np.int64)
     per_row[is_first, :4] = plans.counts[numbers]
-    per_row[is_first, 4] = _stripped(batch, chosen, numbers, bound.book)
+    per_row[is_first, 4] = _stripped(batch, chosen, numbers, bound.book, filled.changed)
     return Rendered(
-        tokens=tokens,
+        tokens=filled.tokens,
         kept=kept,
         stripped=per_row[:, 4],
         failed=tuple(failed),
@@ -120,30 +121,32 @@ def render(
     )
 
 
-def _stripped(batch: Conversations, chosen: Ints, numbers: Ints, book: PlanBook) -> Ints:
-    """Characters of contents and reasoning that a conversation's rows do not show."""
+def _stripped(batch: Conversations, chosen: Ints, numbers: Ints, book: PlanBook, changed: Ints) -> Ints:
+    """Characters of contents and reasoning that a conversation's rows do not show; `changed` have texts cut there."""
     stripped, plans, firsts = np.zeros(len(chosen), dtype=np.int64), book.plans.columns, batch.offsets[chosen]
-    if not any(len(fields.entries) for fields in (plans.hidden, plans.trimmed, plans.pieced)):
-        return stripped
+    is_cut = np.zeros(len(batch), dtype=np.bool_)
+    is_cut[changed] = True
+    cut = np.flatnonzero(is_cut[chosen])
     hidden, hidden_in = plans.hidden.of(numbers)
-    trimmed, trimmed_in = plans.trimmed.of(numbers)
+    trimmed, trimmed_in = plans.trimmed.of(numbers[cut])
     for origin, texts in ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning)):
         mine = hidden[:, 0] == origin
         places = firsts[hidden_in[mine]] + hidden[mine, 1]
         np.add.at(stripped, hidden_in[mine], texts.take(places).characters())
-        for operations in np.unique(trimmed[trimmed[:, 0] == origin, 2]).tolist():
+        for operations in numbers_in(trimmed[trimmed[:, 0] == origin, 2]):
             mine = (trimmed[:, 0] == origin) & (trimmed[:, 2] == operations)
-            own = texts.take(firsts[trimmed_in[mine]] + trimmed[mine, 1])
+            owners = cut[trimmed_in[mine]]
+            own = texts.take(firsts[owners] + trimmed[mine, 1])
             left = applied(own, book.table.operations[operations])
-            np.add.at(stripped, trimmed_in[mine], _characters_lost(own, left))
-    _count_pieced(stripped, batch, firsts, numbers, book)
+            np.add.at(stripped, owners, _characters_lost(own, left))
+    _count_pieced(stripped, batch, firsts, cut, numbers, book)
     return stripped
 
 
-def _count_pieced(stripped: Ints, batch: Conversations, firsts: Ints, numbers: Ints, book: PlanBook) -> None:
+def _count_pieced(stripped: Ints, batch: Conversations, firsts: Ints, cut: Ints, numbers: Ints, book: PlanBook) -> None:
     """Add what is missing of texts that are shown in pieces, or otherwise in other rows: what the best row lacks."""
-    fields, plan_of = book.plans.columns.pieced.of(numbers)
-    for number, place in zip(fields[:, 0].tolist(), plan_of.tolist(), strict=True):
+    fields, plan_of = book.plans.columns.pieced.of(numbers[cut])
+    for number, place in zip(fields[:, 0].tolist(), cut[plan_of].tolist(), strict=True):
         field = book.plans.pieced[number]
         texts = batch.messages.contents if field.origin is Origin.CONTENT else batch.messages.reasoning
         own = texts.take(firsts[[place]] + field.message)
@@ -174,7 +177,9 @@ def _render_prompts(batch: Conversations, bound: BoundTemplate) -> Rendered:
         ]
         rows.append(table.add(fixed))
     every = np.arange(len(batch), dtype=np.int64)
-    tokens = fill(table, np.array(rows, dtype=np.int64), every, batch, bound.tokenizer, bound.book.computer(batch))
+    tokens = fill(
+        table, np.array(rows, dtype=np.int64), every, batch, bound.tokenizer, bound.book.computer(batch)
+    ).tokens
     nothing = np.zeros(len(batch), dtype=np.int64)
     tokens = replace(  # the message that is still to come has a place, and no weight of its own
         tokens,

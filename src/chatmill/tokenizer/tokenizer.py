@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from chatmill.core.native.distinct import distinct
 from chatmill.core.native.points import token_points
 from chatmill.core.texts import Texts
-from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.tokens import offsets_of
 from chatmill.errors import TokenizerError
 from chatmill.tokenizer.backends import Backend, Encoded, HuggingFaceBackend
 from chatmill.tokenizer.prefix import Prefix
@@ -218,20 +218,28 @@ class Tokenizer:
         return token_points(ids, self._byte_lengths, offsets, which, sizes) - offsets[which]
 
     def byte_points(
-        self, encoded: Encoded, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64], texts: Texts
+        self,
+        encoded: Encoded,
+        which: NDArray[np.int64],
+        prefix_bytes: NDArray[np.int64],
+        texts: Texts,
+        not_ascii: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.int64]:
-        """For each pair: the first token of `texts[which[i]]`, counted among all, that starts at or behind a byte."""
+        """For each pair: the first token of `texts[which[i]]`, counted among all, that starts at or behind a byte.
+
+        `not_ascii` is `texts.not_ascii()`, if it is known.
+        """
         ids, offsets = encoded
         if not self.bytes_add_up:
             return offsets[which] + self.split_points(encoded, which, _prefixes(texts, which, prefix_bytes), texts)
         points = token_points(ids, self._byte_lengths, offsets, which, prefix_bytes)
-        moved = self._moved_by_normalizer(texts, which, prefix_bytes)
+        moved = self._moved_by_normalizer(texts, which, prefix_bytes, not_ascii)
         if self.normal_form and len(moved):
             tails = texts.lengths[which[moved]] - prefix_bytes[moved]
             behind = Texts(texts.data, texts.starts[which[moved]] + prefix_bytes[moved], tails)
             plain = ~behind.not_ascii()  # no normal form changes ASCII text, or joins it to what is before it
             at_end = moved[plain]
-            points[at_end] = self._points_before_end(encoded, which[at_end], tails[plain])
+            points[at_end] = token_points(ids, self._byte_lengths, offsets, which[at_end], tails[plain], from_end=True)
             moved = moved[~plain]
             moved = moved[_not_normal(texts, which[moved], self.normal_form)]
         if len(moved):
@@ -240,12 +248,19 @@ class Tokenizer:
         return points
 
     def _moved_by_normalizer(
-        self, texts: Texts, which: NDArray[np.int64], prefix_bytes: NDArray[np.int64]
+        self,
+        texts: Texts,
+        which: NDArray[np.int64],
+        prefix_bytes: NDArray[np.int64],
+        not_ascii: NDArray[np.bool_] | None,
     ) -> NDArray[np.int64]:
         """The pairs whose byte may be another one after the normalizer."""
         if self.normal_form == "":
             return np.empty(0, dtype=np.int64)
-        doubtful = np.flatnonzero(texts.not_ascii()[which]) if self._keeps_ascii else np.arange(len(which))
+        if self._keeps_ascii:
+            doubtful = np.flatnonzero((texts.not_ascii() if not_ascii is None else not_ascii)[which])
+        else:
+            doubtful = np.arange(len(which))
         if self.normal_form is None or not self._keeps_ascii or not len(doubtful):
             return doubtful
         begins, prefixes = texts.starts[which[doubtful]], prefix_bytes[doubtful]
@@ -260,18 +275,6 @@ class Tokenizer:
         kept = [_keeps_border(self.normal_form, characters[first]) for first in firsts.tolist()]
         moved[inside] = ~np.array(kept, dtype=np.bool_)[numbers]
         return doubtful[moved]
-
-    def _points_before_end(
-        self, encoded: Encoded, which: NDArray[np.int64], tails: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """For each pair: the first token of a text that begins inside its last bytes; the text's end without one."""
-        ids, offsets = encoded
-        different, number = np.unique(which, return_inverse=True)
-        counts = offsets[different + 1] - offsets[different]
-        passed = offsets_of(self._byte_lengths[ids[ranges(offsets[different], counts)]])
-        ends = offsets_of(counts)
-        sizes = (passed[ends[1:]] - passed[ends[:-1]])[number]
-        return token_points(ids, self._byte_lengths, offsets, which, np.maximum(sizes - tails, 0))
 
     def _normalised_size(self, text: str) -> int:
         """Bytes of a normalised text."""

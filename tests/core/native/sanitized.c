@@ -132,7 +132,8 @@ static int64_t points(const uint8_t *data, int64_t size, const int64_t *which, c
     for (int64_t i = 0; i < size; i++) ids[i] = data[i] % (data[0] & 1 ? 128 : 100);
     for (int32_t i = 0; i < 100; i++) sizes[i] = i % 7;
     for (int64_t i = 0; i <= texts; i++) offsets[i] = data[0] & 2 && size ? i * data[i] % (size + 2) : i * 5;
-    const int64_t done = chatmill_points(ids, size, sizes, 100, offsets, texts, which, bytes, count, found);
+    int64_t done = chatmill_points(ids, size, sizes, 100, offsets, texts, which, bytes, count, 0, found);
+    done += chatmill_points(ids, size, sizes, 100, offsets, texts, which, bytes, count, 1, found);
     free(ids), free(sizes), free(offsets), free(found);
     return done;
 }
@@ -166,6 +167,54 @@ static int64_t run_sums(const uint8_t *data, int64_t size)
     return (added == runs) + (counted == runs);
 }
 
+/* Rows of plans, conversations, messages and calls that are the bytes of a line, right or wrong as they come. */
+static int64_t layout(const uint8_t *data, int64_t size)
+{
+    const int64_t lines = size / 8, plans = lines / 4, rows = size / 8, conversations = 3, messages = 6, calls = 4;
+    uint8_t *is_ids = room(lines, 1), *kinds = room(lines, 1), *origins = room(lines, 1), *opens = room(lines, 1);
+    int32_t *owners = room(lines, 4), *of_messages = room(lines, 4), *of_calls = room(lines, 4);
+    int32_t *operations = room(lines, 4);
+    int64_t *firsts = INTS(plans + 1), *starts = INTS(lines), *sizes = INTS(lines), *chosen = INTS(rows);
+    int64_t *owner = INTS(rows), *message_offsets = INTS(conversations + 1), *call_offsets = INTS(messages + 1);
+    int64_t *texts = INTS(messages), items = 0;
+    for (int64_t i = 0; i < lines; i++) {
+        const uint8_t *const line = data + 8 * i;
+        is_ids[i] = line[0] & 1;
+        kinds[i] = line[1];
+        opens[i] = line[1] & 1;
+        origins[i] = line[2] % 10;
+        owners[i] = of_messages[i] = line[3] % 3 - (line[3] == 'e');
+        of_calls[i] = line[4] % 2;
+        operations[i] = line[5] % 2;
+        starts[i] = sizes[i] = line[6];
+    }
+    for (int64_t i = 0; i <= plans; i++) firsts[i] = 4 * i;
+    for (int64_t i = 0; i <= conversations; i++) message_offsets[i] = 2 * i;
+    for (int64_t i = 0; i <= messages; i++) call_offsets[i] = i < 2 ? 0 : i < 5 ? 2 : calls;
+    for (int64_t i = 0; i < messages; i++) texts[i] = i;
+    for (int64_t i = 0; i < rows; i++) {
+        chosen[i] = plans ? data[i] % plans + (data[i] == '~') : 0;
+        owner[i] = data[i] % conversations;
+        items += 4;
+    }
+    const item_table table = {firsts, is_ids,  starts,      sizes,    kinds,      owners,
+                              origins, of_messages, of_calls, operations, opens, plans};
+    shown_column columns[WITHOUT_COLUMN] = {{NULL, NULL, 0}};
+    for (int i = 1; i < WITHOUT_COLUMN - (int)(size % 2); i++) columns[i] = (shown_column){texts, texts, i % 3};
+    laid_out out = {.starts = INTS(items), .sizes = INTS(items), .kinds = room(items, 1), .is_text = room(items, 1),
+                    .owners = room(items, 4), .text_items = INTS(items), .lines = INTS(items),
+                    .conversations = INTS(items), .which = room(items, 1), .text_starts = INTS(items),
+                    .text_sizes = INTS(items), .opens = room(items, 1), .others = INTS(items)};
+    const int64_t found =
+        chatmill_lay_out(&table, chosen, owner, rows, message_offsets, conversations, call_offsets, columns, &out);
+    free(is_ids), free(kinds), free(origins), free(opens), free(owners), free(of_messages), free(of_calls);
+    free(operations), free(firsts), free(starts), free(sizes), free(chosen), free(owner), free(message_offsets);
+    free(call_offsets), free(texts), free(out.starts), free(out.sizes), free(out.kinds), free(out.is_text);
+    free(out.owners), free(out.text_items), free(out.lines), free(out.conversations), free(out.which);
+    free(out.text_starts), free(out.text_sizes), free(out.opens), free(out.others);
+    return found == items;
+}
+
 /* Copies whose starts, lengths and numbers of buffers are the bytes of a line, right or wrong as they come. */
 static int64_t copy(const uint8_t *data, int64_t size)
 {
@@ -191,6 +240,15 @@ static int64_t copy(const uint8_t *data, int64_t size)
     int64_t *numbers = INTS(count), *firsts = INTS(count), *table = INTS(slots);
     memset(table, 0xFF, (size_t)slots * sizeof(int64_t));
     if (count < slots) sum += chatmill_distinct(data, size, starts, lengths, count, numbers, firsts, table, slots) > 0;
+    uint8_t *opens = room(count, 1), *highs = room(count, 1), *kept = room(total, 1);
+    int64_t *before = INTS(count), *offsets = INTS(count + 1);
+    for (int64_t i = 0; i < count; i++) opens[i] = data[4 * i + 3] & 1;
+    memset(table, 0xFF, (size_t)slots * sizeof(int64_t));
+    if (count < slots) {
+        sum += chatmill_pieces(buffers, sizes, 2, which, starts, lengths, opens, count, kept, total, numbers, before,
+                               offsets, highs, table, slots) > 0;
+    }
+    free(opens), free(highs), free(kept), free(before), free(offsets);
     static const uint8_t trims[256] = {[' '] = 1, ['"'] = 1}, wide_spaces[] = {2, 0xC2, 0xA0, 3, 0xE2, 0x80, 0x83};
     sum += chatmill_not_ascii(data, size, starts, lengths, count, which) > 0;
     sum += chatmill_characters(data, size, starts, lengths, count, numbers) > 0;
@@ -202,6 +260,7 @@ static int64_t copy(const uint8_t *data, int64_t size)
     sum += chatmill_find(data, size, (const uint8_t *)"\"role", 5, found, 2) > 0;
     sum += points(data, size, starts, lengths, count) > 0;
     sum += run_sums(data, size);
+    sum += layout(data, size);
     sum += (gathered == total) + (narrow == total) + (broad == 4 * total);
     free(second), free(which), free(starts), free(lengths), free(out), free(wide);
     return sum;

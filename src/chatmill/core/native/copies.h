@@ -1,5 +1,4 @@
-/* Copies of many short ranges, the places of a mark, the tokens at which bytes lie (gather.py, find.py,
- * points.py), and equal texts (distinct.py).
+/* Copies of many short ranges, the places of a mark, and the tokens at which bytes lie (gather.py, find.py, points.py).
  *
  * Most ranges are a few bytes: where both sides have 16 bytes of room, 16 are copied whatever the length, since a copy
  * of a fixed size costs less than asking for the length; the next range then overwrites what was too much.
@@ -8,6 +7,16 @@
 static inline int is_outside(int64_t start, int64_t length, int64_t size)
 {
     return start < 0 || length < 0 || start > size || length > size - start;
+}
+
+/* Copies `bytes` bytes to where there are `room`, from where there are `left`. */
+static inline void copy_range(uint8_t *to, int64_t room, const uint8_t *from, int64_t left, int64_t bytes)
+{
+    if (bytes <= 16 && left >= 16 && room >= 16) {
+        memcpy(to, from, 16);
+    } else if (bytes > 0) {
+        memcpy(to, from, (size_t)bytes);
+    }
 }
 
 /* Ranges one behind the other into `out` (which holds `room` bytes); items are `item` bytes, as are starts, lengths and
@@ -24,12 +33,7 @@ EXPORT int64_t chatmill_gather(const uint8_t *const *buffers, const int64_t *siz
         if (is_outside(start, length, size)) return -1;
         const int64_t bytes = length * item;
         if (bytes > room - at) return -1;
-        const uint8_t *from = buffers[buffer] + start * item;
-        if (bytes <= 16 && (size - start) * item >= 16 && room - at >= 16) {
-            memcpy(out + at, from, 16);
-        } else if (bytes > 0) {
-            memcpy(out + at, from, (size_t)bytes);
-        }
+        copy_range(out + at, room - at, buffers[buffer] + start * item, (size - start) * item, bytes);
         at += bytes;
     }
     return at;
@@ -84,24 +88,41 @@ EXPORT int64_t chatmill_find(const uint8_t *data, int64_t size, const uint8_t *m
     return count;
 }
 
+#define PAIRS_AHEAD 8
+
 /* For each pair of a text and a number of bytes, the first token of the text with at least so many bytes before it, or
- * the text's end. Tokens are `offsets[text]` to `offsets[text + 1]` of the ids, each as long as `sizes` says. Pairs of
- * one text cost one walk if they are in order. Returns `count`, or -1 where a number lies outside its array. */
+ * the text's end; with `from_end`, the first token with at most so many bytes from its beginning to the text's end.
+ * Tokens are `offsets[text]` to `offsets[text + 1]` of the ids, each as long as `sizes` says. Pairs of one text cost one
+ * walk if they are in order. Returns `count`, or -1 where a number lies outside its array. */
 EXPORT int64_t chatmill_points(const int32_t *ids, int64_t id_count, const int32_t *sizes, int64_t vocabulary,
                                const int64_t *offsets, int64_t texts, const int64_t *which, const int64_t *bytes,
-                               int64_t count, int64_t *points)
+                               int64_t count, int64_t from_end, int64_t *points)
 {
     int64_t text = -1, at = 0, stop = 0, passed = 0, wanted = 0;
     for (int64_t i = 0; i < count; i++) {
+        if (which[i] < 0 || which[i] >= texts) return -1;
+        if (i + PAIRS_AHEAD < count && (uint64_t)which[i + PAIRS_AHEAD] < (uint64_t)texts) {
+            PREFETCH((const void *)((uintptr_t)ids + 4 * (uintptr_t)offsets[which[i + PAIRS_AHEAD] + (from_end != 0)]));
+        }
         if (which[i] != text || bytes[i] < wanted) {
             text = which[i];
-            if (text < 0 || text >= texts) return -1;
             at = offsets[text];
             stop = offsets[text + 1];
             if (at < 0 || at > stop || stop > id_count) return -1;
             passed = 0;
         }
         wanted = bytes[i];
+        if (from_end) {
+            int64_t first = stop;
+            for (int64_t left = wanted; first > at; first--) {
+                const int32_t id = ids[first - 1];
+                if (id < 0 || id >= vocabulary) return -1;
+                left -= sizes[id];
+                if (left < 0) break;
+            }
+            points[i] = first;
+            continue;
+        }
         while (at < stop && passed < wanted) {
             const int32_t id = ids[at++];
             if (id < 0 || id >= vocabulary) return -1;
@@ -110,51 +131,4 @@ EXPORT int64_t chatmill_points(const int32_t *ids, int64_t id_count, const int32
         points[i] = at;
     }
     return count;
-}
-
-static inline uint64_t mixed(uint64_t hash, uint64_t word)
-{
-    hash = (hash ^ word) * UINT64_C(0x9E3779B97F4A7C15);
-    return hash ^ (hash >> 32);
-}
-
-/* Numbers texts so that equal ones have one number: 0, 1, ... in the order in which they are met; `firsts` says where.
- * `table` has `slots` numbers (a power of two, more than `count`), all of them -1. Returns how many different texts there
- * are, or -1 where one lies outside of the data. */
-EXPORT int64_t chatmill_distinct(const uint8_t *data, int64_t size, const int64_t *starts, const int64_t *lengths,
-                                 int64_t count, int64_t *which, int64_t *firsts, int64_t *table, int64_t slots)
-{
-    int64_t found = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t start = starts[i], length = lengths[i];
-        if (is_outside(start, length, size)) return -1;
-        const uint8_t *const text = data + start;
-        uint64_t hash = mixed(0, (uint64_t)length), lanes[4] = {1, 2, 3, 4}, word = 0;
-        int64_t at = 0;
-        for (; length - at >= 32; at += 32) { /* four at once: each waits for the one before it in its lane alone */
-            uint64_t words[4];
-            memcpy(words, text + at, 32);
-            for (int k = 0; k < 4; k++) lanes[k] = mixed(lanes[k], words[k]);
-        }
-        for (int k = 0; at && k < 4; k++) hash = mixed(hash, lanes[k]);
-        for (; length - at >= 8; at += 8) {
-            memcpy(&word, text + at, 8);
-            hash = mixed(hash, word);
-        }
-        word = 0;
-        if (at < length) memcpy(&word, text + at, (size_t)(length - at));
-        hash = mixed(hash, word);
-        int64_t slot = (int64_t)(hash & (uint64_t)(slots - 1)), number;
-        while ((number = table[slot]) >= 0) {
-            const int64_t first = firsts[number];
-            if (lengths[first] == length && !memcmp(data + starts[first], text, (size_t)length)) break;
-            slot = (slot + 1) & (slots - 1);
-        }
-        if (number < 0) {
-            number = table[slot] = found++;
-            firsts[number] = i;
-        }
-        which[i] = number;
-    }
-    return found;
 }

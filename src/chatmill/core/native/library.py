@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 """The same number as in columns.c; a library with another one is of an older or newer source, and is not used."""
 SWITCH = "CHATMILL_NATIVE"
 """Set to 0 in the environment: the compiled part is not used."""
@@ -21,13 +21,15 @@ _ARGUMENTS = {
     "chatmill_gather": (_pointer, _pointer, _int, _pointer, _pointer, _pointer, _int, _int, _pointer, _int),
     "chatmill_spread": (_pointer, _pointer, _int, _int, _pointer, _int),
     "chatmill_find": (_pointer, _int, _pointer, _int, _pointer, _int),
-    "chatmill_points": (_pointer, _int, _pointer, _int, _pointer, _int, _pointer, _pointer, _int, _pointer),
+    "chatmill_points": (_pointer, _int, _pointer, _int, _pointer, _int, _pointer, _pointer, _int, _int, _pointer),
     "chatmill_distinct": (_pointer, _int, _pointer, _pointer, _int, _pointer, _pointer, _pointer, _int),
+    "chatmill_pieces": (_pointer, _pointer, _int, *(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 5, _int),
     "chatmill_not_ascii": (_pointer, _int, _pointer, _pointer, _int, _pointer),
     "chatmill_characters": (_pointer, _int, _pointer, _pointer, _int, _pointer),
     "chatmill_trim": (_pointer, _int, _pointer, _pointer, _int, _pointer, _pointer, _int, _int, _pointer, _pointer),
     "chatmill_sum_lengths": (*(_pointer,) * 3, _int, _pointer, _pointer, _int, _int, _pointer),
     "chatmill_sum_turns": (*(_pointer,) * 4, _int, _pointer, _int, *(_pointer,) * 3),
+    "chatmill_lay_out": (_pointer, _pointer, _pointer, _int, _pointer, _int, *(_pointer,) * 3),
     "chatmill_count_lines": (_pointer, _int, _int),
     "chatmill_scan": (_pointer, _int, _int, _pointer, _pointer),
     "chatmill_scan_texts": (_pointer, _int, _pointer, _int, _pointer, _pointer),

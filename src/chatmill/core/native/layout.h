@@ -1,0 +1,91 @@
+/* Rows laid out after their plans (row_layout.py). */
+
+enum { FIRST_OF_CALLS = 5, WITHOUT_COLUMN = 8 }; /* Origin in row_layout.py: from the first on texts are those of calls,
+                                                    from the second on they are in no column */
+
+/* A column of texts that rows may show: all of them lie in one buffer. */
+typedef struct {
+    const int64_t *starts, *lengths; /* NULL where no plan shows it */
+    int64_t buffer;
+} shown_column;
+
+/* The items of all plans. */
+typedef struct {
+    const int64_t *firsts; /* one more than there are plans */
+    const uint8_t *is_ids;
+    const int64_t *starts, *sizes;
+    const uint8_t *kinds;
+    const int32_t *owners;
+    const uint8_t *origins;
+    const int32_t *messages, *calls, *operations;
+    const uint8_t *opens;
+    int64_t plans;
+} item_table;
+
+/* What `row_layout.py` hands over, with room for all items. */
+typedef struct {
+    int64_t *starts, *sizes; /* of ids; those of texts are left to the caller */
+    uint8_t *kinds, *is_text;
+    int32_t *owners;
+    int64_t *text_items;
+    uint8_t *which;
+    int64_t *text_starts, *text_sizes;
+    uint8_t *opens;
+    int64_t *others; /* the texts that are in no column, or that operations are applied to: */
+    int64_t *lines, *conversations; /* their places in the table, and their conversations */
+    int64_t texts, other_count;
+} laid_out;
+
+/* All items of some rows, each of which has a plan and a conversation. Returns how many items there are, or -1 where a
+ * number lies outside its array. */
+EXPORT int64_t chatmill_lay_out(const item_table *table, const int64_t *rows, const int64_t *conversations,
+                                int64_t row_count, const int64_t *message_offsets, int64_t conversation_count,
+                                const int64_t *call_offsets, const shown_column *columns, laid_out *out)
+{
+    int64_t item = 0, text = 0, others = 0;
+    for (int64_t r = 0; r < row_count; r++) {
+        const int64_t plan = rows[r], conversation = conversations[r];
+        if (plan < 0 || plan >= table->plans || conversation < 0 || conversation >= conversation_count) return -1;
+        const int64_t first_message = message_offsets[conversation];
+        const int64_t message_count = message_offsets[conversation + 1] - first_message;
+        for (int64_t line = table->firsts[plan]; line < table->firsts[plan + 1]; line++, item++) {
+            out->kinds[item] = table->kinds[line];
+            out->owners[item] = table->owners[line];
+            out->is_text[item] = !table->is_ids[line];
+            int64_t start = table->starts[line], size = table->sizes[line];
+            if (table->is_ids[line]) {
+                out->starts[item] = start;
+                out->sizes[item] = size;
+                continue;
+            }
+            const int origin = table->origins[line];
+            out->which[text] = 0; /* the buffer of fixed texts */
+            if (origin > 0 && origin < WITHOUT_COLUMN) {
+                const shown_column column = columns[origin];
+                const int64_t message = table->messages[line];
+                if (!column.starts || message < 0 || message >= message_count) return -1;
+                int64_t at = first_message + message;
+                if (origin >= FIRST_OF_CALLS) {
+                    const int64_t call = table->calls[line];
+                    if (call < 0 || call >= call_offsets[at + 1] - call_offsets[at]) return -1;
+                    at = call_offsets[at] + call;
+                }
+                start = column.starts[at];
+                size = column.lengths[at];
+                out->which[text] = (uint8_t)column.buffer;
+            }
+            if (origin >= WITHOUT_COLUMN || table->operations[line]) {
+                out->others[others] = text;
+                out->lines[others] = line;
+                out->conversations[others++] = conversation;
+            }
+            out->text_starts[text] = start;
+            out->text_sizes[text] = size;
+            out->opens[text] = table->opens[line];
+            out->text_items[text++] = item;
+        }
+    }
+    out->texts = text;
+    out->other_count = others;
+    return item;
+}

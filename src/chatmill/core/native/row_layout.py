@@ -1,0 +1,239 @@
+"""Lays rows out after their plans: in compiled code where it is there, else by NumPy, with the same result.
+
+A plan is a range of lines in a table, an item each: fixed ids, a fixed text, or a text of a conversation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chatmill.core.conversations import Conversations
+from chatmill.core.native.library import library
+from chatmill.core.texts import OptionalTexts, Texts
+from chatmill.core.tokens import ranges
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+OUTSIDE = "a plan, a conversation, a message or a call lies outside its array"
+
+
+class Origin(IntEnum):
+    """Which column a text is taken from."""
+
+    FIXED = 0
+    """The plans' own texts."""
+    CONTENT = 1
+    REASONING = 2
+    NAME = 3
+    TOOL_CALL_ID = 4
+    CALL_NAME = 5
+    CALL_ARGUMENTS = 6
+    CALL_ID = 7
+    TOOL = 8
+    """One tool definition, as JSON; the column has a line for each."""
+    COMPUTED = 9
+    """No column: an expression that is evaluated record by record (inside tools and arguments)."""
+
+
+OF_CALLS = (Origin.CALL_NAME, Origin.CALL_ARGUMENTS, Origin.CALL_ID)
+
+
+class ItemTable(NamedTuple):
+    """The items of all plans, as columns."""
+
+    firsts: Ints
+    """First item of each plan, and the number of all items."""
+    is_ids: NDArray[np.bool_]
+    starts: Ints
+    """Of fixed ids in `ids`, of fixed texts in `text`."""
+    sizes: Ints
+    """Of fixed ids and fixed texts."""
+    kinds: Bytes
+    owners: NDArray[np.int32]
+    """The message an item belongs to; -1 for none."""
+    origins: Bytes
+    messages: NDArray[np.int32]
+    calls: NDArray[np.int32]
+    operations: NDArray[np.int32]
+    """Number of the operations on a text, 0 for none."""
+    expressions: NDArray[np.int32]
+    """Number of an expression that has no column."""
+    opens: NDArray[np.bool_]
+    """Whether a new piece of text begins with this item."""
+    ids: NDArray[np.int32]
+    text: Bytes
+
+
+class Layout(NamedTuple):
+    """The items of many rows, one behind the other, and those among them that are texts."""
+
+    starts: Ints
+    """Of ids in the table; for texts, nothing yet."""
+    sizes: Ints
+    kinds: Bytes
+    owners: NDArray[np.int32]
+    is_text: NDArray[np.bool_]
+    text_items: Ints
+    """Which items are texts."""
+    buffers: list[Bytes]
+    which: Bytes
+    """For each text its buffer."""
+    text_starts: Ints
+    text_sizes: Ints
+    opens: NDArray[np.bool_]
+    """For each text whether a piece begins with it."""
+    others: Ints
+    """The texts that are in no column, or that operations are applied to: what is here is not yet what they show."""
+    lines: Ints
+    """For each of the others its line in the table."""
+    conversations: Ints
+    """For each of the others its conversation."""
+
+
+class _Column(ctypes.Structure):
+    _fields_ = [("starts", ctypes.c_void_p), ("lengths", ctypes.c_void_p), ("buffer", ctypes.c_int64)]
+
+
+_GIVEN = (
+    "firsts",
+    "is_ids",
+    "starts",
+    "sizes",
+    "kinds",
+    "owners",
+    "origins",
+    "messages",
+    "calls",
+    "operations",
+    "opens",
+)
+_MADE: tuple[tuple[str, Any], ...] = (
+    *(("starts", np.int64), ("sizes", np.int64), ("kinds", np.uint8), ("is_text", np.bool_), ("owners", np.int32)),
+    *(("text_items", np.int64), ("which", np.uint8), ("text_starts", np.int64), ("text_sizes", np.int64)),
+    *(("opens", np.bool_), ("others", np.int64), ("lines", np.int64), ("conversations", np.int64)),
+)
+
+
+class _Table(ctypes.Structure):
+    _fields_ = [*((name, ctypes.c_void_p) for name in _GIVEN), ("plans", ctypes.c_int64)]
+
+
+class _Made(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name, _ in _MADE),
+        *(("texts", ctypes.c_int64), ("other_count", ctypes.c_int64)),
+    ]
+
+
+def lay_out(table: ItemTable, rows: Ints, conversations: Ints, batch: Conversations) -> Layout:
+    """The items of rows: each has the number of its plan, and of its conversation in the batch."""
+    compiled = library()
+    buffers, columns = _columns(table, batch)
+    if compiled is None:
+        return laid_out_by_numpy(table, rows, conversations, batch)
+    rows, conversations = (np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (rows, conversations))
+    offsets, call_offsets = (
+        np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (batch.offsets, batch.messages.call_offsets)
+    )
+    if len(rows) != len(conversations) or (len(rows) and not 0 <= rows.min() <= rows.max() < len(table.firsts) - 1):
+        raise IndexError(OUTSIDE)
+    items = int((table.firsts[rows + 1] - table.firsts[rows]).sum())
+    given, made, shown = _Table(plans=len(table.firsts) - 1), _Made(), (_Column * len(Origin))()
+    kept = []
+    for name in _GIVEN:
+        kept.append(np.ascontiguousarray(getattr(table, name)))
+        setattr(given, name, kept[-1].ctypes.data)
+    for origin, (column, buffer) in columns.items():
+        kept += [np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (column.starts, column.lengths)]
+        shown[origin] = _Column(kept[-2].ctypes.data, kept[-1].ctypes.data, buffer)
+    arrays = {name: np.empty(items, dtype=dtype) for name, dtype in _MADE}
+    for name, array in arrays.items():
+        setattr(made, name, array.ctypes.data)
+    found = compiled.chatmill_lay_out(
+        *(ctypes.addressof(given), rows.ctypes.data, conversations.ctypes.data, len(rows), offsets.ctypes.data),
+        *(len(batch), call_offsets.ctypes.data, ctypes.addressof(shown), ctypes.addressof(made)),
+    )
+    if found != items:
+        raise IndexError(OUTSIDE)
+    for name in ("text_items", "which", "text_starts", "text_sizes", "opens"):
+        arrays[name] = arrays[name][: made.texts]
+    for name in ("others", "lines", "conversations"):
+        arrays[name] = arrays[name][: made.other_count]
+    return Layout(buffers=buffers, **arrays)
+
+
+def _columns(
+    table: ItemTable, batch: Conversations
+) -> tuple[list[Bytes], Mapping[Origin, tuple[Texts | OptionalTexts, int]]]:
+    """All buffers, that of fixed texts first; and the columns that plans show, with the number of their buffer."""
+    messages = batch.messages
+    columns: dict[Origin, Texts | OptionalTexts] = {
+        Origin.CONTENT: messages.contents,
+        Origin.REASONING: messages.reasoning,
+        Origin.NAME: messages.names,
+        Origin.TOOL_CALL_ID: messages.tool_call_ids,
+        Origin.CALL_NAME: messages.call_names,
+        Origin.CALL_ARGUMENTS: messages.call_arguments,
+        Origin.CALL_ID: messages.call_ids,
+    }
+    buffers: list[Bytes] = [table.text]
+    shown = np.bincount(table.origins, minlength=len(Origin))
+    return buffers, {
+        origin: (column, buffer_number(buffers, column.data)) for origin, column in columns.items() if shown[origin]
+    }
+
+
+def buffer_number(buffers: list[Bytes], data: Bytes) -> int:
+    """The number of a buffer in a list, to which it is added if it is not there."""
+    for number, known in enumerate(buffers):
+        if known is data:
+            return number
+    buffers.append(data)
+    return len(buffers) - 1
+
+
+def laid_out_by_numpy(table: ItemTable, rows: Ints, conversations: Ints, batch: Conversations) -> Layout:
+    """What `lay_out` gives, slower."""
+    buffers, columns = _columns(table, batch)
+    if len(rows) and not (rows.min() >= 0 and conversations.min() >= 0 and conversations.max() < len(batch)):
+        raise IndexError(OUTSIDE)
+    counts = table.firsts[rows + 1] - table.firsts[rows]
+    at = ranges(table.firsts[rows], counts)
+    is_text = ~table.is_ids[at]
+    items = np.flatnonzero(is_text)
+    lines, owners = at[items], np.repeat(conversations, counts)[items]
+    origins, starts, sizes = table.origins[lines], table.starts[lines], table.sizes[lines]
+    places = batch.offsets[owners] + table.messages[lines]
+    which = np.zeros(len(items), dtype=np.uint8)
+    for origin, (column, buffer) in columns.items():
+        mine = np.flatnonzero(origins == origin)
+        places_of, limits = places[mine], batch.offsets[owners[mine] + 1]
+        if origin in OF_CALLS:
+            limits = batch.messages.call_offsets[places_of + 1]
+            places_of = batch.messages.call_offsets[places_of] + table.calls[lines[mine]]
+        if (places_of >= limits).any():
+            raise IndexError(OUTSIDE)
+        starts[mine], sizes[mine], which[mine] = column.starts[places_of], column.lengths[places_of], buffer
+    others = np.flatnonzero((origins >= Origin.TOOL) | (table.operations[lines] > 0))
+    return Layout(
+        starts=np.where(is_text, 0, table.starts[at]),
+        sizes=np.where(is_text, 0, table.sizes[at]),
+        kinds=table.kinds[at],
+        owners=table.owners[at],
+        is_text=is_text,
+        text_items=items,
+        buffers=buffers,
+        which=which,
+        text_starts=starts,
+        text_sizes=sizes,
+        opens=table.opens[lines],
+        others=others,
+        lines=lines[others],
+        conversations=owners[others],
+    )

@@ -1,0 +1,129 @@
+"""Rows are laid out after their plans, in compiled code as by NumPy."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from chatmill.core.conversation import Conversation, Message, Role, ToolCall
+from chatmill.core.conversations import Conversations
+from chatmill.core.native.row_layout import ItemTable, Layout, Origin, laid_out_by_numpy, lay_out
+
+FIXED = b"<|user|><|end|>"
+CALLS = (ToolCall("find", '{"a": 1}', "id0"), ToolCall("get", "{}", "id1"))
+MESSAGE = Message(Role.ASSISTANT, "Grüße", reasoning="hm", tool_calls=CALLS, name="bot", tool_call_id="t")
+BATCH = Conversations.of(
+    [
+        Conversation((Message(Role.USER, "hi"), MESSAGE), id="a"),
+        Conversation((MESSAGE, MESSAGE, MESSAGE), id="b"),
+        Conversation((MESSAGE,), id="c"),
+    ]
+)
+FIELDS = {
+    Origin.CONTENT: "Grüße",
+    Origin.REASONING: "hm",
+    Origin.NAME: "bot",
+    Origin.TOOL_CALL_ID: "t",
+    Origin.CALL_NAME: "find|get",
+    Origin.CALL_ARGUMENTS: '{"a": 1}|{}',
+    Origin.CALL_ID: "id0|id1",
+}
+Line = tuple[Any, ...]
+WAYS = [lay_out, laid_out_by_numpy]
+
+
+def table(plans: list[list[Line]]) -> ItemTable:
+    """Lines are: is_ids, start, size, kind, owner, origin, message, call, operations, opens."""
+    columns = list(zip(*(line for plan in plans for line in plan), strict=True)) or [()] * 10
+    is_ids, starts, sizes, kinds, owners, origins, messages, calls, operations, opens = columns
+    return ItemTable(
+        firsts=np.array([0, *accumulate(map(len, plans))], dtype=np.int64),
+        is_ids=np.array(is_ids, dtype=np.bool_),
+        starts=np.array(starts, dtype=np.int64),
+        sizes=np.array(sizes, dtype=np.int64),
+        kinds=np.array(kinds, dtype=np.uint8),
+        owners=np.array(owners, dtype=np.int32),
+        origins=np.array(origins, dtype=np.uint8),
+        messages=np.array(messages, dtype=np.int32),
+        calls=np.array(calls, dtype=np.int32),
+        operations=np.array(operations, dtype=np.int32),
+        expressions=np.zeros(len(is_ids), dtype=np.int32),
+        opens=np.array(opens, dtype=np.bool_),
+        ids=np.arange(20, dtype=np.int32),
+        text=np.frombuffer(FIXED, dtype=np.uint8),
+    )
+
+
+def laid_out(way: Any, plans: list[list[Line]], rows: list[int], conversations: list[int]) -> Layout:
+    numbers = (np.array(rows, dtype=np.int64), np.array(conversations, dtype=np.int64))
+    found: Layout = way(table(plans), *numbers, BATCH)
+    return found
+
+
+def text_line(origin: Origin, call: int = 0, operations: int = 0, message: int = 0) -> Line:
+    return (False, 0, 0, 8, 0, origin, message, call, operations, True)
+
+
+@st.composite
+def lines(draw: st.DrawFn) -> Line:
+    common = (draw(st.integers(0, 40)), draw(st.integers(-1, 2)))
+    if draw(st.booleans()):
+        return (True, draw(st.integers(0, 10)), draw(st.integers(0, 9)), *common, 0, 0, 0, 0, False)
+    origin = draw(st.sampled_from(Origin))
+    start, size = (draw(st.integers(0, 8)), draw(st.integers(0, 7))) if origin is Origin.FIXED else (0, 0)
+    call = draw(st.integers(0, 1))
+    return (False, start, size, *common, origin, 0, call, draw(st.integers(0, 2)), draw(st.booleans()))
+
+
+@settings(max_examples=200)
+@given(st.lists(st.lists(lines(), max_size=6), min_size=1, max_size=5), st.data())
+def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> None:
+    pairs = st.tuples(st.integers(0, len(plans) - 1), st.integers(1, len(BATCH) - 1))
+    chosen = data.draw(st.lists(pairs, max_size=8))
+    rows, conversations = [row for row, _ in chosen], [number for _, number in chosen]
+    items = [(line, number) for row, number in chosen for line in plans[row]]
+    for way in WAYS:
+        found = laid_out(way, plans, rows, conversations)
+        assert found.kinds.tolist() == [line[3] for line, _ in items]
+        assert found.owners.tolist() == [line[4] for line, _ in items]
+        assert found.is_text.tolist() == [not line[0] for line, _ in items]
+        ids = [place for place, (line, _) in enumerate(items) if line[0]]
+        assert [(found.starts[k], found.sizes[k]) for k in ids] == [items[k][0][1:3] for k in ids]
+        texts = [(place, line, number) for place, (line, number) in enumerate(items) if not line[0]]
+        assert found.text_items.tolist() == [place for place, _, _ in texts]
+        assert found.opens.tolist() == [line[9] for _, line, _ in texts]
+        others = [k for k, (_, line, _) in enumerate(texts) if line[5] >= Origin.TOOL or line[8]]
+        assert found.others.tolist() == others
+        assert found.conversations.tolist() == [texts[k][2] for k in others]
+        assert table(plans).origins[found.lines].tolist() == [texts[k][1][5] for k in others]
+        for k, (_, line, _) in enumerate(texts):
+            start, size = int(found.text_starts[k]), int(found.text_sizes[k])
+            shown = found.buffers[found.which[k]][start : start + size].tobytes()
+            if line[5] == Origin.FIXED:
+                assert shown == FIXED[line[1] : line[1] + line[2]]
+            elif line[5] < Origin.TOOL:
+                whole = FIELDS[line[5]]
+                assert shown.decode() == (whole.split("|")[line[7]] if line[5] >= Origin.CALL_NAME else whole)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("line", "row", "conversation"),
+    [
+        (text_line(Origin.CONTENT), -1, 0),
+        (text_line(Origin.CONTENT), 1, 0),
+        (text_line(Origin.CONTENT), 0, 3),
+        (text_line(Origin.CONTENT), 0, -1),
+        (text_line(Origin.CONTENT, message=1), 0, 2),
+        (text_line(Origin.CALL_NAME), 0, 0),
+        (text_line(Origin.CALL_NAME, call=2), 0, 1),
+    ],
+)
+def test_what_lies_outside_is_refused(way: Any, line: Line, row: int, conversation: int) -> None:
+    with pytest.raises(IndexError):
+        laid_out(way, [[line]], [row], [conversation])
