@@ -40,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Tests of the CPU are those of the CPU on a machine with GPUs, too."""
     if "not gpu" in (config.option.markexpr or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # No test of the CPU compiles a model, but importing megatron-core would load torch's compiler, for seconds.
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
