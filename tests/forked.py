@@ -138,9 +138,13 @@ class Forked:
 
     def poll(self) -> int | None:
         """The exit status, if it has ended."""
-        if self.returncode is None and select.select([self.connection], [], [], 0)[0]:
+        if self.ends_within(0):
             self.wait()
         return self.returncode
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended, or does so in that time."""
+        return self.returncode is not None or bool(select.select([self.connection], [], [], seconds)[0])
 
     def wait(self) -> int:
         if self.returncode is None:
