@@ -25,6 +25,7 @@ from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
 from tests.data.tokenizer_files import loaded
 from tests.engines_once import share_engines
+from tests.forked import share_forks
 from tests.ray_cluster import ray_address
 
 __all__ = ["ray_address"]
@@ -37,9 +38,13 @@ FEW = 20
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tests of the CPU are those of the CPU on a machine with GPUs, too."""
+    """Tests of the CPU are those of the CPU on a machine with GPUs, too; processes of one run share what is costly."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        share_forks()
     if "not gpu" in (config.option.markexpr or ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        # No test of the CPU compiles a model, but importing megatron-core would load torch's compiler, for seconds.
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

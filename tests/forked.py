@@ -1,5 +1,6 @@
 """Commands and scripts in processes that are forked from one which has imported everything: a start costs milliseconds.
 
+All processes of a test run share that one: where pytest starts several, their environment says where it listens.
 A fork is a process of its own: its signals, exit status, memory and open files are as always, and what it imports is
 there already. Tests of a start itself (what is imported, what is missing, hash seeds) start `sys.executable` instead.
 """
@@ -34,7 +35,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 ADDRESS = "CHATMILL_TEST_FORKS"
-"""Where `SHIM` finds the server."""
+"""Where `SHIM` and other processes of pytest find the server."""
 IMPORTED = (
     *("torch._dynamo", "typer._adapters", "numpy.ma", "rich.table", "yaml"),
     *("chatmill.load", "chatmill.train.trainer", "chatmill.compiler.run", "chatmill.compiler.first_recipe"),
@@ -89,7 +90,7 @@ class Server:
         )
         atexit.register(self.close)
         assert self.process.stdout is not None
-        assert self.process.stdout.readline() == b"ready\n", "the process that forks did not start"
+        assert self.process.stdout.readline() == b"listening\n", "the process that forks did not start"
 
     def close(self) -> None:
         """It ends when its input does."""
@@ -98,16 +99,20 @@ class Server:
 
 
 @cache
-def server() -> Server:
-    """Started when first asked for."""
-    return Server()
+def address() -> Path:
+    """Of the server, which is started where there is none yet."""
+    return Path(os.environ[ADDRESS]) if ADDRESS in os.environ else Server().address
+
+
+def share_forks() -> None:
+    """Have the processes that are started from here on use one server."""
+    os.environ[ADDRESS] = str(address())
 
 
 def for_shells(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment in which `chatmill` is a fork, and so is `python` with a script."""
-    found = server()
-    path = f"{found.folder}{os.pathsep}{environment['PATH']}"
-    return {**environment, "PATH": path, ADDRESS: str(found.address)}
+    path = f"{address().parent}{os.pathsep}{environment['PATH']}"
+    return {**environment, "PATH": path, ADDRESS: str(address())}
 
 
 class Forked:
@@ -121,19 +126,25 @@ class Forked:
         self.returncode: int | None = None
         order = json.dumps([self.command, str(cwd or Path.cwd()), dict(os.environ if env is None else env)]).encode()
         self.connection = socket.socket(socket.AF_UNIX)
-        self.connection.connect(str(server().address))
+        self.connection.connect(str(address()))
         with open(os.devnull) as nothing:
             files = array.array("i", [nothing.fileno(), self.said.fileno(), self.errors.fileno()])
             self.connection.sendmsg([b"%12d" % len(order)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)])
             self.connection.sendall(order)
             self.answers = self.connection.makefile()
-            self.pid = int(self.answers.readline())
+            answer = self.answers.readline()
+            assert answer, "the process that forks has ended"
+            self.pid = int(answer)
 
     def poll(self) -> int | None:
         """The exit status, if it has ended."""
-        if self.returncode is None and select.select([self.connection], [], [], 0)[0]:
+        if self.ends_within(0):
             self.wait()
         return self.returncode
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether it has ended, or does so in that time."""
+        return self.returncode is not None or bool(select.select([self.connection], [], [], seconds)[0])
 
     def wait(self) -> int:
         if self.returncode is None:
@@ -176,6 +187,29 @@ def run_forked(
 
 def serve(address: str) -> None:
     """Fork for everybody who connects, until the input ends."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen(64)
+    os.write(1, b"listening\n")
+    if sys.stdin in select.select([listening, sys.stdin], [], [])[0]:
+        return  # nobody came
+    load()
+    running: dict[int, tuple[int, socket.socket]] = {}  # by a descriptor that becomes readable when the process ends
+    while sys.stdin not in (ready := select.select([listening, sys.stdin, *running], [], [])[0]):
+        for source in ready:
+            if not isinstance(source, int):
+                connection, _ = listening.accept()
+                child = fork_for(connection, [listening.fileno(), *running, *(c.fileno() for _, c in running.values())])
+                running[os.pidfd_open(child)] = child, connection
+                continue
+            child, connection = running.pop(source)
+            os.close(source)
+            say(connection, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            connection.close()
+
+
+def load() -> None:
+    """Import everything, and make what most commands make first."""
     import chatmill.cli
     from chatmill.render.registry import bind, find_template
     from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -189,22 +223,6 @@ def serve(address: str) -> None:
         cleanup.atexit = False
     gc.collect()
     gc.freeze()
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(address)
-    listening.listen(64)
-    os.write(1, b"ready\n")
-    running: dict[int, tuple[int, socket.socket]] = {}  # by a descriptor that becomes readable when the process ends
-    while sys.stdin not in (ready := select.select([listening, sys.stdin, *running], [], [])[0]):
-        for source in ready:
-            if not isinstance(source, int):
-                connection, _ = listening.accept()
-                child = fork_for(connection, [listening.fileno(), *running, *(c.fileno() for _, c in running.values())])
-                running[os.pidfd_open(child)] = child, connection
-                continue
-            child, connection = running.pop(source)
-            os.close(source)
-            say(connection, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-            connection.close()
 
 
 def fork_for(connection: socket.socket, others: list[int]) -> int:

@@ -18,6 +18,7 @@ from chatmill.compiler.run import run_build
 from chatmill.errors import ChatmillError
 from tests.cli.run import forked
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
+from tests.forked import run_forked
 
 FULL = [
     "after_spool_write:1",
@@ -109,8 +110,8 @@ def test_files_that_may_not_grow(fast: Path) -> None:
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY)); "
         "from chatmill.cli import main; main()"
     )
-    command = [sys.executable, "-c", code, "build", recipe, "-o", fast / "out", "-w", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (fast / "limited.py").write_text(code)
+    done = run_forked(fast / "limited.py", "build", recipe, "-o", fast / "out", "-w", "1")
     assert done.returncode == 2, done.stderr
     assert "File too large" in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
@@ -184,7 +185,7 @@ def test_few_open_files_are_enough_for_many_shards(fast: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64
     recipe = plain_recipe(path, packing={"max_length": 400, "overflow": "windows"})
     recipe["gates"] = {"records_without_trained_tokens": None}
-    command = [sys.executable, "-c", code, json.dumps(recipe), str(fast / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (fast / "limited.py").write_text(code)
+    done = run_forked(fast / "limited.py", json.dumps(recipe), fast / "out")
     assert done.returncode == 0, done.stderr
     assert leftovers(fast / "out") == []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
 from chatmill.tokenizer.load import load_tokenizer
+from tests.forked import run_forked
 
 DATA = Path(__file__).parents[1] / "data" / "conversations"
 CAPACITY = 6000
@@ -330,8 +329,8 @@ CODE = "import sys; from chatmill.export.export import export_dataset; export_da
 def test_a_killed_export_leaves_nothing_under_its_name(episodes: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     environment = {**os.environ, "CHATMILL_FAULTS": "before_folder_rename:1", "CHATMILL_FAULTS_LOG": str(log)}
-    command = [sys.executable, "-c", CODE, str(episodes), "parquet", str(tmp_path / "out")]
-    done = subprocess.run(command, env=environment, check=False)
+    (tmp_path / "export.py").write_text(CODE)
+    done = run_forked(tmp_path / "export.py", episodes, "parquet", tmp_path / "out", env=environment)
     assert done.returncode == -signal.SIGKILL
     assert faults_hit(log) == ["before_folder_rename"]
     assert not (tmp_path / "out").exists()

@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +33,7 @@ from tests.compiler.builds import (
 )
 from tests.compiler.executor_jobs import InEnvironment, run_in_environment
 from tests.damage import flip
+from tests.forked import Forked
 
 
 class Sets:
@@ -278,19 +277,27 @@ def test_a_merge_that_was_killed(sets: Sets, shares: Path, fast: Path, point: st
     sets.check(fast / "out")
 
 
-def random_kills(command: list[str], env: dict[str, str], rng: random.Random, delays: list[float]) -> int:
+def begun(script: Path) -> Forked:
+    """A build in a process group of its own, which has just been started."""
+    process = Forked(script)
+    while process.heard() != "begun\n":
+        assert process.poll() is None
+        time.sleep(0.002)
+    return process
+
+
+def random_kills(script: Path, delays: list[float]) -> int:
     """Start a build again and again, and kill its whole process group after each delay; the last run is left alone.
 
     Returns how many runs were killed before they ended.
     """
     killed = 0
     for delay in [*delays, None]:
-        process = subprocess.Popen(command, env=env, start_new_session=True, stderr=subprocess.PIPE, text=True)
-        try:
-            _, stderr = process.communicate(timeout=delay)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            _, stderr = process.communicate()
+        process = begun(script)
+        if delay is not None and not process.ends_within(delay):
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(process.pid, signal.SIGKILL)
+        _, stderr = process.communicate()
         if process.returncode == -signal.SIGKILL:
             killed += 1
         else:
@@ -298,22 +305,29 @@ def random_kills(command: list[str], env: dict[str, str], rng: random.Random, de
     return killed
 
 
-def python_build(recipe: Path, out: Path, workers: int) -> list[str]:
-    code = (
-        "import sys; from chatmill.compiler.run import run_build; "
-        f"run_build({str(recipe)!r}, {str(out)!r}, workers={workers}, resume=True)"
+def build_script(path: Path, recipe: Path, out: Path) -> Path:
+    path.write_text(
+        "import os; from chatmill.compiler.run import run_build; os.setsid(); print('begun', flush=True); "
+        f"run_build({str(recipe)!r}, {str(out)!r}, workers=2, resume=True)"
     )
-    return [sys.executable, "-c", code]
+    return path
+
+
+def seconds_of(script: Path) -> float:
+    """What a build takes that nobody kills."""
+    process = begun(script)
+    started = time.monotonic()
+    _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    return time.monotonic() - started
 
 
 def test_the_whole_process_group_killed_at_random_times(sets: Sets, fast: Path) -> None:
-    command = python_build(sets.home / "recipe.yaml", fast / "out", workers=2)
-    started = time.monotonic()
-    subprocess.run(python_build(sets.home / "recipe.yaml", fast / "calm", 2), check=True)
-    whole = time.monotonic() - started
+    script = build_script(fast / "build.py", sets.home / "recipe.yaml", fast / "out")
+    whole = seconds_of(build_script(fast / "calm.py", sets.home / "recipe.yaml", fast / "calm"))
     rng = random.Random(11)
     early, any_time = [rng.uniform(0.2, 0.6) for _ in range(2)], [rng.uniform(0.3, 0.95) for _ in range(3)]
-    while random_kills(command, dict(os.environ), rng, [whole * share for share in [*early, *any_time]]) < 2:
+    while random_kills(script, [whole * share for share in [*early, *any_time]]) < 2:
         whole /= 2  # the build was too quick for its killer: the machine was busier before
         shutil.rmtree(fast / "out")
     sets.check(fast / "out")
@@ -328,16 +342,14 @@ def test_a_long_build_killed_at_random_times(tmp_path: Path) -> None:
         recipe = plain_recipe(path, packing={"max_length": 2048, "overflow": "windows"})
         recipe["shard_bytes"] = 2_000_000
         (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-        started = time.monotonic()
         calm = tmp_path / f"calm{megabytes}"
-        subprocess.run(python_build(tmp_path / "recipe.yaml", calm, 2), check=True)
-        whole = time.monotonic() - started
+        whole = seconds_of(build_script(tmp_path / "calm.py", tmp_path / "recipe.yaml", calm))
         if whole >= 10:
             break
         megabytes = int(megabytes * 13 / whole) + 1
     rng = random.Random(7)
-    command = python_build(tmp_path / "recipe.yaml", tmp_path / "out", workers=2)
-    killed = random_kills(command, dict(os.environ), rng, [rng.uniform(0.8, 5.0) for _ in range(12)])
+    script = build_script(tmp_path / "build.py", tmp_path / "recipe.yaml", tmp_path / "out")
+    killed = random_kills(script, [rng.uniform(0.8, 5.0) for _ in range(12)])
     assert killed >= 3
     assert files_of(tmp_path / "out") == files_of(calm)
     assert leftovers(tmp_path / "out") == []

@@ -17,10 +17,13 @@ import pytest
 import torch
 
 from chatmill.train.span_loss import span_normalized_loss
+from tests.kd_manifest import ZEROS, write_kd_manifest
 from tests.megatron.kd_sets import EOD, Document, make_documents, write_root
 from tests.train.ranks import run_two_ranks
 
 HERE = Path(__file__).parent
+FEW_TOKENS_EOD = 20
+"""In the vocabulary of `train_ranks`."""
 EXAMPLE = HERE.parents[1] / "examples" / "megatron" / "pretrain_synth_kd.py"
 ENVIRONMENT = {
     **os.environ,
@@ -32,19 +35,25 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Documents of few different tokens, so that a few steps teach something."""
-    splits = {"train": [few(30, 1), few(11, 2)], "valid": [few(9, 3)]}
-    return write_root(tmp_path_factory.mktemp("kd") / "root", splits)
+    return write_few(tmp_path_factory.mktemp("kd") / "root", EOD)
 
 
-def few(count: int, seed: int) -> list[Document]:
-    made = make_documents(count, seed)
-    return [Document(ids=[*(number % 20 for number in d.ids[:-1]), EOD], spans=d.spans) for d in made]
+def write_few(root: Path, eod: int) -> Path:
+    def few(count: int, seed: int) -> list[Document]:
+        made = make_documents(count, seed)
+        return [Document(ids=[*(number % 20 for number in d.ids[:-1]), eod], spans=d.spans) for d in made]
+
+    write_root(root, {"train": [few(30, 1), few(11, 2)], "valid": [few(9, 3)]})
+    tokenizer = {"name": "few", "path": "x", "sha256": ZEROS, "vocab_size": eod + 1, "eod_id": eod}
+    write_kd_manifest(root, tokenizer=tokenizer)
+    return root
 
 
 @pytest.fixture(scope="module")
-def ranks(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two ranks found, each for itself."""
     out = tmp_path_factory.mktemp("ranks") / "found"
+    root = write_few(out.with_name("root"), FEW_TOKENS_EOD)
     parts = ("parallel_state", "distributed", "models.gpt", "optimizer", "pipeline_parallel", "tensor_parallel")
     run_two_ranks(HERE / "train_ranks.py", root, out, preload=tuple(f"megatron.core.{part}" for part in parts))
     return [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in (0, 1)]

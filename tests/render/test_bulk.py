@@ -327,7 +327,7 @@ def test_reasoning_that_has_no_place_is_counted(name: str, tools: Any) -> None:
 
 
 def test_most_conversations_are_written_by_plans() -> None:
-    batch = batch_of([line for path in CONVERSATION_FILES for line in bundled(path, 60)])
+    batch = batch_of([line for path in CONVERSATION_FILES for line in bundled(path, 30)])
     template = fresh("qwen3")
     render(batch, template, collect_failures=True)
     assert template.book.traced < 0.25 * len(batch)

@@ -234,7 +234,7 @@ def test_the_benchmark_runs_on_a_cpu(tmp_path: Path) -> None:
     from tests.train.test_trainer import ALONE, CPU
 
     small = GPTConfig(vocab_size=50304, layers=1, hidden=16, heads=2, ffn=32)
-    sizes = Sizes(model=small, block=256, rows=4, steps=2, rate=1e-2)
+    sizes = Sizes(model=small, block=128, rows=4, steps=2, rate=1e-2)
     episodes = read_episodes()
     steps = steps_of_documents(episodes, sizes)
     runs = [

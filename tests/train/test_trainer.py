@@ -324,22 +324,22 @@ def test_one_process_and_two_give_the_same_curve(tmp_path: Path) -> None:
 
 
 def test_a_tiny_model_overfits_real_conversations_answers_and_stops(tmp_path: Path) -> None:
-    conversations = short_conversations(50)[:12]
-    assert len({prompt_of(c) for c in conversations}) == 12
+    conversations = short_conversations(50)[:6]
+    assert len({prompt_of(c) for c in conversations}) == 6
     write_episodes(tmp_path, conversations)
     loader = loader_over(
         tmp_path, batch_size=1, block_size=128, pad_token_id=gpt2_chatml().eos_id, pack=True, epoch_drop_last=False
     )
     model = tiny_gpt(gpt2_chatml().vocab_size)
-    result: FitResult = fit(model, loader, steps=60, learning_rate=2e-2, warmup_pct=0.1, weight_decay=0.0, log_every=10)
+    result: FitResult = fit(model, loader, steps=40, learning_rate=2e-2, warmup_pct=0.1, weight_decay=0.0, log_every=10)
     losses = [values["loss"] for values in result.history]
     assert losses[-1] < 0.2 < losses[0]
     template = bind("chatml", gpt2_chatml())
     answered = 0
-    for conversation in conversations[:10]:
+    for conversation in conversations:
         said = [message for message in conversation.messages if message.role is not Role.ASSISTANT]
         answer = ask(model, template, said, sampling=Sampling(max_new_tokens=64))
         assert answer.generated.finish is FinishReason.STOP
         assert answer.stop == "<|im_end|>"
         answered += answer.text == conversation.messages[-1].content
-    assert answered >= 5
+    assert answered >= 3

@@ -24,6 +24,7 @@ from chatmill.errors import ConfigError
 from chatmill.look.viewer.serve import bind, is_loopback
 from chatmill.store.episode_writer import EpisodeWriter
 from tests.cli.run import forked
+from tests.forked import Forked
 from tests.view.sets import HOSTILE, Running, running, write_hostile
 
 
@@ -126,16 +127,17 @@ def test_the_token_can_be_left_out_on_this_machine_alone(tmp_path: Path) -> None
     result = forked("view", tmp_path, "--tokenizer", "bytes", "--no-token", "--host", "0.0.0.0", "--port", "0")
     assert result.returncode == 2
     assert "--no-token is for this machine alone" in result.stderr
-    command = [sys.executable, "-c", "from chatmill.cli import main; main()"]
-    options = [str(tmp_path), "--tokenizer", "bytes", "--no-token", "--json", "--port", "0"]
-    process = subprocess.Popen([*command, "view", *options], stdout=subprocess.PIPE, text=True)
+    process = Forked("chatmill", "view", tmp_path, "--tokenizer", "bytes", "--no-token", "--json", "--port", "0")
     try:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
+        while not process.heard().endswith("\n"):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        url = json.loads(process.heard())["url"]
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
         assert ask(url, "/api/about")[0] == 200
     finally:
-        process.kill()
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
         process.communicate()
 
 
