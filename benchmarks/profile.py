@@ -182,9 +182,7 @@ def floors(bench: Bench, work: Path) -> dict[str, float]:
     assert names is not None
     alone = {
         "scan the lines (compiled)": lambda: scan_lines(lines, 0, len(lines), names),
-        "encode the pieces (gigatoken)": lambda: [
-            recorder.backend.encode_batch(call.texts) for call in recorder.calls
-        ],
+        "encode the pieces (gigatoken)": lambda: [recorder.backend.encode_batch(call.texts) for call in recorder.calls],
         "hash the output once (sha256)": lambda: hashlib.sha256(stored).digest(),
         "write the output and sync": write,
     }
