@@ -219,6 +219,23 @@ def test_a_folder_is_published_in_one_step(tmp_path: Path) -> None:
         publish_folder(tmp_path / "nothing", tmp_path / "elsewhere")
 
 
+def test_a_folder_that_another_process_publishes_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "spool"
+    own, other = fill(temporary_folder(final), "own"), fill(temporary_folder(final), "other")
+
+    def other_one_first(point: str) -> None:
+        if point == "before_folder_rename":
+            os.rename(other, final)
+
+    monkeypatch.setattr(publish, "fault_point", other_one_first)
+    with pytest.raises(StorageError):
+        publish_folder(own, final)
+    assert (final / "x").read_text() == "other"
+    assert own.is_dir()
+
+
 PUBLISH = """
 import sys
 from pathlib import Path

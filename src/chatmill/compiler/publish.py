@@ -181,7 +181,7 @@ def publish_folder(
         if durability is Durability.SYNCED:
             sync_tree(source)
         fault_point(f"before_{step}_rename")
-        if target.exists():
+        if replace and target.exists():  # else another process has published it meanwhile, and the rename fails
             old = temporary_beside(target)
             os.rename(target, old)
         os.rename(source, target)
