@@ -92,8 +92,10 @@ class Tokens:
 
     @cached_property
     def run_lengths(self) -> NDArray[np.int64]:
-        """Tokens per run."""
-        return np.diff(self.run_offsets)
+        """Tokens per run; kept, so it cannot be written to."""
+        lengths = np.diff(self.run_offsets)
+        lengths.flags.writeable = False
+        return lengths
 
     @property
     def kinds(self) -> NDArray[np.uint8]:

@@ -120,7 +120,10 @@ def test_rows_are_their_plans(plans: list[list[Line]], data: st.DataObject) -> N
         (text_line(Origin.CONTENT), 0, 3),
         (text_line(Origin.CONTENT), 0, -1),
         (text_line(Origin.CONTENT, message=1), 0, 2),
+        (text_line(Origin.CONTENT, message=-1), 0, 1),
         (text_line(Origin.CALL_NAME), 0, 0),
+        (text_line(Origin.CALL_NAME, message=2), 0, 0),
+        (text_line(Origin.CALL_NAME, call=-1), 0, 1),
         (text_line(Origin.CALL_NAME, call=2), 0, 1),
     ],
 )

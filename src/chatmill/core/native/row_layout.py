@@ -134,9 +134,9 @@ class _Made(ctypes.Structure):
 def lay_out(table: ItemTable, rows: Ints, conversations: Ints, batch: Conversations) -> Layout:
     """The items of rows: each has the number of its plan, and of its conversation in the batch."""
     compiled = library()
-    buffers, columns = _columns(table, batch)
     if compiled is None:
         return laid_out_by_numpy(table, rows, conversations, batch)
+    buffers, columns = _columns(table, batch)
     rows, conversations = (np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (rows, conversations))
     offsets, call_offsets = (
         np.ascontiguousarray(numbers, dtype=np.int64) for numbers in (batch.offsets, batch.messages.call_offsets)
@@ -213,12 +213,10 @@ def laid_out_by_numpy(table: ItemTable, rows: Ints, conversations: Ints, batch: 
     which = np.zeros(len(items), dtype=np.uint8)
     for origin, (column, buffer) in columns.items():
         mine = np.flatnonzero(origins == origin)
-        places_of, limits = places[mine], batch.offsets[owners[mine] + 1]
+        places_of = _inside(places[mine], batch.offsets, owners[mine])
         if origin in OF_CALLS:
-            limits = batch.messages.call_offsets[places_of + 1]
-            places_of = batch.messages.call_offsets[places_of] + table.calls[lines[mine]]
-        if (places_of >= limits).any():
-            raise IndexError(OUTSIDE)
+            calls = batch.messages.call_offsets
+            places_of = _inside(calls[places_of] + table.calls[lines[mine]], calls, places_of)
         starts[mine], sizes[mine], which[mine] = column.starts[places_of], column.lengths[places_of], buffer
     others = np.flatnonzero((origins >= Origin.TOOL) | (table.operations[lines] > 0))
     return Layout(
@@ -237,3 +235,10 @@ def laid_out_by_numpy(table: ItemTable, rows: Ints, conversations: Ints, batch: 
         lines=lines[others],
         conversations=owners[others],
     )
+
+
+def _inside(places: Ints, offsets: Ints, owners: Ints) -> Ints:
+    """Places that must be among those of their owners."""
+    if (places < offsets[owners]).any() or (places >= offsets[owners + 1]).any():
+        raise IndexError(OUTSIDE)
+    return places
