@@ -64,6 +64,11 @@ class Texts(Sequence[str]):
         start, length = int(self.starts[index]), int(self.lengths[index])
         return self.data[start : start + length].tobytes().decode()
 
+    def raw(self, chosen: Ints) -> list[bytes]:
+        """The bytes of some texts."""
+        ranges, data = zip(self.starts[chosen].tolist(), self.lengths[chosen].tolist(), strict=True), self.data
+        return [data[start : start + length].tobytes() for start, length in ranges]
+
     def take(self, chosen: NDArray[Any]) -> Texts:
         """The chosen texts, in that order, in the same buffer."""
         return Texts(self.data, self.starts[chosen], self.lengths[chosen])

@@ -238,8 +238,9 @@ def _report(
     tokens: Tokens, run_weights: NDArray[np.float32], kept: Ints, *, over_long: int, injected: int
 ) -> OverflowReport:
     trained = run_weights > 0
-    kept_trained, all_trained = int(kept @ trained), int(tokens.run_lengths @ trained)
-    kept_all, all_tokens = int(kept.sum()), len(tokens.ids)
+    all_trained, all_tokens = int(tokens.run_lengths @ trained), len(tokens.ids)
+    nothing_lost = kept is tokens.run_lengths
+    kept_trained, kept_all = (all_trained, all_tokens) if nothing_lost else (int(kept @ trained), int(kept.sum()))
     return OverflowReport(
         over_long=over_long,
         kept_trained=kept_trained,

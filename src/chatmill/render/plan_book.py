@@ -35,7 +35,7 @@ FIRST_RECORDS = 256
 """While questions are new, few records are looked at at once: each question is answered for all that are left."""
 MAX_SLICE = 4096
 """Records that keys are made for at once while a template is new: new questions call for new keys."""
-CHECKED_USES = frozenset({1024, 32768})
+CHECKED_USES = (1024, 32768)
 """The uses of a plan at which the record is also written by itself, and compared."""
 CHECKED_AT_ONCE = 32
 """One in so many plans is compared at its second use already."""
@@ -79,7 +79,8 @@ class PlanBook:
         """The number of a plan, or REFUSED minus that of a refusal."""
         self._keys = RecordKeys(self._form, by_value=self._template.knows_by_value)
         self._questions_kept = 0
-        self._uses: dict[int, int] = {}
+        self._uses: Ints = np.zeros(0, dtype=np.int64)
+        """How often each plan was used."""
         self._settled = 0
         """Records since the last one that brought a new question."""
 
@@ -136,13 +137,13 @@ class PlanBook:
         """Count how often plans are used, and compare some of their uses."""
         places = np.flatnonzero(numbers >= 0)[::-1]  # the last use of a plan: its first one may have made it
         used, lasts, counts = np.unique(numbers[places], return_index=True, return_counts=True)
-        for number, index, count in zip(used.tolist(), places[lasts].tolist(), counts.tolist(), strict=True):
-            before = self._uses.get(number, 0)
-            self._uses[number] = after = before + count
-            if any(before < wanted <= after for wanted in CHECKED_USES) or (
-                before < 2 <= after and number % CHECKED_AT_ONCE == 0
-            ):
-                self._spot_check(batch, index, self.plans[number])
+        self._uses = np.append(self._uses, np.zeros(max(len(self.plans) - len(self._uses), 0), dtype=np.int64))
+        before = self._uses[used]
+        after = self._uses[used] = before + counts
+        due = np.searchsorted(CHECKED_USES, before, side="right") < np.searchsorted(CHECKED_USES, after, side="right")
+        due |= (before < 2) & (after >= 2) & (used % CHECKED_AT_ONCE == 0)
+        for number, index in zip(used[due].tolist(), places[lasts[due]].tolist(), strict=True):
+            self._spot_check(batch, index, self.plans[number])
 
     def _spot_check(self, batch: Conversations, index: int, plan: RecordPlan) -> None:
         """Compare what a plan gives for a record with what the template writes for that record alone."""

@@ -35,7 +35,7 @@ ColumnQuestion = tuple[str, Origin, int, Any, Any]
 Ints = NDArray[np.int64]
 _SPACE_HEADS = sorted({chr(point).encode()[0] for point in range(0x3001) if chr(point).isspace()})
 """The first bytes of white space."""
-Key = bytes | tuple[bytes, str | int, str]
+Key = bytes | tuple[bytes, str | int, bytes]
 """A few bytes per message; with tools or options, these too."""
 
 
@@ -56,8 +56,8 @@ class RecordKeys:
         self._arguments_are_text = form.arguments is Arguments.STRING
         self._columns: list[ColumnQuestion] = []
         self._tool_questions: dict[Question, None] = {}
-        self._tool_answers: dict[str, int] = {}
-        self._tool_views: dict[str, RecordView] = {}
+        self._tool_answers: dict[bytes, int] = {}
+        self._tool_views: dict[bytes, RecordView] = {}
         self._signatures: dict[Any, int] = {}
         self.version = 0
         """Changes whenever keys are made of something else."""
@@ -124,10 +124,10 @@ class RecordKeys:
         tools_of, tool_firsts = distinct(listed.data, listed.starts, listed.lengths)
         options_of, option_firsts = distinct(given.data, given.starts, given.lengths)
         shown = [
-            self._tools_key(text, batch, int(rich[first])) if (text := listed[first]) else ""
-            for first in tool_firsts.tolist()
+            self._tools_key(text, batch, index) if text else ""
+            for text, index in zip(listed.raw(tool_firsts), rich[tool_firsts].tolist(), strict=True)
         ]
-        chosen = [given[first] for first in option_firsts.tolist()]
+        chosen = given.raw(option_firsts)
         joint = np.stack([which[rich], tools_of, options_of], axis=1)
         width = joint.strides[0]
         starts = np.arange(0, joint.nbytes, width)
@@ -135,9 +135,9 @@ class RecordKeys:
         which[rich] = len(keys) + number
         keys += [(keys[own], shown[tools], chosen[options]) for own, tools, options in joint[firsts].tolist()]
 
-    def _tools_key(self, text: str, batch: Conversations, index: int) -> int | str:
+    def _tools_key(self, text: bytes, batch: Conversations, index: int) -> int | str:
         if self._tools_by_value:
-            return blake2b(text.encode(), digest_size=16).hexdigest()
+            return blake2b(text, digest_size=16).hexdigest()
         found = self._tool_answers.get(text)
         if found is None:
             if len(self._tool_answers) >= KEPT_TOOLS:

@@ -46,24 +46,24 @@ EXPORT int64_t chatmill_spread(const uint8_t *values, const int64_t *lengths, in
 {
     int64_t at = 0;
     for (int64_t i = 0; i < count; i++) {
-        const int64_t length = lengths[i];
-        if (length < 0 || length > (room - at) / item) return -1;
+        const int64_t bytes = lengths[i] < 0 || lengths[i] > room ? -1 : lengths[i] * item;
+        if (bytes < 0 || bytes > room - at) return -1;
+        if (item == 1 && (bytes > 16 || room - at < 16)) {
+            memset(out + at, values[i], (size_t)bytes);
+            at += bytes;
+            continue;
+        }
         uint8_t pattern[16];
         if (item == 1) {
             memset(pattern, values[i], 16);
         } else {
             for (int k = 0; k < 16; k += 4) memcpy(pattern + k, values + 4 * i, 4);
         }
-        const int64_t end = at + length * item;
-        while (at < end) {
-            if (room - at >= 16) {
-                memcpy(out + at, pattern, 16);
-                at += 16;
-            } else {
-                memcpy(out + at, pattern, (size_t)(end - at)); /* fewer than 16, since `end` is inside of `out` */
-                at = end;
-            }
-        }
+        const int64_t end = at + bytes;
+        do {
+            memcpy(out + at, pattern, (size_t)(room - at >= 16 ? 16 : end - at)); /* too much is overwritten */
+            at += 16;
+        } while (at < end);
         at = end;
     }
     return at;
