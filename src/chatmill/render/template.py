@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.kinds import Part, RoleCode
+from chatmill.core.kinds import REPEATED, Part, RoleCode, role_of
 from chatmill.core.kinds import kind as kind_of
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
@@ -167,7 +167,7 @@ class Template(BoundTemplate):
         out = Emitter(self.tokenizer)
         self.emit(traced_conversation(conversation, Notes() if notes is None else notes), out)
         turns = sum(message.role is Role.ASSISTANT for message in conversation.messages)
-        return WrittenRecord((out.items,), Counts(turns, 0, 0, 0))
+        return WrittenRecord((_marked_untrained(out.items, conversation),), Counts(turns, 0, 0, 0))
 
     def write_prompt(self, conversation: Conversation) -> Items:
         """The conversation, and what `emit_generation_prompt` writes behind it."""
@@ -235,6 +235,19 @@ class Template(BoundTemplate):
             code="role_not_in_template",
             path=f"messages[{index}].role",
         )
+
+
+def _marked_untrained(items: Items, conversation: Conversation) -> Items:
+    """Items in which an answer of weight 0 has the flag that no policy trains, also one that is chosen at load."""
+    answers = {k for k, one in enumerate(conversation.messages) if one.role is Role.ASSISTANT and one.weight == 0}
+    if not answers:
+        return items
+    return [
+        item._replace(kind=item.kind | REPEATED)
+        if item.message in answers and role_of(item.kind) is RoleCode.ASSISTANT
+        else item
+        for item in items
+    ]
 
 
 class RoleKinds:
