@@ -159,6 +159,31 @@ def test_lists_of_messages_numpy_values_and_models_of_clients_are_records() -> N
 
 
 @pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"content": b"four"}, r"messages\[1\]\.content is bytes, not a text: decode it"),
+        ({"content": "four", "weight": float("nan")}, r"messages\[1\]\.weight is nan"),
+        ({"content": "four", "weight": np.float32("inf")}, r"messages\[1\]\.weight is inf"),
+        ({"content": "", "tool_calls": [{"name": "f", "arguments": {"x": [float("nan")]}}]}, r".*x\[0\] is nan"),
+    ],
+)
+def test_values_that_json_would_change_are_refused(answer: dict[str, Any], says: str) -> None:
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", **answer}]
+    for record in ({"messages": messages}, messages, {"messages": np.array(messages, dtype=object)}):
+        with pytest.raises(RecordError, match=rf"records\[1\]: {says}"):
+            chatmill.compile([SHORT, record], "bytes", **BYTES)
+
+
+def test_bytes_are_no_text_and_a_missing_cell_is_no_field() -> None:
+    more = {"digest": b"\x00\x01", "scores": [float("nan")], "system": float("nan")}
+    assert ids_of(chatmill.compile([{**SHORT, **more}], "bytes", **BYTES)) == ids_of(
+        chatmill.compile([SHORT], "bytes", **BYTES)
+    )
+    with pytest.raises(RecordError, match=r"field prompt: 'prompt' must be a string, found an object"):
+        chatmill.compile([{"prompt": b"2+2?", "completion": "4"}], "bytes", **BYTES)
+
+
+@pytest.mark.parametrize(
     ("source", "says"),
     [
         ({"messages": []}, r"one record: give a list, such as \[record\]"),
