@@ -61,7 +61,7 @@ def test_weights_of_messages_that_a_policy_at_load_loses_are_said(
 
 
 @pytest.mark.parametrize("several", [{"template": "qwen3"}, {"packing": {"max_length": 40, "overflow": "windows"}}])
-def test_the_last_turn_of_records_in_several_episodes_is_said(
+def test_what_is_in_several_episodes_of_a_record_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, several: dict[str, Any]
 ) -> None:
     record = _chat({"content": "a", "reasoning_content": "b"}, {"content": "c", "reasoning_content": "d"})
@@ -73,6 +73,8 @@ def test_the_last_turn_of_records_in_several_episodes_is_said(
         GPTEpisodeDataLoader(CONFIG, None, built, policy="assistant")
         assert not caplog.records
         GPTEpisodeDataLoader(CONFIG, None, built, policy="last_turn")
-    assert "build with this policy to train only the last turn of each record" in caplog.text
+    assert "build with this policy to train it once a record" in caplog.text
     with pytest.warns(UserWarning, match="trains the last turn of every episode"):
         to_hf_dataset(built, policy="last_turn")
+    with pytest.warns(UserWarning, match="trains what is repeated in every episode"):
+        to_hf_dataset(built, policy="all")

@@ -258,7 +258,8 @@ def test_a_file_that_is_named_twice_is_read_once_and_said(tmp_path: Path, monkey
     for out, names, wanted in (
         ("one", ["a.jsonl", "b.jsonl"], ""),
         ("two", ["a.jsonl", "a.jsonl"], f"a.jsonl is named more than once and is {said}"),
-        ("three", ["*.jsonl", "./b.jsonl"], f"b.jsonl is named more than once and is {said}"),
+        ("three", ["b.jsonl", "./b.jsonl"], f"b.jsonl is named more than once and is {said}"),
+        ("four", ["*.jsonl", "b.jsonl"], ""),
     ):
         done = CliRunner().invoke(app, ["build", *names, *options, "-o", out])
         assert done.exit_code == 0, done.output
@@ -267,9 +268,9 @@ def test_a_file_that_is_named_twice_is_read_once_and_said(tmp_path: Path, monkey
     sources = [{"path": "a.jsonl"}, {"path": "a.jsonl", "name": "again"}]
     recipe = {"sources": sources, "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
-    done = CliRunner().invoke(app, ["build", "recipe.yaml", "-o", "four", "-w", "0"])
+    done = CliRunner().invoke(app, ["build", "recipe.yaml", "-o", "five", "-w", "0"])
     assert said not in done.output
-    assert json.loads((tmp_path / "four" / "manifest.json").read_text())["splits"]["train"]["episodes"] == 2
+    assert json.loads((tmp_path / "five" / "manifest.json").read_text())["splits"]["train"]["episodes"] == 2
 
 
 def test_commands_name_what_is_not_read_in_a_folder(tmp_path: Path) -> None:

@@ -50,9 +50,8 @@ def not_read_sentences(patterns: Sequence[str]) -> list[str]:
     folders = {os.path.expanduser(one): one for one in patterns if not is_elsewhere(one)}
     found = ((given, *not_read(folder)) for folder, given in folders.items() if os.path.isdir(folder))
     sentences = [_not_read_sentence(given, files, below) for given, files, below in found if files or below]
-    local = [one for one in patterns if one != STDIN and not is_elsewhere(one)]
-    each = [os.path.relpath(path) for one in local for path in resolve_paths([one])] if len(local) > 1 else []
-    again = list(Counter(each) - Counter(set(each)))
+    local = [os.path.relpath(os.path.expanduser(one)) for one in patterns if one != STDIN and not is_elsewhere(one)]
+    again = [name for name, count in Counter(local).items() if count > 1]
     if again:
         noun = "is named more than once and is" if len(again) == 1 else "are named more than once and are"
         way_out = "the weight of a source takes records several times"

@@ -72,11 +72,12 @@ class EpisodeRows(Rows):
                 f"the masks hold weights other than 0 and 1; policy {self._policy.name!r} at load gives its own, and "
                 "those that messages brought along do not count"
             )
-        if self._policy.scope is Scope.LAST_TURN and _has_records_in_pieces(self.dataset):
+        is_last_turn = self._policy.scope is Scope.LAST_TURN
+        if (is_last_turn or not self._policy.trains_answers_only) and _has_records_in_pieces(self.dataset):
+            what = "the last turn of" if is_last_turn else "what is repeated in"
             said.append(
-                f"policy {self._policy.name!r} at load trains the last turn of every episode, and some records have "
-                "several (windows, or turns in rows of their own): build with this policy to train only the last "
-                "turn of each record"
+                f"policy {self._policy.name!r} at load trains {what} every episode, and some records have several "
+                "(windows, or turns in rows of their own): build with this policy to train it once a record"
             )
         return said
 
