@@ -337,6 +337,23 @@ def test_a_recipe_is_a_source_with_all_options(tmp_path: Path, monkeypatch: pyte
             chatmill.compile("recipe.yaml", **dict([beside]))
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_length": 64, "packing": {"overflow": "cut"}}, "packing and max_length and overflow say the same"),
+        ({"overflow": "cut", "packing": {"max_length": 64}}, "packing and max_length and overflow say the same"),
+        ({"val_fraction": 0.5, "split": {"val_fraction": 0.1}}, "split and val_fraction say the same"),
+        ({"tokenizer": "o200k"}, "tokenizer and model say the same"),
+        ({"sources": [{"path": "chats.jsonl"}]}, "sources and source say the same"),
+    ],
+)
+def test_what_is_given_twice_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        chatmill.compile([SHORT], "bytes", **BYTES, **options)
+    data = chatmill.compile([SHORT], "bytes", packing={"max_length": 25, "overflow": "cut"}, **BYTES)
+    assert len(data[0].ids) == 25
+
+
 def test_options_that_are_wrong_are_told_apart() -> None:
     with pytest.raises(ConfigError, match="model is missing"):
         chatmill.compile(RECORDS)
