@@ -159,6 +159,31 @@ def test_lists_of_messages_numpy_values_and_models_of_clients_are_records() -> N
 
 
 @pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({"content": b"four"}, r"messages\[1\]\.content is bytes, not a text: decode it"),
+        ({"content": "four", "weight": float("nan")}, r"messages\[1\]\.weight is nan"),
+        ({"content": "four", "weight": np.float32("inf")}, r"messages\[1\]\.weight is inf"),
+        ({"content": "", "tool_calls": [{"name": "f", "arguments": {"x": [float("nan")]}}]}, r".*x\[0\] is nan"),
+    ],
+)
+def test_values_that_json_would_change_are_refused(answer: dict[str, Any], says: str) -> None:
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", **answer}]
+    for record in ({"messages": messages}, messages, {"messages": np.array(messages, dtype=object)}):
+        with pytest.raises(RecordError, match=rf"records\[1\]: {says}"):
+            chatmill.compile([SHORT, record], "bytes", **BYTES)
+
+
+def test_bytes_are_no_text_and_a_missing_cell_is_no_field() -> None:
+    more = {"digest": b"\x00\x01", "scores": [float("nan")], "system": float("nan")}
+    assert ids_of(chatmill.compile([{**SHORT, **more}], "bytes", **BYTES)) == ids_of(
+        chatmill.compile([SHORT], "bytes", **BYTES)
+    )
+    with pytest.raises(RecordError, match=r"field prompt: 'prompt' must be a string, found an object"):
+        chatmill.compile([{"prompt": b"2+2?", "completion": "4"}], "bytes", **BYTES)
+
+
+@pytest.mark.parametrize(
     ("source", "says"),
     [
         ({"messages": []}, r"one record: give a list, such as \[record\]"),
@@ -310,6 +335,23 @@ def test_a_recipe_is_a_source_with_all_options(tmp_path: Path, monkeypatch: pyte
     for beside in (lost | {"val_fraction": 0.5, "on_error": "quarantine"}).items():
         with pytest.raises(ConfigError, match="a recipe holds all options"):
             chatmill.compile("recipe.yaml", **dict([beside]))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_length": 64, "packing": {"overflow": "cut"}}, "packing and max_length and overflow say the same"),
+        ({"overflow": "cut", "packing": {"max_length": 64}}, "packing and max_length and overflow say the same"),
+        ({"val_fraction": 0.5, "split": {"val_fraction": 0.1}}, "split and val_fraction say the same"),
+        ({"tokenizer": "o200k"}, "tokenizer and model say the same"),
+        ({"sources": [{"path": "chats.jsonl"}]}, "sources and source say the same"),
+    ],
+)
+def test_what_is_given_twice_is_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        chatmill.compile([SHORT], "bytes", **BYTES, **options)
+    data = chatmill.compile([SHORT], "bytes", packing={"max_length": 25, "overflow": "cut"}, **BYTES)
+    assert len(data[0].ids) == 25
 
 
 def test_options_that_are_wrong_are_told_apart() -> None:

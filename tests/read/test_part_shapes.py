@@ -55,6 +55,13 @@ def read(record: Any, shape: str) -> Conversation:
     return conversation_of(record, find_shape(shape), where="f:1", source="s")
 
 
+def test_two_weights_of_a_message_must_be_the_same() -> None:
+    message = LLAMAFACTORY["messages"][-1]
+    assert read({"messages": [{**message, "weight": 0.5}]}, "llamafactory_v1").messages[0].weight == 0.5  # type: ignore[dict-item]
+    with pytest.raises(RecordError, match=r"messages\[0\]\.weight: 'weight' and 'loss_weight' .* differ"):
+        read({"messages": [{**message, "weight": 0}]}, "llamafactory_v1")  # type: ignore[dict-item]
+
+
 def every_way(shape: Shape, records: list[dict[str, Any]]) -> list[Conversation]:
     """The conversations of records, as lines and as rows in which the messages are texts of JSON."""
     data = b"".join(json.dumps(record).encode() + b"\n" for record in records)

@@ -84,6 +84,32 @@ def test_columns_of_parquet_count_the_same() -> None:
     assert by_name(found) == {"meta": 2, "tags": 1, "note": 1, "messages[].time": 1}
 
 
+OTHER = [{"role": "user", "content": "another question"}, PAIR[1]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "one", "unused"),
+    [
+        ("openai", {"messages": PAIR, "conversations": OTHER}, {"conversations": 1}),
+        ("openai", {"conversations": OTHER, "messages": PAIR}, {"conversations": 1}),
+        ("openai", {"messages": PAIR, "conversations": []}, {}),
+        ("openai", {"messages": None, "conversations": PAIR}, {}),
+        ("harmony", {"messages_json": json.dumps({"messages": PAIR}), "messages": OTHER}, {"messages": 1}),
+    ],
+)
+def test_a_second_list_of_messages_is_not_lost_without_a_word(
+    shape: str, one: dict[str, Any], unused: dict[str, int]
+) -> None:
+    found, errors = read([one], shape)
+    assert not errors
+    assert [message.content for message in found[0].messages] == ["q", "a"]
+    assert by_name(found) == unused
+    rows, errors = read_rows(pa.RecordBatch.from_pylist([one]), first=1, path="f", source="s", shape=find_shape(shape))
+    assert not errors
+    assert [message.content for message in rows[0].messages] == ["q", "a"]
+    assert by_name(rows) == unused
+
+
 def test_what_has_a_meaning_is_read() -> None:
     answer = {**PAIR[1], "reasoning": "because"}
     found, errors = read(
@@ -221,6 +247,30 @@ def test_commands_name_unused_fields(tmp_path: Path) -> None:
     assert look.recipe.preferences == "chosen"
     assert "\npreferences: chosen\n" in recipe_text(look)
     assert unused_sentence({}) == ""
+
+
+def test_a_file_that_is_named_twice_is_read_once_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "a.jsonl", [record()])
+    write_jsonl(tmp_path / "b.jsonl", [record()])
+    said = "read once: the weight of a source takes records several times."
+    options = ["-t", "bytes", "--add-control-tokens", "-w", "0", "--template", "chatml"]
+    for out, names, wanted in (
+        ("one", ["a.jsonl", "b.jsonl"], ""),
+        ("two", ["a.jsonl", "a.jsonl"], f"a.jsonl is named more than once and is {said}"),
+        ("three", ["b.jsonl", "./b.jsonl"], f"b.jsonl is named more than once and is {said}"),
+        ("four", ["*.jsonl", "b.jsonl"], ""),
+    ):
+        done = CliRunner().invoke(app, ["build", *names, *options, "-o", out])
+        assert done.exit_code == 0, done.output
+        assert wanted in done.output, names
+        assert bool(wanted) == (said in done.output), names
+    sources = [{"path": "a.jsonl"}, {"path": "a.jsonl", "name": "again"}]
+    recipe = {"sources": sources, "tokenizer": "bytes", "template": "chatml", "add_control_tokens": True}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    done = CliRunner().invoke(app, ["build", "recipe.yaml", "-o", "five", "-w", "0"])
+    assert said not in done.output
+    assert json.loads((tmp_path / "five" / "manifest.json").read_text())["splits"]["train"]["episodes"] == 2
 
 
 def test_commands_name_what_is_not_read_in_a_folder(tmp_path: Path) -> None:

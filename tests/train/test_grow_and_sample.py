@@ -117,6 +117,12 @@ def test_several_prompts_are_turns_of_one_conversation(tmp_path: Path, answers: 
     assert answers[-1] == [("user", "three"), ("assistant", "answer 3"), ("user", "four")]
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    failed = sample(tmp_path / "runs", "one")
+    assert isinstance(failed.exception, ChatmillError)
+    assert f"there is no folder {tmp_path / 'runs'}" in str(failed.exception)
+
+
 def test_a_conversation_comes_from_a_file(tmp_path: Path, answers: Any) -> None:
     path = tmp_path / "chat.json"
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

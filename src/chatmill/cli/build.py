@@ -168,7 +168,8 @@ def _show_start(given: dict[str, Any] | str, keys: dict[str, Any], inputs: list[
     from chatmill.compiler.recipe import recipe_of
 
     options.report_missing_library()
-    options.report_not_read([name for source in recipe_of(given).sources for name in source.patterns])
+    for source in recipe_of(given).sources:
+        options.report_not_read(source.patterns)
     if not as_json:
         show_choices(given, keys, inputs)
 

@@ -62,6 +62,8 @@ def command(
     from chatmill.train.prompt import ask
 
     notes: dict[str, Any] = {}
+    if not checkpoint.is_dir():
+        raise ConfigError(f"there is no folder {checkpoint}: give the folder of a checkpoint, a run or a model")
     if (checkpoint / STATE).is_file() or checkpoints(checkpoint):
         checkpoint = find_checkpoint(checkpoint)
         notes = read_state(checkpoint).notes

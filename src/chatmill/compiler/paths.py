@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from chatmill.errors import ConfigError
 from chatmill.read.files import SUFFIXES
 from chatmill.read.folders import folder_files, not_read
-from chatmill.read.places import Place, is_elsewhere, matches, place
+from chatmill.read.places import STDIN, Place, is_elsewhere, matches, place
 
 _SHOWN = 5
 
@@ -45,10 +46,17 @@ def local_paths(patterns: Sequence[str]) -> list[Path]:
 
 
 def not_read_sentences(patterns: Sequence[str]) -> list[str]:
-    """A sentence for each folder among the patterns in which there is something that is not read."""
+    """A sentence for each folder in which something is not read, and one for files that are named twice."""
     folders = {os.path.expanduser(one): one for one in patterns if not is_elsewhere(one)}
     found = ((given, *not_read(folder)) for folder, given in folders.items() if os.path.isdir(folder))
-    return [_not_read_sentence(given, files, below) for given, files, below in found if files or below]
+    sentences = [_not_read_sentence(given, files, below) for given, files, below in found if files or below]
+    local = [os.path.relpath(os.path.expanduser(one)) for one in patterns if one != STDIN and not is_elsewhere(one)]
+    again = [name for name, count in Counter(local).items() if count > 1]
+    if again:
+        noun = "is named more than once and is" if len(again) == 1 else "are named more than once and are"
+        way_out = "the weight of a source takes records several times"
+        sentences.append(f"{_listed(again)} {noun} read once: {way_out}.")
+    return sentences
 
 
 def _not_read_sentence(folder: str, files: list[str], below: list[str]) -> str:

@@ -19,7 +19,7 @@ from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.native.run_sums import sum_lengths, sum_turns
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.errors import RecordError
-from chatmill.label.policy import Policy, Scope
+from chatmill.label.policy import Policy, Scope, added_rows
 from chatmill.label.presets import find_policy
 from chatmill.pack.overflow import OverflowResult, apply_overflow
 from chatmill.render.bound import BoundTemplate
@@ -125,7 +125,7 @@ class Pipeline:
         tokens = rendered.tokens
         if self.vocabulary is not None:
             refuse_beyond(int(tokens.ids.max(initial=0)), self.vocabulary, "the conversations have", GROWN)
-        run_weights = self.policy.run_weights(tokens)
+        run_weights = self.policy.row_weights(tokens, rendered.kept)
         packing = self.recipe.packing
         fitted = apply_overflow(
             tokens,
@@ -191,7 +191,7 @@ class _Records:
         self.firsts: NDArray[np.int64] = np.flatnonzero(opens)
         """First row of each record."""
         self.of_row: NDArray[np.int64] = np.cumsum(opens) - 1
-        self.is_added: NDArray[np.bool_] = np.append(~opens[1:], False)[: len(kept)]
+        self.is_added: NDArray[np.bool_] = added_rows(kept)
         """Rows beside the last one of their record, which is the rendering of the whole conversation as a rule."""
         lost = np.zeros(len(kept), dtype=np.bool_)
         lost[fitted.dropped] = True
@@ -210,6 +210,7 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
         thinking=recipe.thinking,
         traces=recipe.traces,
         last_turn_only=policy.scope is Scope.LAST_TURN,
+        whole_row=not policy.trains_assistant_only,
     )
 
 

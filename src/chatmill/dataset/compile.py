@@ -67,6 +67,13 @@ def compile(
     - `stream`: True compiles while the data is read, so that nothing has to fit anywhere; default: from 1 GiB on.
     - `workers`: processes; default: one for each core, and none for input that is one shard.
     """
+    _refuse_twice(
+        recipe,
+        packing=(max_length, overflow) != (None, "error") and "max_length and overflow",
+        split=val_fraction != 0 and "val_fraction",
+        tokenizer=model is not None and "model",
+        sources="source",
+    )
     options = {
         "packing": {"max_length": max_length, "overflow": overflow},
         "split": {"val_fraction": val_fraction},
@@ -127,6 +134,13 @@ def explained(records: RecordFile | None) -> Iterator[None]:
         elif getattr(error, "code", "unknown_shape") != "unknown_shape":
             error.add_note('compile(..., on_error="quarantine") leaves such records out, and counts them.')
         raise
+
+
+def _refuse_twice(recipe: dict[str, Any], **keywords: str | bool) -> None:
+    """A `ConfigError` for a key of a recipe whose value a keyword of `compile` gives, too: one would be lost."""
+    for key, keyword in keywords.items():
+        if keyword and key in recipe:
+            raise ConfigError(f"{key} and {keyword} say the same thing, and one of them would be lost: leave {key} out")
 
 
 def _refuse_options(given: dict[str, Any]) -> None:

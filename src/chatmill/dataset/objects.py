@@ -7,6 +7,7 @@ holds for both. The file has a fixed name, so that the bytes of a dataset depend
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -128,7 +129,9 @@ def _line(record: Any, encoder: msgspec.json.Encoder, where: str) -> bytes:
     elif isinstance(record, list | tuple):  # a list of messages is a conversation, too
         record = {"messages": [_as_message(one) if isinstance(one, Message) else one for one in record]}
     try:
-        return encoder.encode(record)
+        return encoder.encode(_without_bytes(record) if isinstance(record, Mapping) else record)
+    except _LossyError as error:
+        raise RecordError(str(error), code="invalid_json", where=where) from None
     except (TypeError, ValueError, RecursionError) as error:
         try:  # a text that has no UTF-8 form is written all the same: the reader says where it is
             return json.dumps(record, default=_plain).encode()
@@ -137,6 +140,47 @@ def _line(record: Any, encoder: msgspec.json.Encoder, where: str) -> bytes:
         raise RecordError(
             f"the record has no form in JSON: {error or 'it is nested too deeply'}", code="invalid_json", where=where
         ) from None
+
+
+class _LossyError(Exception):
+    """A value that would be written as another one."""
+
+
+def _without_bytes(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record in which nothing is written as something else: bytes would be texts of base64, NaN would be null.
+
+    Messages and tools with such values are refused. Bytes in other fields become objects: no texts, so that only a
+    record which uses them is refused.
+    """
+    binary = {}
+    for name, value in record.items():
+        if isinstance(value, bytes | bytearray | memoryview):
+            binary[name] = {"bytes": len(value)}
+        elif not isinstance(value, str):
+            listed = value.tolist() if callable(getattr(value, "tolist", None)) else value
+            for i, one in enumerate(listed if isinstance(listed, list | tuple) else ()):
+                if isinstance(one, Mapping):
+                    _refuse_lossy(one, f"{name}[{i}]")
+    return {**record, **binary} if binary else record
+
+
+def _refuse_lossy(value: Any, path: str) -> None:
+    if value is None or isinstance(value, str | int):
+        return
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if type(inner) is not str:
+                _refuse_lossy(inner, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        for i, inner in enumerate(value):
+            _refuse_lossy(inner, f"{path}[{i}]")
+    elif isinstance(value, bytes | bytearray | memoryview):
+        raise _LossyError(f"{path} is bytes, not a text: decode it, such as value.decode()")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise _LossyError(f"{path} is {value}, which JSON does not have: give a number, or leave the field out")
+    elif callable(listed := getattr(value, "tolist", None)):
+        _refuse_lossy(listed(), path)
 
 
 def _plain(value: Any) -> Any:

@@ -10,9 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import MAX_WEIGHT
-from chatmill.core.kinds import KINDS, MARK, Part, RoleCode, kind, roles_of
+from chatmill.core.kinds import KINDS, MARK, REPEATED, Part, RoleCode, kind, parts_of, roles_of
 from chatmill.core.tokens import Tokens
 from chatmill.errors import ConfigError
+
+ANSWER = frozenset({Part.CONTENT, Part.REASONING, Part.TOOL_CALL, Part.TERMINATOR})
+"""The parts of an assistant message that are its answer."""
 
 
 class Scope(StrEnum):
@@ -48,6 +51,12 @@ class Policy:
         """Whether no token of another role has a weight."""
         return not any(weight for (role, _), weight in self.weights.items() if role is not RoleCode.ASSISTANT)
 
+    @property
+    def trains_answers_only(self) -> bool:
+        """Whether nothing but answers has a weight: no headers, no separators, no other roles."""
+        trained = [key for key, weight in self.weights.items() if weight]
+        return all(role is RoleCode.ASSISTANT and part in ANSWER for role, part in trained)
+
     def table(self) -> NDArray[np.float32]:
         """One weight per kind code, flags included; index it with an array of kinds.
 
@@ -79,6 +88,27 @@ class Policy:
         own = _own_weights(tokens)
         return weights * np.where(np.isnan(own), default, own)
 
+    def row_weights(self, tokens: Tokens, records: NDArray[np.int64]) -> NDArray[np.float32]:
+        """`run_weights` of rows, of which a record may have several; `records` has the record of each row.
+
+        An answer is trained in one row, which its kinds say. The rest is not trained twice either: header and separator
+        of an answer are trained where it is, and what is no assistant's in the last row of a record, which has it all.
+        """
+        run_weights = self.run_weights(tokens)
+        is_added = added_rows(records)
+        if self.trains_answers_only or not (is_added.any() or (tokens.run_kinds & REPEATED).any()):
+            return run_weights
+        rows = np.repeat(np.arange(len(tokens)), np.diff(tokens.conversation_runs))
+        messages = tokens.message_offsets[rows] + tokens.run_messages
+        assistant, parts = roles_of(tokens.run_kinds) == RoleCode.ASSISTANT, parts_of(tokens.run_kinds)
+        of_message = tokens.run_messages >= 0
+        in_answer = assistant & of_message & np.isin(parts, list(ANSWER))
+        answered = np.zeros(int(tokens.message_offsets[-1]) + 1, dtype=np.bool_)
+        answered[messages[in_answer & ((tokens.run_kinds & REPEATED) == 0) & (tokens.run_lengths > 0)]] = True
+        around = assistant & of_message & ~in_answer
+        context = (is_added[rows] & ~assistant) | (around & ~answered[messages])
+        return np.where(context, np.float32(0), run_weights)
+
     def token_weights(self, kinds: NDArray[np.uint8], offsets: NDArray[np.int64] | None = None) -> NDArray[np.float32]:
         """One weight per token, from stored kinds alone; `offsets` cut them into conversations (default: one)."""
         if self.only_weighted_messages:
@@ -88,6 +118,11 @@ class Policy:
             bounds = np.array([0, len(kinds)], dtype=np.int64) if offsets is None else offsets
             weights = weights * _after_last_user(kinds, bounds)
         return weights
+
+
+def added_rows(records: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which rows another row of the same record comes after; `records` has the record of each."""
+    return np.append(records[1:] == records[:-1], False)[: len(records)]
 
 
 def _after_last_user(kinds: NDArray[np.uint8], offsets: NDArray[np.int64]) -> NDArray[np.float32]:

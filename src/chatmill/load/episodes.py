@@ -254,6 +254,8 @@ def report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, str
             raise ConfigError(message)
         warnings.warn(f"{message}; batches come without", UserWarning, stacklevel=3)
     for split, rows in opened.items():
+        for sentence in rows.policy_losses():
+            log.warning("[EpisodeLoader] split=%s: %s", split, sentence)
         check_long_episodes(rows, f"[EpisodeLoader] split={split}", "block_size", spare=1)
 
 

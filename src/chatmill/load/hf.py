@@ -79,6 +79,8 @@ def to_hf_dataset(
         overflow=member(LongEpisodes, "overflow", overflow, BUILDS_HAVE_MORE),
     )
     rows = episode_rows(opened, config)
+    for sentence in rows.policy_losses():
+        warnings.warn(f"{opened.folder}: {sentence}", UserWarning, stacklevel=2)
     check_long_episodes(rows, opened.folder, "max_length")
     return _dataset(_batches(rows), arrow_file)
 

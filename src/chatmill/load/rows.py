@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError, FormatError, member
-from chatmill.label.policy import Policy
+from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import find_policy
 from chatmill.load.config import Planning, TrainingConfig
 from chatmill.load.feed import Rows
@@ -24,6 +24,8 @@ from chatmill.store.pack_plan import PackPlan, read_pack_plan
 
 log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
+LOOKED_AT = 20_000
+"""Episodes of a split that are looked at for records in several of them."""
 
 
 class EpisodeRows(Rows):
@@ -59,6 +61,25 @@ class EpisodeRows(Rows):
                 f"{min_tokens} tokens (the longest has {int(lengths.max())})"
             )
         self._valid: Ints | None = None if self.episodes == len(dataset) else np.flatnonzero(valid)
+
+    def policy_losses(self) -> list[str]:
+        """Sentences about what a policy at load cannot see: kinds hold neither weights nor whole records."""
+        if self._policy is None:
+            return []
+        said = []
+        if any(shard.mask_dtype == np.float32 for shard in self.dataset.shards):
+            said.append(
+                f"the masks hold weights other than 0 and 1; policy {self._policy.name!r} at load gives its own, and "
+                "those that messages brought along do not count"
+            )
+        is_last_turn = self._policy.scope is Scope.LAST_TURN
+        if (is_last_turn or not self._policy.trains_answers_only) and _has_records_in_pieces(self.dataset):
+            what = "the last turn of" if is_last_turn else "what is repeated in"
+            said.append(
+                f"policy {self._policy.name!r} at load trains {what} every episode, and some records have several "
+                "(windows, or turns in rows of their own): build with this policy to train it once a record"
+            )
+        return said
 
     def trains(self, shard: EpisodeShard, starts: Ints, lengths: Ints) -> NDArray[np.bool_]:
         """Which tokens of whole episodes of one shard are trained."""
@@ -244,6 +265,13 @@ def episode_rows(dataset: EpisodeDataset, config: TrainingConfig, *, check: bool
             strategy or "any strategy",
         )
     return PackedEpisodeRows(dataset, config, chosen)
+
+
+def _has_records_in_pieces(dataset: EpisodeDataset) -> bool:
+    """Whether records among the first have several episodes; copies of one, which a weight makes, do not count."""
+    ids = dataset.facts("record_id", np.arange(min(len(dataset), LOOKED_AT), dtype=np.int64)) or []
+    again = (number for number in range(1, len(ids)) if ids[number] == ids[number - 1])
+    return any(not np.array_equal(dataset[number].ids, dataset[number - 1].ids) for number in again)
 
 
 def _refuse_unfit_policy(dataset: EpisodeDataset, policy: Policy) -> None:

@@ -177,7 +177,7 @@ def look_at_probe(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, po
     if rendered.failed:
         refused, code = str(rendered.failed[0][1]), rendered.failed[0][1].code
         rendered = render([probe.conversation], lenient, collect_failures=True)
-    weights = policy.run_weights(rendered.tokens)
+    weights = policy.row_weights(rendered.tokens, rendered.kept)
     decoder = Decoder(bound.tokenizer)
     items = (item_of_tokens(rendered.tokens, row, weights) for row in range(len(rendered.tokens)))
     rows = [view_item(item, decoder) for item in items]

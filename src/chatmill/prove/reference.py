@@ -197,18 +197,18 @@ class Reference:
         else:
             one = self.template.write(conversation)
             items, counts, options = list(one.rows), one.counts, {}
-        rows = [self._row(conversation, row) for row in items]
+        rows = [self._row(conversation, row, is_last=row is items[-1]) for row in items]
         return DerivedRecord(
             rows=rows, stripped=_stripped(conversation, items), counts=counts, spans=spans, options=options
         )
 
-    def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart]) -> Derived:
+    def _row(self, conversation: Conversation, items: Sequence[Ids | TextPart], *, is_last: bool) -> Derived:
         out = PlainRow(items, self.tokenizer, self._known)
         derived = Derived(
             ids=out.ids,
             kinds=out.kinds,
             messages=out.messages,
-            weights=token_weights(self.policy, out.kinds, out.messages, conversation.messages),
+            weights=token_weights(self.policy, out.kinds, out.messages, conversation.messages, is_last=is_last),
         )
         derived.spans = self._spans(derived)
         derived.episodes = [_episode(derived, pieces) for pieces in derived.spans]
@@ -241,21 +241,45 @@ class Reference:
 
 
 def token_weights(
-    policy: Policy, kinds: Sequence[int], messages: Sequence[int], sources: Sequence[Message]
+    policy: Policy,
+    kinds: Sequence[int],
+    messages: Sequence[int],
+    sources: Sequence[Message],
+    *,
+    is_last: bool = True,
 ) -> list[float]:
-    """The weight of every token: the policy's table, its scope, and the weight of the token's own message."""
+    """The weight of every token: the policy's table, its scope, and the weight of the token's own message.
+
+    What is around an answer has a weight where the answer is not repeated; what is no assistant's, in the last row.
+    """
     table = {kind(role, part): weight for (role, part), weight in policy.weights.items()}
     last_user = max((place for place, code in enumerate(kinds) if role_of(code) is RoleCode.USER), default=-1)
     default = 0.0 if policy.only_weighted_messages else 1.0
+    pairs = list(zip(kinds, messages, strict=True))
+    answered = {k for code, k in pairs if _is_answer(code) and not code & REPEATED}
     weights: list[float] = []
-    for place, (code, message) in enumerate(zip(kinds, messages, strict=True)):
+    for place, (code, message) in enumerate(pairs):
         weight = 0.0 if code & REPEATED else table.get(code & ~MARK, 0.0)
+        if role_of(code) is not RoleCode.ASSISTANT:
+            weight = weight if is_last else 0.0
+        elif not _is_answer(code) and message >= 0 and message not in answered:
+            weight = 0.0
         if weight == 0 or (policy.scope is Scope.LAST_TURN and place <= last_user):
             weights.append(0.0)
             continue
         own = sources[message].weight if message >= 0 else None
         weights.append(float(np.float32(weight) * np.float32(default if own is None else own)))  # as it is stored
     return weights
+
+
+def _is_answer(code: int) -> bool:
+    """Whether a token is of what an assistant says, and not of what a template writes around it."""
+    return role_of(code) is RoleCode.ASSISTANT and part_of(code) in (
+        Part.CONTENT,
+        Part.REASONING,
+        Part.TOOL_CALL,
+        Part.TERMINATOR,
+    )
 
 
 def _single_runs(derived: Derived) -> Tokens:

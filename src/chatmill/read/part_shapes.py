@@ -117,6 +117,9 @@ def _llamafactory(message: Any, path: str) -> list[dict[str, Any]]:
         return [message]
     found = _rest(message, "content", "loss_weight")
     if "loss_weight" in message:
+        if message.get("weight") not in (None, message["loss_weight"]):
+            differ = "'weight' and 'loss_weight' are both given and differ; keep one"
+            raise RecordError(differ, code="bad_weight", path=f"{path}.weight")
         found["weight"] = message["loss_weight"]
     content = message.get("content")
     if not _is_list(content):

@@ -59,7 +59,7 @@ class Shape:
 
     name: str
     lists: tuple[str, ...] = ()
-    """Fields that may hold the list of messages; the first one that a record has counts."""
+    """Fields that may hold the list of messages; the first one that a record has something in counts."""
     role: str = "role"
     content: str = "content"
     roles: Mapping[str, Role] = field(default_factory=lambda: ROLE_ALIASES)
@@ -98,15 +98,20 @@ class Shape:
         common += (self.history, self.nested, *(PAIR_FIELDS if self.pairs else ()))
         return frozenset({*common, *self.lists, *(turn.key for turn in self.turns)} - {""})
 
+    def list_of(self, record: Record) -> str | None:
+        """The field that the list of messages is read from: the first that holds something, else the first there is."""
+        there = [key for key in (self.nested, *self.lists) if key and key in record]
+        return next((key for key in there if record[key] is not None), there[0] if there else None)
+
     def messages(self, record: Record) -> tuple[Message, ...]:
         """The messages of a record, or a `RecordError`."""
         if self.pairs is not None:
             return self.pairs(record)
-        if self.nested and self.nested in record:
-            return _nested(record, self.nested)
+        key = self.list_of(record)
+        if key and key == self.nested:
+            return _nested(record, key)
         if not self.lists:
             return (*_system(record, self.system_beside), *_turns(record, self))
-        key = next((key for key in self.lists if key in record), None)
         if key is None:
             raise RecordError(
                 f"the record has no {self.lists[0]!r}; it has: {_keys(record)}",
@@ -157,7 +162,8 @@ def conversation_of(record: object, shape: Shape, *, where: str = "", source: st
             _label(record, shape.source, code="field_type") or source,
             tools,
             where,
-            {key: value for key, value in record.items() if key not in known and not _is_liked(key, value)},
+            {key: value for key, value in record.items() if key not in known and not _is_liked(key, value)}
+            | _other_lists(record, shape),
             _options(record, shape.options),
         )
     except RecordError as error:
@@ -191,6 +197,12 @@ def _label(record: Record, key: str, *, code: str) -> str:
 def fields_read(shape: Shape) -> frozenset[str]:
     """Fields of records that a shape gives a meaning to."""
     return shape.fields
+
+
+def _other_lists(record: Record, shape: Shape) -> Record:
+    """Lists of messages beside the one that is read."""
+    keys = [key for key in (shape.nested, *shape.lists) if key and key in record] if shape.pairs is None else []
+    return {key: record[key] for key in keys if key != shape.list_of(record)} if len(keys) > 1 else {}
 
 
 def _is_liked(key: str, value: object) -> bool:

@@ -117,6 +117,8 @@ class _ArrowRows:
         shape = self._shape
         nested = self._column(shape.nested)
         if nested is not None:
+            if any(self._column(key) is not None for key in shape.lists):
+                raise _NotSureError  # a second list, which counts as not used
             return self._nested(nested)
         turns, counts = self._turns() if shape.turns else (None, np.zeros(self._batch.num_rows, dtype=np.int64))
         if turns is not None and not shape.lists:

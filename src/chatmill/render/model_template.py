@@ -171,7 +171,7 @@ class ModelTemplate(BoundTemplate):
         decisive = [
             *(self.source.text, self.tokenizer.special_tokens, sorted(self.named_tokens.items())),
             *(self.stops.names, sorted(given.options.items()), str(given.today), given.expand, given.unproved),
-            *(given.thinking, given.last_turn_only),
+            *(given.thinking, given.last_turn_only, *(["whole_row"] if given.whole_row else [])),
         ]
         return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
 
@@ -283,7 +283,8 @@ class ModelTemplate(BoundTemplate):
         renderer = self._renderer(options)
         if renderer not in self._lessons:
             lessons = self._lessons[renderer] = MessageRows()
-            whole = self.given.traces is Traces.WHOLE or self.given.expand is Expand.LAST or self.given.last_turn_only
+            whole = self.given.traces is Traces.WHOLE or self.given.expand is Expand.LAST
+            whole = whole or self.given.last_turn_only or self.given.whole_row
             lessons.is_sound = not whole
         return self._lessons[renderer]
 

@@ -169,7 +169,8 @@ class PlanBook:
         if self._template.knows_by_value:
             shape: Any = (shape_by_value(conversation), json.dumps(conversation.tools))
         else:
-            shape = (view.shape(), bool(conversation.tools), json.dumps(conversation.options, sort_keys=True))
+            shape = (view.shape(), bool(conversation.tools))
+        shape += (json.dumps(conversation.options, sort_keys=True),)
         known = self._shapes.get(shape)
         if known is None:
             known = self._shapes[shape] = Variants()

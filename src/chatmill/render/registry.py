@@ -140,9 +140,11 @@ def bind(
         if not isinstance(value, str):
             raise ConfigError(f"the option {name} of the template {found.name!r} is {value!r}; a text is needed")
     try:
-        return found(tokenizer, **options)
+        made = found(tokenizer, **options)
     except Exception as error:
         raise template_mistake(error) or error from None
+    made.last_answer_only = given is not None and given.expand is Expand.LAST
+    return made
 
 
 def given_options(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from chatmill.core.conversation import Conversation, Message, Role
-from chatmill.core.kinds import Part, RoleCode
+from chatmill.core.kinds import REPEATED, Part, RoleCode, role_of
 from chatmill.core.kinds import kind as kind_of
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
@@ -143,6 +143,8 @@ class Template(BoundTemplate):
     """Makes what `Emitter.framed` writes around a text."""
     default_policy = "assistant"
     declares = "Contents are written as they are."
+    last_answer_only: bool = False
+    """Whether only the last answer is trained (`expand: last`)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Look up control tokens and encode what is fixed."""
@@ -167,7 +169,8 @@ class Template(BoundTemplate):
         out = Emitter(self.tokenizer)
         self.emit(traced_conversation(conversation, Notes() if notes is None else notes), out)
         turns = sum(message.role is Role.ASSISTANT for message in conversation.messages)
-        return WrittenRecord((out.items,), Counts(turns, 0, 0, 0))
+        untrained = _untrained(conversation, last_only=self.last_answer_only)
+        return WrittenRecord((_marked(out.items, untrained),), Counts(turns, 0, 0, 0))
 
     def write_prompt(self, conversation: Conversation) -> Items:
         """The conversation, and what `emit_generation_prompt` writes behind it."""
@@ -203,6 +206,13 @@ class Template(BoundTemplate):
             special = message.tool_calls or message.channel or message.recipient or message.content_type
             if special or message.structured is not None:
                 cls._check_message(message, index)
+        if conversation.options:
+            raise RecordError(
+                f"template {cls.name!r} reads no options of records, and this one has "
+                f"{', '.join(map(repr, sorted(conversation.options)))}: remove them, or use a template that reads them",
+                code="unknown_option",
+                path="chat_template_kwargs",
+            )
         if conversation.tools and not cls.writes_tool_calls:
             raise RecordError(
                 f"template {cls.name!r} cannot write tool definitions; use one that does (qwen3, harmony), or remove "
@@ -235,6 +245,25 @@ class Template(BoundTemplate):
             code="role_not_in_template",
             path=f"messages[{index}].role",
         )
+
+
+def _untrained(conversation: Conversation, *, last_only: bool) -> set[int]:
+    """Answers that no policy trains: those of weight 0, and with `last_only` all others but the last."""
+    answers = [k for k, message in enumerate(conversation.messages) if message.role is Role.ASSISTANT]
+    wanted = [k for k in answers if conversation.messages[k].weight != 0]
+    return set(answers) - set(wanted[-1:] if last_only else wanted)
+
+
+def _marked(items: Items, answers: set[int]) -> Items:
+    """Items in which these answers have the flag that no policy trains, also one that is chosen at load."""
+    if not answers:
+        return items
+    return [
+        item._replace(kind=item.kind | REPEATED)
+        if item.message in answers and role_of(item.kind) is RoleCode.ASSISTANT
+        else item
+        for item in items
+    ]
 
 
 class RoleKinds:

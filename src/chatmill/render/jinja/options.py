@@ -57,3 +57,5 @@ class TemplateOptions:
     traces: Traces = Traces.SHARED
     last_turn_only: bool = False
     """Train only answers behind the last user message: for policies that speak of the last turn alone."""
+    whole_row: bool = False
+    """Have the whole conversation in a row, also where no answer is trained in it: for policies that train others."""

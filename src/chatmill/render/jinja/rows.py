@@ -81,7 +81,7 @@ def rows_of(turns: Turns, given: TemplateOptions, specials: re.Pattern[str] | No
     if given.expand is Expand.NONE:
         rows = [writer.in_place(proved)]
     else:
-        rows = writer.expanded(proved, stable) or [writer.whole([])]
+        rows = writer.expanded(proved, stable, whole=given.whole_row) or [writer.whole([])]
     turns.check()
     appended = sum(row.appended for row in rows)
     return rows, Counts(len(proved), stable.count(False), len(answers) - len(proved), appended)
@@ -141,8 +141,11 @@ class _RowWriter:
         cut = _with_stop(ended, last.stop) if last.appended else until_character(ended, last.end)
         return self._row(cut, [self._place(cut, answer) for answer in trained], int(last.appended))
 
-    def expanded(self, proved: Sequence[Answer], stable: Sequence[bool]) -> list[Row]:
-        """As few rows as train every answer behind its own prompt: one for each answer that no other row extends."""
+    def expanded(self, proved: Sequence[Answer], stable: Sequence[bool], *, whole: bool) -> list[Row]:
+        """As few rows as train every answer behind its own prompt: one for each answer that no other row extends.
+
+        With `whole` the last row is F, also where no answer is trained in it.
+        """
         rows: list[Row] = []
         left = [answer for answer, is_stable in zip(proved, stable, strict=True) if not is_stable]
         while left:
@@ -154,7 +157,7 @@ class _RowWriter:
             rows.append(self.alone([*inside, last]))
         rows.reverse()
         shared = [answer for answer, is_stable in zip(proved, stable, strict=True) if is_stable]
-        return [*rows, self.whole(shared)] if shared else rows
+        return [*rows, self.whole(shared)] if shared or whole else rows
 
     def in_place(self, proved: Sequence[Answer]) -> Row:
         """F with every answer trained where it is, as far as F has it."""
