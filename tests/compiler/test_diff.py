@@ -254,6 +254,16 @@ def test_a_tokenizer_that_is_not_the_same_any_more_is_not_used(base: Path, tmp_p
     assert any("does not load" in note for note in diff_datasets(base, other, show=1).notes)
 
 
+def test_an_id_that_the_tokenizer_does_not_know_is_shown_as_a_number(base: Path, tmp_path: Path) -> None:
+    other = built(tmp_path / "b")
+    tokens = np.memmap(other / "train" / "tokens.bin", dtype=np.uint32, mode="r+")
+    tokens[20] = 999_999
+    tokens.flush()
+    (changed,) = diff_datasets(base, other).as_json()["changed"]
+    assert any("[id 999999]" in line.get("text", "") for line in changed["lines"])
+    assert "[id 999999]" in run(base, other).stdout
+
+
 @pytest.mark.parametrize("page", ["diff", "export"])
 def test_code_of_the_pages_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], page: str
