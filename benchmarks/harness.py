@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -247,7 +246,7 @@ def run_one(
     chosen = {option: getattr(arguments, option) for option in sizes or {}}
     start = time.perf_counter()
     try:
-        report = partial(measure, **chosen)(quick=arguments.quick) if chosen else measure(quick=arguments.quick)
+        report = measure(quick=arguments.quick, **chosen)
     except WorkDiffersError as error:
         print(f"{name}: no ratio: {error}", file=sys.stderr)
         return 1

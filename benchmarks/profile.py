@@ -21,7 +21,6 @@ import json
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter
@@ -37,7 +36,7 @@ import chatmill
 from benchmarks.builds import Bench, recipe_for
 from benchmarks.compile import Recorder
 from benchmarks.harness import Report, options
-from benchmarks.inputs import inputs_folder, records, write_tiled
+from benchmarks.inputs import inputs_folder, records, work_folder, write_tiled
 from benchmarks.loader import CONFIG, write_set
 from benchmarks.plan import CAPACITY, lengths_of, ours_pack
 from benchmarks.synth_kd import write_input
@@ -235,8 +234,7 @@ def profiles(*, quick: bool, size: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     lengths = lengths_of(20_000 if quick else 200_000)
     ids = np.arange(lengths.sum(), dtype=np.int32)
-    with inputs_folder() as folder, tempfile.TemporaryDirectory(prefix="chatmill-bench-") as temporary:
-        work = Path(temporary)
+    with inputs_folder() as folder, work_folder() as work:
         found["compile"] = profile_compile(
             write_tiled(folder / f"profile-{size}.jsonl", size, originals=records()), work
         )
