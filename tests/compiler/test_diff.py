@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.receipts import receipt_bytes, sealed
+from tests.pages import run_python
 
 Record = dict[str, Any]
 
@@ -271,10 +271,7 @@ def test_code_of_the_pages_runs(
     built(tmp_path / "data" / "monday")
     built(tmp_path / "data" / "tuesday", policy="last_turn")
     monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "docs" / "commands" / f"{page}.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    assert len(blocks) == 1
-    exec(compile(blocks[0], page, "exec"), {"__name__": "docs"})
+    run_python(f"commands/{page}.md", blocks=1)
     out = capsys.readouterr().out
     assert ("talk-0 weights ('train', 0) ('train', 0)" if page == "diff" else "is in export.json alone") in out
 
