@@ -149,6 +149,8 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+    """Lines of Markdown that show the figures."""
 
     def compared(
         self,
@@ -254,7 +256,10 @@ def run_one(
     if arguments.json:
         dump(name, quick=arguments.quick, seconds=seconds, **report.as_json())
         return 0
-    print_rows(report.rows, details=True, judged=not arguments.quick)
+    if report.rows:
+        print_rows(report.rows, details=True, judged=not arguments.quick)
+    for line in report.tables:
+        print(line)
     for note in report.notes:
         print_note(note)
     print(f"({seconds:.0f} s)")
