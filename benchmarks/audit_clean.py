@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.mask_differences import ROOT, as_given, byte_tokenizer, trl_templates
+from benchmarks.mask_differences import ROOT, tagged, trl_templates, with_bytes
 from chatmill.auditor.report import AuditReport
 from chatmill.auditor.run import audit
 from chatmill.core.conversation import Conversation, Role
-from chatmill.errors import ChatmillError, RecordError
+from chatmill.errors import ChatmillError
 from chatmill.label.presets import find_policy
 from chatmill.look.template_probes import byte_vocabulary
 from chatmill.read.conversations import read_conversations
@@ -92,23 +92,12 @@ def made_by_transformers(
 
     Conversations whose answers later messages change are left out: the tags train them as they are changed.
     """
-    rows, used = [], []
     rendered = render(chats, bound, collect_failures=True)
     changed = set(rendered.kept[rendered.unstable > 0].tolist())
-    for number, conversation in enumerate(chats):
-        if number in changed or conversation.messages[-1].role is not Role.ASSISTANT:
-            continue
-        try:
-            options = dict(bound.write(conversation).options)
-        except RecordError:
-            continue
-        messages, tools = as_given(conversation, bound.form)
-        done = peer.apply_chat_template(
-            messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **options
-        )
-        rows.append({"input_ids": done["input_ids"], "assistant_masks": done["assistant_masks"]})
-        used.append(conversation)
-    return rows, used
+    ended = [one for n, one in enumerate(chats) if n not in changed and one.messages[-1].role is Role.ASSISTANT]
+    made = list(tagged(peer, bound, ended, Counter()))
+    rows = [{name: done[name] for name in ("input_ids", "assistant_masks")} for _, done in made]
+    return rows, [conversation for conversation, _ in made]
 
 
 def audits(chats: dict[str, list[Conversation]], only: str) -> Iterator[tuple[str, str, AuditReport]]:
@@ -122,13 +111,11 @@ def audits(chats: dict[str, list[Conversation]], only: str) -> Iterator[tuple[st
             if rows:
                 yield f"chatmill {name}", file, audit(rows, bound)
                 yield f"chatmill {name}, source", file, audit(rows, bound, source=listed)
-    today = datetime.datetime.now().astimezone().date().isoformat()  # transformers hands out the real date
+    today = datetime.datetime.now().astimezone().date()  # transformers hands out the real date
     for path in trl_templates():
         if path.stem not in RIGHT_TAGS or only not in f"transformers {path.stem}":
             continue
-        peer = byte_tokenizer(path.read_text(encoding="utf-8"))
-        model = bind(path, load_tokenizer(peer), given_options(None, today))
-        assert isinstance(model, ModelTemplate)
+        peer, model = with_bytes(path, today)
         for file, listed in chats.items():
             rows, used = made_by_transformers(peer, model, listed)
             if rows:

@@ -35,6 +35,7 @@ from benchmarks.mask_differences import (
     put,
     real_tokenizer,
     trl_templates,
+    with_bytes,
 )
 from chatmill.auditor.report import AuditReport
 from chatmill.auditor.run import audit
@@ -87,13 +88,10 @@ def trl_set(peer: Any, rows: Sequence[dict[str, Any]], folder: str) -> Any:
     return trainer.train_dataset
 
 
-def audited(path: Path, chats: Sequence[Conversation], today: str) -> Result:
+def audited(path: Path, chats: Sequence[Conversation], today: datetime.date) -> Result:
     """Make a set with one template and audit it with the same template."""
-    text = path.read_text(encoding="utf-8")
-    peer = byte_tokenizer(text)
+    peer, bound = with_bytes(path, today)
     peer.pad_token = peer.eos_token
-    bound = bind(path, load_tokenizer(peer), given_options(None, today))
-    assert isinstance(bound, ModelTemplate)
     rows, used = [], []
     for conversation in chats:
         try:
@@ -137,7 +135,7 @@ def _found(report: AuditReport) -> str:
 
 def trl_lines() -> list[str]:
     """The section about TRL."""
-    today = datetime.datetime.now().astimezone().date().isoformat()  # transformers hands out the real date
+    today = datetime.datetime.now().astimezone().date()  # transformers hands out the real date
     chats = plain_chats()
     paths = [path for path in trl_templates() if path.stem in TEMPLATES]
     results = [audited(path, chats, today) for path in paths]

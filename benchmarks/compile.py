@@ -28,7 +28,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import json
 import shutil
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,7 @@ from benchmarks.harness import (
     require_equal,
     run_one,
 )
-from benchmarks.inputs import again, inputs_folder, records, without_control_text, write_shards, write_tiled
+from benchmarks.inputs import again, inputs_folder, plain_records, records, work_folder, write_shards, write_tiled
 from benchmarks.peers import Prepared, conversations_of, prepared, renderers_rows, trl_map, trl_table
 from chatmill.compiler.recipe import SHARD_BYTES
 from chatmill.core.native.gather import gathered
@@ -227,13 +226,13 @@ def against_trl(report: Report, slices: list[Path], more: list[Path], work: Path
     Starting up takes a build some seconds whatever it builds, so there are two: of the slices, and of `more` too.
     """
     inputs, out = {"": [*slices, *more], ", small": slices}, work / "two"
-    trl_map(trl_table(conversations_of(slices[:1])[:8]), 2)  # imports and loads what the rounds need
+    trl_map(trl_table(prepared(conversations_of(slices[:1])[:8])), 2)  # imports and loads what the rounds need
     ours: dict[str, list[float]] = {size: [] for size in inputs}
     built: dict[str, int] = {}
     theirs, checked, tokens = [], 0, 0
     for path in slices:
         conversations = conversations_of([path])
-        table = trl_table(conversations)
+        table = trl_table(prepared(conversations))
         start = time.perf_counter()
         mapped = trl_map(table, 2)
         theirs.append(time.perf_counter() - start)
@@ -280,7 +279,7 @@ def differs_by_design(report: Report, originals: list[dict[str, Any]], left: lis
     path.write_text("".join(f"{json.dumps(record)}\n" for record in spelled))
     conversations = conversations_of([path])
     tokenizer = load_tokenizer(unpacked("qwen3"))
-    theirs = trl_map(trl_table(conversations), 1)["input_ids"]
+    theirs = trl_map(trl_table(prepared(conversations)), 1)["input_ids"]
     tokens = render(conversations, bind("qwen3_training", tokenizer)).tokens
     for index, ids in enumerate(theirs):
         own = tokens.ids[tokens.offsets[index] : tokens.offsets[index + 1]]
@@ -299,23 +298,18 @@ def measure(*, quick: bool, size: int | None = None, trl_size: int | None = None
     report = Report()
     size = size or (QUICK_SIZE if quick else SIZE)
     trl_size = trl_size or (QUICK_TRL_SIZE if quick else TRL_SIZE)
-    everything = records()
-    originals = without_control_text(everything, list(load_tokenizer(unpacked("qwen3")).control_ids))
-    work = Path(tempfile.mkdtemp(prefix="chatmill-bench-"))
-    try:
-        with inputs_folder() as folder:
-            paths = write_shards(folder, size, originals=originals)
-            against_gigatoken(report, paths, work)
-            against_renderers(report, originals, work, quick=quick)
-            if missing("trl", "datasets", "transformers"):
-                report.notes.append("trl, datasets or transformers is not installed: not compared")
-            else:
-                count = QUICK_SLICES if quick else TRL_SLICES
-                slices = write_shards(folder, trl_size, originals=originals, shard_bytes=trl_size // count)[:count]
-                against_trl(report, slices, again(paths, 1 if quick else LISTED), work)
-                differs_by_design(report, everything, originals, work)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    originals = plain_records()
+    with work_folder() as work, inputs_folder() as folder:
+        paths = write_shards(folder, size, originals=originals)
+        against_gigatoken(report, paths, work)
+        against_renderers(report, originals, work, quick=quick)
+        if missing("trl", "datasets", "transformers"):
+            report.notes.append("trl, datasets or transformers is not installed: not compared")
+        else:
+            count = QUICK_SLICES if quick else TRL_SLICES
+            slices = write_shards(folder, trl_size, originals=originals, shard_bytes=trl_size // count)[:count]
+            against_trl(report, slices, again(paths, 1 if quick else LISTED), work)
+            differs_by_design(report, records(), originals, work)
     return report
 
 

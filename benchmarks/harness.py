@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -150,6 +149,8 @@ class Report:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+    """Lines of Markdown that show the figures."""
 
     def compared(
         self,
@@ -247,7 +248,7 @@ def run_one(
     chosen = {option: getattr(arguments, option) for option in sizes or {}}
     start = time.perf_counter()
     try:
-        report = partial(measure, **chosen)(quick=arguments.quick) if chosen else measure(quick=arguments.quick)
+        report = measure(quick=arguments.quick, **chosen)
     except WorkDiffersError as error:
         print(f"{name}: no ratio: {error}", file=sys.stderr)
         return 1
@@ -255,7 +256,10 @@ def run_one(
     if arguments.json:
         dump(name, quick=arguments.quick, seconds=seconds, **report.as_json())
         return 0
-    print_rows(report.rows, details=True, judged=not arguments.quick)
+    if report.rows:
+        print_rows(report.rows, details=True, judged=not arguments.quick)
+    for line in report.tables:
+        print(line)
     for note in report.notes:
         print_note(note)
     print(f"({seconds:.0f} s)")

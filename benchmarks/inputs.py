@@ -39,6 +39,14 @@ def without_control_text(originals: Sequence[dict[str, Any]], control: Sequence[
     return [record for record, text in zip(originals, texts, strict=True) if not any(name in text for name in control)]
 
 
+def plain_records() -> list[dict[str, Any]]:
+    """The bundled conversations that spell no control token of Qwen3."""
+    from chatmill.tokenizer.load import load_tokenizer
+    from tests.data.tokenizer_files import unpacked
+
+    return without_control_text(records(), list(load_tokenizer(unpacked("qwen3")).control_ids))
+
+
 def _changed(text: str, rng: random.Random) -> str:
     def replace(found: re.Match[str]) -> str:
         if rng.random() >= SHARE_CHANGED:
@@ -159,6 +167,13 @@ def changed_pairs(pairs: Sequence[tuple[str, str]], count: int) -> list[tuple[st
 
 
 @contextmanager
+def work_folder() -> Iterator[Path]:
+    """A folder for what a benchmark builds, which goes with it."""
+    with tempfile.TemporaryDirectory(prefix="chatmill-bench-", ignore_cleanup_errors=True) as temporary:
+        yield Path(temporary)
+
+
+@contextmanager
 def inputs_folder() -> Iterator[Path]:
     """Where inputs are written: the folder named in the environment, which stays, or a temporary one."""
     named = os.environ.get(FOLDER_VARIABLE)
@@ -167,8 +182,8 @@ def inputs_folder() -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="chatmill-bench-") as temporary:
-        yield Path(temporary)
+    with work_folder() as folder:
+        yield folder
 
 
 def unrepeated(count: int, pairs: Sequence[tuple[str, str]], seed: int = 0) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.harness import Report, WorkDiffersError, compare, missing, run_one
+from benchmarks.inputs import work_folder
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.store.episode_writer import EpisodeWriter
 
@@ -206,12 +206,12 @@ def measure(*, quick: bool) -> Report:
     report = Report()
     torch.set_num_threads(1)
     episodes, steps, rounds = (3_000, 30, 3) if quick else (20_000, 300, 7)
-    with tempfile.TemporaryDirectory(prefix="chatmill-bench-") as folder:
-        directory = Path(folder) / "set"
+    with work_folder() as folder:
+        directory = folder / "set"
         tokens = write_set(directory, episodes)
         against_peers(report, directory, steps=steps, rounds=rounds)
         report.notes.append(f"batch {BATCH}, block {BLOCK}, masks, {episodes:,} episodes, {tokens:,} tokens")
-        opened = opening(Path(folder) / "large", 300_000 if quick else 5_000_000)
+        opened = opening(folder / "large", 300_000 if quick else 5_000_000)
     report.measured(
         f"open {opened['episodes']:,} episodes", opened["seconds"], "s", target="< 2",
         ours=f"{opened['resident'] / 1e6:.0f} MB", peer=f"{opened['index_bytes'] / 1e6:.0f} MB",

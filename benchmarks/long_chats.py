@@ -10,13 +10,11 @@ hold the same text, so the time per token and the time per turn say the same thi
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from benchmarks.builds import Bench, recipe_for
 from benchmarks.harness import Report, WorkDiffersError, alternate, run_one
-from benchmarks.inputs import changed_pairs, exchanges, records, write_chats
+from benchmarks.inputs import changed_pairs, exchanges, records, work_folder, write_chats
 
 TURNS = (2, 5, 10, 20, 40, 80)
 
@@ -26,8 +24,7 @@ def measure(*, quick: bool) -> Report:
     report = Report()
     count = 800 if quick else 24_000
     pairs = changed_pairs(exchanges(records()), count)
-    with tempfile.TemporaryDirectory(prefix="chatmill-bench-") as folder:
-        work = Path(folder)
+    with work_folder() as work:
         contestants: dict[str, Any] = {}
         tokens: dict[str, int] = {}
         for turns in TURNS:

@@ -29,6 +29,7 @@ import numpy as np
 
 from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
+from chatmill.errors import RecordError
 from chatmill.label.presets import find_policy
 from chatmill.look.template_probes import BRACKETS, SPECIAL_LOOK
 from chatmill.read.conversations import ConversationFile
@@ -147,24 +148,38 @@ def byte_tokenizer(text: str) -> Any:
     return made
 
 
-def against_tags(path: Path, chats: Sequence[Conversation], today: datetime.date) -> Tally:
-    """One TRL template."""
-    from chatmill.errors import RecordError
-
+def with_bytes(path: Path, today: datetime.date) -> tuple[Any, ModelTemplate]:
+    """A template with a vocabulary of bytes: the tokenizer of transformers, and the template bound to it."""
     peer = byte_tokenizer(path.read_text(encoding="utf-8"))
     bound = bind(path, load_tokenizer(peer), TemplateOptions(today=today))
     assert isinstance(bound, ModelTemplate)
-    tally = Tally(path.stem)
+    return peer, bound
+
+
+def tagged(
+    peer: Any, bound: ModelTemplate, chats: Sequence[Conversation], refused: Counter[str]
+) -> Iterator[tuple[Conversation, Any]]:
+    """Conversations with what `apply_chat_template` makes of them; those that Chatmill refuses are counted."""
     for conversation in chats:
         try:
             options = dict(bound.write(conversation).options)
         except RecordError as error:
-            tally.refused[error.code] += 1
+            refused[error.code] += 1
             continue
         messages, tools = as_given(conversation, bound.form)
-        done = peer.apply_chat_template(
-            messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **options
+        yield (
+            conversation,
+            peer.apply_chat_template(
+                messages, tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **options
+            ),
         )
+
+
+def against_tags(path: Path, chats: Sequence[Conversation], today: datetime.date) -> Tally:
+    """One TRL template."""
+    peer, bound = with_bytes(path, today)
+    tally = Tally(path.stem)
+    for conversation, done in tagged(peer, bound, chats, tally.refused):
         compare(tally, bound, conversation, done["input_ids"], done["assistant_masks"])
     return tally
 
@@ -184,8 +199,6 @@ def against_renderers(folder: str, family: str, chats: Sequence[Conversation]) -
     """One family of `renderers`, on a real vocabulary."""
     from renderers.base import build_training_sample, create_renderer
     from renderers.configs import DeepSeekV3RendererConfig, Qwen3RendererConfig
-
-    from chatmill.errors import RecordError
 
     config = {"qwen3": Qwen3RendererConfig, "deepseek-v3": DeepSeekV3RendererConfig}[family]()
     peer = real_tokenizer(ROOT / "tests" / "data" / "tokenizers" / folder)

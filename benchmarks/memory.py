@@ -20,9 +20,7 @@ import yaml
 
 from benchmarks.builds import recipe_for
 from benchmarks.harness import Report, run_one
-from benchmarks.inputs import inputs_folder, records, without_control_text, write_shards
-from chatmill.tokenizer.load import load_tokenizer
-from tests.data.tokenizer_files import unpacked
+from benchmarks.inputs import inputs_folder, plain_records, work_folder, write_shards
 
 SIZE, QUICK_SIZE = 66_000_000, 1_000_000
 TIMES = 8
@@ -96,13 +94,13 @@ def measure(*, quick: bool, size: int | None = None) -> Report:
     """One and eight times the input."""
     report = Report()
     size, shard = size or (QUICK_SIZE if quick else SIZE), QUICK_SHARD if quick else SHARD
-    originals = without_control_text(records(), list(load_tokenizer(unpacked("qwen3")).control_ids))
+    originals = plain_records()
     with inputs_folder() as folder:
         peaks = []
         for times in (1, TIMES):
             paths = write_shards(folder, size * times, originals=originals, shard_bytes=shard)
-            with tempfile.TemporaryDirectory(prefix="chatmill-bench-") as work:
-                peaks.append(peak_of_build(paths, Path(work)))
+            with work_folder() as work:
+                peaks.append(peak_of_build(paths, work))
     once, often = peaks
     report.measured(
         "peak RSS, 8x input / 1x", often.together / once.together, "x", target="<= 1.2",

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,45 @@ def conversations_of(paths: Sequence[Path]) -> list[Conversation]:
     return [conversation for path in paths for conversation in ConversationFile(path)]
 
 
-def trl_table(conversations: Sequence[Conversation]) -> Any:
-    """The records as a dataset in memory; messages as JSON text, because Arrow would add null fields to them."""
+Prepared = tuple[list[dict[str, Any]], list[Any] | None]
+"""Messages and tools, as transformers and `renderers` take them."""
+
+
+def prepared(conversations: Sequence[Conversation]) -> list[Prepared]:
+    """Conversations in the form that peers take, made before anything is timed."""
+    return [(as_dicts(conversation), list(conversation.tools) or None) for conversation in conversations]
+
+
+def trl_table(given: Sequence[Prepared], folder: str = "") -> Any:
+    """The records as a dataset in memory; messages as JSON text, because Arrow would add null fields to them.
+
+    `folder` is that of the model, which is loaded here; default: Qwen3.
+    """
     import datasets
 
     datasets.disable_progress_bars()
-    rows = [
-        {"messages": json.dumps(as_dicts(conversation)), "tools": json.dumps(list(conversation.tools))}
-        for conversation in conversations
-    ]
-    return datasets.Dataset.from_list(rows)
+    _trl_model(folder)
+    return datasets.Dataset.from_list(
+        [{"messages": json.dumps(messages), "tools": json.dumps(tools), "folder": folder} for messages, tools in given]
+    )
+
+
+@cache
+def _trl_model(folder: str) -> tuple[Any, str]:
+    """A model's tokenizer in transformers, and TRL's training template for its template."""
+    import transformers
+    from trl.chat_template_utils import get_training_chat_template
+
+    if not folder:
+        return hf_tokenizer("qwen3"), trl_training_template()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return tokenizer, get_training_chat_template(tokenizer)
 
 
 def _tokenize(row: dict[str, str]) -> dict[str, Any]:
-    encoded = hf_tokenizer("qwen3").apply_chat_template(
-        json.loads(row["messages"]), tools=json.loads(row["tools"]) or None, chat_template=trl_training_template(),
+    tokenizer, template = _trl_model(row["folder"])
+    encoded = tokenizer.apply_chat_template(
+        json.loads(row["messages"]), tools=json.loads(row["tools"]), chat_template=template,
         tokenize=True, return_dict=True, return_assistant_tokens_mask=True,
     )  # fmt: skip
     return {"input_ids": encoded["input_ids"], "assistant_masks": encoded["assistant_masks"]}
@@ -47,20 +72,10 @@ def trl_map(table: Any, processes: int) -> Any:
     The seconds that `datasets` spends on hashing the tokenizer and on sending it to every process are spared: the
     fingerprint is given, and processes find the tokenizer where this one has loaded it.
     """
-    hf_tokenizer("qwen3"), trl_training_template()
     return table.map(
         _tokenize, remove_columns=table.column_names, num_proc=processes, load_from_cache_file=False,
         new_fingerprint=f"{time.time_ns():016x}",
     )  # fmt: skip
-
-
-Prepared = tuple[list[dict[str, Any]], list[Any] | None]
-"""Messages and tools, as transformers and `renderers` take them."""
-
-
-def prepared(conversations: Sequence[Conversation]) -> list[Prepared]:
-    """Conversations in the form that peers take, made before anything is timed."""
-    return [(as_dicts(conversation), list(conversation.tools) or None) for conversation in conversations]
 
 
 def renderers_rows(conversations: Sequence[Prepared]) -> list[tuple[list[int], list[bool]]]:

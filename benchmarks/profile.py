@@ -17,11 +17,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import hashlib
-import json
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import warnings
 from collections import Counter
@@ -36,10 +34,11 @@ import numpy as np
 import chatmill
 from benchmarks.builds import Bench, recipe_for
 from benchmarks.compile import Recorder
-from benchmarks.harness import Report, options
-from benchmarks.inputs import inputs_folder, records, write_tiled
+from benchmarks.harness import Report, run_one
+from benchmarks.inputs import inputs_folder, records, work_folder, write_tiled
 from benchmarks.loader import CONFIG, write_set
 from benchmarks.plan import CAPACITY, lengths_of, ours_pack
+from benchmarks.publish import profile_tables
 from benchmarks.synth_kd import write_input
 from chatmill.compiler.chunk_job import compile_chunk
 from chatmill.core.native.scan import scan_lines
@@ -235,8 +234,7 @@ def profiles(*, quick: bool, size: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     lengths = lengths_of(20_000 if quick else 200_000)
     ids = np.arange(lengths.sum(), dtype=np.int32)
-    with inputs_folder() as folder, tempfile.TemporaryDirectory(prefix="chatmill-bench-") as temporary:
-        work = Path(temporary)
+    with inputs_folder() as folder, work_folder() as work:
         found["compile"] = profile_compile(
             write_tiled(folder / f"profile-{size}.jsonl", size, originals=records()), work
         )
@@ -250,43 +248,11 @@ def profiles(*, quick: bool, size: int) -> dict[str, Any]:
     return found
 
 
-def show(found: dict[str, Any]) -> None:
-    """Tables of shares."""
-    compiled = found["compile"]
-    per_million = compiled["seconds_per_million_tokens"]
-    print(
-        f"compile, one process: {compiled['tokens']:,} tokens in {compiled['seconds']:.2f} s, "
-        f"{per_million * 1e3:.0f} ms per million tokens"
-    )
-    for name, share in compiled["stages"].items():
-        print(f"  {name:<34}{share:>8.1%}{share * per_million * 1e3:>10.1f} ms")
-    print("floors, alone")
-    for name, seconds in compiled["floors_seconds_per_million_tokens"].items():
-        print(f"  {name:<34}{seconds / per_million:>8.1%}{seconds * 1e3:>10.1f} ms")
-    for path, part in found.items():
-        each = "" if path == "compile" else f", {part['seconds_per_call'] * 1e3:.2f} ms a call"
-        print(f"{path}: functions{each}")
-        for name, share in part["functions"].items():
-            print(f"  {name:<66}{share:>8.1%}")
-
-
 def measure(*, quick: bool, size: int | None = None) -> Report:
-    """The profiles as figures, without rows."""
-    return Report(figures=profiles(quick=quick, size=size or (QUICK_SIZE if quick else SIZE)))
-
-
-def main() -> int:
-    """Measure and print."""
-    parser = options(str(__doc__))
-    parser.add_argument("--size", type=int, help=f"bytes of input [{SIZE:,}]")
-    arguments = parser.parse_args()
-    found = measure(quick=arguments.quick, size=arguments.size).figures
-    if arguments.json:
-        print(json.dumps({"benchmark": "profile", "quick": arguments.quick, "rows": [], "notes": [], "figures": found}))
-    else:
-        show(found)
-    return 0
+    """The profiles as figures and tables, without rows."""
+    found = profiles(quick=quick, size=size or (QUICK_SIZE if quick else SIZE))
+    return Report(figures=found, tables=profile_tables(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_one("profile", str(__doc__), measure, sizes={"size": (SIZE, "bytes of input")}))

@@ -18,6 +18,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["RAYON_NUM_THREADS"] = "1"
 
+import itertools
 import json
 import sys
 from typing import Any
@@ -45,15 +46,9 @@ PEER = "apply_chat_template + mask"
 def conversations_without_control_text(limit: int | None) -> list[Conversation]:
     """The bundled conversations that spell no control token (where TRL would let text become control)."""
     control = list(load_tokenizer(unpacked("qwen3")).control_ids)
-    taken: list[Conversation] = []
-    for path in CONVERSATION_FILES:
-        for number, conversation in enumerate(ConversationFile(path)):
-            if limit is not None and number >= limit:
-                break
-            text = json.dumps([conversation.messages, conversation.tools], ensure_ascii=False)
-            if not any(name in text for name in control):
-                taken.append(conversation)
-    return taken
+    taken = [one for path in CONVERSATION_FILES for one in itertools.islice(ConversationFile(path), limit)]
+    texts = (json.dumps([one.messages, one.tools], ensure_ascii=False) for one in taken)
+    return [one for one, text in zip(taken, texts, strict=True) if not any(name in text for name in control)]
 
 
 def newlines_more(tokens: Tokens, weights: Any) -> int:

@@ -14,7 +14,6 @@ import json
 import random
 import shutil
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Report, WorkDiffersError, compare, run_one
-from benchmarks.inputs import SHARE_CHANGED, SYLLABLES, WORD
+from benchmarks.inputs import SHARE_CHANGED, SYLLABLES, WORD, inputs_folder, work_folder
 
 ROWS, QUICK_ROWS = 100_000, 2_500
 PEER_ROWS, QUICK_PEER_ROWS = 2_500, 250
@@ -181,20 +180,14 @@ def load(report: Report) -> None:
 
 def measure(*, quick: bool, rows: int | None = None) -> Report:
     """Check, then take turns."""
-    from benchmarks.inputs import inputs_folder
-
     report = Report()
     load(report)
     count = rows or (QUICK_ROWS if quick else ROWS)
-    work = Path(tempfile.mkdtemp(prefix="chatmill-bench-"))
-    try:
-        with inputs_folder() as folder:
-            contest = Contest(write_input(folder, count), work, QUICK_PEER_ROWS if quick else PEER_ROWS)
-            checked = contest.check()
-            contestants = {OURS: (contest.ours, contest.tokens[OURS]), PEER: (contest.peer, contest.tokens[PEER])}
-            found = compare(contestants, ours=OURS, check=lambda: checked, rounds=1 if quick else 3)[PEER]
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with work_folder() as work, inputs_folder() as folder:
+        contest = Contest(write_input(folder, count), work, QUICK_PEER_ROWS if quick else PEER_ROWS)
+        checked = contest.check()
+        contestants = {OURS: (contest.ours, contest.tokens[OURS]), PEER: (contest.peer, contest.tokens[PEER])}
+        found = compare(contestants, ours=OURS, check=lambda: checked, rounds=1 if quick else 3)[PEER]
     cpu = {side: sorted(times)[len(times) // 2] for side, times in contest.cpu.items()}
     cpu_ratio = cpu[PEER] / contest.tokens[PEER] / (cpu[OURS] / contest.tokens[OURS])
     hours = {side: cpu[side] / contest.rows[side] * REAL_ROWS / 3600 for side in cpu}

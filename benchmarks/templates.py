@@ -25,10 +25,8 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +34,8 @@ import numpy as np
 
 from benchmarks.builds import Bench, build, episodes, recipe_for, tokens_of
 from benchmarks.harness import Comparison, Report, Timing, WorkDiffersError, compare, flat, require_equal, run_one
-from benchmarks.inputs import changed_pairs, exchanges, records, unrepeated, without_control_text, write_tiled
-from benchmarks.peers import conversations_of, prepared
+from benchmarks.inputs import changed_pairs, exchanges, plain_records, unrepeated, work_folder, write_tiled
+from benchmarks.peers import conversations_of, prepared, trl_map, trl_table
 from benchmarks.template_verification import Model, model_folder
 from chatmill.compiler.recipe import recipe_of
 from chatmill.render.jinja.options import Expand, TemplateOptions
@@ -165,47 +163,21 @@ def without_repeats(report: Report, pairs: list[tuple[str, str]], work: Path, *,
     report.compared("no shape repeats / apply_chat_template", found, unit="tokens", target=">= 2", in_chart=False)
 
 
-@cache
-def _model(folder: str) -> tuple[Any, str]:
-    """A model folder's tokenizer in transformers, and TRL's training template for its template."""
-    import transformers
-    from trl.chat_template_utils import get_training_chat_template
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return tokenizer, get_training_chat_template(tokenizer)
-
-
-def _tokenize(row: dict[str, str]) -> dict[str, Any]:
-    tokenizer, template = _model(row["folder"])
-    encoded = tokenizer.apply_chat_template(
-        json.loads(row["messages"]), chat_template=template, tokenize=True, return_dict=True,
-        return_assistant_tokens_mask=True,
-    )  # fmt: skip
-    return {"input_ids": encoded["input_ids"], "assistant_masks": encoded["assistant_masks"]}
-
-
 def model_folder_against_trl(
     report: Report, pairs: list[tuple[str, str]], work: Path, *, part: int, rounds: int
 ) -> None:
     """A build with a model's own template and 2 workers, against TRL's path in 2 processes."""
-    import datasets
-
-    datasets.disable_progress_bars()
     folder = model_folder(Model("Gemma-3", "qwen3", "gemma3", adds_tokens=True), TEMPLATES.parent, None, work)
     chats = list(_chats(pairs))
     path = work / "gemma.jsonl"
     path.write_text("".join(json.dumps({"messages": chat}, ensure_ascii=False) + "\n" for chat in chats), "utf-8")
     recipe = recipe_of({"sources": [{"path": str(path)}], "tokenizer": str(folder), "template": str(folder)})
-    _model(str(folder))  # loaded before the processes are started
     ours, theirs, tokens, part_tokens = [], [], 0, 0
     for number in range(rounds):
         taken = chats[number * part : (number + 1) * part]
-        table = datasets.Dataset.from_list([{"messages": json.dumps(one), "folder": str(folder)} for one in taken])
+        table = trl_table([(chat, None) for chat in taken], str(folder))
         start = time.perf_counter()
-        mapped = table.map(
-            _tokenize, remove_columns=table.column_names, num_proc=2, load_from_cache_file=False,
-            new_fingerprint=f"{time.time_ns():016x}",
-        )  # fmt: skip
+        mapped = trl_map(table, 2)
         theirs.append(time.perf_counter() - start)
         start = time.perf_counter()
         tokens = tokens_of(build(recipe, work / "gemma", 2))
@@ -264,11 +236,10 @@ def formats(report: Report, pairs: list[tuple[str, str]], work: Path, *, rounds:
 def measure(*, quick: bool) -> Report:
     """All comparisons."""
     report = Report()
-    originals = without_control_text(records(), list(load_tokenizer(unpacked("qwen3")).control_ids))
+    originals = plain_records()
     pairs = exchanges(originals)
     rounds = 1 if quick else 3
-    work = Path(tempfile.mkdtemp(prefix="chatmill-bench-"))
-    try:
+    with work_folder() as work:
         proved = without_refused(originals, work)
         path = write_tiled(work / "chats.jsonl", 1_000_000 if quick else 60_000_000, originals=proved)
         report.notes.append(
@@ -280,8 +251,6 @@ def measure(*, quick: bool) -> Report:
         many = changed_pairs(pairs, 600 if quick else 1_200_000)
         model_folder_against_trl(report, many, work, part=60 if quick else 4_000, rounds=rounds)
         formats(report, changed_pairs(pairs, 600 if quick else 60_000), work, rounds=rounds)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return report
 
 

@@ -24,7 +24,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,12 +32,10 @@ from typing import Any
 
 from benchmarks.builds import Bench, recipe_for
 from benchmarks.harness import Comparison, Report, Timing, WorkDiffersError, run_one
-from benchmarks.inputs import again, inputs_folder, records, without_control_text, write_shards
+from benchmarks.inputs import again, inputs_folder, plain_records, work_folder, write_shards
 from chatmill.compiler.chunk_job import compile_chunk, pipeline_of
 from chatmill.compiler.recipe import recipe_of
 from chatmill.compiler.run import run_build
-from chatmill.tokenizer.load import load_tokenizer
-from tests.data.tokenizer_files import unpacked
 
 SIZE, QUICK_SIZE = 520_000_000, 4_000_000
 LONG_ENOUGH = 60.0
@@ -121,33 +118,23 @@ def prepare(home: Path, paths: Sequence[Path]) -> None:
     (home / JOBS).write_bytes(pickle.dumps(Bench.of(recipe, home).jobs))
 
 
-def inputs(folder: Path, size: int) -> list[Path]:
-    """Files of that many bytes together."""
-    originals = without_control_text(records(), list(load_tokenizer(unpacked("qwen3")).control_ids))
-    return write_shards(folder, size, originals=originals)
-
-
 def measure(*, quick: bool, size: int | None = None) -> Report:
     """Builds with 1 and 2 workers, and 2 independent processes."""
     report = Report()
     size = size or (QUICK_SIZE if quick else SIZE)
-    work = Path(tempfile.mkdtemp(prefix="chatmill-bench-"))
-    try:
-        with inputs_folder() as folder:
-            paths, times = inputs(folder, size), 1
-            prepare(work, paths)
+    with work_folder() as work, inputs_folder() as folder:
+        paths, times = write_shards(folder, size, originals=plain_records()), 1
+        prepare(work, paths)
+        one = [built(work, 1)]
+        while one[0].seconds < LONG_ENOUGH and not quick:  # starting up takes its share: perhaps more than once
+            times = math.ceil(1.15 * times * LONG_ENOUGH / one[0].seconds)
+            prepare(work, again(paths, times))
             one = [built(work, 1)]
-            while one[0].seconds < LONG_ENOUGH and not quick:  # starting up takes its share: perhaps more than once
-                times = math.ceil(1.15 * times * LONG_ENOUGH / one[0].seconds)
-                prepare(work, again(paths, times))
-                one = [built(work, 1)]
-            two, limit = [], []
-            for number in range(1 if quick else 2):
-                one += [built(work, 1)] if number else []
-                two.append(built(work, 2))
-                limit.append(independent(work, 2))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        two, limit = [], []
+        for number in range(1 if quick else 2):
+            one += [built(work, 1)] if number else []
+            two.append(built(work, 2))
+            limit.append(independent(work, 2))
     tokens = _same([*one, *two], [made for _, made in limit])
     ours = Timing(seconds=tuple(run.seconds for run in two), work=tokens)
     checked = f"the same {len(one[0].files)} files by sha256"
@@ -181,28 +168,24 @@ def _same(builds: Sequence[Built], tokens: Sequence[int]) -> int:
 
 def curve(counts: Sequence[int], size: int) -> None:
     """Print a table: the limit and the build for each number of processes."""
-    work = Path(tempfile.mkdtemp(prefix="chatmill-bench-"))
     builds: list[Built] = []
-    try:
-        with inputs_folder() as folder:
-            prepare(work, inputs(folder, size))
-            print(f"{size / 1e6:,.0f} MB of input; M tokens/s, and times one process")
-            print("processes  independent         build            build/limit  seconds  driver CPU")
-            first: tuple[float, float] | None = None
-            for count in counts:
-                seconds, tokens = independent(work, count)
-                run = built(work, count)
-                builds.append(run)
-                _same(builds, [tokens])
-                limit, rate = tokens / seconds / 1e6, tokens / run.seconds / 1e6
-                first = first or (limit, rate)
-                print(
-                    f"{count:9d}  {limit:7.1f} {limit / first[0]:6.2f}x  {rate:7.1f} {rate / first[1]:6.2f}x  "
-                    f"{rate / limit:11.2f}  {run.seconds:7.1f}  {run.driver:5.1f} s {run.driver / run.total:6.1%}",
-                    flush=True,
-                )
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with work_folder() as work, inputs_folder() as folder:
+        prepare(work, write_shards(folder, size, originals=plain_records()))
+        print(f"{size / 1e6:,.0f} MB of input; M tokens/s, and times one process")
+        print("processes  independent         build            build/limit  seconds  driver CPU")
+        first: tuple[float, float] | None = None
+        for count in counts:
+            seconds, tokens = independent(work, count)
+            run = built(work, count)
+            builds.append(run)
+            _same(builds, [tokens])
+            limit, rate = tokens / seconds / 1e6, tokens / run.seconds / 1e6
+            first = first or (limit, rate)
+            print(
+                f"{count:9d}  {limit:7.1f} {limit / first[0]:6.2f}x  {rate:7.1f} {rate / first[1]:6.2f}x  "
+                f"{rate / limit:11.2f}  {run.seconds:7.1f}  {run.driver:5.1f} s {run.driver / run.total:6.1%}",
+                flush=True,
+            )
     print(f"all builds: the same {len(builds[0].files):,} files by sha256, {builds[0].tokens / 1e6:,.1f} M tokens")
 
 

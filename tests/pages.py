@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.forked import for_shells
 
@@ -32,6 +33,22 @@ def fences(page: Path) -> list[Fence]:
     """All fenced blocks of a page, in order."""
     found = _FENCE.finditer(page.read_text(encoding="utf-8"))
     return [Fence(language=match["language"], body=match["body"]) for match in found]
+
+
+def python_blocks(page: str) -> list[str]:
+    """The Python of a page below `docs`."""
+    return [fence.body for fence in fences(DOCS / page) if fence.language == "python"]
+
+
+def run_python(page: str, *, blocks: int | None = None) -> dict[str, Any]:
+    """Run the Python of a page from top to bottom, as one program: so many `blocks`, or any number but none."""
+    names: dict[str, Any] = {"__name__": "docs"}
+    found = python_blocks(page)
+    assert found
+    assert blocks in (None, len(found))
+    for number, code in enumerate(found, 1):
+        exec(compile(code, f"block {number} of {page}", "exec"), names)
+    return names
 
 
 def prose(page: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any, is_typeddict
 import pytest
 
 import chatmill
-from tests.pages import DOCS, fences
+from tests.pages import DOCS, run_python
 
 PAGE = DOCS / "api.md"
 
@@ -70,9 +70,7 @@ def test_signatures_are_those_of_the_code(name: str) -> None:
 
 def test_the_examples_run_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "page"}
-    for number, fence in enumerate(fence for fence in fences(PAGE) if fence.language == "python"):
-        exec(compile(fence.body, f"block {number} of api.md", "exec"), names)
+    run_python("api.md")
 
 
 def test_the_further_names_are_where_the_page_says() -> None:

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "train": {"console", "core", "load", "label", "pack", "tokenizer", "render"},
     "look": {"console", "core", "read", "store", "tokenizer", "render", "label"},
     "compiler": MIDDLE | {"__init__", "console"},
-    "prove": MIDDLE | {"__init__", "compiler"},
+    "prove": MIDDLE | {"__init__", "compiler", "look"},
     "export": MIDDLE | {"__init__", "compiler", "prove"},
     "dataset": MIDDLE | {"look", "compiler", "export", "console"},
     "distill": MIDDLE | {"__init__", "compiler", "prove", "export"},

@@ -8,7 +8,6 @@ import importlib
 import inspect
 import json
 import os
-import re
 import subprocess
 import sys
 import typing
@@ -41,6 +40,7 @@ from chatmill.systems.token_native_sft import (
 )
 from chatmill.tokenizer.byte_level import byte_tokenizer
 from tests.chats import chat_record as chat
+from tests.pages import run_python
 from tests.systems.sft_words import ASST, EOT, SYS, USR, serialize
 
 ROLE_IDS = {"sys_id": SYS, "usr_id": USR, "asst_id": ASST, "eot_id": EOT}
@@ -548,14 +548,9 @@ def test_every_template_marks_terminators_by_kind() -> None:
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[1] / "docs" / "systems" / "token-native-sft.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
     monkeypatch.chdir(tmp_path)
     Path("talks.jsonl").write_text(json.dumps(chat(("user", "2 + 2?"), ("assistant", "4"))) + "\n")
-    namespace: dict[str, Any] = {}
-    for block in blocks:
-        exec(block, namespace)
-    assert namespace["first"].tolist() == namespace["ids"]
-    assert namespace["trained"].tolist() == namespace["mask"]
-    assert namespace["loss_mask"].sum() == 2
+    names = run_python("systems/token-native-sft.md", blocks=2)
+    assert names["first"].tolist() == names["ids"]
+    assert names["trained"].tolist() == names["mask"]
+    assert names["loss_mask"].sum() == 2

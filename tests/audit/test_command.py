@@ -9,14 +9,21 @@ import pytest
 from typer.testing import CliRunner
 
 from chatmill.cli import app
+from chatmill.render.registry import bind
 from tests.audit.faults import FAULTS
 from tests.audit.sets import Row, clean_rows
-from tests.data.tokenizer_files import unpacked
+from tests.data.tokenizer_files import loaded, unpacked
 
 
 @pytest.fixture(scope="module")
 def model() -> Path:
     return unpacked("qwen3")
+
+
+@pytest.fixture
+def _loaded_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of the first test has loaded the vocabulary itself."""
+    monkeypatch.setattr("chatmill.auditor.run.load_tokenizer", lambda model, control_tokens: loaded("qwen3"))
 
 
 def saved(rows: list[Row], folder: Path) -> str:
@@ -26,10 +33,7 @@ def saved(rows: list[Row], folder: Path) -> str:
 
 
 def rows_of(model: Path, fault: str = "") -> list[Row]:
-    from chatmill import load_tokenizer
-    from chatmill.render.registry import bind
-
-    bound = bind(model, load_tokenizer(model))
+    bound = bind(model, loaded("qwen3"))
     rows = clean_rows(bound)
     return next(one for one in FAULTS if one.name == fault).put(rows, bound) if fault else rows
 
@@ -40,6 +44,7 @@ def test_a_clean_set_has_status_0(model: Path, tmp_path: Path) -> None:
     assert "No faults found" in done.output
 
 
+@pytest.mark.usefixtures("_loaded_before")
 def test_a_fault_has_status_1_and_a_page(model: Path, tmp_path: Path) -> None:
     path, page = saved(rows_of(model, "newline behind the stop trained"), tmp_path), tmp_path / "audit.html"
     done = CliRunner().invoke(app, ["audit", path, "--model", str(model), "-o", str(page)])
@@ -51,6 +56,7 @@ def test_a_fault_has_status_1_and_a_page(model: Path, tmp_path: Path) -> None:
     assert "<script" not in html
 
 
+@pytest.mark.usefixtures("_loaded_before")
 def test_json_has_everything(model: Path, tmp_path: Path) -> None:
     path = saved(rows_of(model, "stop not trained"), tmp_path)
     done = CliRunner().invoke(app, ["audit", path, "--model", str(model), "--json"])

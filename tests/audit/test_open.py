@@ -126,3 +126,32 @@ def test_what_is_no_set_is_one_clear_error(
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         open_tokenized(tmp_path / "nothing")
+
+
+def test_a_row_without_a_list_is_named_by_its_place_in_the_whole_set() -> None:
+    parts = [pa.table({"input_ids": rows}) for rows in ([[1], [2]], [[3], None])]
+    with pytest.raises(DataError, match="'input_ids': row 3 is null"):
+        open_tokenized(pa.concat_tables(parts))
+
+
+@pytest.mark.parametrize("shift", [0, 1, -1])
+@pytest.mark.parametrize("place", [0, 3, None])
+def test_a_row_without_tokens_changes_nothing(rows: list[Row], shift: int, place: int | None) -> None:
+    if shift:
+        moved = [[-100, *row["labels"]] if shift < 0 else [*row["labels"][1:], -100] for row in rows]
+        rows = [row | {"labels": labels[: len(row["labels"])]} for row, labels in zip(rows, moved, strict=True)]
+    bound, empty = bound_template("chatml"), {name: [] for name in rows[0]}
+    expected = audit(rows, bound)
+    found = audit([*rows[:place], empty, *rows[len(rows) if place is None else place :]], bound)
+    assert [(one.code, one.count) for one in found.findings if one.code != "labels_shifted"] == [
+        (one.code, one.count) for one in expected.findings if one.code != "labels_shifted"
+    ]
+    assert (found.documents, found.tokens, found.trained) == (expected.documents, expected.tokens, expected.trained)
+
+
+def test_a_length_below_zero_is_a_wrong_boundary(rows: list[Row]) -> None:
+    packed: dict[str, Any] = {name: [value for row in rows for value in row[name]] for name in rows[0]}
+    lengths = [len(row["input_ids"]) for row in rows]
+    assert audit([packed | {"seq_lengths": lengths}], bound_template("chatml")).passed
+    broken = audit([packed | {"seq_lengths": [lengths[0] + 5, -5, *lengths[1:]]}], bound_template("chatml"))
+    assert "wrong_boundaries" in [one.code for one in broken.findings]

@@ -158,17 +158,18 @@ def test_nothing_else_makes_a_console_a_panel_or_a_text_column() -> None:
     banned = {"Console", "TextColumn", "SpinnerColumn", "from_markup", "rprint"}
     checked = 0
     for path in sorted(ROOT.rglob("*.py")):
-        if path == ROOT / "console.py":
+        text = path.read_text()
+        checked += 1
+        if path == ROOT / "console.py" or not any(word in text for word in (*banned, "rich.panel", "markup", "emoji")):
             continue
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = list(ast.walk(ast.parse(text)))
         own = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
         panels = any(isinstance(node, ast.ImportFrom) and node.module == "rich.panel" for node in nodes)
         assert not panels, f"{path}: use titled_panel of chatmill.console"
         for node in nodes:
             if isinstance(node, ast.Call):
-                checked += 1
                 called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
                 assert called not in banned - own, f"{path}:{node.lineno}: use chatmill.console"
                 if called == "print" and any(word.arg in ("markup", "emoji") for word in node.keywords):
                     raise AssertionError(f"{path}:{node.lineno}: markup is never turned on")
-    assert checked > 1000
+    assert checked > 300

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from chatmill.store import split as split_module
 from chatmill.store.documents import open_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.receipts import receipt_bytes, sealed
+from tests.pages import run_python
 
 Record = dict[str, Any]
 
@@ -254,6 +254,16 @@ def test_a_tokenizer_that_is_not_the_same_any_more_is_not_used(base: Path, tmp_p
     assert any("does not load" in note for note in diff_datasets(base, other, show=1).notes)
 
 
+def test_an_id_that_the_tokenizer_does_not_know_is_shown_as_a_number(base: Path, tmp_path: Path) -> None:
+    other = built(tmp_path / "b")
+    tokens = np.memmap(other / "train" / "tokens.bin", dtype=np.uint32, mode="r+")
+    tokens[20] = 999_999
+    tokens.flush()
+    (changed,) = diff_datasets(base, other).as_json()["changed"]
+    assert any("[id 999999]" in line.get("text", "") for line in changed["lines"])
+    assert "[id 999999]" in run(base, other).stdout
+
+
 @pytest.mark.parametrize("page", ["diff", "export"])
 def test_code_of_the_pages_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], page: str
@@ -261,10 +271,7 @@ def test_code_of_the_pages_runs(
     built(tmp_path / "data" / "monday")
     built(tmp_path / "data" / "tuesday", policy="last_turn")
     monkeypatch.chdir(tmp_path)
-    text = (Path(__file__).parents[2] / "docs" / "commands" / f"{page}.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
-    assert len(blocks) == 1
-    exec(compile(blocks[0], page, "exec"), {"__name__": "docs"})
+    run_python(f"commands/{page}.md", blocks=1)
     out = capsys.readouterr().out
     assert ("talk-0 weights ('train', 0) ('train', 0)" if page == "diff" else "is in export.json alone") in out
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.compiler.run import run_build
+from chatmill.core.harmony_ids import EOD
 from chatmill.core.kinds import Part, RoleCode, kind, role_of
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError
@@ -24,8 +25,6 @@ from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import KDShard, find_kd_root, synth_kd_blend
 from chatmill.store.split import Documents
 from tests.conftest import DATA
-
-EOD = 199999
 
 
 def obvious_spans(kinds: list[int] | None, weights: list[float]) -> list[int]:

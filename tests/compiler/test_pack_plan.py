@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
 from tests.compiler.builds import chats, plain_recipe, write_jsonl
+from tests.pages import DOCS, run_python
 
 LENGTH = 500
 
@@ -206,10 +206,7 @@ def test_a_swap_is_found_by_its_hash(packed: Path, fast: Path) -> None:
 
 
 def test_the_reader_of_the_page_reads_the_rows(source: Path, fast: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "formats" / "dataset.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    names: dict[str, Any] = {}
-    exec(compile(code, "dataset.md", "exec"), names)
+    names = run_python("formats/dataset.md", blocks=1)
     with EpisodeWriter(fast, "train") as writer:
         for ids in ([1, 2, 3], [4, 5], [6, 7, 8, 9]):
             writer.append(ids)
@@ -217,5 +214,6 @@ def test_the_reader_of_the_page_reads_the_rows(source: Path, fast: Path) -> None
     rows = [[array.tolist() for array in row] for row in names["read_rows"](fast / "train")]
     assert rows == [[[2, 1], [0, 4], [6, 7, 8, 9, 4, 5]], [[0], [0], [1, 2, 3]]]
     for name in ("order.u64", "rows.u64"):
-        shown = next(line for line in page.splitlines() if line.startswith(name))
+        lines = (DOCS / "formats" / "dataset.md").read_text().splitlines()
+        shown = next(line for line in lines if line.startswith(name))
         assert (fast / "train" / "pack" / name).read_bytes() == bytes.fromhex(shown.removeprefix(name))

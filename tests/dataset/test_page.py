@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.data.tokenizer_files import HERE as TOKENIZERS
-from tests.pages import DOCS, ROOT, fences
-
-PAGE = DOCS / "python.md"
+from tests.pages import ROOT, run_python
 
 
 def test_the_code_of_the_page_runs(
@@ -20,11 +17,7 @@ def test_the_code_of_the_page_runs(
     (tmp_path / "Qwen3-8B").symlink_to(TOKENIZERS / "tiny_torchtitan")
     lines = (ROOT / "examples" / "data" / "conversations.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "chats.jsonl").write_text("".join(lines[:3]))
-    names: dict[str, Any] = {"__name__": "page"}
-    blocks = [fence.body for fence in fences(PAGE) if fence.language == "python"]
-    for number, code in enumerate(blocks):
-        exec(compile(code, f"block {number}", "exec"), names)
-    assert len(blocks) == 6
+    run_python("python.md", blocks=6)
     out = capsys.readouterr().out
     assert "Dataset: 3 records read, 3 built, 0 left out" in out
     assert "records[2], field messages[0].role: " in out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
 from chatmill.render.render import render
 from chatmill.tokenizer.byte_level import byte_tokenizer
+from tests.pages import run_python
 
 OWN = {Part.REASONING, Part.CONTENT, Part.TOOL_CALL, Part.TERMINATOR}
 TALK = Conversation(
@@ -419,13 +419,8 @@ def test_weights_that_are_no_weights(weight: float) -> None:
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[2] / "docs" / "policies.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
     monkeypatch.chdir(tmp_path)
     Path("talks.jsonl").write_text(json.dumps({"prompt": "q", "completion": "ab"}) + "\n")
-    namespace: dict[str, Any] = {}
-    for block in blocks:
-        exec(block, namespace)
-    assert namespace["weights"].sum() == 3
-    assert namespace["policy"].scope is Scope.LAST_TURN
+    names = run_python("policies.md", blocks=2)
+    assert names["weights"].sum() == 3
+    assert names["policy"].scope is Scope.LAST_TURN

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from chatmill.auditor.open import open_tokenized
 from chatmill.core.kinds import KINDS, Part, part_of, role_of
+from chatmill.core.tokens import segment_sums
 from chatmill.errors import ChatmillError, ConfigError, FormatError, UnknownNameError
 from chatmill.look import items, stored_splits
 from chatmill.look.dataset import LookDataset, open_for_looking
-from chatmill.look.items import Item, LookLayout, LookSplit, message_starts, segment_sums
+from chatmill.look.items import Item, LookLayout, LookSplit, message_starts
 from chatmill.look.packed_split import document_starts
 from chatmill.store import split as split_module
 from chatmill.store.episode_writer import EpisodeWriter

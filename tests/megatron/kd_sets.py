@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.harmony_ids import EOD
 from tests.kd_manifest import write_kd_manifest
-
-EOD = 199999
 
 
 @dataclass(frozen=True, kw_only=True)

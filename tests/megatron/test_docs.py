@@ -6,28 +6,19 @@ import json
 import re
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chatmill.systems.synth_kd import KDSplit, synth_kd_split
 from tests.distill.inputs import real_rows
+from tests.pages import DOCS, python_blocks, run_python
 
-DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = DOCS.parent / "examples" / "megatron"
-
-
-def run_page(page: str) -> dict[str, Any]:
-    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
-    assert blocks
-    names: dict[str, Any] = {"__name__": "docs"}
-    exec(compile("\n".join(blocks), page, "exec"), names)
-    return names
 
 
 def test_the_snippets_of_the_megatron_page_are_those_of_the_examples() -> None:
     """Their functions are run by test_training.py, on ranks and in one process, and by test_sidecars.py."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / "megatron.md").read_text(), re.M | re.S)
+    blocks = python_blocks("megatron.md")
     assert len(blocks) >= 7
     sources = [path.read_text() for path in sorted(EXAMPLES.glob("*.py"))]
     for block in blocks:
@@ -49,4 +40,4 @@ def test_synth_harmony_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     row = {"synth_id": "a", "query": "q", "reasoning": "r", "response": "a"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    assert run_page("commands/synth-harmony.md")["result"].rows == 1
+    assert run_python("commands/synth-harmony.md", blocks=1)["result"].rows == 1

@@ -27,7 +27,7 @@ from chatmill.store.kd_blend import write_blend_arguments
 from chatmill.store.kd_sidecars import write_sidecar
 from chatmill.systems.synth_kd import synth_kd_split
 from tests.conftest import DATA
-from tests.megatron.kd_sets import Document, Tokenizer, make_documents, write_root, write_shard
+from tests.megatron.kd_sets import EOD, Document, Tokenizer, make_documents, write_root, write_shard
 
 LENGTH = 16
 NAME = "teacher_logprob"
@@ -257,7 +257,7 @@ def test_a_root_with_paths_and_bytes_of_each_shard_opens(tmp_path: Path, form: s
         if form == "lists":
             paths, sizes = list(paths.values()), list(sizes.values())
         splits[split] = {"shards": [{"shard": 0, "rows": 5, "paths": paths, "bytes": sizes}]}
-    content = {"schema_version": "synth_kd_v1", "splits": splits, "tokenizer": {"eod_id": 199999}}
+    content = {"schema_version": "synth_kd_v1", "splits": splits, "tokenizer": {"eod_id": EOD}}
     (root / "manifest.json").write_text(json.dumps(content))
     assert [len(split) for split in open_kd(root).splits.values()] == [5, 4]
     for command in (["stats", str(root)], ["inspect", str(root), "-n", "1"]):
@@ -316,7 +316,7 @@ def test_builds_and_exports_write_them(built: Path, tmp_path: Path) -> None:
         tmp_path / "built",
         workers=0,
     )
-    result = export_dataset(tmp_path / "built", "megatron", tmp_path / "out", eod_id=199999, record_ids=True)
+    result = export_dataset(tmp_path / "built", "megatron", tmp_path / "out", eod_id=EOD, record_ids=True)
     assert result.blend is not None
     assert get_prefixes(result.blend.json) == synth_kd_blend(tmp_path / "out").prefixes
     shard = KDShard.open(synth_kd_blend(tmp_path / "out").prefixes[0])
@@ -350,10 +350,10 @@ def test_the_tokenizer_for_megatron() -> None:
     from chatmill.megatron import HarmonyTokenizer
 
     tokenizer = HarmonyTokenizer()
-    assert (tokenizer.eod, tokenizer.vocab_size) == (199999, 201088)
+    assert (tokenizer.eod, tokenizer.vocab_size) == (EOD, 201088)
     assert tokenizer.vocab_size % 128 == 0
     assert len({tokenizer.pad, tokenizer.eod, tokenizer.eos, tokenizer.bos}) == 4
-    assert tokenizer.tokenize("<|endoftext|> is text") != [199999]
+    assert tokenizer.tokenize("<|endoftext|> is text") != [EOD]
     assert tokenizer.eod not in tokenizer.tokenize("<|endoftext|>")
     assert tokenizer.detokenize(tokenizer.tokenize("a <|return|> b")) == "a <|return|> b"
     assert tokenizer.vocab["<|return|>"] == tokenizer.eos

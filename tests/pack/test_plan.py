@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from chatmill.errors import ConfigError, DataError
 from chatmill.pack.balance import Balance, attention_cost, balance
 from chatmill.pack.plan import Plan, Strategy, plan
+from tests.pages import DOCS, run_python
 
 CAPACITIES = [1, 2, 3, 7, 8, 9, 15, 16, 17, 63, 64, 65]
 
@@ -345,12 +345,7 @@ def test_balance_errors() -> None:
 
 
 def test_the_examples_of_the_packing_page_run(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "packing.md").read_text()
-    names: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 3
-    for block in blocks:
-        exec(block, names)
+    run_python("packing.md", blocks=3)
     shown = capsys.readouterr().out
-    for promised in re.findall(r"print\(.*\)  # (.*)", page):
+    for promised in re.findall(r"print\(.*\)  # (.*)", (DOCS / "packing.md").read_text()):
         assert promised in shown

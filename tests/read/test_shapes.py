@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import SHAPES, detect_shape, find_shape
+from tests.pages import run_python
 from tests.read.shape_examples import ALPACA, EXAMPLES, OPENAI, PAIR, SHAREGPT, A, Q
 
 PART_SHAPES = {"anthropic", "llamafactory_v1"}
@@ -310,15 +310,10 @@ def test_any_record_gives_a_conversation_or_a_record_error(record: Any, name: st
 
 
 def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = Path(__file__).parents[2] / "docs" / "records.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 3
     monkeypatch.chdir(tmp_path)
     Path("talks.jsonl").write_text(json.dumps(SHAREGPT) + "\n")
-    namespace: dict[str, Any] = {}
-    for block in blocks:
-        exec(block, namespace)
-    assert [talk.messages for talk in namespace["conversations"]] == [(Q, A)]
+    names = run_python("records.md", blocks=3)
+    assert [talk.messages for talk in names["conversations"]] == [(Q, A)]
 
 
 def test_calls_that_are_no_text_are_refused() -> None:

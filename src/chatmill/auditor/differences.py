@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.layout import TokenPlace, places_of_kinds
-from chatmill.auditor.literals import Literals, common_length
+from chatmill.auditor.literals import Literals
 from chatmill.auditor.source import SourceRow, SourceRows
 from chatmill.auditor.vocabulary import VocabularyBytes
 from chatmill.core.kinds import MARK, Part, RoleCode, part_of, role_of
-from chatmill.core.tokens import ranges
+from chatmill.core.tokens import common_length, ranges
 
 Ints = NDArray[np.int64]
 GRAM = 8

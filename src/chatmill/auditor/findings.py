@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -288,11 +288,11 @@ class AuditFinding:
     """How many there are of what is counted."""
     detail: str = ""
     examples: tuple[Example, ...] = ()
-    rule: Rule = field(init=False)
 
-    def __post_init__(self) -> None:
-        """The rule follows from the code."""
-        object.__setattr__(self, "rule", RULES[self.code])
+    @property
+    def rule(self) -> Rule:
+        """What its code means."""
+        return RULES[self.code]
 
     @property
     def share(self) -> float:

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from chatmill.auditor.findings import Found
 from chatmill.auditor.tokenized import TokenizedSet
+from chatmill.core.blocks import Segments, boundaries_from_starts
+from chatmill.core.tokens import offsets_of
 from chatmill.errors import ChatmillError, ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -110,35 +112,36 @@ def _run(model: Any, batch: dict[str, Any]) -> IsolationReport:
 
 def _calls(data: TokenizedSet, rows: Ints) -> dict[str, dict[str, Any]]:
     """What the model may be given, most likely first: heads of documents of some rows, cut to one width."""
-    taken = [_heads(data, int(row)) for row in rows[:ROWS]]
-    positions = [np.concatenate([np.arange(len(head)) for head in heads]) for heads in taken]
-    places = [np.concatenate(heads) for heads in taken]
-    starts = [np.cumsum([0, *(len(head) for head in heads[:-1])]) for heads in taken]
-    ids = [data.ids[place] for place in places]
-    base = {"input_ids": ids, "document_starts": starts}
-    alone = {"position_ids": base | {"position_ids": positions}}
-    mask = {"attention_mask": [np.ones(len(place), dtype=np.int64) for place in places]}
-    if data.is_batches:  # the model gets what is there
-        own = {name: value for name, value in {"position_ids": positions, **mask}.items() if name in data.inputs}
-        batch = _batch(base | own)
-        if data.pair_mask:
-            batch["attention_mask"] = _pairs(batch)
-        return {" and ".join(own) or "input_ids alone": batch}
-    ways = {name: _batch(columns) for name, columns in alone.items()}
-    if "attention_mask" in data.inputs and data.boundaries != "attention_mask":
-        ways[MASKED] = _batch(alone["position_ids"] | mask)
-    return ways
-
-
-def _pairs(batch: dict[str, Any]) -> Any:
-    """The mask that lets tokens see those of their own document up to themselves, to be added to scores."""
     import torch
 
     from chatmill.load.document_masks import dense_document_mask
 
-    places = np.arange(batch["input_ids"].shape[1])
-    documents = [np.searchsorted(starts, places, side="right") for starts in batch["document_starts"]]
-    return dense_document_mask(torch.from_numpy(np.stack(documents)))
+    ids, starts, segments = _tried(data, rows)
+    base: dict[str, Any] = {"input_ids": torch.from_numpy(ids), "document_starts": starts}
+    positions = {"position_ids": torch.from_numpy(segments.position_ids)}
+    mask = {"attention_mask": torch.ones_like(base["input_ids"])}
+    if data.is_batches:  # the model gets what is there
+        own = {name: value for name, value in (positions | mask).items() if name in data.inputs}
+        if data.pair_mask:
+            own["attention_mask"] = dense_document_mask(torch.from_numpy(segments.seq_idx))
+        return {" and ".join(own) or "input_ids alone": base | own}
+    ways = {"position_ids": base | positions}
+    if "attention_mask" in data.inputs and data.boundaries != "attention_mask":
+        ways[MASKED] = base | positions | mask
+    return ways
+
+
+def _tried(data: TokenizedSet, rows: Ints) -> tuple[Ints, list[Ints], Segments]:
+    """Ids and documents of some rows, cut to the shortest; of the first alone where one would be left with one."""
+    taken = [_heads(data, int(row)) for row in rows[:ROWS]]
+    starts = [offsets_of(np.array([len(head) for head in heads]))[:-1] for heads in taken]
+    ids = [data.ids[np.concatenate(heads)] for heads in taken]
+    width = min(map(len, ids))
+    if any(one[1] >= width for one in starts):
+        ids, starts, width = ids[:1], starts[:1], len(ids[0])
+    starts = [one[one < width] for one in starts]
+    segments = boundaries_from_starts(starts, np.full(len(ids), width)).segments(width)
+    return np.stack([row[:width] for row in ids]), starts, segments
 
 
 def _heads(data: TokenizedSet, row: int) -> list[Ints]:
@@ -147,19 +150,3 @@ def _heads(data: TokenizedSet, row: int) -> list[Ints]:
     numbers = first + np.flatnonzero(data.filled[first:last])[:DOCUMENTS]
     spans = zip(data.documents[numbers].tolist(), data.documents[numbers + 1].tolist(), strict=True)
     return [begin + np.flatnonzero(~data.padding[begin:end])[:HEAD] for begin, end in spans]
-
-
-def _batch(columns: dict[str, list[Any]]) -> dict[str, Any]:
-    """Rows cut to the shortest of them; the first alone where that would leave a row with one document."""
-    import torch
-
-    starts = columns["document_starts"]
-    width = min(len(row) for row in columns["input_ids"])
-    if any(sum(start < width for start in one) < 2 for one in starts):
-        columns, starts = {name: rows[:1] for name, rows in columns.items()}, starts[:1]
-        width = len(columns["input_ids"][0])
-    made: dict[str, Any] = {"document_starts": [one[one < width] for one in starts]}
-    for name, rows in columns.items():
-        if name != "document_starts":
-            made[name] = torch.from_numpy(np.stack([row[:width] for row in rows]).astype(np.int64))
-    return made

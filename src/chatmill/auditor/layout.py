@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.literals import UNUSUAL, Literals, Opening, learn
+from chatmill.auditor.tokenized import TokenizedSet, from_columns
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
-from chatmill.core.tokens import ranges
+from chatmill.core.tokens import offsets_of, ranges
 from chatmill.render.bound import BoundTemplate
 
 Ints = NDArray[np.int64]
@@ -116,21 +117,21 @@ def find_literals(bound: BoundTemplate) -> Literals:
         token = bound.tokenizer.decode(probes.ids[wrong][:1])
         why = f"ids alone do not tell turns apart under this template (at {token!r} in a probe)"
         return dataclasses.replace(literals, openings=(), unusable=why)
-    strange = layout_of_probes(literals).strange
+    strange = find_layout(set_of_probes(literals), literals).strange
     odd = probes.ids[strange[~probes.doubtful[row[strange]]]]
     return dataclasses.replace(literals, odd=frozenset(odd.tolist()))
 
 
-def layout_of_probes(literals: Literals) -> Layout:
-    """What every token of the probes is, by the literals."""
-    offsets, ids = literals.probes.offsets, literals.probes.ids.astype(np.int64)
-    return find_layout(ids, offsets, (offsets[:-1], offsets[1:]), literals, np.zeros(len(ids), dtype=np.bool_))
+def set_of_probes(literals: Literals) -> TokenizedSet:
+    """What the template makes of the probes, as a set of rows."""
+    return from_columns({"input_ids": (literals.probes.ids, literals.probes.offsets)})
 
 
 def _wrong_places(literals: Literals) -> NDArray[np.bool_]:
     """The tokens of proved probes of which the literals say something wrong."""
     probes = literals.probes
-    found, wanted = _rough(layout_of_probes(literals).places), _rough(places_of_kinds(probes.kinds))
+    layout = find_layout(set_of_probes(literals), literals)
+    found, wanted = _rough(layout.places), _rough(places_of_kinds(probes.kinds))
     proved = np.repeat(~probes.doubtful, np.diff(probes.offsets))
     wrong: NDArray[np.bool_] = (found != wanted) & (found != TokenPlace.UNKNOWN) & proved
     return wrong
@@ -187,20 +188,16 @@ class _Events:
     merged: NDArray[np.bool_]
 
 
-def find_layout(
-    ids: Ints, documents: Ints, bounds: tuple[Ints, Ints], literals: Literals, padding: NDArray[np.bool_]
-) -> Layout:
-    """What every token is; places before the first opening of a document are unknown, or its beginning.
-
-    `bounds` are the first and last + 1 tokens of documents without their padding.
-    """
-    events = _find_events(ids, documents, bounds[1], literals)
+def find_layout(data: TokenizedSet, literals: Literals) -> Layout:
+    """What every token is; places before the first opening of a document are unknown, or its beginning."""
+    ids, documents, padding = data.ids, data.documents, data.padding
+    events = _find_events(data, literals)
     stops = np.flatnonzero(np.isin(ids, list(literals.stops)) & ~padding)
     places = np.zeros(len(ids), dtype=np.uint8)
     if not len(events.starts):
         none = np.empty(0, dtype=np.int64)
         return Layout(places=places, answers=_no_answers(), strange=none, openings=none, opening_roles=none)
-    document = np.searchsorted(documents, events.starts, side="right") - 1
+    document = data.document_of(events.starts)
     last = np.append(document[1:] != document[:-1], True)
     limits = np.where(last, documents[document + 1], np.append(events.starts[1:], 0))
     opened = np.searchsorted(events.starts + events.borrowed, np.arange(len(ids)), side="right") - 1
@@ -225,10 +222,10 @@ def find_layout(
     before = ranges_of(events.starts[borrowed], (events.starts + events.borrowed)[borrowed])
     places[before[places[before] == TokenPlace.UNKNOWN]] = TokenPlace.CONTEXT
     if literals.bos is not None:
-        begins = bounds[0][bounds[1] > bounds[0]]
+        begins = data.bounds[0][data.filled]
         places[begins[ids[begins] == literals.bos]] = TokenPlace.BEGIN
     places[padding] = TokenPlace.UNKNOWN
-    strange = np.union1d(spelled, _strange(ids, documents, events, literals, padding))
+    strange = np.union1d(spelled, _strange(data, events, literals))
     strange = np.union1d(strange, _closed_twice(events, limits, stops, literals))
     odd = np.isin(ids[strange], list(literals.odd))
     return Layout(
@@ -271,7 +268,7 @@ def _answers(
     # a stop that the text of the same answer follows, up to another stop, was spelled by the text
     count = np.searchsorted(stops, bound) - at
     final = np.append(stops, len(ids))[at + np.maximum(count - 1, 0)]
-    special = np.append(0, np.cumsum(np.isin(ids, list(literals.specials))))
+    special = offsets_of(np.isin(ids, list(literals.specials)))
     plain = final - found - (special[np.minimum(final, len(ids))] - special[np.minimum(found, len(ids))])
     spelled = has & (count > 1) & (plain > MOST_BEHIND)
     inner = stops[ranges_of(at[spelled], at[spelled] + count[spelled] - 1)]
@@ -316,11 +313,12 @@ def ranges_of(starts: Ints, ends: Ints) -> Ints:
     return ranges(starts, np.maximum(ends - starts, 0))
 
 
-def _find_events(ids: Ints, documents: Ints, ends_of: Ints, literals: Literals) -> _Events:
+def _find_events(data: TokenizedSet, literals: Literals) -> _Events:
     """Openings by their solid ids; the longest wins where several begin at one place.
 
     An opening does not continue in the next document; one that the end of its document cuts is whole.
     """
+    ids, ends_of = data.ids, data.bounds[1]
     taken = np.zeros(len(ids) + 1, dtype=np.bool_)
     found: list[tuple[Ints, Ints, Opening, NDArray[np.bool_]]] = []
     by_solid: dict[tuple[int, ...], list[Opening]] = {}
@@ -328,7 +326,7 @@ def _find_events(ids: Ints, documents: Ints, ends_of: Ints, literals: Literals) 
         by_solid.setdefault(one.ids[: one.solid], []).append(one)
     for solid, openings in by_solid.items():
         places = find_pattern(ids, solid)
-        limit = ends_of[np.searchsorted(documents, places, side="right") - 1]
+        limit = ends_of[data.document_of(places)]
         fits = ~taken[places] & (places + len(solid) <= limit)
         places, limit = places[fits], limit[fits]
         taken[places] = True
@@ -369,8 +367,9 @@ def _goes_on(ids: Ints, places: Ints, pattern: tuple[int, ...], limit: Ints) -> 
     return fits
 
 
-def _strange(ids: Ints, documents: Ints, events: _Events, literals: Literals, padding: NDArray[np.bool_]) -> Ints:
+def _strange(data: TokenizedSet, events: _Events, literals: Literals) -> Ints:
     """Special ids that the template never writes, and beginnings of openings that continue as none does."""
+    ids, padding = data.ids, data.padding
     special = np.isin(ids, list(literals.specials)) & ~padding
     strange = special & ~np.isin(ids, list(literals.written))
     openers = {one.ids[0] for one in literals.openings} - literals.stops
@@ -379,6 +378,6 @@ def _strange(ids: Ints, documents: Ints, events: _Events, literals: Literals, pa
     inside[events.starts] = True
     begun = np.flatnonzero(np.isin(ids, list(openers)) & ~inside & ~padding)
     size = max(one.solid for one in literals.openings)
-    ends = documents[np.searchsorted(documents, begun, side="right")]
+    ends = data.documents[data.document_of(begun) + 1]
     strange[begun[begun + size <= ends]] = True  # at the end of a document an opening may be cut
     return np.flatnonzero(strange)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from chatmill.auditor.source import SourceRow, SourceRows, render_source
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
+from chatmill.core.tokens import common_length
 from chatmill.look.template_probes import ASKS, PROBES, SAYS, SYSTEM, WEATHER
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.model_template import ModelTemplate
@@ -206,10 +207,3 @@ def _opening(
     while not varies and solid > 1 and not bound.tokenizer.token_bytes(ids[solid - 1]).strip():
         solid -= 1
     return Opening(role=role, ids=tuple(ids), borrowed=borrowed, solid=max(solid, borrowed))
-
-
-def common_length(one: Ints, other: Ints) -> int:
-    """How many ids two rows begin with alike."""
-    size = min(len(one), len(other))
-    different = np.flatnonzero(one[:size] != other[:size])
-    return int(different[0]) if len(different) else size

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from chatmill.auditor.findings import Found
 from chatmill.auditor.layout import Answers, Layout, TokenPlace, Wanted
 from chatmill.auditor.tokenized import TokenizedSet
-from chatmill.look.items import segment_sums, stretches
+from chatmill.core.tokens import offsets_of, segment_sums
+from chatmill.look.items import stretches
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -75,7 +76,7 @@ def _answers(
     answers, places = layout.answers, layout.places
     answers = answers.keep(judged[answers.documents])
     count = len(answers)
-    before = np.append(0, np.cumsum(trained))
+    before = offsets_of(trained)
     inside = before[answers.ends] - before[answers.starts]
     length = answers.ends - answers.starts
     has_stop = answers.stops >= 0
@@ -113,7 +114,7 @@ def _without_reasoning(answers: Answers, trained: Bools, ids: Ints, think_ends: 
     closing = np.append(np.flatnonzero(np.isin(ids, list(think_ends))), len(ids))
     place = closing[np.searchsorted(closing, answers.starts)]
     here = place < answers.ends
-    before = np.append(0, np.cumsum(trained))
+    before = offsets_of(trained)
     at = np.minimum(place, len(ids) - 1) + 1
     none_before = before[at] == before[answers.starts]
     first = np.append(np.flatnonzero(trained), len(ids))[np.searchsorted(np.flatnonzero(trained), at)]

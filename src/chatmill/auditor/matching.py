@@ -50,7 +50,7 @@ def compare(
 ) -> SourceComparison:
     """Match documents with records; `layout` becomes exact where the ids agree."""
     begins, ends = data.bounds
-    pairs = _pair(data, begins, ends, source, literals)
+    pairs = _pair(data, source, literals)
     seen = np.zeros(source.count + 1, dtype=np.bool_)
     seen[source.records[pairs.shown]] = True
     rest = data.filled.copy()
@@ -68,7 +68,7 @@ def compare(
         compared[number] = rows[0] if len(rows) == 1 else -1
         for code, start, end in differences(data.ids[first:last], rows, source, literals, vocabulary):
             places.setdefault(code, []).append((first + start, first + end))
-    _take_over(layout, data, pairs, source, begins, ends)
+    _take_over(layout, data, pairs, source)
     documents = int(data.filled.sum())
     found = [_found(code, listed, data, documents) for code, listed in places.items()]
     written = np.unique(source.records)
@@ -83,16 +83,16 @@ def _found(code: str, listed: Sequence[tuple[int, int]], data: TokenizedSet, doc
     return Found(code, pairs[:, 0], pairs[:, 1], documents, counted=count)
 
 
-def _pair(data: TokenizedSet, begins: Ints, ends: Ints, source: SourceRows, literals: Literals) -> _Pairs:
+def _pair(data: TokenizedSet, source: SourceRows, literals: Literals) -> _Pairs:
     """Documents that have the ids of a row, up to the last stop: what is behind it makes no other document."""
-    theirs = data.ids.astype(np.int32)
+    theirs, (begins, ends) = data.ids.astype(np.int32), data.bounds
     until = _last_stops(theirs, begins, ends, literals)
     ours = _last_stops(source.ids, source.offsets[:-1], source.offsets[1:], literals)
     keys = _keys(source.ids, source.offsets[:-1], ours)
     by_ids: dict[bytes, int] = {}
     first = np.array([by_ids.setdefault(key, number) for number, key in enumerate(keys)], dtype=np.int64)
     row = np.array([by_ids.get(key, -1) for key in _keys(theirs, begins, until)], dtype=np.int64)
-    row[ends <= begins] = -1
+    row[~data.filled] = -1
     documents = np.flatnonzero(row >= 0)
     shown = np.zeros(len(source), dtype=np.bool_)
     shown[row[documents]] = True
@@ -114,8 +114,9 @@ def _keys(ids: NDArray[np.int32], begins: Ints, ends: Ints) -> list[bytes]:
 # ---- exact layouts
 
 
-def _take_over(layout: Layout, data: TokenizedSet, pairs: _Pairs, source: SourceRows, begins: Ints, ends: Ints) -> None:
+def _take_over(layout: Layout, data: TokenizedSet, pairs: _Pairs, source: SourceRows) -> None:
     """Put what the source knows in the place of what the literals say."""
+    begins, ends = data.bounds
     firsts, room = begins[pairs.documents], (ends - begins)[pairs.documents]
     own = np.diff(source.offsets)[pairs.rows]
     sizes = np.minimum(own, room)

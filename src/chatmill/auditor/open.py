@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from chatmill.auditor.tokenized import IDS, KNOWN, OFFSETS, Column, TokenizedSet, from_columns
+from chatmill.auditor.tokenized import IDS, KNOWN, OFFSETS, Column, TokenizedSet, from_columns, next_to
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.look.packed_rows import files_of_folder, packed_splits, read_table
+from chatmill.read.compressed import open_bytes
+from chatmill.read.files import decode_lines
+from chatmill.read.lines import limited_lines
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
 
 SIDECARS = ("_lossmask", "_loss_mask", "_mask")
@@ -35,12 +35,11 @@ def open_tokenized(
 ) -> TokenizedSet:
     """Open a path, a dataset, or batches; see `from_columns` for the options."""
     known = frozenset(KNOWN) if mask is None else frozenset((*KNOWN, mask))
-    for_labels: Sequence[str] = ()
-    kind = _Rows()
+    is_batches = pair_mask = False
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if (not path.exists() and bin_path(path).is_file()) or path.suffix in (".bin", ".idx"):
-            columns, for_labels = _megatron(path)
+            columns = _megatron(path)
         else:
             columns = _of_table(_table(path, split, known), known)
     elif isinstance(source, pa.Table):
@@ -51,16 +50,8 @@ def open_tokenized(
         one = source[_split_of(list(source), split, "the dataset")]
         columns = _of_table(_of_dataset(one, known), known)
     else:
-        columns = _of_rows(source, known, kind)
-    return from_columns(
-        columns,
-        mask=mask,
-        pad_id=pad_id,
-        shifted=shifted,
-        for_labels=for_labels,
-        is_batches=kind.are_batches,
-        pair_mask=kind.pair_mask,
-    )
+        columns, is_batches, pair_mask = _of_rows(source, known)
+    return from_columns(columns, mask=mask, pad_id=pad_id, shifted=shifted, is_batches=is_batches, pair_mask=pair_mask)
 
 
 # ---- tables
@@ -88,7 +79,7 @@ def _file(path: Path, known: Collection[str]) -> pa.Table:
             return read_table(path, known)
         if name.endswith((".jsonl", ".json")):
             return _json_table(path, known)
-    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError, OverflowError, zlib.error) as error:
+    except (pa.ArrowException, OverflowError) as error:
         raise FormatError(f"{path}: {error}") from None
     raise ConfigError(
         f"{path}: not a kind of file that is known here. Known: .parquet, .arrow, .jsonl, .jsonl.gz, .bin/.idx, and "
@@ -99,19 +90,15 @@ def _file(path: Path, known: Collection[str]) -> pa.Table:
 def _json_table(path: Path, known: Collection[str]) -> pa.Table:
     """Lines of JSON objects with the same columns."""
     rows: list[dict[str, Any]] = []
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise FormatError(f"{path}, line {number}: not JSON: {error}") from None
+    with open_bytes(path) as stream:
+        for raw in decode_lines(limited_lines(stream, path), path):
+            where, row = f"{path}, line {raw.where.rpartition(':')[2]}", raw.value
+            if raw.error is not None:
+                raise FormatError(f"{where}: {raw.error.message}")
             if not isinstance(row, dict):
-                raise FormatError(f"{path}, line {number}: a row is an object with input_ids, not {type(row).__name__}")
+                raise FormatError(f"{where}: a row is an object with input_ids, not {type(row).__name__}")
             rows.append({name: row[name] for name in sorted(known) if row.get(name) is not None})
-            _check_columns(f"{path}, line {number}", rows[-1], rows[0])
+            _check_columns(where, rows[-1], rows[0])
     return pa.Table.from_pylist(rows) if rows else pa.table({})
 
 
@@ -135,56 +122,44 @@ def _split_of(names: Sequence[str], split: str | None, where: str) -> str:
 
 def _of_dataset(dataset: Any, known: Collection[str]) -> pa.Table:
     """The known columns of a `datasets.Dataset`, in its own order."""
-    names = [one for one in dataset.column_names if one in known]
-    if not names:
-        raise DataError(f"no column of token ids: there are {', '.join(dataset.column_names)}")
-    return dataset.select_columns(names).with_format("arrow")[:]
+    return dataset.select_columns(_known(dataset.column_names, known)).with_format("arrow")[:]
 
 
 def _of_table(table: pa.Table, known: Collection[str]) -> dict[str, Column]:
-    columns = {name: _lists(name, table.column(name)) for name in table.column_names if name in known}
-    if not columns and table.column_names:
-        raise DataError(f"no column of token ids: there are {', '.join(table.column_names)}")
-    return columns
+    return {name: _lists(name, table.column(name)) for name in _known(table.column_names, known)}
+
+
+def _known(names: Sequence[str], known: Collection[str]) -> list[str]:
+    """The columns that mean something."""
+    found = [name for name in names if name in known]
+    if names and not found:
+        raise DataError(f"no column of token ids: there are {', '.join(names)}")
+    return found
 
 
 def _lists(name: str, column: pa.ChunkedArray) -> Column:
     """Flat values and offsets of a column of lists."""
-    values: list[Any] = []
-    lengths: list[Any] = []
-    for chunk in column.chunks:
-        if pa.types.is_fixed_size_list(chunk.type):
-            chunk = chunk.cast(pa.large_list(chunk.type.value_type))
-        if not (pa.types.is_list(chunk.type) or pa.types.is_large_list(chunk.type)):
-            raise DataError(f"column {name!r} holds {chunk.type}, not lists of numbers")
-        if chunk.null_count:
-            raise DataError(f"column {name!r}: row {int(np.flatnonzero(chunk.is_null().to_numpy(False))[0])} is null")
-        flat = chunk.flatten()
-        if flat.null_count or not (pa.types.is_integer(flat.type) or _is_number(flat.type)):
-            raise DataError(f"column {name!r} holds {chunk.type}, or nulls, and not lists of numbers")
-        values.append(flat.cast(pa.uint8()).to_numpy() if pa.types.is_boolean(flat.type) else flat.to_numpy())
-        lengths.append(np.diff(chunk.offsets.to_numpy()).astype(np.int64))
-    joined = np.concatenate(values) if values else np.empty(0, dtype=np.int64)
-    return joined, offsets_of(np.concatenate(lengths) if lengths else np.empty(0, dtype=np.int64))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+    types, kind = pa.types, column.type
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        raise DataError(f"column {name!r} holds {kind}, not lists of numbers")
+    if column.null_count:
+        raise DataError(f"column {name!r}: row {int(np.argmax(column.is_null().to_numpy()))} is null")
+    flat = pc.list_flatten(column)
+    is_number = types.is_integer(flat.type) or types.is_floating(flat.type) or types.is_boolean(flat.type)
+    if flat.null_count or (len(column) and not is_number):
+        raise DataError(f"column {name!r} holds {kind}, or nulls, and not lists of numbers")
+    values = flat.cast(pa.uint8()) if types.is_boolean(flat.type) else flat
+    return values.to_numpy(), offsets_of(pc.list_value_length(column).to_numpy())
 
 
 # ---- rows and batches in memory
 
 
-@dataclass(slots=True)
-class _Rows:
-    """What was seen of rows in memory."""
+def _of_rows(source: Any, known: Collection[str]) -> tuple[dict[str, Column], bool, bool]:
+    """Columns of rows or batches: mappings with lists, arrays or tensors of one or two dimensions.
 
-    are_batches: bool = False
-    pair_mask: bool = False
-
-
-def _of_rows(source: Any, known: Collection[str], seen: _Rows) -> dict[str, Column]:
-    """Rows or batches: mappings with lists, arrays or tensors of one or two dimensions."""
+    And whether they are batches, and whether the attention mask of these is over pairs of tokens.
+    """
     if isinstance(source, Mapping):
         source = [source]
     if not isinstance(source, Iterable):
@@ -192,36 +167,37 @@ def _of_rows(source: Any, known: Collection[str], seen: _Rows) -> dict[str, Colu
             f"cannot audit a {type(source).__name__}: give a path, a dataset, a DataLoader, or a list of rows"
         )
     found: dict[str, list[Any]] = {}
+    is_batches = pair_mask = False
     for number, row in enumerate(source):
         if not isinstance(row, Mapping):
             raise DataError(f"item {number} is a {type(row).__name__}; rows and batches are mappings with input_ids")
         here = {str(name): value for name, value in row.items() if name in known and value is not None}
         ids = next((value for name, value in here.items() if name in IDS and _dimensions(value) == 2), None)
         if ids is not None:
-            here = _of_batch(here, int(ids.shape[0]), int(ids.shape[1]), seen)
+            is_batches, pair_mask = True, pair_mask or _dimensions(here.get("attention_mask")) > 2
+            here = _of_batch(here, int(ids.shape[0]), int(ids.shape[1]))
         if number:
             _check_columns(f"item {number}", here, found)
         for name, value in here.items():
             found.setdefault(name, []).extend(_arrays(name, value))
-    return {
+    columns: dict[str, Column] = {
         name: (
             np.concatenate(rows) if rows else np.empty(0, dtype=np.int64),
             offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
         )
         for name, rows in found.items()
     }
+    return columns, is_batches, pair_mask
 
 
 def _dimensions(value: Any) -> int:
     return len(getattr(value, "shape", ()))
 
 
-def _of_batch(columns: dict[str, Any], rows: int, width: int, seen: _Rows) -> dict[str, Any]:
+def _of_batch(columns: dict[str, Any], rows: int, width: int) -> dict[str, Any]:
     """Columns of a batch, one entry a row. A mask over pairs of tokens becomes one that numbers documents."""
-    seen.are_batches = True
     mask = columns.get("attention_mask")
     if mask is not None and _dimensions(mask) > 2:
-        seen.pair_mask = True
         pairs = _array(mask)
         if pairs.shape[-2:] != (width, width) or pairs.shape[0] not in (1, rows):
             raise DataError(f"attention_mask has the shape {pairs.shape} in a batch of {rows} rows of {width} tokens")
@@ -274,8 +250,8 @@ def _array(value: Any) -> NDArray[Any]:
 # ---- Megatron
 
 
-def _megatron(path: Path) -> tuple[dict[str, Column], Sequence[str]]:
-    """Tokens of `PREFIX.bin/.idx`, and the mask beside them."""
+def _megatron(path: Path) -> dict[str, Column]:
+    """Tokens of `PREFIX.bin/.idx`, and the mask beside them, which speaks at t of the token at t + 1."""
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     tokens = MegatronIndex.open(prefix)
     columns: dict[str, Column] = {"input_ids": (tokens.read(), offsets_of(tokens.lengths))}
@@ -286,6 +262,7 @@ def _megatron(path: Path) -> tuple[dict[str, Column], Sequence[str]]:
             mask = MegatronIndex.open(beside)
             if not np.array_equal(mask.lengths, tokens.lengths):
                 raise FormatError(f"{mask.idx}: its lengths are not those of {tokens.idx}")
-            columns["loss_mask"] = (mask.read(), offsets_of(mask.lengths))
+            offsets = offsets_of(mask.lengths)
+            columns["loss_mask"] = (next_to(mask.read() > 0, offsets), offsets)
             break
-    return columns, ("loss_mask",)
+    return columns

@@ -12,7 +12,7 @@ import numpy as np
 
 from chatmill.auditor.findings import RULES, AuditFinding, Example, Found
 from chatmill.auditor.isolation import Isolation, check_documents
-from chatmill.auditor.layout import Layout, find_layout, find_literals, layout_of_probes
+from chatmill.auditor.layout import Layout, find_layout, find_literals, set_of_probes
 from chatmill.auditor.literals import Literals
 from chatmill.auditor.masks import check_masks
 from chatmill.auditor.matching import SourceComparison, compare
@@ -60,9 +60,9 @@ def audit(
 
     `dataset` is a path, a `datasets` dataset, a DataLoader, or rows with `input_ids` and `labels` or a mask. `model`
     is the folder of the model, or its loaded transformers tokenizer. With `source`, a file of conversations or the
-    conversations themselves, every record is compiled and compared token by token. With `isolation`, which is
-    `weights`, `random` or a loaded model, it is tried whether documents of packed rows see each other. `save` is a new
-    folder for the set and for what Chatmill makes of the source, side by side for `chatmill view`.
+    conversations themselves, every record is compiled and compared token by token. `isolation` is `weights`, `random`
+    or a loaded model, and checks whether documents of packed rows see each other. `save` is a new folder for the set
+    and for what Chatmill makes of the source, side by side for `chatmill view`.
     """
     if save is not None:
         check_folder(Path(save))
@@ -122,7 +122,7 @@ class SetAudit:
         """All checks."""
         isolation = isolation or Isolation()
         data, literals = self._data, self._literals
-        layout = find_layout(data.ids, data.documents, data.bounds, literals, data.padding)
+        layout = find_layout(data, literals)
         compared = None
         if source is not None:
             compared = self.compared = compare(data, layout, source, literals, self._vocabulary)
@@ -204,7 +204,7 @@ class SetAudit:
         if not self._tokenises_probes():
             self._unknown.append("Whether ids are those of their text: this tokenizer writes text otherwise in rows")
             return
-        unlike, starts, ends = self._unlike(data.ids, data.documents, data.padding, layout)
+        unlike, starts, ends = self._unlike(data, layout)
         document = data.document_of(starts)
         begins, stops = data.bounds
         unlike &= (starts > begins[document]) & (ends < stops[document])  # a text that is cut may have other ids
@@ -212,18 +212,18 @@ class SetAudit:
         first = np.unique(document[unlike], return_index=True)[1]
         yield Found("other_ids", places[first], ends[unlike][first], len(data.documents) - 1)
 
-    def _unlike(self, ids: Any, documents: Any, padding: Any, layout: Layout) -> tuple[Any, Any, Any]:
+    def _unlike(self, data: TokenizedSet, layout: Layout) -> tuple[Any, Any, Any]:
         """Stretches of text, and which of them have other ids than both ways of tokenising them give."""
-        special = self._vocabulary.special
+        ids, padding, special = data.ids, data.padding, self._vocabulary.special
         breaks = layout.answers.starts[~layout.answers.merged]
         edges = np.flatnonzero(np.diff(padding.astype(np.int8))) + 1
-        starts, ends = text_stretches(ids, special, [breaks, edges], documents)
+        starts, ends = text_stretches(ids, special, [breaks, edges], data.documents)
         keep = ~padding[starts] & self._vocabulary.has(ids[starts])
         starts, ends = starts[keep], ends[keep]
         unlike = self._vocabulary.unlike(ids, starts, ends)
         wrong = np.flatnonzero(unlike)
         if len(wrong):  # transformers tokenises prompt and answer together
-            whole_starts, whole_ends = text_stretches(ids, special, [edges], documents)
+            whole_starts, whole_ends = text_stretches(ids, special, [edges], data.documents)
             at = np.searchsorted(whole_starts, starts[wrong], side="right") - 1
             unlike[wrong] = self._vocabulary.unlike(ids, whole_starts[at], whole_ends[at])
         return unlike, starts, ends
@@ -231,11 +231,11 @@ class SetAudit:
     def _tokenises_probes(self) -> bool:
         """Whether the ids of the template's own renderings are those of their stretches of text."""
         probes = self._literals.probes
-        none = np.zeros(len(probes.ids), dtype=np.bool_)
-        ids, layout = probes.ids.astype(np.int64), layout_of_probes(self._literals)
-        unlike, starts, _ = self._unlike(ids, probes.offsets, none, layout)
-        row = np.searchsorted(probes.offsets, starts, side="right") - 1
-        return not (unlike & ~probes.doubtful[row]).any()
+        if not len(probes):
+            return True
+        data = set_of_probes(self._literals)
+        unlike, starts, _ = self._unlike(data, find_layout(data, self._literals))
+        return not (unlike & ~probes.doubtful[data.row_of(starts)]).any()
 
     def _finding(self, found: Found, examples: int) -> AuditFinding:
         shown = tuple(

@@ -13,7 +13,7 @@ from chatmill.auditor.literals import Literals
 from chatmill.auditor.tokenized import TokenizedSet
 from chatmill.auditor.vocabulary import VocabularyBytes
 from chatmill.core.kinds import RoleCode
-from chatmill.core.tokens import offsets_of
+from chatmill.core.tokens import offsets_of, segment_sums
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -116,7 +116,7 @@ class Structure:
         open_end = (answers.stops < 0) & ~self._ended_by_template()
         document = answers.documents
         final = open_end & (answers.ends >= self._ends[document])
-        row_sizes = np.add.reduceat(~data.padding, data.offsets[:-1]) if len(data.ids) else np.empty(0)
+        row_sizes = segment_sums(~data.padding, data.offsets)
         longest = int(row_sizes.max())
         row = data.row_of(data.documents[document])
         at_limit = final & (row_sizes[row] == longest) & (self._ends[document] >= data.offsets[row] + longest)
@@ -146,7 +146,7 @@ class Structure:
         answers, data = self._layout.answers, self._data
         if data.trained is None:
             return np.ones(len(answers), dtype=np.bool_)
-        targets = offsets_of(data.trained.astype(np.int64))
+        targets = offsets_of(data.trained)
         return targets[answers.ends] > targets[answers.starts]
 
     def _special(self, opened: Bools) -> Iterator[Found]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX
+from chatmill.core.tokens import offsets_of, segment_sums
 from chatmill.errors import ConfigError, DataError
 
 Ints = NDArray[np.int64]
@@ -97,7 +98,6 @@ def from_columns(
     mask: str | None = None,
     pad_id: int | None = None,
     shifted: bool = False,
-    for_labels: Sequence[str] = (),
     is_batches: bool = False,
     pair_mask: bool = False,
 ) -> TokenizedSet:
@@ -105,8 +105,7 @@ def from_columns(
 
     `mask` names the column that says what is trained, where it is not the usual one. `pad_id` is padding at the ends
     of rows without an attention mask. With `shifted`, labels that are shifted already are as they should be.
-    Masks `for_labels` speak at t of the token at t + 1, as Megatron's do. The attention mask of batches with a
-    `pair_mask` has the numbers of documents, and 0 for padding.
+    The attention mask of batches with a `pair_mask` has the numbers of documents, and 0 for padding.
     """
     name = next((one for one in IDS if one in columns), None)
     if name is None:
@@ -131,8 +130,6 @@ def from_columns(
     padding = _padding(ids, offsets, columns, pad_id)
     documents, boundaries, wrong = _documents(offsets, columns, padding)
     trained, mask_name, shift, wrong_labels = _trained(ids, offsets, columns, mask, padding)
-    if trained is not None and mask_name in for_labels:
-        trained = next_to(trained, offsets)
     if boundaries:
         padding |= _filling(ids, offsets, documents, trained)
     return TokenizedSet(
@@ -182,7 +179,8 @@ def _trained(
     for shift in (1, -1):
         moved = np.roll(ids, -shift)
         inside = np.ones(len(ids), dtype=np.bool_)
-        inside[offsets[1:] - 1 if shift == 1 else offsets[:-1]] = False
+        filled = np.diff(offsets) > 0
+        inside[offsets[1:][filled] - 1 if shift == 1 else offsets[:-1][filled]] = False
         counted = targets & inside & ~padding
         agree = int((counted & (values == moved)).sum())
         if agree > SURE * int(counted.sum()) and agree > int((targets & ~wrong).sum()):
@@ -196,7 +194,7 @@ def _padding(ids: Ints, offsets: Ints, columns: Mapping[str, Column], pad_id: in
     if "attention_mask" in columns:
         hidden: Bools = columns["attention_mask"][0] == 0
         return hidden
-    others = np.append(0, np.cumsum(ids != pad_id))  # tokens before each place that are no pad token
+    others = offsets_of(ids != pad_id)  # tokens before each place that are no pad token
     if pad_id is None or not others[-1]:
         return np.zeros(len(ids), dtype=np.bool_)
     before, until = (np.repeat(others[at], np.diff(offsets)) for at in (offsets[:-1], offsets[1:]))
@@ -210,11 +208,10 @@ def _filling(ids: Ints, offsets: Ints, documents: Ints, trained: Bools | None) -
     Collators do so with a token that may also be the eos, and give each token of it position 0.
     """
     first, last = documents[:-1], documents[1:]
-    changes = np.append(0, np.cumsum(ids[1:] != ids[:-1]))
+    changes = offsets_of(ids[1:] != ids[:-1])
     fills = (changes[last - 1] == changes[first]) & ~np.isin(first, offsets)
     if trained is not None:
-        targets = np.append(0, np.cumsum(trained))
-        fills &= targets[last] == targets[first]
+        fills &= segment_sums(trained, documents) == 0
     row = np.searchsorted(offsets, first, side="right") - 1
     final = np.full(len(offsets) - 1, -1, dtype=np.int64)
     np.maximum.at(final, row[~fills], np.flatnonzero(~fills))
@@ -247,10 +244,10 @@ def _listed_documents(offsets: Ints, name: str, values: Ints, bounds: Ints) -> t
     rows = np.repeat(np.arange(len(offsets) - 1), np.diff(bounds))
     sizes = np.diff(offsets)
     if name == "seq_lengths":
-        before = np.cumsum(values)
-        totals = np.diff(np.append(0, before)[bounds])
-        wrong = np.flatnonzero(totals > sizes)  # less is padding behind the last document
-        starts = before - np.append(0, before)[bounds[:-1]][rows] + offsets[rows]  # where the next one starts
+        before = offsets_of(values)
+        totals = np.diff(before[bounds])
+        wrong = np.union1d(np.flatnonzero(totals > sizes), rows[values < 0])  # less is padding behind the last document
+        starts = before[1:] - before[bounds[:-1]][rows] + offsets[rows]  # where the next one starts
     else:
         there = values != ABSENT
         values, rows = values[there], rows[there]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.auditor.literals import special_ids
-from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.tokens import offsets_of, ranges, segment_sums
 from chatmill.look.token_bytes import TokenBytes
 from chatmill.render.bound import BoundTemplate
 
@@ -50,9 +50,7 @@ class VocabularyBytes(TokenBytes):
         same = np.flatnonzero(~wrong)
         mine = ids[ranges(starts[same], sizes[same])]
         theirs = encoded[ranges(offsets[:-1][same], sizes[same])]
-        differs = np.append(0, np.cumsum(mine != theirs))
-        bounds = offsets_of(sizes[same])
-        wrong[same] = differs[bounds[1:]] > differs[bounds[:-1]]
+        wrong[same] = segment_sums(mine != theirs, offsets_of(sizes[same])) > 0
         return wrong
 
 

@@ -17,20 +17,30 @@ from chatmill.core.native.gather import spread
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
-def first_difference(one: NDArray[Any], other: NDArray[Any]) -> int | None:
-    """The first position at which two arrays differ, or where the shorter one ends; None: they are equal."""
+def common_length(one: NDArray[Any], other: NDArray[Any]) -> int:
+    """How many values two arrays begin with alike."""
     short = min(len(one), len(other))
     different = np.flatnonzero(one[:short] != other[:short])
-    if len(different):
-        return int(different[0])
-    return None if len(one) == len(other) else short
+    return int(different[0]) if len(different) else short
 
 
-def offsets_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+def first_difference(one: NDArray[Any], other: NDArray[Any]) -> int | None:
+    """The first position at which two arrays differ, or where the shorter one ends; None: they are equal."""
+    same = common_length(one, other)
+    return None if same == len(one) == len(other) else same
+
+
+def offsets_of(lengths: NDArray[np.integer | np.bool_]) -> NDArray[np.int64]:
     """Offsets of consecutive pieces: `[0, l0, l0+l1, ...]`, one more than there are lengths."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def segment_sums(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The sum of each piece `values[offsets[i]:offsets[i + 1]]`, empty ones too."""
+    sums = offsets_of(values)
+    return sums[offsets[1:]] - sums[offsets[:-1]]
 
 
 def ranges(starts: NDArray[np.integer], lengths: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -20,7 +20,7 @@ from chatmill.distill.accounts import differences, enter_tokens, role_tokens
 from chatmill.distill.deep import check_rows
 from chatmill.distill.shard_export import QUARANTINE
 from chatmill.errors import ConfigError, FormatError
-from chatmill.prove.files import check_files, check_others
+from chatmill.prove.files import check_files, check_others, stated_ledger
 from chatmill.prove.report import Finding, OnProgress, VerifyReport
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, SPAN_NAMES, TOKENS, KDShard
 from chatmill.store.kd_rules import IdRules
@@ -90,13 +90,9 @@ def _check_ledger(folder: Path, manifest: Mapping[str, Any], found: Ledger, book
     if "ledger" not in manifest:
         book.unchecked.append("there is no ledger: an older version of Chatmill built this")
         return None
-    try:
-        stated = Ledger.from_json(manifest["ledger"])
-    except (FormatError, ValueError) as error:
-        book.wrong(MANIFEST, f"its ledger cannot be read: {error}")
+    stated = stated_ledger(manifest, book)
+    if stated is None:
         return None
-    for problem in stated.imbalance():
-        book.wrong(MANIFEST, f"its ledger does not balance: {problem}")
     for stating, count in differences(stated, found, ("tokens",)):
         book.wrong(MANIFEST, f"its ledger says {stating}; the files have {count:,}")
     aside, path = stated.total_records("quarantined"), folder / QUARANTINE

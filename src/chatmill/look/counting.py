@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import KINDS, PLAIN, RoleCode, roles_of
-from chatmill.look.items import Ints, LookSplit, Progress, TokenBatch, segment_sums
+from chatmill.core.tokens import segment_sums
+from chatmill.look.items import Ints, LookSplit, Progress, TokenBatch
 
 MOST_TURNS = 64
 """Turns that are counted apart; later ones are counted with this one."""

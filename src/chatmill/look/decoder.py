@@ -81,7 +81,7 @@ def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | 
     """
     named = about.get("tokenizer") if isinstance(about.get("tokenizer"), dict) else None
     if given is None and named is None:
-        return None, "no manifest names the tokenizer: --tokenizer gives the text"
+        return None, "no manifest names the tokenizer"
     recipe = about.get("recipe") or {}
     name = given if given is not None else (named or {}).get("given_as")
     try:
@@ -97,7 +97,7 @@ def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | 
     except (ChatmillError, OSError) as error:
         if given is not None:
             raise
-        return None, f"the tokenizer {name!r} of the manifest does not load ({error}): --tokenizer gives the text"
+        return None, f"the tokenizer {name!r} of the manifest does not load ({error})"
     expected = (named or {}).get("fingerprint")
     if expected and tokenizer.fingerprint != expected:
         return Decoder(tokenizer), (

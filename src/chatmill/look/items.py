@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import Part, parts_of, roles_of
-from chatmill.core.tokens import Tokens
+from chatmill.core.tokens import Tokens, segment_sums
 
 Ints = NDArray[np.int64]
 RELEASE_TOKENS = 4 << 20
@@ -302,13 +302,6 @@ class LookSplit(ABC):
     def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
         """Some ids that are like one that is not there."""
         return []
-
-
-def segment_sums(values: NDArray[Any], offsets: Ints) -> Ints:
-    """The sum of each piece `values[offsets[i]:offsets[i + 1]]`, empty ones too."""
-    sums = np.zeros(len(values) + 1, dtype=np.int64)
-    np.cumsum(values, out=sums[1:])
-    return sums[offsets[1:]] - sums[offsets[:-1]]
 
 
 def stretches(mask: NDArray[np.bool_]) -> tuple[Ints, Ints]:

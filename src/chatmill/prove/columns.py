@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.ledger import role_name
 from chatmill.core.kinds import KINDS, PLAIN, Part, RoleCode, parts_of, roles_of
-from chatmill.core.tokens import offsets_of
+from chatmill.core.tokens import segment_sums
 from chatmill.prove.report import Finding
 from chatmill.prove.stored import place_of
 from chatmill.store.episodes import EpisodeDataset
@@ -54,8 +54,8 @@ class ColumnCounts:
         trained, kinds, sources = part.documents.trained, part.documents.kinds, part.column("source")
         self.trained += int(np.count_nonzero(trained))
         if sources is not None:
-            names = part.split.source_names
-            for code, count in enumerate(np.bincount(sources, weights=part.per_episode(trained)).tolist()):
+            names, per_episode = part.split.source_names, segment_sums(trained, part.documents.offsets)
+            for code, count in enumerate(np.bincount(sources, weights=per_episode).tolist()):
                 if count:
                     self.trained_of_source[names[code] if code < len(names) else f"code {code}"] += int(count)
         if kinds is not None:
@@ -101,12 +101,6 @@ class _Slice:
         """A value for each episode; None where the column is not stored."""
         return self.split.column(name)[self.numbers] if name in self.split.columns else None
 
-    def per_episode(self, flags: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """How many flags are set in each episode, one without tokens included."""
-        sums, offsets = offsets_of(flags.view(np.uint8)), self.documents.offsets
-        counts: NDArray[np.int64] = sums[offsets[1:]] - sums[offsets[:-1]]
-        return counts
-
     def problems(self, vocab_size: int) -> Iterator[Finding]:
         """The first wrong value of each kind."""
         some, sources, trained = self.documents, self.column("source"), self.column("trained")
@@ -118,7 +112,7 @@ class _Slice:
             wrong = ~(np.isfinite(some.weights) & (some.weights >= 0))
             yield from self.first(wrong, "weights", "a weight that is negative or not finite")
         if some.weights is not None and trained is not None:
-            counted = self.per_episode(some.weights != 0)
+            counted = segment_sums(some.weights != 0, some.offsets)
             for row in np.flatnonzero(counted != trained)[:1].tolist():
                 sentence = f"says {trained[row]:,} trained tokens; the mask has {counted[row]:,}"
                 yield self._finding("trained", row, None, sentence)

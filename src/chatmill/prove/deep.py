@@ -108,22 +108,19 @@ class DeepCheck:
                 self.refuse(conversation, error)
                 continue
             except DataError as error:
-                self._about(conversation, MANIFEST, str(error))
+                self._found(conversation, MANIFEST, str(error))
                 continue
             account(self._ledger, conversation, derived, str(self._recipe.packing.overflow))
             numbers = [self.compare(conversation, episode) for row in derived.rows for episode in row.episodes]
             for mismatch in self._spans.mismatches(conversation, derived):
                 around = derived.rows[mismatch.row].ids[max(0, mismatch.token - CONTEXT) : mismatch.token + CONTEXT]
-                self._book.found(
-                    Finding(
-                        file=self._split_of(conversation),
-                        message=mismatch.message,
-                        episode=numbers[0] if numbers else None,
-                        token=mismatch.token,
-                        record=record_key(conversation),
-                        where=conversation.where,
-                        derived=self._decoded(around),
-                    )
+                self._found(
+                    conversation,
+                    self._split_of(conversation),
+                    mismatch.message,
+                    episode=numbers[0] if numbers else None,
+                    token=mismatch.token,
+                    derived=self._decoded(around),
                 )
 
     def refuse(self, conversation: Conversation, error: RecordError) -> None:
@@ -160,42 +157,34 @@ class DeepCheck:
         split = self._splits.get(name)
         if split is None:
             if name not in self._manifest["splits"]:
-                self._about(conversation, name, f"episode {number:,} must be here, and there is no such split")
+                self._found(conversation, name, f"episode {number:,} must be here, and there is no such split")
             return number
         if number >= len(split):
             if number == len(split):
-                self._about(conversation, name, f"the split ends after {number:,} episodes, and this one must follow")
+                self._found(conversation, name, f"the split ends after {number:,} episodes, and this one must follow")
             return number
         stored = split[number]
         for column, place, sentence in _differences(stored, expected, conversation, self._recipe.keep_kinds):
-            self._differs(split, name, number, conversation, column, place, sentence, stored, expected)
-        return number
-
-    def _differs(
-        self, split: EpisodeDataset, name: str, number: int, conversation: Conversation, column: str, place: int,
-        sentence: str, stored: Episode, expected: DerivedEpisode,
-    ) -> None:  # fmt: skip
-        file, offset = place_of(split, number, column, place)
-        around = slice(max(0, place - CONTEXT), place + CONTEXT)
-        has_text = column in ("ids", "length")
-        self._book.found(
-            Finding(
-                file=file.relative_to(self._folder).as_posix(),
+            file, offset = place_of(split, number, column, place)
+            around = slice(max(0, place - CONTEXT), place + CONTEXT)
+            has_text = column in ("ids", "length")
+            self._found(
+                conversation,
+                file.relative_to(self._folder).as_posix(),
+                sentence,
                 offset=offset,
-                message=sentence,
                 split=name,
                 episode=number,
                 token=place if column in ("ids", "weights", "kinds", "length") else None,
-                record=record_key(conversation),
-                where=conversation.where,
                 stored=self._decoded(stored.ids[around]) if has_text else "",
                 derived=self._decoded(expected.ids[around]) if has_text else "",
             )
-        )
+        return number
 
-    def _about(self, conversation: Conversation, file: str, sentence: str) -> None:
+    def _found(self, conversation: Conversation, file: str, message: str, **place: Any) -> None:
+        """Note a difference in what a record has become."""
         key = record_key(conversation)
-        self._book.found(Finding(file=file, message=sentence, record=key, where=conversation.where))
+        self._book.found(Finding(file=file, message=message, record=key, where=conversation.where, **place))
 
     def _decoded(self, ids: Sequence[int] | NDArray[Any]) -> str:
         try:

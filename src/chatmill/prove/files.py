@@ -1,4 +1,4 @@
-"""The files of a dataset or an export against its receipt: sizes and hashes, and files that it does not name."""
+"""What a receipt says of a dataset or an export: its files with sizes and hashes, no others, and a balanced ledger."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.publish import sha256_file
+from chatmill.errors import FormatError
 from chatmill.prove.report import VerifyReport
 from chatmill.store.kd_sidecars import check_added
+from chatmill.store.receipts import MANIFEST
 
 
 def check_files(folder: Path, files: Mapping[str, Mapping[str, Any]], book: VerifyReport, said: str) -> None:
@@ -36,6 +39,18 @@ def _what_changed(record: Mapping[str, Any], size: int, found: str, other: str |
         change = "cut short" if size < record["bytes"] else "too long"
         return f"{change}: {size:,} bytes, {said} says {record['bytes']:,}"
     return f"bytes were changed: its sha256 is {found}, {said} says {record['sha256']}"
+
+
+def stated_ledger(manifest: Mapping[str, Any], book: VerifyReport) -> Ledger | None:
+    """The ledger of a manifest, which must balance; None where it cannot be read, which is a finding."""
+    try:
+        ledger = Ledger.from_json(manifest["ledger"])
+    except (FormatError, ValueError) as error:
+        book.wrong(MANIFEST, f"its ledger cannot be read: {error}")
+        return None
+    for problem in ledger.imbalance():
+        book.wrong(MANIFEST, f"its ledger does not balance: {problem}")
+    return ledger
 
 
 def check_others(folder: Path, names: Iterable[str], message: str, book: VerifyReport) -> None:

@@ -24,7 +24,7 @@ from chatmill.errors import ChatmillError, ConfigError, FormatError
 from chatmill.label.presets import PRESETS, packaged_policies
 from chatmill.prove.columns import ColumnCounts
 from chatmill.prove.deep import DeepCheck
-from chatmill.prove.files import check_files
+from chatmill.prove.files import check_files, stated_ledger
 from chatmill.prove.inputs import check_inputs
 from chatmill.prove.pack_plan import check_plans
 from chatmill.prove.reference import reference_tokenizer
@@ -278,13 +278,9 @@ def _check_ledger(
     book: VerifyReport,
 ) -> Ledger | None:
     """The ledger balances, and says what the columns say."""
-    try:
-        ledger = Ledger.from_json(manifest["ledger"])
-    except (FormatError, ValueError) as error:
-        book.wrong(MANIFEST, f"its ledger cannot be read: {error}")
+    ledger = stated_ledger(manifest, book)
+    if ledger is None:
         return None
-    for problem in ledger.imbalance():
-        book.wrong(MANIFEST, f"its ledger does not balance: {problem}")
     if len(splits) < len(manifest["splits"]):
         book.unchecked.append("the ledger was not compared with the columns, since a split cannot be read")
         return ledger

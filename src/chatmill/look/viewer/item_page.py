@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import Part, RoleCode, kind_name, parts_of, role_of, roles_of
+from chatmill.core.tokens import segment_sums
 from chatmill.errors import ConfigError
 from chatmill.label.policy import Policy
 from chatmill.look.decoder import Decoder, text_of
-from chatmill.look.items import Ints, Item, segment_sums, stretches
+from chatmill.look.items import Ints, Item, stretches
 from chatmill.look.viewer.opened import OpenedSplit
 from chatmill.store.kd import SPAN_NAMES
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.tokens import common_length
 from chatmill.store.split import Documents
 
 CONTEXT = 8
@@ -141,17 +142,10 @@ def _replaced_run(old: _TokenRun, new: _TokenRun) -> Iterator[Line]:
         return
     before = after = 0
     if old.weight == new.weight:
-        shorter = min(len(old.ids), len(new.ids))
-        before = _equal_tokens(old.ids[:shorter], new.ids[:shorter])
-        left = shorter - before
-        after = _equal_tokens(old.ids[::-1][:left], new.ids[::-1][:left])
+        before = common_length(old.ids, new.ids)
+        after = common_length(old.ids[before:][::-1], new.ids[before:][::-1])
     yield _line("-", old, max(0, before - CONTEXT), max(0, after - CONTEXT))
     yield _line("+", new, max(0, before - CONTEXT), max(0, after - CONTEXT))
-
-
-def _equal_tokens(a: Ids, b: Ids) -> int:
-    different = np.flatnonzero(a != b)
-    return int(different[0]) if len(different) else len(a)
 
 
 def _line(sign: str, run: _TokenRun, before: int, after: int) -> Line:

@@ -12,15 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.kinds import kind_name
-from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import ChatmillError
+from chatmill.core.tokens import offsets_of, ranges, segment_sums
+from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.prove.compare.changes import Line, changed_lines
 from chatmill.prove.compare.numbered import Side, common_keys
 from chatmill.prove.compare.pairing import Match, Pairs, pair_records
-from chatmill.render.trust import added_control_tokens
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.split import Documents
-from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -59,6 +57,12 @@ class Totals:
             tokens=self.tokens + other.tokens,
             trained=self.trained + other.trained,
         )
+
+    @classmethod
+    def of(cls, documents: Documents) -> Totals:
+        """Those of some documents."""
+        trained = int(np.count_nonzero(documents.trained))
+        return cls(records=len(documents), tokens=len(documents.ids), trained=trained)
 
     def as_json(self) -> dict[str, int]:
         """Plain numbers."""
@@ -147,7 +151,7 @@ class DatasetDiff:
         about = {"sign": line.sign, "tokens": line.tokens, "weight": line.weight, "ids": line.ids.tolist()}
         about |= {} if line.kind is None else {"kind": kind_name(line.kind)}
         about |= {"equal_before": line.before, "equal_after": line.after}
-        return about | ({} if decoder is None else {"text": decoder.decode(line.ids)})
+        return about | ({} if decoder is None else {"text": Decoder(decoder).text(line.ids)})
 
     def decoder(self, line: Line) -> Tokenizer | None:
         """The tokenizer of the side that a line is from."""
@@ -212,7 +216,7 @@ class _RecordWalk:
             done += len(numbers)
         on_progress(done, of)
         for numbers in self._b.batches_of(only_in_b):
-            self._add(1, self._b.gather(numbers))
+            self.totals[1] += Totals.of(self._b.gather(numbers))
         self.counts[Change.ONLY_IN_B] = len(only_in_b)
         self.differing += self.counts[Change.ONLY_IN_A] + len(only_in_b)
         for number in self._only_in_a[: max(0, self._show - len(self.shown))]:
@@ -226,7 +230,7 @@ class _RecordWalk:
         partners = self._pairs.partner[numbers]
         found = partners >= 0
         old = self._a.gather(numbers)
-        self._add(0, old)
+        self.totals[0] += Totals.of(old)
         lonely = numbers[~found]
         self.counts[Change.ONLY_IN_A] += len(lonely)
         self._only_in_a += lonely[: self._show - len(self._only_in_a)].tolist()
@@ -234,7 +238,7 @@ class _RecordWalk:
         if not len(numbers):
             return
         new = self._b.gather(partners)
-        self._add(1, new)
+        self.totals[1] += Totals.of(new)
         codes = compare_documents(old if found.all() else self._a.gather(numbers), new)
         for code, change in enumerate(_BY_CODE):
             self.counts[change] += int(np.count_nonzero(codes == code))
@@ -248,31 +252,20 @@ class _RecordWalk:
         for at in np.flatnonzero((codes > 0) | moved)[: self._show - len(self.shown)].tolist():
             self._take_apart(_BY_CODE[codes[at]], int(numbers[at]), int(partners[at]))
 
-    def _add(self, side: int, documents: Documents) -> None:
-        self.totals[side] += Totals(
-            records=len(documents), tokens=len(documents.ids), trained=int(np.count_nonzero(documents.trained))
-        )
-
     def _take_apart(self, change: Change, number_a: int, number_b: int) -> None:
         sides = ((self._a, number_a), (self._b, number_b))
         there = [(side, np.array([number])) if number >= 0 else None for side, number in sides]
         old, new = (None if it is None else it[0].gather(it[1]) for it in there)
         names = [it[0].facts("record_id", it[1])[0] for it in there if it is not None]
         places = [None if number < 0 else side.place(number) for side, number in sides]
-        totals = [
-            Totals()
-            if document is None
-            else Totals(records=1, tokens=len(document.ids), trained=int(np.count_nonzero(document.trained)))
-            for document in (old, new)
-        ]
         self.shown.append(
             ChangedRecord(
                 change=change,
                 record_id=next((name for name in names if name), None),
                 place_a=places[0],
                 place_b=places[1],
-                a=totals[0],
-                b=totals[1],
+                a=Totals() if old is None else Totals.of(old),
+                b=Totals() if new is None else Totals.of(new),
                 lines=changed_lines(old, new),
             )
         )
@@ -293,9 +286,7 @@ def compare_documents(a: Documents, b: Documents) -> NDArray[np.int8]:
         unequal = left[at_a] != right[at_b]
         if not unequal.any():
             return np.zeros(len(offsets) - 1, dtype=np.bool_)
-        sums = offsets_of(unequal.view(np.uint8))
-        found: NDArray[np.bool_] = sums[offsets[1:]] != sums[offsets[:-1]]
-        return found
+        return segment_sums(unequal, offsets) > 0
 
     codes = np.full(len(same), 3, dtype=np.int8)
     inner = np.zeros(int(same.sum()), dtype=np.int8)
@@ -321,37 +312,13 @@ def _notes(a: Side, b: Side) -> Iterator[str]:
 
 
 def _decoders(a: StoredDataset, b: StoredDataset) -> tuple[tuple[Tokenizer | None, Tokenizer | None], list[str]]:
-    found: list[Tokenizer | None] = []
-    problems: list[str] = []
-    known: dict[str, Tokenizer] = {}
-    for letter, dataset in (("A", a), ("B", b)):
-        fingerprint = dataset.about.get("tokenizer", {}).get("fingerprint", "")
-        tokenizer, problem = (known[fingerprint], "") if fingerprint in known else _decoder_of(dataset.about)
-        found.append(tokenizer)
-        if tokenizer is not None:
-            known[fingerprint] = tokenizer
-        else:
-            problems.append(f"{letter}: ids are shown, not text: {problem}")
-    return (found[0], found[1]), problems
-
-
-def _decoder_of(about: Mapping[str, Any]) -> tuple[Tokenizer | None, str]:
-    """The tokenizer that a manifest names, when it loads and is still the same; else None and the reason."""
-    if "tokenizer" not in about:
-        return None, "there is no manifest that names the tokenizer"
-    recipe, name = about["recipe"], about["tokenizer"]["given_as"]
-    try:
-        tokenizer = load_tokenizer(name, pattern=recipe["pattern"])
-        added = added_control_tokens(about)
-        tokenizer = with_control_tokens(tokenizer, added) if added else tokenizer
-    except (ChatmillError, OSError) as error:
-        return None, f"the tokenizer {name!r} does not load: {error}"
-    if tokenizer.fingerprint != about["tokenizer"]["fingerprint"]:
-        return None, (
-            f"the tokenizer {name!r} is not the one of the build any more (fingerprint {tokenizer.fingerprint[:12]}, "
-            f"the manifest says {about['tokenizer']['fingerprint'][:12]})"
-        )
-    return tokenizer, ""
+    """The tokenizers of both manifests, where they load and are still those of the builds; else the reasons."""
+    old = decoder_for(a.about)
+    new = old if a.about.get("tokenizer") == b.about.get("tokenizer") else decoder_for(b.about)
+    tokenizers = [None if decoder is None or problem else decoder.tokenizer for decoder, problem in (old, new)]
+    sides = zip("AB", (old[1], new[1]), strict=True)
+    problems = [f"{letter}: ids are shown, not text: {problem}" for letter, problem in sides if problem]
+    return (tokenizers[0], tokenizers[1]), problems
 
 
 def _manifest_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[ManifestDifference]:
