@@ -204,7 +204,7 @@ def reaching(url: str) -> Iterator[None]:
 
 
 def matches(pattern: str) -> list[str]:
-    """The URLs that a URL with `*` stands for, sorted; a URL without is itself."""
+    """The URLs that match a URL with `*`, sorted; a URL without one gives itself."""
     if pattern == STDIN or not any(sign in pattern for sign in "*["):
         return [pattern]
     with reaching(pattern):
@@ -243,11 +243,8 @@ def fetch(where: Elsewhere, folder: Path) -> Path:
 
 def sha256_of(where: Place) -> str:
     """Hex digest of the bytes of a file, wherever it is."""
-    digest = hashlib.sha256()
     with where.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def stdin_copy() -> Path:
