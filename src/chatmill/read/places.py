@@ -11,7 +11,6 @@ import posixpath
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from chatmill.core.scratch import Scratch
+from chatmill.core.whole_file import whole_file
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 
 STDIN = "-"
@@ -227,17 +227,11 @@ def fetch(where: Elsewhere, folder: Path) -> Path:
     if target.is_file():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".fetch-", dir=folder)
-    try:
-        with os.fdopen(descriptor, "wb") as out, where.open() as source, reaching(where.url):
+    with whole_file(target) as partial:
+        with partial.open("wb") as out, where.open() as source, reaching(where.url):
             shutil.copyfileobj(source, out, BLOCK)
-        if where.url != STDIN and info.get("size") not in (None, os.path.getsize(temporary)):
-            raise DataError(f"{where.url} has {info['size']} bytes, and {os.path.getsize(temporary)} came: try again")
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        if where.url != STDIN and info.get("size") not in (None, partial.stat().st_size):
+            raise DataError(f"{where.url} has {info['size']} bytes, and {partial.stat().st_size} came: try again")
     return target
 
 

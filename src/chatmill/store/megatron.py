@@ -19,8 +19,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.store.durable import GrowingFile, sync_folder
+from chatmill.store.durable import GrowingFile
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.mapped import MappedFile, file_size
 
