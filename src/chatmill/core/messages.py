@@ -63,7 +63,7 @@ class MessageColumns:
     structured: OptionalTexts
     """Harmony system and developer contents, as JSON."""
     extra: Objects
-    """Fields that mean nothing to this library, a mapping each."""
+    """For each message, a mapping of the fields without a meaning here."""
     call_offsets: Ints
     """M + 1 offsets into the calls, whose columns have one entry per call."""
     call_names: Texts
@@ -182,7 +182,7 @@ class MessageColumns:
 
     @classmethod
     def joined(cls, parts: Sequence[MessageColumns], texts: TextJoiner) -> MessageColumns:
-        """The messages of several batches, one behind the other."""
+        """The messages of several batches, concatenated."""
         columns = {
             field.name: joined_columns([getattr(part, field.name) for part in parts], texts) for field in fields(cls)
         }
@@ -194,7 +194,7 @@ _OF_CALLS = ("call_names", "call_arguments", "call_ids")
 
 
 def joined_columns(parts: Sequence[Any], texts: TextJoiner) -> Any:
-    """Columns of one field, one behind the other."""
+    """The columns of one field, concatenated."""
     return texts.join(parts) if isinstance(parts[0], Texts | OptionalTexts) else np.concatenate(parts)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 def whole_file(path: Path) -> Iterator[Path]:
     """A hidden name beside `path` for the block to write to; the file gets its own name when the block ends well.
 
-    A file that is there is replaced. The bytes are on disk before the name is.
+    An existing file is replaced. The bytes are on disk before the name is.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

@@ -69,7 +69,7 @@ class Lines(NamedTuple):
 def line_groups(data: bytes, max_bytes: int, first: int = 1, max_lines: int | None = None) -> Iterator[Lines]:
     """Ranges of whole lines with at most `max_bytes` each, but for a longer line, which is a range of its own.
 
-    `first` is the number of the first line; `max_lines` ends the last range after so many lines.
+    `first` is the number of the first line; at most `max_lines` lines are given.
     """
     end = len(data)
     if max_lines is not None:

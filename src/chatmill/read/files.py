@@ -27,7 +27,7 @@ MAX_NESTING = 500
 _MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 ROW_BATCH_BYTES = 4 << 20
 MOST_ROWS, FEWEST_ROWS = 32_768, 256
-"""Rows of a Parquet file that are decoded at a time: about so many bytes, within these limits."""
+"""Rows of a Parquet file that are decoded at a time: about `ROW_BATCH_BYTES`, within these limits."""
 
 
 class FileFormat(StrEnum):

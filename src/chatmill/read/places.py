@@ -41,10 +41,10 @@ IDENTITY = (
     "oid",
     "sha256",
 )
-"""What a store may say of a file that is another after every change."""
+"""Facts that a store gives about a file and that change whenever the file does."""
 BLOCK = 4 << 20
 READ_AHEAD = 1 << 20
-"""Bytes that are asked of a stream of a store at once."""
+"""Bytes that are read from a store at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def fetch(where: Elsewhere, folder: Path) -> Path:
-    """A copy of a file in a folder, under a name that says which state of it this is; one that is there is not fetched.
+    """A copy of a file in a folder, named after the state of the file; an existing copy is not fetched again.
 
     A copy appears when it is whole.
     """

@@ -58,7 +58,7 @@ class Chunk:
     count: int
     """How many lines (blank ones too), entries or rows."""
     bytes: int
-    """Unpacked bytes of the chunk; of rows about so many."""
+    """Unpacked bytes of the chunk; an estimate for rows."""
     file_bytes: int
     """Of the whole file `data` when the chunk was cut; another size or time since then is an error."""
     file_mtime_ns: int
@@ -110,7 +110,7 @@ def _bytes(chunk: Chunk) -> bytes:
 
 
 def chunk_rows(chunk: Chunk, batch_bytes: int = ROW_BATCH_BYTES) -> Iterator[Any]:
-    """The rows of a chunk as Arrow batches of about so many bytes. Other kinds of chunks have none: `ValueError`."""
+    """The rows of a chunk as Arrow batches of about `batch_bytes`. Other kinds of chunks have none: `ValueError`."""
     if chunk.kind is not ChunkKind.ROWS:
         raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not rows: use chunk_records")
     path = Path(chunk.data)

@@ -245,7 +245,7 @@ def _tools(record: Record, key: str) -> tuple[Any, ...]:
 
 
 def tools_text(value: Any) -> str | None:
-    """Tool definitions, a list or its JSON, as `listed_tools`; None where the whole record must be looked at."""
+    """Tool definitions, a list or its JSON, as `listed_tools`; None where the full reader must see the record."""
     try:
         return listed_tools(_tools({"tools": value}, "tools"))
     except (RecordError, RecursionError):
@@ -264,7 +264,7 @@ def _options(record: Record, key: str) -> Mapping[str, Any]:
 
 
 def options_text(value: Any) -> str | None:
-    """Template options as JSON, empty for none; None where the whole record must be looked at."""
+    """Template options as JSON, empty for none; None where the full reader must see the record."""
     try:
         options = _options({"options": value}, "options")
     except (RecordError, RecursionError):

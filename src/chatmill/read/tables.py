@@ -18,7 +18,7 @@ from chatmill.read.sniff import BOM, check_text, head_of
 BLOCK = 64 << 20
 """Bytes of CSV that are parsed at a time; no row may be longer."""
 ROWS, ROW_BYTES = 8192, 4 << 20
-"""Rows, and bytes, of the batches that are given out, at most."""
+"""The most rows, and bytes, that a batch has."""
 
 
 def table_batches(where: Place) -> Iterator[Any]:

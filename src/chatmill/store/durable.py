@@ -29,7 +29,7 @@ class Durability(StrEnum):
     SYNCED = "synced"
     """Nothing: they are on disk before they get their name."""
     SCRATCH = "scratch"
-    """They may be damaged until somebody syncs them, so whoever uses them after a restart checks their hashes."""
+    """They may be damaged until they are synced, so their hashes are checked before they are used after a restart."""
 
 
 class RunningDigest(Protocol):
@@ -78,7 +78,7 @@ class GrowingFile:
         durability: Durability = Durability.SYNCED,
         digest: Callable[[], RunningDigest] = hashlib.sha256,
     ) -> None:
-        """Create the file; one that is there is replaced."""
+        """Create the file; an existing one is replaced."""
         self.path = path
         self.size = 0
         self._durability = durability

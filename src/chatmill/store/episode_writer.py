@@ -68,7 +68,7 @@ class EpisodeWriter:
             ) from error
 
     def _begin(self) -> IO[bytes]:
-        """Claim the split: refuse one that is there, sweep what a killed writer left, leave a mark."""
+        """Claim the split: refuse an existing one, remove what a killed writer left, and leave a mark."""
         self.directory.mkdir(parents=True, exist_ok=True)
         mark = writing_mark(self.directory, self.split)
         left_by_another = mark.exists()

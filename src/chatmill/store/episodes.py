@@ -30,7 +30,7 @@ from chatmill.store.token_shard import ShardsInUse
 log = logging.getLogger(__name__)
 
 FEW_SHARDS = 1000
-"""Up to so many, indexes and columns are checked when a split is opened; of more, when they are first used."""
+"""Up to this many shards are checked when a split is opened; with more, each is checked when first used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

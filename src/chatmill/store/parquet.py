@@ -11,7 +11,7 @@ from chatmill.store.episode_layout import shard_name
 
 
 class ArrowSink(io.RawIOBase):
-    """What Arrow writes to, in front of a writer of ours that hashes."""
+    """A file for Arrow to write to that passes all bytes to a writer with a running hash."""
 
     def __init__(self, write: Callable[[Any], None]) -> None:
         """`write` takes the next bytes."""

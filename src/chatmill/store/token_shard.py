@@ -72,7 +72,7 @@ class TokenShard:
         return self.mask_problem or ("" if self.mask_dtype is not None else missing)
 
     def _map(self, name: str, dtype: DTypeLike, records: int | None) -> MappedFile:
-        """A file that must hold so many records; None: any number."""
+        """A file that must hold `records` records; None: any number."""
         mapped = self._mapped.get(name)
         if mapped is None:  # another thread may be here as well: one of the two stays
             mapped = self._mapped.setdefault(name, MappedFile(self.folder / name, dtype, records))
@@ -98,7 +98,7 @@ ShardT = TypeVar("ShardT", bound=TokenShard)
 
 
 class ShardsInUse(Generic[ShardT]):
-    """The shards of a split, of which only so many are mapped at a time as there are file descriptors for."""
+    """The shards of a split; no more of them are mapped at a time than file descriptors allow."""
 
     def __init__(self, shards: Sequence[ShardT], files_per_shard: int, checked: CheckedShards | None) -> None:
         """`files_per_shard`: that readers need at first; `checked` compares a shard with its hashes before its use."""
