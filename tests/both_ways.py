@@ -12,7 +12,9 @@ from chatmill.core.native.library import SWITCH
 Made = TypeVar("Made")
 
 
-WAYS = {"compiled": "1", "msgspec": "0"}
+WAYS = {"compiled": "1", "python": "0"}
+BOTH = pytest.mark.parametrize("way", ["both"], indirect=True)
+"""For tests that draw at random, and take each way themselves."""
 
 
 def in_each_way(work: Callable[[], Made]) -> tuple[Made, Made]:
@@ -29,5 +31,5 @@ def in_each_way(work: Callable[[], Made]) -> tuple[Made, Made]:
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     """Both ways to make columns of lines, and to copy ranges; processes that a test starts inherit it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(SWITCH, WAYS[request.param])
+        patch.setenv(SWITCH, WAYS.get(request.param, "1"))
         yield request.param

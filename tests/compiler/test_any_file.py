@@ -91,7 +91,7 @@ def test_a_saved_folder_names_files_of_its_own_alone(tmp_path: Path, name: objec
     saved = tmp_path / "saved"
     saved.mkdir()
     (saved / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-    with pytest.raises(FormatError, match="no file of its folder"):
+    with pytest.raises(FormatError, match="not a file in its folder"):
         folder_files(saved)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -17,34 +16,17 @@ from chatmill.core.native.scan import count_lines, scan_lines
 from chatmill.errors import RecordError
 from chatmill.read.columns import Lines, line_groups, read_lines, scanner_names
 from chatmill.read.files import decode_line
-from chatmill.read.record_shape import Shape, conversation_of
+from chatmill.read.record_shape import Shape, conversation_or_error
 from chatmill.read.shapes import SHAPES, find_shape
-from tests.both_ways import in_each_way
+from tests.both_ways import BOTH, in_each_way
 from tests.core.native.mutations import mutated, real_lines, seeds
 from tests.read.converted import FROM_OPENAI, converted
-
-
-@pytest.fixture(scope="module", params=["compiled", "python"], autouse=True)
-def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both ways to make columns of lines; tests that draw at random ask for `BOTH`, and take each way themselves."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CHATMILL_NATIVE", "0" if request.param == "python" else "1")
-        yield request.param
-
-
-BOTH = pytest.mark.parametrize("way", ["both"], indirect=True)
 
 
 def slowly(line: bytes, number: int, shape: Shape) -> Conversation | RecordError | None:
     if not line or line.isspace():
         return None
-    raw = decode_line(line, f"f:{number}")
-    try:
-        if raw.error is not None:
-            raise raw.error
-        return conversation_of(raw.value, shape, where=raw.where, source="s")
-    except RecordError as error:
-        return error
+    return conversation_or_error(decode_line(line, f"f:{number}"), shape, "s")
 
 
 def bare(conversation: Conversation) -> Conversation:

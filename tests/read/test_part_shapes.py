@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
-from chatmill.read.columns import Lines, read_lines
-from chatmill.read.record_shape import Shape, conversation_of
-from chatmill.read.rows import read_rows
+from chatmill.read.record_shape import conversation_of
 from chatmill.read.shapes import detect_shape, find_shape
-from tests.read.converted import batch_of
+from tests.read.three_ways import every_way
 
 CALL = {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}], "is_error": False}
@@ -62,20 +59,6 @@ def test_two_weights_of_a_message_must_be_the_same() -> None:
         read({"messages": [{**message, "weight": 0}]}, "llamafactory_v1")  # type: ignore[dict-item]
 
 
-def every_way(shape: Shape, records: list[dict[str, Any]]) -> list[Conversation]:
-    """The conversations of records, as lines and as rows in which the messages are texts of JSON."""
-    data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
-    fast, errors = read_lines(data, Lines(0, len(data), 1, len(records)), path="f", source="s", shape=shape)
-    assert not errors
-    slow = [conversation_of(record, shape, where=f"f:{n}", source="s") for n, record in enumerate(records, 1)]
-    assert [item._replace(metadata={}) for item in fast] == [item._replace(metadata={}) for item in slow]
-    rows = [{**record, "messages": json.dumps(record["messages"])} for record in records]
-    found, errors = read_rows(batch_of(rows), first=1, path="f", source="s", shape=shape)
-    assert not errors
-    assert [item._replace(where="", metadata={}) for item in found] == [c._replace(where="", metadata={}) for c in slow]
-    return slow
-
-
 def refused(record: Any, shape: str) -> RecordError:
     with pytest.raises(RecordError) as caught:
         read(record, shape)
@@ -84,7 +67,7 @@ def refused(record: Any, shape: str) -> RecordError:
 
 def test_anthropic_calls_results_and_thinking() -> None:
     assert detect_shape([PLAIN, PLAIN, ANTHROPIC], "f").name == "anthropic", "one such record among plain ones"
-    found, plain = every_way(find_shape("anthropic"), [ANTHROPIC, PLAIN])
+    found, plain = every_way(find_shape("anthropic"), [ANTHROPIC, PLAIN], as_text="messages")
     assert found.messages == (
         Message(Role.SYSTEM, "Be brief."),
         Message(Role.USER, "q"),
@@ -106,7 +89,7 @@ def test_a_call_alone_has_no_content() -> None:
 
 def test_llamafactory_v1_reasoning_calls_and_weights() -> None:
     assert detect_shape([LLAMAFACTORY], "f").name == "llamafactory_v1"
-    (found,) = every_way(find_shape("llamafactory_v1"), [LLAMAFACTORY])
+    (found,) = every_way(find_shape("llamafactory_v1"), [LLAMAFACTORY], as_text="messages")
     assert [message.weight for message in found.messages] == [0.0, 0.0, 1.0, 0.0, 0.5]
     assert found.messages[2] == Message(
         Role.ASSISTANT, "so", reasoning="hm", tool_calls=(ToolCall("f", '{"x": 1}', None),), weight=1.0

@@ -50,11 +50,11 @@ def jsonl(tmp_path: Path) -> Path:
 
 def test_lines_keep_blanks_and_line_ends_but_not_the_mark_of_the_first(jsonl: Path) -> None:
     whole = chunk(jsonl, ChunkKind.LINES, 0, len(DATA), 1)
-    assert chunk_bytes(whole) == (b'{"n": 1}\r\n\n{"n": 3}\n{"n": }\n{"n": 5}', 1)
+    assert chunk_bytes(whole) == b'{"n": 1}\r\n\n{"n": 3}\n{"n": }\n{"n": 5}'
     third = DATA.index(b'{"n": 3}')
-    assert chunk_bytes(chunk(jsonl, ChunkKind.LINES, third, third + 9, 3)) == (b'{"n": 3}\n', 3)
-    assert chunk_bytes(chunk(jsonl, ChunkKind.LINES, 0, 5, 2)) == (DATA[:5], 2), "a mark inside of a file stays"
-    assert chunk_bytes(chunk(jsonl, ChunkKind.LINES, 4, 4, 1)) == (b"", 1)
+    assert chunk_bytes(chunk(jsonl, ChunkKind.LINES, third, third + 9, 3)) == b'{"n": 3}\n'
+    assert chunk_bytes(chunk(jsonl, ChunkKind.LINES, 0, 5, 2)) == DATA[:5], "a mark inside of a file stays"
+    assert chunk_bytes(chunk(jsonl, ChunkKind.LINES, 4, 4, 1)) == b""
 
 
 def test_records_are_numbered_as_in_the_file_that_was_named(jsonl: Path) -> None:
@@ -70,7 +70,7 @@ def test_one_mark_alone_is_taken_off(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" * 2 + b"{}\n")
     whole = chunk(path, ChunkKind.LINES, 0, 9, 1)
-    assert chunk_bytes(whole) == (b"\xef\xbb\xbf{}\n", 1)
+    assert chunk_bytes(whole) == b"\xef\xbb\xbf{}\n"
     assert [raw.error and raw.error.code for raw in chunk_records(whole)] == ["invalid_json"]
     assert [raw.error and raw.error.code for raw in read_records(path)] == ["invalid_json"]
 
@@ -169,4 +169,4 @@ def test_a_damaged_stream_and_an_unreadable_file_are_errors(tmp_path: Path, monk
 def test_an_unchanged_file_is_no_error(jsonl: Path) -> None:
     status = jsonl.stat()
     check_unchanged(str(jsonl), status.st_size, status.st_mtime_ns)
-    assert json.loads(chunk_bytes(chunk(jsonl, ChunkKind.LINES, 0, 12, 1))[0]) == {"n": 1}
+    assert json.loads(chunk_bytes(chunk(jsonl, ChunkKind.LINES, 0, 12, 1))) == {"n": 1}

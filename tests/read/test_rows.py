@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from datetime import date
 from typing import Any
 
@@ -19,34 +18,17 @@ from chatmill.core.conversation import Conversation
 from chatmill.errors import RecordError
 from chatmill.read import rows as reading
 from chatmill.read.files import batch_records
-from chatmill.read.record_shape import Shape, conversation_of
+from chatmill.read.record_shape import Shape, conversation_or_error
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import SHAPES, find_shape
-from tests.both_ways import in_each_way
+from tests.both_ways import BOTH, in_each_way
 from tests.conftest import CONVERSATION_FILES, DATA
 from tests.read.converted import FROM_OPENAI, batch_of
 
-BOTH = pytest.mark.parametrize("way", ["both"], indirect=True)
-"""For tests that draw at random, and take each way themselves."""
-
-
-@pytest.fixture(scope="module", params=["compiled", "python"], autouse=True)
-def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CHATMILL_NATIVE", "0" if request.param == "python" else "1")
-        yield request.param
-
 
 def slowly(batch: Any, shape: Shape) -> list[Conversation | RecordError]:
-    found: list[Conversation | RecordError] = []
-    for raw in batch_records([batch], "f", range(5, 5 + batch.num_rows)):
-        try:
-            if raw.error is not None:
-                raise raw.error
-            found.append(conversation_of(raw.value, shape, where=raw.where, source="s"))
-        except RecordError as error:
-            found.append(error)
-    return found
+    raws = batch_records([batch], "f", range(5, 5 + batch.num_rows))
+    return [conversation_or_error(raw, shape, "s") for raw in raws]
 
 
 def same_as_slow(batch: Any, shape: str) -> float:
@@ -222,3 +204,13 @@ def test_a_column_twice_and_no_rows() -> None:
     texts = pa.array(["a"])
     same_as_slow(batch_of([{"messages": [Q, A], "id": "1"}]).slice(0, 0), "openai")
     assert same_as_slow(pa.RecordBatch.from_arrays([texts, texts], ["prompt", "completion"]), "prompt_completion") == 1
+
+
+@pytest.mark.parametrize("tools", ["[" * 600 + "]" * 600, '[{"n": ' + "1" * 5000 + "}]"], ids=["deep", "long number"])
+def test_tools_that_python_cannot_decode_are_one_bad_record(tools: str) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    batch = batch_of([{"messages": messages, "tools": tools}, {"messages": messages, "tools": "[]"}])
+    found, errors = read_rows(batch, first=1, path="f", source="s", shape=find_shape("openai"))
+    assert [item.where for item in found] == ["f:row 2"]
+    assert [error.where for error in errors] == ["f:row 1"]
+    same_as_slow(batch, "openai")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from chatmill.core.conversation import Conversation, Message, Role
+from chatmill.core.conversation import Message, Role
 from chatmill.errors import ConfigError
-from chatmill.read.columns import Lines, read_lines, scanner_names
+from chatmill.read.columns import scanner_names
 from chatmill.read.conversations import ConversationFile
-from chatmill.read.record_shape import Shape, conversation_of
-from chatmill.read.rows import read_rows
+from chatmill.read.record_shape import Shape
 from chatmill.read.shapes import find_shape, shape_key
-from tests.read.converted import batch_of
+from tests.read.three_ways import every_way
 
 DIALOG = """
 messages: dialog
@@ -42,19 +40,6 @@ def shape_of(tmp_path: Path, text: str, name: str = "own.yaml") -> Shape:
     return find_shape(str(tmp_path / name))
 
 
-def every_way(shape: Shape, records: list[dict[str, Any]]) -> list[Conversation]:
-    """The conversations of records, after a comparison of three ways to read them."""
-    data = b"".join(json.dumps(record).encode() + b"\n" for record in records)
-    fast, errors = read_lines(data, Lines(0, len(data), 1, len(records)), path="f", source="s", shape=shape)
-    assert not errors
-    slow = [conversation_of(record, shape, where=f"f:{n}", source="s") for n, record in enumerate(records, 1)]
-    assert [item._replace(metadata={}) for item in fast] == [item._replace(metadata={}) for item in slow]
-    rows, errors = read_rows(batch_of(records), first=1, path="f", source="s", shape=shape)
-    assert not errors
-    assert [item._replace(where="", metadata={}) for item in rows] == [c._replace(where="", metadata={}) for c in slow]
-    return slow
-
-
 def test_a_list_of_messages(tmp_path: Path) -> None:
     shape = shape_of(tmp_path, DIALOG)
     assert shape.name == "own"
@@ -64,6 +49,12 @@ def test_a_list_of_messages(tmp_path: Path) -> None:
     assert plain.messages == (Message(Role.USER, "é"), Message(Role.ASSISTANT, "a", weight=2.0))
     assert told.messages == (Message(Role.SYSTEM, "Be kind."), *plain.messages)
     assert told.metadata == {"messages": "not these"}
+
+
+def test_a_field_that_a_shape_names_has_no_other_meaning(tmp_path: Path) -> None:
+    shape = shape_of(tmp_path, "{messages: dialog, role: speaker, content: text, id: image, source: label}")
+    talk = {"dialog": [{"speaker": "user", "text": "q"}, {"speaker": "assistant", "text": "a"}], "image": "7"}
+    assert [found.id for found in every_way(shape, [talk, {**talk, "label": "web"}])] == ["7", "7"]
 
 
 def test_turns(tmp_path: Path) -> None:

@@ -192,6 +192,13 @@ def test_harmony_dicts_and_rows() -> None:
             "conversations[0].tool_calls[0]",
         ),
         ("sharegpt", {"conversations": [{"from": "function_call", "value": "[" * 5000}]}, "invalid_json", ""),
+        (
+            "sharegpt",
+            {"conversations": [{"from": "function_call", "value": "1" * 5000}]},
+            "bad_tool_call",
+            "conversations[0].value",
+        ),
+        ("openai", {**OPENAI, "tools": "1" * 5000}, "bad_tools", "tools"),
         ("sharegpt", {**SHAREGPT, "system": 5}, "missing_field", "system"),
         ("sharegpt", {**SHAREGPT, "system": "\ud800"}, "lone_surrogate", "system"),
         ("alpaca", {"instruction": "x"}, "missing_field", "output"),
@@ -214,6 +221,13 @@ def test_harmony_dicts_and_rows() -> None:
         ("harmony", {"messages_json": '{"messages": 1, "messages": []}'}, "duplicate_key", "messages_json"),
         ("harmony", {"messages_json": "[" * 5000}, "invalid_json", "messages_json"),
         ("harmony", {"messages_json": '"\ud800"'}, "lone_surrogate", "messages_json"),
+        (
+            "harmony",
+            {"messages": [{"role": "system", "content": [{"type": "system_content", "model_identity": "\ud800"}]}]},
+            "lone_surrogate",
+            "messages[0].content[0]",
+        ),
+        ("openai", {**OPENAI, "tools": [{"name": "f", "limit": 10**5000}]}, "bad_tools", "tools"),
         (
             "harmony",
             {"messages_json": '{"messages": [{"role": "user", "content": "\\ud800"}]}'},

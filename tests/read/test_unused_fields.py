@@ -22,11 +22,11 @@ from chatmill.core.native.scan import MAX_UNUSED, MORE_FIELDS
 from chatmill.dataset.compile import compile
 from chatmill.errors import RecordError, UnknownNameError
 from chatmill.prove.verify import verify
-from chatmill.read.columns import line_groups, read_lines
 from chatmill.read.conversations import ConversationFile, read_conversations
 from chatmill.read.rows import read_rows
 from chatmill.read.shapes import find_shape
 from tests.compiler.builds import write_jsonl
+from tests.read.three_ways import as_lines
 
 PAIR = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 FUNCTION = {"name": "f", "parameters": {}}
@@ -37,9 +37,7 @@ def record(**fields: Any) -> dict[str, Any]:
 
 
 def read(records: list[dict[str, Any]], shape: str = "openai") -> Any:
-    data = "".join(json.dumps(one) + "\n" for one in records).encode()
-    [lines] = line_groups(data, 1 << 20)
-    return read_lines(data, lines, path="f", source="s", shape=find_shape(shape))
+    return as_lines(records, find_shape(shape))
 
 
 def by_name(found: Any) -> dict[str, int]:

@@ -20,7 +20,7 @@ from chatmill.errors import TokenizerError, UnknownNameError
 from chatmill.tokenizer import assets
 from chatmill.tokenizer.backends import GigatokenBackend, HuggingFaceBackend
 from chatmill.tokenizer.load import added_tokens, load_tokenizer, with_control_tokens
-from chatmill.tokenizer.probe import PROBE, first_difference
+from chatmill.tokenizer.probe import PROBE, disagreement
 from chatmill.tokenizer.tiktoken_file import harmony_control_ids
 from chatmill.tokenizer.tokenizer import Tokenizer
 from tests.conftest import DATA
@@ -369,12 +369,12 @@ def test_an_engine_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -
         load_tokenizer("o200k")
 
 
-def test_first_difference_names_the_text() -> None:
+def test_a_disagreement_names_the_text() -> None:
     data = (unpacked("tiny_torchtitan") / "tokenizer.json").read_bytes()
     one = HuggingFaceBackend.from_json(data)
-    assert first_difference(one, one) is None
+    assert disagreement(one, one) is None
     other = HuggingFaceBackend.from_json((unpacked("tiny_torchtune") / "tokenizer.json").read_bytes())
-    assert "differ on" in str(first_difference(one, other))
+    assert "differ on" in str(disagreement(one, other))
 
 
 def test_tiktoken_files_need_their_pattern(tmp_path: Path) -> None:

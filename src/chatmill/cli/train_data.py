@@ -21,7 +21,7 @@ from chatmill.load.option_checks import as_flag
 from chatmill.read.transcripts import read_transcripts
 from chatmill.render.templates.markers import EOS, Markers
 from chatmill.store.episode_layout import MASK
-from chatmill.store.episode_manifest import read_manifest as read_split_manifest
+from chatmill.store.episode_manifest import read_split_manifest
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import shard_prefixes
 from chatmill.store.pack_plan import PACK, read_pack_plan

@@ -8,6 +8,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from chatmill.core.whole_file import whole_file
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.load.option_checks import Flag, Number
 
@@ -97,9 +98,8 @@ def write_rows(path: Path, rows: list[list[int]], starts: list[list[int]], about
 
     kind = pa.list_(pa.int32())
     table = pa.table({"input_ids": pa.array(rows, kind), "document_starts": pa.array(starts, kind)})
-    partial = path.with_name(f".{path.name}.partial")
-    pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(about).encode()}), partial)
-    partial.replace(path)
+    with whole_file(path) as partial:
+        pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(about).encode()}), partial)
 
 
 def read_rows(paths: list[Path], fingerprint: str | None) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:

@@ -175,8 +175,8 @@ def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]
     chunk, shape, left = piece.range, find_shape(piece.range.shape), piece.max_records
     path, source = chunk.path, chunk.source
     if chunk.kind is ChunkKind.LINES:
-        data, first = chunk_bytes(chunk)
-        for lines in line_groups(data, BATCH_BYTES, first, left):
+        data = chunk_bytes(chunk)
+        for lines in line_groups(data, BATCH_BYTES, chunk.first, left):
             yield read_lines(data, lines, path=path, source=source, shape=shape)
     elif chunk.kind is ChunkKind.ENTRIES:
         entries = chunk_entries(chunk)[:left]

@@ -34,8 +34,9 @@ from chatmill.compiler.shards import (
 )
 from chatmill.compiler.sources import SourcePlan
 from chatmill.compiler.work import move_path, remove_work, work_folder
+from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.durable import remove_path
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.episodes import EpisodeDataset

@@ -18,8 +18,9 @@ from typing import Any, Self
 
 from chatmill.compiler.faults import fault_point
 from chatmill.core.canonical import canonical_json as canonical_json  # used together with what is here
+from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ChatmillError, ConfigError
-from chatmill.store.durable import Durability, GrowingFile, RunningDigest, remove_path, sync_folder, sync_tree
+from chatmill.store.durable import Durability, GrowingFile, RunningDigest, remove_path, sync_tree
 
 TEMPORARY = re.compile(r"\.tmp-\d+-[0-9a-f]{16}")
 """The names that nothing but this module gives."""

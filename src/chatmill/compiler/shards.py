@@ -23,8 +23,9 @@ from chatmill.compiler.publish import (
     storing,
     write_atomic,
 )
+from chatmill.core.whole_file import sync_folder
 from chatmill.errors import FormatError
-from chatmill.store.durable import Durability, WordSum, remove_path, sync_files, sync_folder
+from chatmill.store.durable import Durability, WordSum, remove_path, sync_files
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
 from chatmill.store.episode_layout import MANIFEST, shard_name
 from chatmill.store.episode_manifest import (

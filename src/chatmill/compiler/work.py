@@ -13,9 +13,10 @@ from typing import Any
 
 from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, temporary_beside, write_atomic
+from chatmill.core.whole_file import sync_file, sync_folder
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.documents import WORK
-from chatmill.store.durable import lock, remove_path, sync_file, sync_folder, sync_tree
+from chatmill.store.durable import lock, remove_path, sync_tree
 
 MARK = ".chatmill-work"
 """In a folder behind a link: a build made this folder, so a build may remove it."""

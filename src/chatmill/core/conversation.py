@@ -135,7 +135,7 @@ MESSAGE_FIELDS = frozenset(
 )
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 MEDIA_FIELDS = ("images", "image", "videos", "audios")
-"""Fields of records and messages that hold what is no text."""
+"""Fields of records and messages that hold something other than text."""
 MAX_WEIGHT = 1e30
 """Weights are kept as float32, which ends not far above."""
 TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
@@ -203,7 +203,7 @@ def refuse_media(item: Mapping[str, Any], path: str = "") -> None:
     for name in MEDIA_FIELDS:
         if item.get(name):
             raise RecordError(
-                f"{name!r} holds what is no text, and only text can be rendered. Leave such records out (on_error: "
+                f"{name!r} does not hold text, and only text can be rendered. Leave such records out (on_error: "
                 f"quarantine), or take {name!r} away to train on the text alone",
                 code="non_text_part",
                 path=f"{path}.{name}" if path else name,
@@ -252,17 +252,18 @@ def _content(
                 code="bad_part",
                 path=f"{path}[0].type",
             )
-        _check_json(part, f"{path}[0]")
+        check_json(part, path=f"{path}[0]", code="bad_part")
         return "", part
     return "".join(_part_text(part, f"{path}[{i}]") for i, part in enumerate(content)), None
 
 
-def _check_json(value: object, path: str) -> None:
-    """Parquet knows dates and bytes, which have no form in JSON."""
+def check_json(value: object, *, path: str, code: str) -> None:
+    """Refuse lone surrogates, and what has no form in JSON: dates and bytes of Parquet, numbers beyond all limits."""
     try:
-        json.dumps(value, ensure_ascii=False)
-    except TypeError as error:
-        raise RecordError(f"a value has no form in JSON: {error}", code="bad_part", path=path) from None
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"a value has no form in JSON: {error}", code=code, path=path) from None
+    checked_text(text, path)
 
 
 def _part_text(part: object, path: str) -> str:

@@ -108,7 +108,7 @@ class Conversations(Sequence[Conversation]):
     wheres: Sequence[str]
     """The place of each record, for error messages."""
     metadata: Objects
-    """Record fields that mean nothing to this library, a mapping each; the scanner does not keep them."""
+    """For each record, a mapping of the fields without a meaning here; the scanner does not keep them."""
     unused: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(source, field) -> records that have something in that field, for those fields and those of messages
     (`messages[].name`); only of batches as they were read."""
@@ -186,7 +186,7 @@ class Conversations(Sequence[Conversation]):
 
     @classmethod
     def joined(cls, parts: Sequence[Conversations]) -> Conversations:
-        """The conversations of several batches, one behind the other."""
+        """The conversations of several batches, concatenated."""
         columns = [part.messages.text_columns() for part in parts]
         columns += [[part.ids, part.tools, part.options] for part in parts]
         texts = TextJoiner(itertools.chain.from_iterable(columns))
@@ -203,7 +203,7 @@ class Conversations(Sequence[Conversation]):
 
 
 def _joined_places(parts: Sequence[Sequence[str]]) -> Sequence[str]:
-    """Places of several batches; of one file they stay numbers."""
+    """Places of several batches; those of a single file stay numbers."""
     numbered = [part for part in parts if isinstance(part, Places)]
     if len(numbered) == len(parts) and len({part.before for part in numbered}) == 1:
         return Places(numbered[0].before, np.concatenate([part.numbers for part in numbered]))

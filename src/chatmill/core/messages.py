@@ -23,6 +23,14 @@ CODES: Mapping[Role, int] = {role: int(RoleCode[role.name]) for role in Role}
 """The `RoleCode` of each role."""
 ROLES: Mapping[int, Role] = {code: role for role, code in CODES.items()}
 """The role of each of these."""
+TEXT_FIELDS: Mapping[str, str] = {
+    "name": "names",
+    "tool_call_id": "tool_call_ids",
+    "recipient": "recipients",
+    "channel": "channels",
+    "content_type": "content_types",
+}
+"""Fields of a message that hold a text, if anything, and their columns."""
 NOTHING: Mapping[str, Any] = Message(Role.USER, "").extra
 _PLAIN = Message(Role.USER, "")[2:]
 _NO_OBJECT: Objects = np.array(NOTHING, dtype=np.object_)
@@ -55,7 +63,7 @@ class MessageColumns:
     structured: OptionalTexts
     """Harmony system and developer contents, as JSON."""
     extra: Objects
-    """Fields that mean nothing to this library, a mapping each."""
+    """For each message, a mapping of the fields without a meaning here."""
     call_offsets: Ints
     """M + 1 offsets into the calls, whose columns have one entry per call."""
     call_names: Texts
@@ -83,7 +91,7 @@ class MessageColumns:
         has_content[[place for place, message in special if not message.has_content]] = False
         rare = {
             name: _sparse_texts(count, [(place, getattr(message, name)) for place, message in special])
-            for name in ("reasoning", "name", "tool_call_id", "recipient", "channel", "content_type")
+            for name in ("reasoning", *TEXT_FIELDS)
         }
         harmony = [(place, _json(message.structured)) for place, message in special]
         return cls(
@@ -92,11 +100,7 @@ class MessageColumns:
             has_content=has_content,
             reasoning=rare["reasoning"].texts,
             has_reasoning=rare["reasoning"].present,
-            names=rare["name"],
-            tool_call_ids=rare["tool_call_id"],
-            recipients=rare["recipient"],
-            channels=rare["channel"],
-            content_types=rare["content_type"],
+            **{column: rare[name] for name, column in TEXT_FIELDS.items()},
             weights=sparse_weights(count, {place: m.weight for place, m in special if m.weight is not None}),
             structured=_sparse_texts(count, harmony),
             extra=sparse_objects(count, {place: message.extra for place, message in special if message.extra}),
@@ -116,11 +120,7 @@ class MessageColumns:
             has_content=np.ones(count, dtype=np.bool_),
             reasoning=none.texts,
             has_reasoning=none.present,
-            names=none,
-            tool_call_ids=none,
-            recipients=none,
-            channels=none,
-            content_types=none,
+            **dict.fromkeys(TEXT_FIELDS.values(), none),
             weights=sparse_weights(count, {}),
             structured=none,
             extra=sparse_objects(count, {}),
@@ -182,7 +182,7 @@ class MessageColumns:
 
     @classmethod
     def joined(cls, parts: Sequence[MessageColumns], texts: TextJoiner) -> MessageColumns:
-        """The messages of several batches, one behind the other."""
+        """The messages of several batches, concatenated."""
         columns = {
             field.name: joined_columns([getattr(part, field.name) for part in parts], texts) for field in fields(cls)
         }
@@ -194,7 +194,7 @@ _OF_CALLS = ("call_names", "call_arguments", "call_ids")
 
 
 def joined_columns(parts: Sequence[Any], texts: TextJoiner) -> Any:
-    """Columns of one field, one behind the other."""
+    """The columns of one field, concatenated."""
     return texts.join(parts) if isinstance(parts[0], Texts | OptionalTexts) else np.concatenate(parts)
 
 

@@ -19,7 +19,7 @@ _ZERO, _MISSING = (np.int64(number).tobytes() for number in (0, -1))
 
 
 def _repeated(number: bytes, count: int) -> Ints:
-    """One number so many times (what `np.broadcast_to` gives, in a tenth of the time)."""
+    """An array that repeats one number (as `np.broadcast_to` makes, in a tenth of the time)."""
     return np.ndarray((count,), dtype=np.int64, buffer=number, strides=(0,))
 
 
@@ -47,7 +47,7 @@ class Texts(Sequence[str]):
 
     @classmethod
     def packed_in(cls, data: NDArray[np.uint8], lengths: Ints) -> Texts:
-        """Texts of these lengths that lie one behind the other and fill a buffer."""
+        """Texts of these lengths that fill a buffer without gaps."""
         return cls(data, offsets_of(lengths)[:-1], lengths)
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Texts(Sequence[str]):
         return offsets_of(self.lengths)
 
     def packed(self) -> Texts:
-        """The same texts one behind the other in a buffer that holds nothing else."""
+        """The same texts without gaps, in a buffer of their own."""
         offsets = self.offsets
         if len(self.data) == offsets[-1] and np.array_equal(self.starts, offsets[:-1]):
             return self
@@ -123,7 +123,7 @@ class OptionalTexts(Sequence[str | None]):
 
     @classmethod
     def none(cls, count: int) -> OptionalTexts:
-        """So many missing texts, in memory that does not grow with them."""
+        """`count` missing texts, in memory that does not grow with them."""
         return cls(_NO_BYTES, _repeated(_ZERO, count), _repeated(_MISSING, count))
 
     @classmethod
@@ -134,7 +134,7 @@ class OptionalTexts(Sequence[str | None]):
 
     @classmethod
     def sparse(cls, count: int, places: Ints, texts: Texts) -> OptionalTexts:
-        """So many texts, all missing but for those at these places."""
+        """`count` texts, all missing but those at the given places."""
         if not len(places):
             return cls.none(count)
         starts, lengths = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
@@ -192,7 +192,7 @@ AnyTexts = TypeVar("AnyTexts", Texts, OptionalTexts)
 
 
 class TextJoiner:
-    """Puts columns of texts one behind the other, with all their buffers in one."""
+    """Concatenates columns of texts, with all their buffers in one."""
 
     def __init__(self, columns: Iterable[Texts | OptionalTexts]) -> None:
         """`columns` are all that will be joined, so that a buffer which several of them share is copied once."""
@@ -208,7 +208,7 @@ class TextJoiner:
 
 
 def joined(*columns: Texts) -> Texts:
-    """Text `i` of every column, one behind the other, as one text."""
+    """For each `i`, the texts `i` of all columns joined into one."""
     count, width = len(columns[0]), len(columns)
     starts, lengths = np.empty((count, width), dtype=np.int64), np.empty((count, width), dtype=np.int64)
     for place, texts in enumerate(columns):

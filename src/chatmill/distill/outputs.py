@@ -18,8 +18,9 @@ from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import canonical_json, write_atomic
 from chatmill.compiler.work import move_path
+from chatmill.core.whole_file import sync_folder
 from chatmill.errors import FormatError
-from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.durable import remove_path
 from chatmill.store.names import is_inner_path
 
 EXPORTED = "exported"

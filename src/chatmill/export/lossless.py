@@ -14,7 +14,7 @@ from chatmill.export.arrow_files import Columns, record_batch, save_dataset, wri
 from chatmill.export.rows import RowBatch, RowPlan, one_each
 from chatmill.export.targets import FACTS, has_other_weights
 from chatmill.store.episode_writer import EpisodeWriter
-from chatmill.store.parquet import parquet_file
+from chatmill.store.parquet import parquet_writer
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
@@ -84,7 +84,7 @@ def _to_hub(export: Export) -> None:
         schema = columns.schema(rows, about=True)
         shards = export.shards(split, rows, most=min(export.shard_tokens, HUB_TOKENS))
         for number, shard in enumerate(shards):
-            with parquet_file(data / f"{split}-{number:05d}-of-{len(shards):05d}.parquet", schema) as file:
+            with parquet_writer(data / f"{split}-{number:05d}-of-{len(shards):05d}.parquet", schema) as file:
                 for batch in shard:
                     file.write_batch(record_batch(columns.of(batch), schema))
     (export.folder / CARD).write_text(_card(export), encoding="utf-8")

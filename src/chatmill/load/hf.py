@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.whole_file import whole_file
 from chatmill.errors import ConfigError, MissingExtraError, member
 from chatmill.label.policy import Policy
 from chatmill.load.config import Planning, TrainingConfig
@@ -134,12 +135,10 @@ def _dataset(
     if arrow_file is None:
         return datasets.Dataset(datasets.table.InMemoryTable(pa.Table.from_batches(list(record_batches()))))
     path = Path(arrow_file)
-    partial = path.with_name(f".{path.name}.partial")
     stream = record_batches()
     first = next(stream)
-    with partial.open("wb") as file, pa.ipc.new_stream(file, first.schema) as writer:
+    with whole_file(path) as partial, partial.open("wb") as file, pa.ipc.new_stream(file, first.schema) as writer:
         writer.write_batch(first)
         for batch in stream:
             writer.write_batch(batch)
-    partial.rename(path)
     return datasets.Dataset.from_file(str(path))

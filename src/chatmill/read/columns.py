@@ -1,24 +1,24 @@
 """Reads records straight into columns: by the compiled scanner, and what it declines one by one.
 
-The scanner reads a record only where it is sure what it says. Anything else (another spelling of a role, an unknown
+The scanner reads a record only where its meaning is certain. Anything else (another spelling of a role, an unknown
 field in a message, any mistake) is for `read.files` and `read.record_shape`, with their checks and their errors.
 Where the scanner does not decline, both give the same conversation, but for the metadata, which it does not keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import MEDIA_FIELDS, Conversation, Role
+from chatmill.core.conversation import MEDIA_FIELDS, REASONING_FIELDS, Conversation, Role
 from chatmill.core.conversations import Conversations, Places, Sources, unused_by_source, unused_in_columns
 from chatmill.core.kinds import RoleCode
-from chatmill.core.messages import CODES, sparse_objects
+from chatmill.core.messages import CODES, TEXT_FIELDS, sparse_objects
 from chatmill.core.native.distinct import distinct
 from chatmill.core.native.scan import (
     MAX_NAMES,
@@ -33,29 +33,26 @@ from chatmill.core.native.scan import (
 )
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.core.tokens import offsets_of
-from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw, decode_line
-from chatmill.read.record_shape import LABEL, Shape, TurnField, conversation_or_error, decoded_tools
+from chatmill.read.record_shape import LABEL, Shape, TurnField, conversation_or_error, tools_text
 from chatmill.read.shapes import find_shape
 
 Ints = NDArray[np.int64]
 Read = tuple[Conversations, list[RecordError]]
 """The conversations of some records, and the errors of those that hold none."""
 
-_MESSAGE_FIELDS = {
-    "reasoning_content": MessageField.REASONING,
-    "thinking": MessageField.REASONING,
-    "reasoning": MessageField.REASONING,
+Raws = Callable[[list[int]], Iterable[tuple[int, Raw]]]
+"""Gives the records with these numbers in their batch; blank lines are none."""
+
+MESSAGE_MEANINGS: Mapping[str, MessageField] = {
+    **dict.fromkeys(REASONING_FIELDS, MessageField.REASONING),
     "tool_calls": MessageField.TOOL_CALLS,
     "weight": MessageField.WEIGHT,
     "train": MessageField.TRAIN,
-    "name": MessageField.NAME,
-    "tool_call_id": MessageField.TOOL_CALL_ID,
-    "recipient": MessageField.RECIPIENT,
-    "channel": MessageField.CHANNEL,
-    "content_type": MessageField.CONTENT_TYPE,
+    **{name: MessageField[name.upper()] for name in TEXT_FIELDS},
 }
+"""Fields of messages that are read into columns, beside role and content, which shapes name."""
 
 
 class Lines(NamedTuple):
@@ -72,7 +69,7 @@ class Lines(NamedTuple):
 def line_groups(data: bytes, max_bytes: int, first: int = 1, max_lines: int | None = None) -> Iterator[Lines]:
     """Ranges of whole lines with at most `max_bytes` each, but for a longer line, which is a range of its own.
 
-    `first` is the number of the first line; `max_lines` ends the last range after so many lines.
+    `first` is the number of the first line; at most `max_lines` lines are given.
     """
     end = len(data)
     if max_lines is not None:
@@ -117,30 +114,45 @@ def read_entries(entries: Sequence[bytes], *, first: int, path: str, source: str
 def _read_scanned(scanned: Scanned, data: bytes, before: str, first: int, source: str, shape: Shape) -> Read:
     """What was scanned, and what was declined read one by one; `before` is what places have before their numbers."""
     refused, tools = _tools(scanned)
-    sure = scanned.read & ~refused
-    if shape.lists and shape.turns:
-        sure &= ~two_systems(scanned.messages.roles, scanned.offsets)
-    lines = (
-        (number, data[scanned.line_starts[number] : scanned.line_stops[number]])
-        for number in np.flatnonzero(~sure).tolist()
-    )
-    raws = ((n, decode_line(line, f"{before}{first + n}")) for n, line in lines if line and not line.isspace())
-    slow, errors = read_declined(raws, shape, source)
+
+    def raws(numbers: list[int]) -> Iterator[tuple[int, Raw]]:
+        for number in numbers:
+            line = data[scanned.line_starts[number] : scanned.line_stops[number]]
+            if line and not line.isspace():
+                yield number, decode_line(line, f"{before}{first + number}")
+
     batch = replace(scanned_batch(scanned, before, first, source), tools=tools)
-    unused = unused_in_columns(_unused(scanned, sure), batch.sources) + unused_by_source(slow.values())
-    return replace(merged(batch, sure, slow), unused=unused), errors
+    return completed(batch, scanned.read & ~refused, raws, _unused(scanned), shape, source)
 
 
-def _unused(scanned: Scanned, sure: NDArray[np.bool_]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Fields that mean nothing, and in which of the sure records they hold something."""
-    bits = np.where(sure, scanned.unused, np.uint64(0))
+def _unused(scanned: Scanned) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Fields that mean nothing, and in which records they hold something."""
     for place, name in enumerate(scanned.unused_names):
-        yield name, (bits >> np.uint64(place)) & np.uint64(1)
+        yield name, (scanned.unused >> np.uint64(place)) & np.uint64(1)
     if scanned.unused_more.any():
-        yield MORE_FIELDS, scanned.unused_more * sure
+        yield MORE_FIELDS, scanned.unused_more
 
 
-def two_systems(roles: NDArray[np.uint8], offsets: Ints) -> NDArray[np.bool_]:
+def completed(
+    batch: Conversations,
+    sure: NDArray[np.bool_],
+    raws: Raws,
+    unused: Iterable[tuple[str, NDArray[Any]]],
+    shape: Shape,
+    source: str,
+) -> Read:
+    """A batch of columns in which the records that are not sure are read one by one, from what `raws` gives.
+
+    `unused` are the fields that mean nothing, with how many of them each record has something in.
+    """
+    if shape.lists and shape.turns:
+        sure = sure & ~_two_systems(batch.messages.roles, batch.offsets)
+    slow, errors = _read_declined(raws(np.flatnonzero(~sure).tolist()), shape, source)
+    counts = unused_in_columns(((name, found * sure) for name, found in unused), batch.sources)
+    return replace(merged(batch, sure, slow), unused=counts + unused_by_source(slow.values())), errors
+
+
+def _two_systems(roles: NDArray[np.uint8], offsets: Ints) -> NDArray[np.bool_]:
     """Which records begin with two system messages: one of them may be the field `system`."""
     two = np.zeros(len(offsets) - 1, dtype=np.bool_)
     long = np.flatnonzero(np.diff(offsets) > 1)
@@ -149,10 +161,10 @@ def two_systems(roles: NDArray[np.uint8], offsets: Ints) -> NDArray[np.bool_]:
     return two
 
 
-def read_declined(
+def _read_declined(
     raws: Iterable[tuple[int, Raw]], shape: Shape, source: str
 ) -> tuple[dict[int, Conversation], list[RecordError]]:
-    """Records by the way that knows all forms and all errors, each with its number."""
+    """Parse records with the full reader, which knows all forms and all errors; each comes with its number."""
     slow: dict[int, Conversation] = {}
     errors: list[RecordError] = []
     for number, raw in raws:
@@ -166,7 +178,7 @@ def read_declined(
 
 def read_one_by_one(raws: Iterable[Raw], shape: Shape, source: str) -> Read:
     """The same for all records of a batch."""
-    slow, errors = read_declined(enumerate(raws), shape, source)
+    slow, errors = _read_declined(enumerate(raws), shape, source)
     conversations = list(slow.values())
     return replace(Conversations.of(conversations), unused=unused_by_source(conversations)), errors
 
@@ -205,10 +217,15 @@ def _tools(scanned: Scanned) -> tuple[NDArray[np.bool_], Texts]:
     places = np.flatnonzero(scanned.tools.present & ~scanned.listed.present)  # which Python must decode
     if not len(places):
         return refused, scanned.listed.texts
-    tools = [decoded_tools(scanned.tools[number] or "") for number in places.tolist()]
-    refused[places] = [defined is None for defined in tools]
-    lines = Texts.of([listed_tools(defined or ()) for defined in tools])
-    return refused, scanned.listed.texts.replaced(places, lines)
+    listed = [_listed_tools(scanned.tools[number] or "") for number in places.tolist()]
+    refused[places] = [lines is None for lines in listed]
+    return refused, scanned.listed.texts.replaced(places, Texts.of([lines or "" for lines in listed]))
+
+
+@lru_cache(maxsize=256)
+def _listed_tools(text: str) -> str | None:
+    """Records of one source mostly have the same tools."""
+    return tools_text(text)
 
 
 def _sources(given: OptionalTexts, source: str) -> Sources:
@@ -219,8 +236,8 @@ def _sources(given: OptionalTexts, source: str) -> Sources:
 
 
 @cache
-def scanner_names(shape: Shape) -> ShapeNames | None:
-    """What the scanner has to know of a shape; None where it cannot read it."""
+def record_meanings(shape: Shape) -> Mapping[str, RecordField | tuple[RecordField, RoleCode]]:
+    """What the fields of records mean to those who read them into columns; a turn has its role beside it."""
     record: dict[str, RecordField | tuple[RecordField, RoleCode]] = dict.fromkeys(shape.lists, RecordField.LIST)
     record |= {shape.id: RecordField.ID, shape.source: RecordField.SOURCE}
     record |= {shape.tools: RecordField.TOOLS, shape.options: RecordField.OPTIONS}
@@ -234,8 +251,13 @@ def scanner_names(shape: Shape) -> ShapeNames | None:
         if name:
             record.setdefault(name, RecordField.EMPTY_LIST)
     record.setdefault(LABEL, RecordField.LABEL)
-    record |= {turn.key: (_meaning(turn), RoleCode(CODES[turn.role])) for turn in shape.turns}
-    return _names(record, shape)
+    return record | {turn.key: (_meaning(turn), RoleCode(CODES[turn.role])) for turn in shape.turns}
+
+
+@cache
+def scanner_names(shape: Shape) -> ShapeNames | None:
+    """What the scanner has to know of a shape; None where it cannot read it."""
+    return _names(record_meanings(shape), shape)
 
 
 @cache
@@ -247,7 +269,7 @@ def nested_names() -> ShapeNames:
 
 
 def _names(record: Mapping[str, RecordField | tuple[RecordField, RoleCode]], shape: Shape) -> ShapeNames | None:
-    message = {shape.role: MessageField.ROLE, shape.content: MessageField.CONTENT, **_MESSAGE_FIELDS}
+    message = {shape.role: MessageField.ROLE, shape.content: MessageField.CONTENT, **MESSAGE_MEANINGS}
     spelled = [(name, role) for name, role in shape.roles.items() if name != shape.calls_role]
     spelled.sort(key=lambda pair: pair[1] not in (Role.USER, Role.ASSISTANT))  # these are looked for most often
     roles = {name: RoleCode(CODES[role]) for name, role in spelled[:MAX_NAMES]}

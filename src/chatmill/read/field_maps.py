@@ -43,7 +43,7 @@ def parse_map(pairs: Iterable[str]) -> dict[str, str | list[str]]:
 
 
 def mapped_shape(fields: FieldMap) -> str:
-    """The shape that a field map stands for, in the form that `find_shape` takes; a `ConfigError` where it has none."""
+    """A field map as the definition of a shape, which `find_shape` takes; a `ConfigError` where it makes none."""
     if not isinstance(fields, Mapping) or not fields:
         raise ConfigError("a map has a field for each name, such as {user: question, assistant: answer}")
     for name, field in fields.items():

@@ -17,7 +17,7 @@ import msgspec
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError, RecordError
 from chatmill.read.compressed import PACKINGS, open_bytes
-from chatmill.read.lines import limited_lines
+from chatmill.read.lines import numbered_lines
 from chatmill.read.places import Elsewhere, Place, place
 from chatmill.read.sniff import BOM, check_text, head_of, is_laid_out, is_lines
 
@@ -27,7 +27,7 @@ MAX_NESTING = 500
 _MARKS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 ROW_BATCH_BYTES = 4 << 20
 MOST_ROWS, FEWEST_ROWS = 32_768, 256
-"""Rows of a Parquet file that are decoded at a time: about so many bytes, within these limits."""
+"""Rows of a Parquet file that are decoded at a time: about `ROW_BATCH_BYTES`, within these limits."""
 
 
 class FileFormat(StrEnum):
@@ -118,17 +118,7 @@ def _table(path: Place) -> Iterator[Raw]:
 
 
 def _jsonl(path: Place) -> Iterator[Raw]:
-    with open_bytes(path) as stream:
-        yield from decode_lines(limited_lines(stream, path), path)
-
-
-def decode_lines(lines: Iterable[bytes], path: str | Place, first: int = 1) -> Iterator[Raw]:
-    """The records of lines that follow each other in a file; `first` is the number of the first of them."""
-    for number, line in enumerate(lines, first):
-        if number == 1:
-            line = line.removeprefix(BOM)
-        if not line or line.isspace():
-            continue
+    for number, line in numbered_lines(path):
         yield decode_line(line, f"{path}:{number}")
 
 

@@ -98,7 +98,7 @@ def saved_files(folder: Path) -> list[str]:
 def _plain(name: object, said_by: Path) -> str:
     """A name that a file of the folder gives; one that leads out of the folder is refused."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise FormatError(f"{said_by} names {name!r}, which is no file of its folder")
+        raise FormatError(f"{said_by} names {name!r}, which is not a file in its folder")
     return name
 
 

@@ -27,21 +27,23 @@ def line_limit() -> int:
 
 
 def limited_lines(stream: IO[bytes], path: str | Place) -> Iterator[bytes]:
-    """The lines of a stream with their ends; only a line feed ends a line. `FormatError` for one over the limit."""
+    """The lines of a stream with their ends, without a byte order mark; `FormatError` for one over the limit.
+
+    Only a line feed ends a line.
+    """
     limit = line_limit()
     number = 0
     while line := stream.readline(limit + 1):
         number += 1
         if len(line) - line.endswith(b"\n") > limit:
             raise line_too_long(path, number, limit)
-        yield line
+        yield line.removeprefix(BOM) if number == 1 else line
 
 
 def numbered_lines(path: Place) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file that are not blank, unpacked, with their numbers from 1; without a byte order mark."""
+    """The lines of a file that are not blank, unpacked, with their numbers from 1."""
     with open_bytes(path) as stream:
         for number, line in enumerate(limited_lines(stream, path), 1):
-            line = line.removeprefix(BOM) if number == 1 else line
             if line and not line.isspace():
                 yield number, line
 

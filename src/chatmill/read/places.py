@@ -11,7 +11,6 @@ import posixpath
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +19,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from chatmill.core.scratch import Scratch
+from chatmill.core.whole_file import whole_file
 from chatmill.errors import ConfigError, DataError, MissingExtraError
 
 STDIN = "-"
@@ -41,10 +41,10 @@ IDENTITY = (
     "oid",
     "sha256",
 )
-"""What a store may say of a file that is another after every change."""
+"""Facts that a store gives about a file and that change whenever the file does."""
 BLOCK = 4 << 20
 READ_AHEAD = 1 << 20
-"""Bytes that are asked of a stream of a store at once."""
+"""Bytes that are read from a store at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def reaching(url: str) -> Iterator[None]:
 
 
 def matches(pattern: str) -> list[str]:
-    """The URLs that a URL with `*` stands for, sorted; a URL without is itself."""
+    """The URLs that match a URL with `*`, sorted; a URL without one gives itself."""
     if pattern == STDIN or not any(sign in pattern for sign in "*["):
         return [pattern]
     with reaching(pattern):
@@ -213,7 +213,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def fetch(where: Elsewhere, folder: Path) -> Path:
-    """A copy of a file in a folder, under a name that says which state of it this is; one that is there is not fetched.
+    """A copy of a file in a folder, named after the state of the file; an existing copy is not fetched again.
 
     A copy appears when it is whole.
     """
@@ -227,27 +227,18 @@ def fetch(where: Elsewhere, folder: Path) -> Path:
     if target.is_file():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=".fetch-", dir=folder)
-    try:
-        with os.fdopen(descriptor, "wb") as out, where.open() as source, reaching(where.url):
+    with whole_file(target) as partial:
+        with partial.open("wb") as out, where.open() as source, reaching(where.url):
             shutil.copyfileobj(source, out, BLOCK)
-        if where.url != STDIN and info.get("size") not in (None, os.path.getsize(temporary)):
-            raise DataError(f"{where.url} has {info['size']} bytes, and {os.path.getsize(temporary)} came: try again")
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        if where.url != STDIN and info.get("size") not in (None, partial.stat().st_size):
+            raise DataError(f"{where.url} has {info['size']} bytes, and {partial.stat().st_size} came: try again")
     return target
 
 
 def sha256_of(where: Place) -> str:
     """Hex digest of the bytes of a file, wherever it is."""
-    digest = hashlib.sha256()
     with where.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def stdin_copy() -> Path:

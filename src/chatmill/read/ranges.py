@@ -17,7 +17,7 @@ from chatmill.read.files import (
     Raw,
     batch_records,
     decode_entries,
-    decode_lines,
+    decode_line,
     list_entries,
     parquet_batches,
 )
@@ -58,7 +58,7 @@ class Chunk:
     count: int
     """How many lines (blank ones too), entries or rows."""
     bytes: int
-    """Unpacked bytes of the chunk; of rows about so many."""
+    """Unpacked bytes of the chunk; an estimate for rows."""
     file_bytes: int
     """Of the whole file `data` when the chunk was cut; another size or time since then is an error."""
     file_mtime_ns: int
@@ -76,11 +76,12 @@ def chunk_records(chunk: Chunk) -> Iterator[Raw]:
         case ChunkKind.ENTRIES:
             return decode_entries(chunk_entries(chunk), chunk.path, chunk.first)
         case ChunkKind.LINES:
-            return decode_lines(_lines(chunk), chunk.path, chunk.first)
+            numbered = enumerate(_lines(chunk), chunk.first)
+            return (decode_line(line, f"{chunk.path}:{n}") for n, line in numbered if line and not line.isspace())
 
 
-def chunk_bytes(chunk: Chunk) -> tuple[bytes, int]:
-    """The undecoded lines of a chunk, in one piece, and the number of the first of them.
+def chunk_bytes(chunk: Chunk) -> bytes:
+    """The undecoded lines of a chunk, in one piece.
 
     Blank lines and line ends are among them; a byte order mark is taken off the first line of a file. Other kinds of
     chunks are not made of lines: `ValueError`.
@@ -88,17 +89,18 @@ def chunk_bytes(chunk: Chunk) -> tuple[bytes, int]:
     if chunk.kind is not ChunkKind.LINES:
         raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not lines: use chunk_records")
     data = _bytes(chunk)
-    return (data.removeprefix(BOM) if chunk.first == 1 else data), chunk.first
+    return data.removeprefix(BOM) if chunk.first == 1 else data
 
 
 def _lines(chunk: Chunk) -> Iterator[bytes]:
     """The lines one by one: who wants to see the first few does not read them all."""
     with _unchanged(chunk), open(chunk.data, "rb") as file:
         file.seek(chunk.start)
-        left = chunk.stop - chunk.start
+        left, mark = chunk.stop - chunk.start, BOM if chunk.first == 1 else b""
         while left > 0 and (line := file.readline(left)):
             left -= len(line)
-            yield line
+            yield line.removeprefix(mark)
+            mark = b""
 
 
 def _bytes(chunk: Chunk) -> bytes:
@@ -108,7 +110,7 @@ def _bytes(chunk: Chunk) -> bytes:
 
 
 def chunk_rows(chunk: Chunk, batch_bytes: int = ROW_BATCH_BYTES) -> Iterator[Any]:
-    """The rows of a chunk as Arrow batches of about so many bytes. Other kinds of chunks have none: `ValueError`."""
+    """The rows of a chunk as Arrow batches of about `batch_bytes`. Other kinds of chunks have none: `ValueError`."""
     if chunk.kind is not ChunkKind.ROWS:
         raise ValueError(f"chunk {chunk.ordinal} holds {chunk.kind} of {chunk.path}, not rows: use chunk_records")
     path = Path(chunk.data)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from chatmill.core.conversation import (
@@ -16,6 +15,7 @@ from chatmill.core.conversation import (
     Conversation,
     Message,
     Role,
+    check_json,
     checked_string,
     checked_text,
     mistyped,
@@ -23,6 +23,7 @@ from chatmill.core.conversation import (
     refuse_media,
 )
 from chatmill.core.conversations import options_json
+from chatmill.core.tools import listed_tools
 from chatmill.errors import RecordError
 from chatmill.read.files import TOO_DEEP, Raw, decode_line, json_inside
 from chatmill.read.part_shapes import PartForm
@@ -212,9 +213,9 @@ def _is_liked(key: str, value: object) -> bool:
 
 def _refuse_unfit(record: Record, shape: Shape) -> None:
     """`RecordError` for what must not be trained as it is: images, and answers that people did not like."""
-    messages = {*shape.lists, *(turn.key for turn in shape.turns)}
-    refuse_media({key: record[key] for key in MEDIA_FIELDS if key in record and key not in messages})
-    if record.get(LABEL) is False and LABEL not in messages:
+    named = fields_read(shape)  # what a shape gives a meaning to has no other one
+    refuse_media({key: record[key] for key in MEDIA_FIELDS if key in record and key not in named})
+    if record.get(LABEL) is False and LABEL not in named:
         raise RecordError(
             "'label' is false: people did not like this answer (KTO), and training on it would teach it. Leave such "
             "records out with preferences: chosen (--preferences chosen)",
@@ -247,20 +248,19 @@ def _tools(record: Record, key: str) -> tuple[Any, ...]:
     if isinstance(tools, str):
         try:
             tools = json_inside(tools)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise RecordError(f"{key!r} is a string and not JSON: {error}", code="bad_tools", path=key) from None
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RecordError(f"{key!r} must be a list of objects", code="bad_tools", path=key)
-    _check_json(tools, key, "bad_tools")
+    check_json(tools, path=key, code="bad_tools")
     return tuple(tools)
 
 
-@lru_cache(maxsize=256)
-def decoded_tools(text: str) -> tuple[Any, ...] | None:
-    """Tool definitions from the JSON of a list; None where they must be looked at with the whole record."""
+def tools_text(value: Any) -> str | None:
+    """Tool definitions, a list or its JSON, as `listed_tools`; None where the full reader must see the record."""
     try:
-        return _tools({"tools": text}, "tools")
-    except RecordError:
+        return listed_tools(_tools({"tools": value}, "tools"))
+    except (RecordError, RecursionError):
         return None
 
 
@@ -271,26 +271,17 @@ def _options(record: Record, key: str) -> Mapping[str, Any]:
     if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
         rule = f"{key!r} must be an object with the options of the chat template"
         raise mistyped(rule, options, code="bad_options", path=key)
-    _check_json(options, key, "bad_options")
+    check_json(options, path=key, code="bad_options")
     return options
 
 
 def options_text(value: Any) -> str | None:
-    """Template options as JSON, empty for none; None where they must be looked at with the whole record."""
+    """Template options as JSON, empty for none; None where the full reader must see the record."""
     try:
         options = _options({"options": value}, "options")
-    except RecordError:
+    except (RecordError, RecursionError):
         return None
     return options_json(options) if options else ""
-
-
-def _check_json(value: Any, path: str, code: str) -> None:
-    """Refuses lone surrogates, and what Parquet knows and JSON does not: dates, bytes."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except TypeError as error:
-        raise RecordError(f"{path!r} holds a value that has no form in JSON: {error}", code=code, path=path) from None
-    checked_text(text, path)
 
 
 def _nested(record: Record, key: str) -> tuple[Message, ...]:
@@ -319,7 +310,7 @@ def _with_calls(item: object, path: str, shape: Shape) -> object:
         return item
     try:
         calls = json_inside(item[shape.content])
-    except (KeyError, TypeError, json.JSONDecodeError):
+    except (KeyError, TypeError, ValueError):
         raise RecordError(
             f"a {shape.calls_role} turn must hold the call as JSON",
             code="bad_tool_call",

@@ -1,8 +1,8 @@
 """Rows of Parquet straight into columns, by the columns that Arrow has; what is not sure is read row by row.
 
 A text column of Arrow is a buffer of UTF-8 with offsets, which is what `Texts` is: no text is copied, and no object is
-made. Rows that this way is not sure about go the way of `read.record_shape`, with its checks and its errors. Where it
-is sure, both give the same conversation, but for the metadata.
+made. Rows whose meaning is not certain are left to `read.record_shape`, with its checks and its errors. For the others
+both readers give the same conversation, but for the metadata.
 """
 
 from __future__ import annotations
@@ -16,48 +16,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from chatmill.core.conversation import MAX_WEIGHT, MEDIA_FIELDS, REASONING_FIELDS, Role
-from chatmill.core.conversations import Conversations, Places, Sources, unused_by_source, unused_in_columns
-from chatmill.core.messages import CODES, MessageColumns, sparse_objects
-from chatmill.core.native.scan import scan_texts
+from chatmill.core.conversation import MAX_WEIGHT, REASONING_FIELDS, Role
+from chatmill.core.conversations import Conversations, Places, Sources
+from chatmill.core.messages import CODES, TEXT_FIELDS, MessageColumns, sparse_objects
+from chatmill.core.native.scan import RecordField, scan_texts
 from chatmill.core.texts import OptionalTexts, TextJoiner, Texts, joined
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.core.tools import listed_tools
-from chatmill.read.columns import Read, merged, nested_names, read_declined, read_one_by_one, two_systems
-from chatmill.read.files import batch_records, without_nulls
-from chatmill.read.record_shape import LABEL, Shape, decoded_tools, fields_read, options_text
+from chatmill.read.columns import MESSAGE_MEANINGS, Read, completed, nested_names, read_one_by_one, record_meanings
+from chatmill.read.files import Raw, batch_records, without_nulls
+from chatmill.read.record_shape import LABEL, Shape, fields_read, options_text, tools_text
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-_TEXT_FIELDS = {
-    "names": "name",
-    "tool_call_ids": "tool_call_id",
-    "recipients": "recipient",
-    "channels": "channel",
-    "content_types": "content_type",
-}
-_KNOWN = frozenset({*_TEXT_FIELDS.values(), *REASONING_FIELDS, "tool_calls", "weight", "train"})
-
 
 class _NotSureError(Exception):
-    """A column is of a type that only the way row by row knows."""
+    """A column has a type that only the full reader knows."""
 
 
 def read_rows(batch: pa.RecordBatch, *, first: int, path: str, source: str, shape: Shape) -> Read:
     """The conversations of the rows of an Arrow batch; `first` is the number of the first one in its file."""
-    count = batch.num_rows
+    numbers = np.arange(first, first + batch.num_rows)
     try:
-        rows_of = _ArrowRows(batch, shape, source)
-        found, sure = rows_of.conversations()
+        columns = _ArrowRows(batch, shape, source)
+        found, sure = columns.conversations()
     except (_NotSureError, pa.ArrowInvalid):  # the latter where a text is not UTF-8
-        return read_one_by_one(batch_records([batch], path, range(first, first + count)), shape, source)
-    found = replace(found, wheres=Places(f"{path}:row ", np.arange(first, first + count)))
-    rows = np.flatnonzero(~sure)
-    raws = batch_records([batch.take(pa.array(rows))], path, (first + rows).tolist()) if len(rows) else ()
-    slow, errors = read_declined(zip(rows.tolist(), raws, strict=True), shape, source)
-    unused = unused_in_columns(rows_of.unused(sure), found.sources) + unused_by_source(slow.values())
-    return replace(merged(found, sure, slow), unused=unused), errors
+        return read_one_by_one(batch_records([batch], path, numbers.tolist()), shape, source)
+
+    def raws(rows: list[int]) -> Iterator[tuple[int, Raw]]:
+        some = [batch.take(pa.array(rows))] if rows else []
+        return zip(rows, batch_records(some, path, numbers[rows].tolist()), strict=True)
+
+    found = replace(found, wheres=Places(f"{path}:row ", numbers))
+    return completed(found, sure, raws, columns.unused(), shape, source)
 
 
 class _ArrowRows:
@@ -73,37 +64,34 @@ class _ArrowRows:
             raise _NotSureError
         self._doubt_rare_fields()
         messages, offsets = self._messages()
-        if self._shape.lists and self._shape.turns:
-            self._sure &= ~two_systems(messages.roles, offsets)
-        count = self._batch.num_rows
         found = Conversations(
             messages=messages,
             offsets=offsets,
             ids=self._ids(),
             sources=self._sources(),
-            tools=self._json(self._shape.tools, _listed, decoded_tools),
-            options=self._json(self._shape.options, options_text, None),
+            tools=self._json(self._shape.tools, tools_text),
+            options=self._json(self._shape.options, options_text),
             wheres=(),
-            metadata=sparse_objects(count, {}),
+            metadata=sparse_objects(self._batch.num_rows, {}),
         )
         return found, self._sure
 
     def _doubt_rare_fields(self) -> None:
-        """Rows with functions, with what is no text, or with an answer that people did not like go the slow way."""
-        shape = self._shape
-        for name in (shape.functions, *MEDIA_FIELDS, shape.system_beside):
-            if name not in _given_meaning(shape) and (column := self._column(name)) is not None:
-                self._sure &= ~_flags(column.is_valid())
-        label = self._column(LABEL) if LABEL not in _given_meaning(shape) else None
-        if label is not None and pa.types.is_boolean(label.type):
-            self._sure &= _flags(pc.fill_null(label, True))
+        """Rows with functions, images and the like, or an answer that people did not like are read one by one."""
+        for name, meaning in record_meanings(self._shape).items():
+            if meaning not in (RecordField.EMPTY_LIST, RecordField.LABEL) or (column := self._column(name)) is None:
+                continue
+            if meaning is RecordField.EMPTY_LIST:
+                self._sure &= ~_held(column)
+            elif pa.types.is_boolean(column.type):
+                self._sure &= _flags(pc.fill_null(column, True))
 
-    def unused(self, sure: Flags) -> Iterator[tuple[str, Flags]]:
-        """Columns that mean nothing, and which of the sure rows have something in them."""
+    def unused(self) -> Iterator[tuple[str, Flags]]:
+        """Columns that mean nothing, and which rows have something in them."""
         known = fields_read(self._shape)
         for name, column in zip(self._batch.schema.names, self._batch.columns, strict=True):
             if name not in known and not (name == LABEL and pa.types.is_boolean(column.type)):
-                yield name, _held(column) & sure
+                yield name, _held(column)
 
     def _column(self, name: str) -> pa.Array | None:
         """A column with something in it; None where there is none."""
@@ -149,12 +137,9 @@ class _ArrowRows:
 
     def _turns(self) -> tuple[MessageColumns | None, Ints]:
         """Messages that are columns of their own, if there are any, and how many of them each row has."""
-        shape, count = self._shape, self._batch.num_rows
-        history = self._column(shape.history)
-        if history is not None:
-            self._sure &= ~_flags(pc.fill_null(pc.greater(pc.list_value_length(_list_array(history)), 0), False))
+        count = self._batch.num_rows
         spoken: list[tuple[Role, Texts, Flags]] = []
-        for turn in shape.turns:
+        for turn in self._shape.turns:
             column = self._column(turn.key)
             texts = OptionalTexts.none(count) if column is None else texts_of(column)
             if turn.joined:
@@ -204,14 +189,14 @@ class _ArrowRows:
         names, which = _distinct(column)
         return Sources.numbered([*(name or self._source for name in names), self._source], which)  # -1 is a null
 
-    def _json(self, key: str, written: Callable[[Any], str | None], decoded: Callable[[str], Any] | None) -> Texts:
+    def _json(self, key: str, written: Callable[[Any], str | None]) -> Texts:
         """A column of values as JSON texts; rows whose value is refused are not sure."""
         column, count = self._column(key), self._batch.num_rows
         if column is None:
             return OptionalTexts.none(count).texts
-        if _is_text(column.type) and decoded is not None:
+        if _is_text(column.type):
             names, which = _distinct(column)
-            texts = [written(decoded(name)) if name else "" for name in names]
+            texts = list(map(written, names))
         else:
             rows = np.flatnonzero(_flags(column.is_valid()))
             texts = [written(without_nulls(value)) for value in column.take(pa.array(rows)).to_pylist()]
@@ -220,11 +205,6 @@ class _ArrowRows:
         refused = np.array([text is None for text in [*texts, ""]])
         self._sure &= ~refused[which]  # -1 is the last one, which is empty
         return Texts.of([*(text or "" for text in texts), ""]).take(which % (len(texts) + 1))
-
-
-def _given_meaning(shape: Shape) -> set[str]:
-    """Fields that are messages in this shape, whatever they mean elsewhere."""
-    return {*shape.lists, *(turn.key for turn in shape.turns)}
 
 
 def _held(column: pa.Array) -> Flags:
@@ -237,27 +217,17 @@ def _held(column: pa.Array) -> Flags:
     return held
 
 
-def _listed(tools: Any) -> str | None:
-    """Tool definitions as lines; None where they must be looked at with the whole record."""
-    if isinstance(tools, list):
-        tools = tuple(tools)
-    try:
-        return None if tools is None or not all(isinstance(tool, dict) for tool in tools) else listed_tools(tools)
-    except TypeError:
-        return None
-
-
 def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumns, Flags]:
-    """Structs as messages, and which of them the slow way must look at."""
+    """Structs as messages, and which of them need the full reader."""
     fields = {field.name: items.field(place) for place, field in enumerate(items.type)}
     if len(fields) != items.type.num_fields or shape.role not in fields:
         raise _NotSureError
     count = len(items)
     doubtful = ~_flags(items.is_valid())
     for name, column in fields.items():
-        if name not in _KNOWN and name not in (shape.role, shape.content):
+        if name not in (*MESSAGE_MEANINGS, shape.role, shape.content):
             doubtful |= _flags(column.is_valid())
-    texts = {name: _field_texts(fields.get(name), count) for name in (*_TEXT_FIELDS.values(), *REASONING_FIELDS)}
+    texts = {name: _field_texts(fields.get(name), count) for name in (*TEXT_FIELDS, *REASONING_FIELDS)}
     contents = _field_texts(fields.get(shape.content), count)
     roles = _roles(fields[shape.role], shape)
     call_offsets, call_names, call_arguments, call_ids, bad_calls = _calls(fields.get("tool_calls"), count)
@@ -269,16 +239,14 @@ def _struct_messages(items: pa.StructArray, shape: Shape) -> tuple[MessageColumn
             doubtful |= reasoning.present & other.present
             reasoning = TextJoiner([reasoning, other]).join([reasoning, other])
             reasoning = reasoning.take(np.arange(count) + np.where(other.present, count, 0))
-    columns = MessageColumns(
-        roles=roles,
-        contents=contents.texts,
+    rare: dict[str, Any] = {column: texts[name] for name, column in TEXT_FIELDS.items()}
+    columns = replace(
+        MessageColumns.plain(roles, contents.texts),
         has_content=contents.present,
         reasoning=reasoning.texts,
         has_reasoning=reasoning.present,
-        **{column: texts[name] for column, name in _TEXT_FIELDS.items()},
+        **rare,
         weights=weights,
-        structured=OptionalTexts.none(count),
-        extra=sparse_objects(count, {}),
         call_offsets=call_offsets,
         call_names=call_names,
         call_arguments=call_arguments,
@@ -323,7 +291,7 @@ def _calls(column: pa.Array | None, count: int) -> tuple[Ints, Texts, Texts, Opt
 
 
 def _weights(weight: pa.Array | None, train: pa.Array | None, count: int) -> tuple[NDArray[np.float64], Flags]:
-    """Weights by the rule of `weight` and `train`, and which of them the slow way must look at."""
+    """Weights by the rule of `weight` and `train`, and which of them need the full reader."""
     doubtful = np.zeros(count, dtype=np.bool_)
     weights = np.broadcast_to(np.float64(np.nan), count)
     if weight is not None and weight.null_count < count:

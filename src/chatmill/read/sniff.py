@@ -9,7 +9,7 @@ from chatmill.read.compressed import open_bytes
 from chatmill.read.places import Place
 
 HEAD = 1 << 16
-"""Bytes that are looked at."""
+"""Bytes at the start of a file that are examined."""
 BOM = b"\xef\xbb\xbf"
 _ENCODINGS = (
     (b"\xff\xfe\x00\x00", "UTF-32"),

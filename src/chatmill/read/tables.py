@@ -7,18 +7,18 @@ import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
 from chatmill.core.machine_limits import refuse_out_of_memory
 from chatmill.errors import DataError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.places import Place
-from chatmill.read.sniff import BOM, HEAD, check_text
+from chatmill.read.sniff import BOM, check_text, head_of
 
 BLOCK = 64 << 20
 """Bytes of CSV that are parsed at a time; no row may be longer."""
 ROWS, ROW_BYTES = 8192, 4 << 20
-"""Rows, and bytes, of the batches that are given out, at most."""
+"""The most rows, and bytes, that a batch has."""
 
 
 def table_batches(where: Place) -> Iterator[Any]:
@@ -36,15 +36,15 @@ def _csv(where: Place, delimiter: str) -> Iterator[Any]:
     import pyarrow
     from pyarrow import csv as arrow_csv
 
+    head = head_of(where)
+    check_text(head, where)
+    if not head.strip():
+        return
+    delimiter, names = _header(head, delimiter)
+    _check_names(names, where)
     with _reading(where, "CSV"), open_bytes(where) as file:
-        head = file.read(HEAD)
-        check_text(head, where)
-        if not head.strip():
-            return
-        delimiter, names = _header(head, delimiter)
-        _check_names(names, where)
         reader = arrow_csv.open_csv(
-            _Rejoined(head, file),
+            file,
             arrow_csv.ReadOptions(use_threads=False, block_size=BLOCK),
             arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             arrow_csv.ConvertOptions(
@@ -56,25 +56,6 @@ def _csv(where: Place, delimiter: str) -> Iterator[Any]:
         )
         with reader:
             yield from reader
-
-
-class _Rejoined(io.RawIOBase):
-    """A stream whose first bytes were read already."""
-
-    def __init__(self, head: bytes, rest: IO[bytes]) -> None:
-        self._head, self._rest = head, rest
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        """The next bytes; fewer than asked for at the seam."""
-        if self._head:
-            taken = self._head if size < 0 else self._head[:size]
-            self._head = self._head[len(taken) :]
-            return taken + (self._rest.read() if size < 0 else b"")
-        return self._rest.read(size)
 
 
 def _header(head: bytes, delimiter: str) -> tuple[str, list[str]]:

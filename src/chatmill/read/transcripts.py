@@ -13,7 +13,6 @@ import msgspec
 from chatmill.errors import FormatError, RecordError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.lines import limited_lines, line_limit, line_too_long, numbered_lines
-from chatmill.read.sniff import BOM
 
 EOS_MARKER = "<|EOS|>"
 USER_MARKER = "<|USER|>"
@@ -129,10 +128,9 @@ def _read_lines(path: Path) -> Iterator[Transcript]:
 def _text_lines(path: Path) -> Iterator[str]:
     """The lines of a file of UTF-8 text with their ends; only a line feed ends a line, and a carriage return stays."""
     with open_bytes(path) as stream:
-        for number, line in enumerate(limited_lines(stream, path), 1):
+        for line in limited_lines(stream, path):
             try:
-                text = (line.removeprefix(BOM) if number == 1 else line).decode()
+                yield line.decode()
             except UnicodeDecodeError as error:
                 found = error.object[error.start : error.start + 4].hex(" ")
                 raise FormatError(f"{path} is not UTF-8: {error.reason} (bytes {found})") from None
-            yield text

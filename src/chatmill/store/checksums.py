@@ -1,4 +1,4 @@
-"""Checksums on read: the files of a shard are compared with the hashes of its manifest before a value is given out."""
+"""Checksums on read: the files of a shard are compared with the hashes of its manifest before any value is read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CheckedShards:
         self._unchecked = dict(enumerate(shards))
 
     def check(self, number: int) -> None:
-        """Compare a shard, unless that was done; one that is wrong is wrong each time."""
+        """Compare a shard unless it has passed before; a wrong one is an error each time."""
         if number not in self._unchecked:
             return
         folder, files = self._unchecked[number]

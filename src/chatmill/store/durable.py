@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.whole_file import sync_file, sync_folder
 from chatmill.errors import ConfigError
 from chatmill.store.episode_manifest import FileRecord
 
@@ -29,7 +29,7 @@ class Durability(StrEnum):
     SYNCED = "synced"
     """Nothing: they are on disk before they get their name."""
     SCRATCH = "scratch"
-    """They may be damaged until somebody syncs them, so whoever uses them after a restart checks their hashes."""
+    """They may be damaged until they are synced, so their hashes are checked before they are used after a restart."""
 
 
 class RunningDigest(Protocol):
@@ -78,7 +78,7 @@ class GrowingFile:
         durability: Durability = Durability.SYNCED,
         digest: Callable[[], RunningDigest] = hashlib.sha256,
     ) -> None:
-        """Create the file; one that is there is replaced."""
+        """Create the file; an existing one is replaced."""
         self.path = path
         self.size = 0
         self._durability = durability
@@ -122,21 +122,6 @@ def as_buffer(values: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system can do that."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # folders cannot be opened on this platform
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems sync names by themselves
-            raise
-    finally:
-        os.close(descriptor)
-
-
 def lock(descriptor: int, held: str, *, shared: bool = False) -> None:
     """Lock an open file or folder until it is closed or its process dies; `held` is the error where another has it.
 
@@ -169,23 +154,6 @@ def remove_path(path: Path) -> None:
             below = os.path.join(place, name)
             os.unlink(below) if os.path.islink(below) else os.rmdir(below)
     os.rmdir(path)
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file and wait until it is on disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_file(path: str | os.PathLike[str]) -> None:
-    """Wait until a file is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def sync_files(folder: Path, names: Iterable[str]) -> None:

@@ -109,7 +109,7 @@ def checked_columns(
     per_episode = {"turns": turns, "trained": trained, "source": source, "record_ids": record_ids}
     for name, values in per_episode.items():
         if values is not None and not isinstance(values, str) and _size(values) != count:
-            raise DataError(f"episode {first} and on: {name} has not one value for each of {count} episodes")
+            raise DataError(f"episode {first} and on: {name} needs one value for each of {count} episodes")
     if trained is None and mask is not None:
         trained = _counts(mask != 0, borders)
     return EpisodeColumns(

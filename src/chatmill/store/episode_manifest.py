@@ -129,7 +129,7 @@ def _column_json(column: ColumnSpec) -> dict[str, str]:
     return entry | ({"offsets_file": column.offsets_file} if column.offsets_file else {})
 
 
-def read_manifest(folder: Path) -> EpisodeManifest | None:
+def read_split_manifest(folder: Path) -> EpisodeManifest | None:
     """The manifest of a split folder; None when there is none (three plain files)."""
     path = folder / MANIFEST
     try:

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from chatmill.core.texts import Texts
 from chatmill.errors import FormatError
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import ColumnSpec, Per
 from chatmill.store.mapped import MappedFile, whole_records
+from chatmill.store.token_shard import TokenShard
 
 CHECK_CHUNK = 1 << 18
 """Index records checked at a time, so that opening needs no memory of the size of the index."""
 MAX_CODE = 2**32 - 1
 INDEX_TYPE = np.dtype(("<u8", (2,)))
-MASK_TYPES = (np.dtype("u1"), np.dtype("<f4"))
 
 
-class EpisodeShard:
+class EpisodeShard(TokenShard):
     """The files of one folder. `index` is (episodes, 2) uint64: start and length, counted in tokens.
 
     Opening costs one look at the folder, and one at index and columns unless these wait for their first use, so that
@@ -43,42 +43,19 @@ class EpisodeShard:
         `source_codes`: for each code in the `source` file of the shard, that of the split; None: they are the same.
         Without `check_all` the index is checked, and the size of a column compared, when it is first used.
         """
-        self.folder = folder
         self._source_codes = source_codes
         self._specs = {spec.name: spec for spec in specs}
-        self._mapped: dict[str, MappedFile] = {}
-        """The files that were used so far. Loaders read in two threads: `list` takes a copy in one step."""
-        self._names, self._sizes = _files(folder)
+        self._names, sizes = _files(folder)
         for name in (TOKENS, INDEX):
             if name not in self._names:
                 raise FormatError(f"{folder}: {name} is missing; a shard has {TOKENS} and {INDEX}, and may have {MASK}")
-        self.tokens = self._records(TOKENS, 4)
-        self.episodes = self._records(INDEX, 16)
-        self.mask_dtype: np.dtype[Any] | None = None
-        self.mask_problem = ""
-        self._judge_mask()
+        super().__init__(folder, sizes)
+        self.episodes = whole_records(f"{folder}/{INDEX}", sizes[INDEX], 16)
         self._index_is_checked = False
         if check_all:
             self._check_index()
         for spec in specs:
             self._check_column(spec, size=check_all)
-
-    def _records(self, name: str, record: int) -> int:
-        size = self._sizes[name]
-        return size // record if size % record == 0 else whole_records(self.folder / name, size, record)
-
-    def _judge_mask(self) -> None:
-        size = self._sizes.get(MASK)
-        if size is None:
-            return
-        for dtype in MASK_TYPES:
-            if size == self.tokens * dtype.itemsize:
-                self.mask_dtype = dtype
-                return
-        self.mask_problem = (
-            f"{self.folder / MASK}: {size:,} bytes for {self.tokens:,} tokens; a mask has 1 byte (uint8) or 4 bytes "
-            "(float32) per token"
-        )
 
     def _check_column(self, spec: ColumnSpec, *, size: bool) -> None:
         if spec.file not in self._names or (spec.offsets_file and spec.offsets_file not in self._names):
@@ -133,13 +110,6 @@ class EpisodeShard:
         for first, _, lengths in self._index_records():
             out[first : first + len(lengths)] = lengths
 
-    def _map(self, name: str, dtype: DTypeLike, records: int | None) -> MappedFile:
-        """A file that must hold so many records; None: any number."""
-        mapped = self._mapped.get(name)
-        if mapped is None:  # another thread may be here as well: one of the two stays
-            mapped = self._mapped.setdefault(name, MappedFile(self.folder / name, dtype, records))
-        return mapped
-
     def _map_column(self, spec: ColumnSpec) -> MappedFile:
         if spec.offsets_file:  # the bytes of texts are compared with their offsets when they are read
             return self._map(spec.file, "u1", None)
@@ -151,18 +121,6 @@ class EpisodeShard:
         if not self._index_is_checked:
             self._check_index()
         return self._map(INDEX, INDEX_TYPE, self.episodes).array
-
-    @property
-    def token_ids(self) -> NDArray[np.uint32]:
-        """All token ids of the shard."""
-        return self._map(TOKENS, "<u4", self.tokens).array
-
-    @property
-    def mask(self) -> NDArray[Any]:
-        """Token-aligned weights, uint8 or float32."""
-        if self.mask_dtype is None:
-            raise FormatError(self.mask_problem or f"{self.folder}: there is no {MASK}")
-        return self._map(MASK, self.mask_dtype, self.tokens).array
 
     def _values(self, spec: ColumnSpec) -> NDArray[Any]:
         return self._map_column(spec).array
@@ -204,21 +162,6 @@ class EpisodeShard:
         if len(offsets) and (lengths.min(initial=0) < 0 or not 0 <= offsets[0] <= offsets[-1] <= len(data)):
             raise FormatError(f"{self.folder}: the offsets of {name} do not fit its {len(data):,} bytes")
         return Texts.packed_in(data[offsets[0] : offsets[-1]], lengths)
-
-    @property
-    def mapped_files(self) -> int:
-        """Files that are mapped now; each takes a file descriptor."""
-        return sum(mapped.is_mapped for mapped in list(self._mapped.values()))
-
-    def check_sizes(self) -> None:
-        """Raise when a mapped file has changed its size since it was opened."""
-        for mapped in list(self._mapped.values()):
-            mapped.check()
-
-    def release(self) -> None:
-        """Unmap all files; they are mapped again when they are needed."""
-        for mapped in list(self._mapped.values()):
-            mapped.release()
 
 
 def _files(folder: Path) -> tuple[set[str], dict[str, int]]:

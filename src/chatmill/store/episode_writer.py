@@ -19,15 +19,16 @@ from numpy.typing import ArrayLike
 
 from chatmill.core.machine_limits import disk_way_out
 from chatmill.core.tokens import offsets_of
+from chatmill.core.whole_file import sync_file, sync_folder, whole_file
 from chatmill.errors import ConfigError, DataError
-from chatmill.store.durable import Durability, lock, remove_path, sync_folder, write_synced
+from chatmill.store.durable import Durability, lock, remove_path
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes, checked_columns
 from chatmill.store.episode_layout import MANIFEST, shard_name, writing_mark
 from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest, ShardRecord
 from chatmill.store.names import is_split_name
 from chatmill.store.shard_writer import ShardWriter
 
-PARTIAL = re.compile(r"\.(shard_\d+|episodes\.json)\.partial")
+PARTIAL = re.compile(r"\.(shard_\d+|episodes\.json(\.\d+)?)\.partial")
 """Names under which the parts of a split grow."""
 
 
@@ -67,7 +68,7 @@ class EpisodeWriter:
             ) from error
 
     def _begin(self) -> IO[bytes]:
-        """Claim the split: refuse one that is there, sweep what a killed writer left, leave a mark."""
+        """Claim the split: refuse an existing one, remove what a killed writer left, and leave a mark."""
         self.directory.mkdir(parents=True, exist_ok=True)
         mark = writing_mark(self.directory, self.split)
         left_by_another = mark.exists()
@@ -250,15 +251,14 @@ class EpisodeWriter:
         if self.shard_tokens is not None:
             if self._shard is not None:
                 self._publish_shard()
-            partial = self._folder / f".{MANIFEST}.partial"
-            write_synced(partial, self.manifest().to_bytes())
-            partial.rename(self._folder / MANIFEST)
-            sync_folder(self._folder)
+            with whole_file(self._folder / MANIFEST) as partial:
+                partial.write_bytes(self.manifest().to_bytes())
         else:
             assert self._shard is not None
             self._published.append(self._shard.finish(""))
             self._shard = None
-            write_synced(self._flat_folder / MANIFEST, self.manifest().to_bytes())
+            (self._flat_folder / MANIFEST).write_bytes(self.manifest().to_bytes())
+            sync_file(self._flat_folder / MANIFEST)
             sync_folder(self._flat_folder)
             self._flat_folder.rename(self._folder)
         sync_folder(self.directory)

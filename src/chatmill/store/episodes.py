@@ -20,16 +20,17 @@ from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.checksums import CheckedShards, no_hashes
 from chatmill.store.episode_layout import MASK, episode_folders, split_folder, writing_mark
-from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_manifest
+from chatmill.store.episode_manifest import ColumnSpec, EpisodeManifest, read_split_manifest
 from chatmill.store.episode_shard import MAX_CODE, EpisodeShard
-from chatmill.store.mapped import RecentlyUsed, open_file_limit, probe
+from chatmill.store.mapped import probe
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
 from chatmill.store.split import Ints, Split
+from chatmill.store.token_shard import ShardsInUse
 
 log = logging.getLogger(__name__)
 
 FEW_SHARDS = 1000
-"""Up to so many, indexes and columns are checked when a split is opened; of more, when they are first used."""
+"""Up to this many shards are checked when a split is opened; with more, each is checked when first used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class EpisodeDataset(Split):
         self.directory, self.split = Path(dir), split
         self.folder = split_folder(self.directory, split)
         self._refuse_unfinished(strict)
-        self.manifest: EpisodeManifest | None = read_manifest(self.folder)
+        self.manifest: EpisodeManifest | None = read_split_manifest(self.folder)
         folders = episode_folders(self.folder)
         _match_manifest(self.manifest, folders, self.folder)
         specs = self.manifest.columns if self.manifest else ()
@@ -89,12 +90,8 @@ class EpisodeDataset(Split):
         self.has_kinds = "kinds" in self.columns
         if len(self) == 0:
             raise FormatError(f"{self.folder}: an empty split: its index has no episodes")
-        self._files_per_shard = 3
-        """That readers have needed so far, at most; loaders need only these."""
-        self._mapped = RecentlyUsed(open_file_limit(self._files_per_shard))
-        self._last = -1
-        """The shard that was used last; none yet."""
-        self._checked = checked_shards(self.folder, self.manifest) if check else None
+        checked = checked_shards(self.folder, self.manifest) if check else None
+        self._in_use = ShardsInUse(self.shards, files_per_shard=3, checked=checked)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without arrays that are as long as the split: another process makes them anew where it needs them."""
@@ -162,10 +159,8 @@ class EpisodeDataset(Split):
         """Tokens of every episode (read-only)."""
         out = np.empty(len(self), dtype=np.int64)
         borders = self.episode_offsets.tolist()
-        for number, shard in enumerate(self.shards):
-            if self._checked is not None:
-                self._checked.check(number)
-            shard.copy_lengths(out[borders[number] : borders[number + 1]])
+        for number in range(len(self.shards)):
+            self._in_use.check(number).copy_lengths(out[borders[number] : borders[number + 1]])
         out.flags.writeable = False
         return out
 
@@ -197,25 +192,7 @@ class EpisodeDataset(Split):
 
     def shard(self, number: int) -> EpisodeShard:
         """A shard ready to be read: its files are checked for a changed size, and old mappings are let go."""
-        shard = self.shards[number]
-        if self._checked is not None:
-            self._checked.check(number)
-        if number != self._last:
-            self._let_go_for(number)
-        shard.check_sizes()
-        return shard
-
-    def _let_go_for(self, number: int) -> None:
-        """Note that another shard is used, and unmap those that are too many now."""
-        used, self._last = self.shards[self._last].mapped_files, number
-        if used > self._files_per_shard:
-            self._files_per_shard = used
-            self._mapped.limit = open_file_limit(used)
-            for one in self._mapped.excess():
-                self.shards[one].release()
-        old = self._mapped.use(number)
-        if old is not None:
-            self.shards[old].release()
+        return self._in_use.use(number)
 
     def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
         """Ids, weights and kinds of a whole shard, flat (views of its files)."""

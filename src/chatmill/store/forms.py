@@ -47,7 +47,7 @@ def check_form(value: Any, form: Any, where: str, place: str = "") -> None:
 
     A form is a `Leaf`, a `Maybe`, a list with the one form of all entries, or an object of forms. In an object a key
     with `?` behind it may be missing, and keys that the form does not have are left alone; a `Leaf` as the only key
-    stands for any keys that fit it.
+    matches all keys that fit it.
     """
     if isinstance(form, Leaf):
         if not form.fits(value):

@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,10 +71,8 @@ class KDShard:
     prefix: str
     """That of the token files, with `_tokens`."""
     tokens: MegatronIndex
-    lossmask: MegatronIndex
-    span: MegatronIndex
-    sidecars: Mapping[str, MegatronIndex] = field(default_factory=dict)
-    """Sidecars of a user's own that were asked for, by name."""
+    sidecars: Mapping[str, MegatronIndex]
+    """`lossmask`, `span`, and the sidecars of a user's own that were asked for."""
 
     @classmethod
     def open(cls, prefix: str | os.PathLike[str], sidecars: Sequence[str] = ()) -> KDShard:
@@ -82,20 +80,18 @@ class KDShard:
         name = token_prefix(prefix)
         for sidecar in sidecars:
             check_sidecar_name(sidecar)
+        beside = (LOSSMASK, SPAN, *sidecars)
         shard = cls(
             prefix=name,
             tokens=MegatronIndex.open(name),
-            lossmask=MegatronIndex.open(sidecar_prefix(name, LOSSMASK)),
-            span=MegatronIndex.open(sidecar_prefix(name, SPAN)),
-            sidecars={sidecar: MegatronIndex.open(sidecar_prefix(name, sidecar)) for sidecar in sidecars},
+            sidecars={column: MegatronIndex.open(sidecar_prefix(name, column)) for column in beside},
         )
         shard._check_tokens()
-        for index in (shard.lossmask, shard.span):
-            if index.dtype != np.uint8:
+        for column, index in shard.sidecars.items():
+            if column in COLUMNS and index.dtype != np.uint8:
                 raise FormatError(f"{index.bin}: holds {index.dtype.name} values; a sidecar holds uint8")
-        for index in (shard.lossmask, shard.span, *shard.sidecars.values()):
             _check_beside(shard.tokens, index)
-        shard.check_values()
+        shard._check_values()
         shard._check_ids()
         return shard
 
@@ -111,7 +107,7 @@ class KDShard:
     @cached_property
     def files(self) -> dict[str, MappedFile]:
         """The values of all datasets, mapped when first used."""
-        indices = {TOKENS: self.tokens, LOSSMASK: self.lossmask, SPAN: self.span, **self.sidecars}
+        indices = {TOKENS: self.tokens, **self.sidecars}
         return {column: MappedFile(index.bin, index.dtype, index.values) for column, index in indices.items()}
 
     def place(self, number: int) -> slice:
@@ -161,7 +157,7 @@ class KDShard:
                         "or sidecars are shifted, or belong to another build"
                     )
 
-    def check_values(self) -> None:
+    def _check_values(self) -> None:
         """On a sample of documents: `lossmask == (span > 0)`, and what is label-aligned ends in 0."""
         for number in self._sampled():
             _, mask, span = self.document(number)
@@ -169,11 +165,12 @@ class KDShard:
             if len(wrong):
                 at = int(wrong[0])
                 raise FormatError(
-                    f"{self.lossmask.bin} and {self.span.bin}: document {number} has the mask {int(mask[at])} and the "
-                    f"span {int(span[at])} at position {at} ({len(wrong):,} of its {len(mask):,} positions do not "
-                    "agree); the mask is 1 where the span is 1 or 2: a sidecar was swapped or belongs to another build"
+                    f"{self.sidecars[LOSSMASK].bin} and {self.sidecars[SPAN].bin}: document {number} has the mask "
+                    f"{int(mask[at])} and the span {int(span[at])} at position {at} ({len(wrong):,} of its "
+                    f"{len(mask):,} positions do not agree); the mask is 1 where the span is 1 or 2: a sidecar was "
+                    "swapped or belongs to another build"
                 )
-            for name, index in {LOSSMASK: self.lossmask, **self.sidecars}.items():
+            for name, index in self.sidecars.items():
                 end = self.files[name].array[self.place(number).stop - 1]
                 if end != 0:
                     raise FormatError(

@@ -12,7 +12,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from chatmill.store.durable import write_synced
+from chatmill.core.whole_file import whole_file
 from chatmill.store.kd import synth_kd_blends
 
 MEGATRON_SPLITS = ("train", "valid", "test")
@@ -38,7 +38,6 @@ def write_blend_arguments(root: str | os.PathLike[str]) -> BlendFiles:
     lines = [f"--{split}-data-path {shlex.join(blend)}\n" for split, blend in blends.items() if blend is not None]
     files = BlendFiles(*(folder.with_name(f"{folder.name}.blend.{kind}") for kind in ("json", "args")))
     for path, text in ((files.json, json.dumps(blends, indent=1) + "\n"), (files.args, "".join(lines))):
-        partial = path.with_name(f".{path.name}.partial")
-        write_synced(partial, text.encode())
-        os.replace(partial, path)
+        with whole_file(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     return files

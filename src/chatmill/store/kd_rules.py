@@ -61,7 +61,7 @@ class IdRules:
             own = np.zeros_like(span)
             own[1:] = span[:-1]
             own[begins | ~known] = 0
-            # The first token of a document is no label, so its span is not stored: it is that of the second.
+            # The first token of a document is not a label, so its span is not stored: it is that of the second.
             firsts = np.flatnonzero(begins[:-1] & ~is_end[:-1])
             own[firsts] = own[firsts + 1]
             changes = (own > 0) & (own != np.append(np.uint8(0), own[:-1]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,33 +29,6 @@ def open_file_limit(files_per_shard: int) -> int:
     if soft == resource.RLIM_INFINITY:
         return 1 << 20
     return max(4, (soft - 256) // files_per_shard)
-
-
-class RecentlyUsed:
-    """Which shards are mapped, the one used longest ago first."""
-
-    def __init__(self, limit: int) -> None:
-        """At most `limit` at a time."""
-        self.limit = limit
-        self._keys: OrderedDict[int, None] = OrderedDict()
-
-    def use(self, key: int) -> int | None:
-        """Note that a shard is used; returns the one that must be let go for it, if any.
-
-        Safe without a lock (one shard may be used by two threads): every operation here is atomic.
-        """
-        try:
-            self._keys.move_to_end(key)
-        except KeyError:
-            self._keys[key] = None
-            if len(self._keys) > self.limit:
-                return self._keys.popitem(last=False)[0]
-        return None
-
-    def excess(self) -> Iterator[int]:
-        """The shards that must be let go since the limit was lowered."""
-        while len(self._keys) > self.limit:
-            yield self._keys.popitem(last=False)[0]
 
 
 class MappedFile:
@@ -142,7 +113,7 @@ def file_size(path: Path) -> int:
         raise FormatError(f"{path}: {error.strerror or error}; the dataset is not complete") from error
 
 
-def whole_records(path: Path, size: int, record: int) -> int:
+def whole_records(path: str | Path, size: int, record: int) -> int:
     """How many records of `record` bytes a file of `size` bytes holds; a rest is a `FormatError`."""
     count, rest = divmod(size, record)
     if rest:

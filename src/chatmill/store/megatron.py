@@ -19,8 +19,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.store.durable import GrowingFile, sync_folder
+from chatmill.store.durable import GrowingFile
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.mapped import MappedFile, file_size
 
@@ -52,7 +53,7 @@ class MegatronWriter:
     """
 
     def __init__(self, prefix: str | os.PathLike[str], dtype: DTypeLike) -> None:
-        """Values are stored as `dtype`; a prefix that is there already is refused."""
+        """Values are stored as `dtype`; an existing prefix is refused."""
         self.dtype = np.dtype(dtype)
         if self.dtype.name not in DTYPE_CODES:
             raise ConfigError(f"Megatron has no code for {self.dtype.name}; it stores {', '.join(DTYPE_CODES)}")
@@ -68,7 +69,7 @@ class MegatronWriter:
         self._file: GrowingFile | None = GrowingFile(self._partial("bin"))
 
     def append(self, values: NDArray[Any], lengths: NDArray[np.integer]) -> None:
-        """Write documents behind those that are there: flat values, and how many of them each document has."""
+        """Append documents: flat values, and how many of them each document has."""
         sizes = np.asarray(lengths)
         total = int(sizes.sum(dtype=np.int64))
         if total != len(values):

@@ -11,7 +11,7 @@ from chatmill.store.episode_layout import shard_name
 
 
 class ArrowSink(io.RawIOBase):
-    """What Arrow writes to, in front of a writer of ours that hashes."""
+    """A file for Arrow to write to that passes all bytes to a writer with a running hash."""
 
     def __init__(self, write: Callable[[Any], None]) -> None:
         """`write` takes the next bytes."""
@@ -28,7 +28,7 @@ class ArrowSink(io.RawIOBase):
         return len(data)
 
 
-def parquet_file(path: Path, schema: Any) -> Any:
+def parquet_writer(path: Path, schema: Any) -> Any:
     """A writer for a `with` block; each record batch that it writes is one row group.
 
     The file is written in place: give it a folder that is not published yet.
@@ -41,4 +41,4 @@ def parquet_file(path: Path, schema: Any) -> Any:
 
 def parquet_shard(folder: Path, number: int, schema: Any, suffix: str = ".parquet") -> Any:
     """The same for `shard_00000.parquet`, `shard_00001.parquet`, ..."""
-    return parquet_file(folder / f"{shard_name(number)}{suffix}", schema)
+    return parquet_writer(folder / f"{shard_name(number)}{suffix}", schema)

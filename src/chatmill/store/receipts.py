@@ -35,7 +35,7 @@ EXPORT_MANIFEST = "export.json"
 """In a folder that `export_dataset` made; names the dataset it was made from."""
 FORMAT, FORMAT_VERSION = "chatmill-dataset", 2
 OLDEST_FORMAT = 1
-"""Datasets of version 1 have kinds without flags; everything else is read alike."""
+"""Datasets of version 1 have kinds without flags; everything else is the same."""
 EXPORT_FORMAT, EXPORT_VERSION = "chatmill-export", 1
 KD_SCHEMA = "synth_kd_v1"
 SEAL = "contents_sha256"

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import offsets_of
-from chatmill.store.durable import Durability, GrowingFile, RunningDigest, sync_folder
+from chatmill.core.whole_file import sync_folder
+from chatmill.store.durable import Durability, GrowingFile, RunningDigest
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
 from chatmill.store.episode_manifest import COLUMNS, RECORD_ID, ColumnSpec, ShardRecord

@@ -20,66 +20,11 @@ from chatmill.store.episode_layout import (
     shard_folders,
     split_folder,
 )
-from chatmill.store.episode_manifest import read_manifest
-from chatmill.store.mapped import MappedFile, RecentlyUsed, file_size, open_file_limit, probe
+from chatmill.store.episode_manifest import read_split_manifest
+from chatmill.store.mapped import file_size, probe
+from chatmill.store.token_shard import MASK_TYPES, ShardsInUse, TokenShard
 
 SUFFIX, MASK_SUFFIX = ".bin", "_mask.bin"
-
-
-class TokenShard:
-    """One flat file of uint32 token ids and, where it is there and fits, its mask."""
-
-    def __init__(self, path: Path, mask: Path, mask_dtypes: tuple[str, ...]) -> None:
-        """The mask's size decides its type, among `mask_dtypes`."""
-        self._tokens = MappedFile(path, "<u4")
-        self.tokens = self._tokens.records
-        self._mask: MappedFile | None = None
-        self.mask_problem = ""
-        size = file_size(mask) if mask.exists() else None
-        for dtype in map(np.dtype, mask_dtypes):
-            if size == self.tokens * dtype.itemsize and self._mask is None:
-                self._mask = MappedFile(mask, dtype, self.tokens)
-        if size is None:
-            self.mask_problem = f"{path.parent}: there is no {mask.name}"
-        elif self._mask is None:
-            self.mask_problem = (
-                f"{mask}: {size:,} bytes for {self.tokens:,} tokens ({' or '.join(mask_dtypes)} per token)"
-            )
-
-    @property
-    def name(self) -> str:
-        """The file's place below the split."""
-        path = self._tokens.path
-        return f"{path.parent.name}/{path.name}"
-
-    @property
-    def token_ids(self) -> NDArray[np.uint32]:
-        """All token ids."""
-        return self._tokens.array
-
-    @property
-    def mask(self) -> NDArray[Any]:
-        """Token-aligned weights."""
-        if self._mask is None:
-            raise FormatError(self.mask_problem)
-        return self._mask.array
-
-    @property
-    def mask_dtype(self) -> np.dtype[Any] | None:
-        """The type of the mask; None when there is none that fits."""
-        return self._mask.dtype if self._mask else None
-
-    def check_sizes(self) -> None:
-        """Raise when a mapped file has changed its size."""
-        self._tokens.check()
-        if self._mask:
-            self._mask.check()
-
-    def release(self) -> None:
-        """Unmap; the next use maps again."""
-        self._tokens.release()
-        if self._mask:
-            self._mask.release()
 
 
 class TokenFiles:
@@ -88,13 +33,13 @@ class TokenFiles:
     def __init__(self, folder: Path, *, check: bool = False) -> None:
         """Find the files and check their sizes; `check=True`: and, in a folder of episodes, their hashes before use."""
         self.folder = split_folder(folder.parent, folder.name)
-        self._checked = _checked(folder) if check else None
+        checked = _checked(folder) if check else None
         self.shards = _episode_shards(folder) if is_episode_split(folder) else _plain_shards(folder)
         self.tokens: NDArray[np.int64] = np.array([shard.tokens for shard in self.shards], dtype=np.int64)
         """Tokens of each shard."""
-        self.mask_problem = next((s.mask_problem for s in self.shards if s.mask_problem), "")
+        self.mask_problem = next((shard.no_mask for shard in self.shards if shard.no_mask), "")
         """Why the split has no masks; empty when every shard has one."""
-        self._mapped = RecentlyUsed(open_file_limit(files_per_shard=2))
+        self._in_use = ShardsInUse(self.shards, files_per_shard=2, checked=checked)
         self._fingerprint = ""
 
     @property
@@ -106,13 +51,7 @@ class TokenFiles:
 
     def shard(self, number: int) -> TokenShard:
         """A shard ready to be read; old mappings are let go, changed sizes are errors."""
-        if self._checked is not None:
-            self._checked.check(number)
-        old = self._mapped.use(number)
-        if old is not None:
-            self.shards[old].release()
-        self.shards[number].check_sizes()
-        return self.shards[number]
+        return self._in_use.use(number)
 
     @property
     def fingerprint(self) -> str:
@@ -129,7 +68,7 @@ class TokenFiles:
 
 def _checked(folder: Path) -> CheckedShards:
     """Only the files that are read here are compared."""
-    manifest = read_manifest(folder) if is_episode_split(folder) else None
+    manifest = read_split_manifest(folder) if is_episode_split(folder) else None
     if manifest is None:
         raise no_hashes(folder)
     return CheckedShards(
@@ -145,7 +84,7 @@ def _episode_shards(folder: Path) -> list[TokenShard]:
     for shard in folders:
         if not (shard / TOKENS).is_file():
             raise FormatError(f"{shard}: {TOKENS} is missing")
-    return [TokenShard(shard / TOKENS, shard / MASK, ("u1", "<f4")) for shard in folders]
+    return [TokenShard(shard, _sizes(shard, (TOKENS, MASK))) for shard in folders]
 
 
 def _plain_shards(folder: Path) -> list[TokenShard]:
@@ -161,4 +100,10 @@ def _plain_shards(folder: Path) -> list[TokenShard]:
     shards = [path for path in files if path.name not in masks]
     if not shards:
         raise FormatError(f"{folder}: an empty split: no *{SUFFIX} file of tokens is there")
-    return [TokenShard(p, p.with_name(p.stem + MASK_SUFFIX), ("u1",)) for p in shards]
+    pairs = [(path.name, path.stem + MASK_SUFFIX) for path in shards]
+    return [TokenShard(folder, _sizes(folder, pair), pair, MASK_TYPES[:1]) for pair in pairs]
+
+
+def _sizes(folder: Path, names: tuple[str, str]) -> dict[str, int]:
+    """Bytes of those files that are there."""
+    return {name: file_size(folder / name) for name in names if (folder / name).exists()}

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from chatmill.core.whole_file import whole_file
 from chatmill.errors import TokenizerError
 
 O200K_FILE = "o200k_base.tiktoken"
@@ -57,7 +58,7 @@ def _checked(path: Path, origin: str) -> Path:
 
 @cache
 def bundled_o200k() -> Path:
-    """The bundled copy, unpacked once per machine; written under a temporary name and renamed."""
+    """The bundled copy, unpacked once per machine."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
         folder = base / "chatmill" / O200K_SHA256[:16]
@@ -70,9 +71,6 @@ def bundled_o200k() -> Path:
     if target.is_file() and hashlib.sha256(target.read_bytes()).hexdigest() == O200K_SHA256:
         return target
     raw = gzip.decompress(resources.files("chatmill").joinpath(f"data/{O200K_FILE}.gz").read_bytes())
-    with tempfile.NamedTemporaryFile(dir=folder, delete=False) as temporary:
-        temporary.write(raw)
-        temporary.flush()
-        os.fsync(temporary.fileno())
-    os.replace(temporary.name, target)
+    with whole_file(target) as partial:
+        partial.write_bytes(raw)
     return _checked(target, "the package")

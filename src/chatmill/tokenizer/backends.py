@@ -23,7 +23,7 @@ ENGINE_FAILURES = (ValueError, TypeError, KeyError, RuntimeError, NotImplemented
 
 
 FEW_TEXTS = 64
-"""So many are handed over as strings: a flat array takes half a millisecond longer, however little is in it."""
+"""Up to this many texts are passed as strings: a flat array has a fixed cost of half a millisecond."""
 
 
 class FastEngineMissing(RuntimeError):  # noqa: N818 - it names a state; callers fall back

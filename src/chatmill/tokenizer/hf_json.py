@@ -20,7 +20,7 @@ from chatmill.tokenizer.backends import (
 )
 from chatmill.tokenizer.json_file import SpelledTokens, TokenizerJson
 from chatmill.tokenizer.prefix import Prefix, split_prefix
-from chatmill.tokenizer.probe import answers_of, first_difference
+from chatmill.tokenizer.probe import answers_of, disagreement
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 NORMAL_FORMS = frozenset({"", "NFC", "NFD", "NFKC", "NFKD"})
@@ -110,7 +110,7 @@ def _engines(stripped: bytes, name: str, engine: Engine) -> tuple[HuggingFaceBac
         return reference, None
     try:
         fast = GigatokenBackend.from_json(stripped)
-        agrees = first_difference(fast, reference) is None
+        agrees = disagreement(fast, reference) is None
     except FastEngineMissing as missing:
         warn_of_fallback(str(missing))
         return reference, None

@@ -38,8 +38,8 @@ PROBE: tuple[str, ...] = (
 )
 
 
-def first_difference(fast: Backend, reference: Backend) -> str | None:
-    """None when both engines give the same ids on the whole probe, else a sentence about the first difference."""
+def disagreement(fast: Backend, reference: Backend) -> str | None:
+    """A sentence about the first text of the probe to which two engines give different ids; None where they agree."""
     for text in PROBE:
         ours, _ = fast.encode_batch([text])
         theirs, _ = reference.encode_batch([text])

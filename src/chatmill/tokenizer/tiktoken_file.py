@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from chatmill.core.harmony_ids import BOS, CALL, CHANNEL, END, EOD, RETURN, START, VOCAB_SIZE
 from chatmill.errors import NoReferenceError, TokenizerError, UnknownNameError
 from chatmill.tokenizer.assets import find_o200k
 from chatmill.tokenizer.backends import (
@@ -21,7 +22,7 @@ from chatmill.tokenizer.backends import (
     TiktokenBackend,
     warn_of_fallback,
 )
-from chatmill.tokenizer.probe import first_difference
+from chatmill.tokenizer.probe import disagreement
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -51,24 +52,23 @@ PATTERNS: Mapping[str, str | None] = {
 """Names of split patterns; with the expression itself where `tiktoken` can serve as the reference."""
 
 HARMONY_NAMES: Mapping[str, int] = {
-    "<|startoftext|>": 199998,
-    "<|endoftext|>": 199999,
-    "<|return|>": 200002,
+    "<|startoftext|>": BOS,
+    "<|endoftext|>": EOD,
+    "<|return|>": RETURN,
     "<|constrain|>": 200003,
-    "<|channel|>": 200005,
-    "<|start|>": 200006,
-    "<|end|>": 200007,
+    "<|channel|>": CHANNEL,
+    "<|start|>": START,
+    "<|end|>": END,
     "<|message|>": 200008,
-    "<|call|>": 200012,
+    "<|call|>": CALL,
     "<|endofprompt|>": 200018,
 }
-HARMONY_VOCAB_SIZE = 201088
 
 
 def harmony_control_ids() -> dict[str, int]:
     """All control tokens of o200k Harmony, the reserved ones included."""
     taken = set(HARMONY_NAMES.values()) - {200018}
-    reserved = {f"<|reserved_{i}|>": i for i in range(200000, HARMONY_VOCAB_SIZE) if i not in taken}
+    reserved = {f"<|reserved_{i}|>": i for i in range(200000, VOCAB_SIZE) if i not in taken}
     return dict(sorted({**HARMONY_NAMES, **reserved}.items(), key=lambda item: (item[1], item[0])))
 
 
@@ -79,7 +79,7 @@ def load_o200k(path: str | os.PathLike[str] | None = None, engine: Engine = Engi
         pattern="o200k",
         name="o200k",
         control_ids=harmony_control_ids(),
-        eos_id=HARMONY_NAMES["<|endoftext|>"],
+        eos_id=EOD,
         engine=engine,
     )
 
@@ -132,7 +132,7 @@ def _fast(path: Path, ranks: dict[bytes, int], pattern: str, engine: Engine) -> 
     except ENGINE_FAILURES as error:
         raise TokenizerError(f"{path} cannot be loaded: {error}") from None
     reference = None if engine is Engine.UNCHECKED else _reference(ranks, pattern)
-    difference = first_difference(backend, reference) if reference else None
+    difference = disagreement(backend, reference) if reference else None
     if difference:
         raise TokenizerError(f"{path}: {difference}. Is {pattern!r} the right pattern?")
     return backend

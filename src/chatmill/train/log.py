@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chatmill.core.whole_file import whole_file
+
 LOG, SETTINGS = "log.jsonl", "run.json"
 log = logging.getLogger("chatmill.train")
 
@@ -66,9 +68,8 @@ class RunLog:
 
 def write_settings(out: Path, settings: Mapping[str, Any]) -> None:
     """The effective configuration of the newest start, whole or not at all; `log.jsonl` has that of every start."""
-    partial = out / f".{SETTINGS}.partial"
-    partial.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-    partial.replace(out / SETTINGS)
+    with whole_file(out / SETTINGS) as partial:
+        partial.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
 
 def as_line(values: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Numbers equal texts alike: in compiled code where it is there, else by Python, with the same result."""
+"""Gives equal texts the same number: in compiled code if available, else by Python, with the same result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OUTSIDE = "a text lies outside of its buffer"
 def distinct(data: NDArray[np.uint8], starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
     """For each text `data[start : start + length]` its number, and for each number the first text that has it.
 
-    Equal texts have one number, and numbers are given in the order in which texts are met.
+    Equal texts have one number, and numbers follow the order of first appearance.
     """
     compiled = library()
     if compiled is None or not data.flags.c_contiguous:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from chatmill.core.native.library import library
 
 ROOM = 1024
-"""Places that are made room for at first; more marks than that are looked for a second time."""
+"""Room for the first search; with more marks the search is repeated with enough room."""
 
 
 def positions_of(mark: bytes, data: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ MAX_BUFFERS = 256
 
 
 def gathered(buffers: Sequence[NDArray[ScalarT]], which: Ints, starts: Ints, lengths: Ints) -> NDArray[ScalarT]:
-    """Ranges one behind the other: `buffers[which[i]][starts[i] : starts[i] + lengths[i]]` for every i.
+    """Ranges, concatenated: `buffers[which[i]][starts[i] : starts[i] + lengths[i]]` for every i.
 
     All buffers are flat and of one dtype. A range outside its buffer is an `IndexError`.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from chatmill.core.whole_file import whole_file
 from chatmill.errors import ConfigError
 from chatmill.look.dataset import LookDataset
 from chatmill.look.item_view import ItemView, view_item
@@ -27,7 +27,6 @@ from chatmill.look.stats import (
     notes_of,
     rejections_of,
 )
-from chatmill.store.durable import sync_folder, write_synced
 
 NOTES = {
     "untrained_terminators": "assistant turns are trained although their end is not: a model may not learn to stop",
@@ -211,12 +210,7 @@ def check_place(path: Path) -> None:
 
 
 def write_report(path: Path, page: str) -> None:
-    """Write the page under a temporary name and rename it: it is there whole or not at all."""
+    """Write the page: it is there whole or not at all."""
     check_place(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        write_synced(temporary, page.encode("utf-8", errors="replace"))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with whole_file(path) as partial:
+        partial.write_bytes(page.encode("utf-8", errors="replace"))
