@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_chunk
+from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_with_receipt
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, hashes_below
 from chatmill.compiler.recipe import OnError, stored_recipe
@@ -115,19 +115,19 @@ def checked_pipeline(recipe: str, answers: ProbeAnswers | None) -> Pipeline:
 
 
 def compile_chunk(job: ChunkJob) -> dict[str, Any]:
-    """Do the work of one chunk and publish its shard; gives the receipt.
-
-    All episodes are made in memory first, so that every type is known when the files are written. The driver syncs it.
-    """
+    """Do the work of one chunk and publish its shard; gives the receipt. The driver syncs it."""
     _check_reach(job)
     pipeline = checked_pipeline(job.recipe, job.answers)
-    output = _Output(pipeline)
-    with without_collector():
-        for piece in job.pieces:
-            for batch in _batches(piece, output):
-                output.add(batch)
-            output.end_piece()
-    return publish_chunk(job.folder, lambda folder: output.write(job.number, folder))
+
+    def write(folder: Path) -> dict[str, Any]:
+        with _Output(folder, pipeline) as output, without_collector():
+            for piece in job.pieces:
+                for batch in _batches(piece, output):
+                    output.add(batch)
+                output.end_piece()
+            return output.receipt(job.number)
+
+    return publish_with_receipt(job.folder, write, step="shard")
 
 
 def _check_reach(job: ChunkJob) -> None:
@@ -198,12 +198,13 @@ def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]
 class _Output(ChunkOutput):
     """What is made of one chunk."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        super().__init__()
+    def __init__(self, folder: Path, pipeline: Pipeline) -> None:
+        super().__init__(folder)
         self.read: Counter[str] = Counter()
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
-        self._rejected: list[tuple[int, str]] = []  # line or row of the piece that is being read, and the entry
+        self._rejected_here: list[tuple[int, str]] = []
+        """Line or row, and the entry, of rejected records of the piece that is being read."""
         self._named: dict[str, list[str]] = {}
         """The first records that each gate is about, in words."""
 
@@ -217,7 +218,7 @@ class _Output(ChunkOutput):
         self.ledger.records[source, "quarantined", error.code] += 1
         entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
         line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
-        self._rejected.append((_line_number(error.where), line))
+        self._rejected_here.append((_line_number(error.where), line))
         named = self._named.setdefault("records_quarantined", [])
         if len(named) < NAMED:
             named.append(_named(error.record_id, error.where))
@@ -262,15 +263,16 @@ class _Output(ChunkOutput):
 
     def end_piece(self) -> None:
         """All of a piece was read; its rejected records are put in order: reading and rendering refuse separately."""
-        self.rejected_lines += [f"{line}\n" for _, line in sorted(self._rejected, key=itemgetter(0))]
-        self._rejected = []
+        for _, line in sorted(self._rejected_here, key=itemgetter(0)):
+            self.write_rejected(line)
+        self._rejected_here = []
 
-    def write(self, number: int, folder: Path, **more: Any) -> dict[str, Any]:
-        """Enter what was read, and write everything."""
+    def receipt(self, number: int, **more: Any) -> dict[str, Any]:
+        """Enter what was read, and finish all files."""
         for source, count in self.read.items():
             self.ledger.records[source, "read", ""] += count
         named = {gate: names for gate, names in sorted(self._named.items()) if names}
-        return super().write(number, folder, named=named, **more)
+        return super().receipt(number, named=named, **more)
 
 
 def _named(record_id: str, where: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.chunk_output import SHARDS, StreamedOutput, publish_chunk
+from chatmill.compiler.chunk_output import SHARDS, ChunkOutput, publish_with_receipt
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.harmony_ids import kinds_of_spans
 from chatmill.core.texts import Texts
@@ -27,6 +27,7 @@ from chatmill.distill.audit import Audit
 from chatmill.distill.rows import BulkRows, KDBatch, OfficialBatches
 from chatmill.distill.shards import Shard, ShardRows, shard_batches, shown
 from chatmill.errors import RecordError
+from chatmill.store.durable import WordSum
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.systems.synth_kd import HarmonyRenderer, KDSplit
 
@@ -76,29 +77,24 @@ def renderer_of(renderer: HarmonyRenderer, vocabulary: str) -> BulkRows | Offici
 
 def render_chunk(job: KDChunk) -> dict[str, Any]:
     """Do the work of one chunk and publish it; gives its receipt."""
-    return publish_chunk(job.folder, lambda folder: _write(job, folder))
+    return publish_with_receipt(job.folder, lambda folder: _write(job, folder), step="shard")
 
 
 def _write(job: KDChunk, folder: Path) -> dict[str, Any]:
     renderer = renderer_of(job.renderer, job.vocabulary)
     audit = Audit(renderer.official, job.audit_rate)
-    output = StreamedOutput(folder)
-    try:
-        with without_collector():
-            for rows in shard_batches(job.shard, job.start, job.stop):
-                batch = renderer.render(rows.usable)
-                _refuse(job, batch, rows, output)
-                audit.add(batch, rows)
-                _append(output, batch, rows, job)
-                account(output.ledger, job.shard.name, batch, len(rows.ids))
-            audit.compare()
-        return output.write(job.number, folder, audited=audit.rows)
-    except BaseException:
-        output.close()
-        raise
+    with ChunkOutput(folder, WordSum) as output, without_collector():  # its export has hashes of its own
+        for rows in shard_batches(job.shard, job.start, job.stop):
+            batch = renderer.render(rows.usable)
+            _refuse(job, batch, rows, output)
+            audit.add(batch, rows)
+            _append(output, batch, rows, job)
+            account(output.ledger, job.shard.name, batch, len(rows.ids))
+        audit.compare()
+        return output.receipt(job.number, audited=audit.rows)
 
 
-def _append(output: StreamedOutput, batch: KDBatch, rows: ShardRows, job: KDChunk) -> None:
+def _append(output: ChunkOutput, batch: KDBatch, rows: ShardRows, job: KDChunk) -> None:
     """The rows of a batch to their splits, in order; runs of rows of one split are written as slices."""
     if not len(batch.rows):
         return
@@ -136,7 +132,7 @@ def refusals(batch: KDBatch, rows: ShardRows) -> Iterator[tuple[int, RecordError
         yield place, error
 
 
-def _refuse(job: KDChunk, batch: KDBatch, rows: ShardRows, output: StreamedOutput) -> None:
+def _refuse(job: KDChunk, batch: KDBatch, rows: ShardRows, output: ChunkOutput) -> None:
     """The rows that failed: the first one ends the build, or all are put aside."""
     for place, error in refusals(batch, rows):
         if not job.quarantine:
@@ -154,4 +150,4 @@ def _refuse(job: KDChunk, batch: KDBatch, rows: ShardRows, output: StreamedOutpu
             "code": error.code, "field": error.path, "reason": error.message,
             "messages_json": shown(rows.texts.raw(place)),
         }  # fmt: skip
-        output.reject(json.dumps(line) + "\n")
+        output.write_rejected(json.dumps(line))

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chatmill.compiler.chunk_output import RECEIPT, publish_chunk
+from chatmill.compiler.chunk_output import RECEIPT, publish_with_receipt
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.publish import canonical_json, write_atomic
 from chatmill.compiler.work import move_path
 from chatmill.errors import FormatError
-from chatmill.store.durable import remove_path, sync_folder
+from chatmill.store.durable import Durability, remove_path, sync_folder
 from chatmill.store.names import is_inner_path
 
 EXPORTED = "exported"
@@ -52,16 +51,8 @@ Job = TypeVar("Job", bound=OutputJob)
 
 
 def publish_output(job: OutputJob, write: Callable[[Path], Receipt]) -> Receipt:
-    """In a worker: let `write` fill a folder with files that are synced, and publish it with the receipt."""
-
-    def write_all(folder: Path) -> Receipt:
-        receipt = write(folder)
-        write_atomic(folder / RECEIPT, canonical_json(receipt), step="export_receipt")
-        return receipt
-
-    receipt = publish_chunk(job.folder, write_all, step="export_folder")
-    sync_folder(job.folder.parent)
-    return receipt
+    """In a worker: let `write` fill a folder, and publish it with the receipt; it is then on the disk."""
+    return publish_with_receipt(job.folder, write, step="export", durability=Durability.SYNCED)
 
 
 def whole_outputs(jobs: Sequence[OutputJob], root: Path) -> dict[str, Receipt]:
