@@ -103,9 +103,7 @@ def test_two_builders_of_one_spool_do_not_disturb_each_other(spooled: tuple[Path
     """A second builder that began before the first was done keeps what that one has published."""
     path, scanned = spooled
     before = spool_times(path)
-    not_yet, then = (lambda home: None), whole_receipt
-    looks = iter([not_yet, then])
-    with mock.patch.object(spools, "whole_receipt", lambda home: next(looks)(home)):
+    with mock.patch.object(spools, "whole_receipt", side_effect=[None, mock.DEFAULT], wraps=whole_receipt):
         assert scan(path, chunk_bytes=4000) == scanned
     assert spool_times(path) == before
     assert len(in_chunks(scanned)) == 3000

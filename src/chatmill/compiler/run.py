@@ -15,7 +15,6 @@ from typing import Any
 from msgspec import structs
 
 from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, pipeline_of
-from chatmill.compiler.chunk_output import STATE
 from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_receipts
 from chatmill.compiler.engines.executor import Executor, kept
@@ -25,21 +24,24 @@ from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.publish import (
-    TEMPORARY,
-    canonical_json,
-    storing,
-    sweep_orphans,
-)
+from chatmill.compiler.publish import canonical_json, storing, sweep_orphans
 from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
 from chatmill.compiler.remote import build_elsewhere
 from chatmill.compiler.shards import DiskSync
 from chatmill.compiler.sources import SourcePlan, plan_sources
-from chatmill.compiler.work import begin_work, claim_work, folder_lock, remove_work, unfinished_state, work_folder
+from chatmill.compiler.work import (
+    UNFINISHED,
+    begin_work,
+    claim_work,
+    clean_up,
+    folder_lock,
+    refuse_other,
+    unfinished_state,
+    what_it_holds,
+)
 from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
 from chatmill.read.places import Elsewhere, is_elsewhere, size_of
 from chatmill.render.trust import TemplateTrust, allowed_template
-from chatmill.store.documents import WORK
 from chatmill.store.receipts import MANIFEST, read_manifest
 from chatmill.tokenizer.backends import Engine
 
@@ -122,7 +124,7 @@ def run_build(
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
-            _refuse_foreign(directory)
+            what_it_holds(directory)  # not ours to write into: refused
             watch = Watch(on_progress=on_progress, on_start=on_start)
             outcome, manifest = _build(checked, pipeline, directory, engine, resume, shard, watch, base)
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
@@ -251,26 +253,9 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
 
 def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:
     """The outcome of a build that is there already; its gates may have changed."""
-    _remove_work(directory)
+    clean_up(directory)
     check_gates(recipe, Ledger.from_json(manifest["ledger"]), "The dataset is there already and was not touched.")
     return Outcome.ALREADY_BUILT
-
-
-def _remove_work(directory: Path) -> None:
-    """Remove what is no part of a finished dataset: left by a kill at the very end, or by looking at packed input."""
-    remove_work(directory)
-    sweep_orphans(directory)
-
-
-def _refuse_foreign(directory: Path) -> None:
-    """A folder that holds something, but neither a dataset nor an unfinished build, is not ours to write into."""
-    with storing(directory, "read the folder"):
-        names = [path.name for path in directory.iterdir()]
-    others = [name for name in names if name != WORK and not TEMPORARY.fullmatch(name)]
-    if others and MANIFEST not in others and not (work_folder(directory) / STATE).exists():
-        raise ConfigError(
-            f"{directory} is not empty ({', '.join(sorted(others)[:5])}) and holds no build; choose an empty folder"
-        )
 
 
 def _recipe_text(recipe: Recipe) -> str:
@@ -280,27 +265,9 @@ def _recipe_text(recipe: Recipe) -> str:
 def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any] | None:
     """Whether this folder may be built into; the manifest, when the same build is finished there."""
     manifest = read_manifest(directory)
-    if manifest is not None:
-        if manifest["fingerprint"] != fingerprint:
-            _remove_work(directory)
-            raise ConfigError(
-                f"{directory} holds another dataset (fingerprint {manifest['fingerprint'][:12]}, this build is "
-                f"{fingerprint[:12]}): another recipe, input, tokenizer or package version. Choose another folder."
-            )
-        return manifest
-    state = unfinished_state(directory)
-    if state is not None:
-        found = state["fingerprint"]
-        if found != fingerprint:
-            raise ConfigError(
-                f"{directory} holds an unfinished build of something else (fingerprint {found[:12]}, this build is "
-                f"{fingerprint[:12]}). Choose another folder, or delete {work_folder(directory)}."
-            )
-        if not resume:
-            raise ConfigError(
-                f"{directory} holds an unfinished build of this recipe: continue with --resume (resume=True)"
-            )
-    return None
+    if refuse_other(directory, fingerprint, manifest) and manifest is None and not resume:
+        raise ConfigError(f"{directory} holds {UNFINISHED} of this recipe: continue with --resume (resume=True)")
+    return manifest
 
 
 def _jobs(recipe: Recipe, pipeline: Pipeline, planned: SourcePlan, work: Path, fingerprint: str) -> list[ChunkJob]:

@@ -25,11 +25,19 @@ from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.inputs import CHUNK_BYTES, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.paths import local_paths
-from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, sweep_orphans, write_atomic
+from chatmill.compiler.publish import canonical_json, storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.shards import join_rejected
 from chatmill.compiler.sources import scan_all
-from chatmill.compiler.work import begin_work, claim_work, folder_lock, remove_work, unfinished_state
+from chatmill.compiler.work import (
+    FINISHED,
+    begin_work,
+    claim_work,
+    folder_lock,
+    refuse_other,
+    remove_work,
+    what_it_holds,
+)
 from chatmill.distill.manifest import failures
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
 from chatmill.distill.shards import GLOB, INPUT_SCHEMA
@@ -45,7 +53,6 @@ from chatmill.distill.synth_harmony_chunks import (
 )
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame, RowFields, column_names
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.store.documents import WORK
 from chatmill.store.receipts import MANIFEST
 
 ROWS_PER_SHARD = 20_000_000
@@ -118,17 +125,12 @@ def write_synth_harmony(
 
 
 def _refuse_existing(final: Path, *, resume: bool) -> None:
-    """A folder that holds something is refused, or an unfinished run in it is continued."""
-    if not final.exists():
-        return
-    with storing(final, "read the folder"):
-        names = [path.name for path in final.iterdir() if not TEMPORARY.fullmatch(path.name)]
-    unfinished = MANIFEST not in names and (names in ([], [WORK]) or unfinished_state(final) is not None)
-    if not (unfinished and resume):
-        way_out = (
-            "continue with --resume (resume=True), or choose another --out" if unfinished else "choose another --out"
-        )
-        raise ConfigError(f"{final}: is there already and is not overwritten; {way_out}")
+    """A folder that is there is refused, or an unfinished run in it is continued."""
+    if final.exists():
+        is_finished = what_it_holds(final) == FINISHED
+        if is_finished or not resume:
+            way_out = "" if is_finished else "continue with --resume (resume=True), or "
+            raise ConfigError(f"{final}: is there already and is not overwritten; {way_out}choose another --out")
 
 
 @dataclass
@@ -224,12 +226,7 @@ class _HarmonyRun:
             "inputs": [[one.file.path, one.file.sha256] for one in scanned],
         }
         fingerprint = hashlib.sha256(canonical_json(content)).hexdigest()
-        found = (unfinished_state(self.out) or {}).get("fingerprint", fingerprint)
-        if found != fingerprint:
-            raise ConfigError(
-                f"{self.out} holds an unfinished run of another input, other options or another version (fingerprint "
-                f"{str(found)[:12]}, this one is {fingerprint[:12]}): choose another folder, or delete it"
-            )
+        refuse_other(self.out, fingerprint, None)
         begin_work(self._work, {"fingerprint": fingerprint})
 
     def _chunks(self, scanned: Sequence[ScannedInput], engine: Executor) -> list[HarmonyChunk]:
