@@ -7,7 +7,7 @@ import json
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -80,6 +80,17 @@ class ChunkJob:
     def folder(self) -> Path:
         """Where the shard is published."""
         return Path(self.work) / SHARDS / f"{self.number:06d}"
+
+
+def chunk_jobs(
+    chunks: Mapping[int, tuple[ChunkPiece, ...]], recipe: str, work: Path, fingerprint: str, answers: ProbeAnswers
+) -> list[ChunkJob]:
+    """The jobs of chunks, which are given by their numbers."""
+    home = str(work.absolute())
+    return [
+        ChunkJob(number=number, pieces=pieces, recipe=recipe, work=home, fingerprint=fingerprint, answers=answers)
+        for number, pieces in chunks.items()
+    ]
 
 
 _KEPT: dict[tuple[str, Engine], Pipeline] = {}

@@ -60,6 +60,7 @@ class ChunkOrder(Protocol):
 
 
 Order = TypeVar("Order", bound=ChunkOrder)
+Job = TypeVar("Job")
 
 
 def run_chunks(
@@ -129,10 +130,20 @@ def run_chunks(
     return receipts
 
 
-def run_jobs(function: Callable[[Any], Any], jobs: Sequence[Any], executor: Executor) -> list[Any]:
-    """Do jobs whose progress nobody is shown; what each of them gave, in order."""
+def run_jobs(
+    function: Callable[[Job], Any],
+    jobs: Sequence[Job],
+    executor: Executor,
+    on_done: Callable[[Job], None] = lambda job: None,
+) -> list[Any]:
+    """Do jobs whose progress nobody is shown; what each of them gave, in order. `on_done` is told of each."""
     found: dict[int, Any] = {}
-    executor.run(function, jobs, found.__setitem__, LateJobs(lambda: None).hear)
+
+    def done(index: int, given: Any) -> None:
+        found[index] = given
+        on_done(jobs[index])
+
+    executor.run(function, jobs, done, LateJobs(lambda: None).hear)
     return [found[index] for index in range(len(jobs))]
 
 

@@ -28,7 +28,7 @@ from chatmill.compiler.shards import (
     gather_splits,
     join_rejected,
     join_val,
-    made_shard,
+    made_shards,
     scatter_splits,
     val_groups,
 )
@@ -147,11 +147,7 @@ class BuildFinish:
         work: Path,
     ) -> dict[str, list[Made]]:
         """All shards of all splits, in order; validation episodes of neighbours share one."""
-        made: dict[str, list[Made]] = {}
-        for split in SPLITS:
-            found = [made_shard(job.folder, receipts[job.number], split) for job in jobs]
-            if any(found):
-                made[split] = [shard for shard in found if shard is not None]
+        made = made_shards((job.folder, receipts[job.number]) for job in jobs)
         if VAL in made:
             made[VAL] = self._shared_val(made[VAL], executor, disk, work)
         return made
@@ -164,11 +160,8 @@ class BuildFinish:
             ValJob(number=place, parts=tuple(str(parts[i].folder.parent) for i in groups[place]), work=str(work))
             for place in places
         ]
-
         for place, job, receipt in zip(places, todo, run_jobs(join_val, todo, executor), strict=True):
-            shard = made_shard(job.folder, receipt, VAL)
-            assert shard is not None
-            shards[place] = shard
+            (shards[place],) = made_shards([(job.folder, receipt)])[VAL]
             disk.add(job.folder, receipt)
         return shards
 

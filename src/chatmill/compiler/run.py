@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import structs
 
-from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, pipeline_of
+from chatmill.compiler.chunk_job import ChunkJob, chunk_jobs, compile_chunk, load_pipeline, pipeline_of
 from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_receipts
 from chatmill.compiler.engines.executor import Executor, kept
@@ -22,7 +22,6 @@ from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import BuildFinish, check_gates, take_back
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
-from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Pipeline
 from chatmill.compiler.publish import canonical_json, storing, sweep_orphans
 from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
@@ -39,8 +38,8 @@ from chatmill.compiler.work import (
     unfinished_state,
     what_it_holds,
 )
-from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
-from chatmill.read.places import Elsewhere, is_elsewhere, size_of
+from chatmill.errors import ConfigError, NoReferenceError
+from chatmill.read.places import Elsewhere, is_elsewhere
 from chatmill.render.trust import TemplateTrust, allowed_template
 from chatmill.store.receipts import MANIFEST, read_manifest
 from chatmill.tokenizer.backends import Engine
@@ -52,7 +51,7 @@ class Outcome(StrEnum):
     BUILT = "built"
     ALREADY_BUILT = "already_built"
     """The same build is there, finished; nothing was done."""
-    SHARD_DONE = "shard_done"
+    SHARE_DONE = "share_done"
     """This process's share of the chunks is done; `merge_build` makes the dataset when all are."""
 
 
@@ -136,7 +135,7 @@ def _own_engine(workers: int | None, recipe: Recipe, directory: Path) -> Iterato
     engine = LocalExecutor(workers, keep=True)
     try:
         if not os.path.exists(directory / MANIFEST):  # else there is, most likely, nothing to do
-            engine.prepare(load_pipeline, _recipe_text(recipe), most=_chunks_about(recipe))
+            engine.prepare(load_pipeline, recipe_text(recipe))
         yield engine
     finally:
         engine.close()
@@ -147,20 +146,11 @@ def driver_pipeline(recipe: Recipe) -> Pipeline:
 
     Where there is no reference, with the fast engine, as they have it.
     """
-    text = _recipe_text(recipe)
+    text = recipe_text(recipe)
     try:
         return pipeline_of(text, Engine.REFERENCE)
     except NoReferenceError:
         return pipeline_of(text)
-
-
-def _chunks_about(recipe: Recipe) -> int:
-    """Chunks of the input, as far as the sizes of the files tell; 0 where they cannot be found: reported later."""
-    try:
-        files = [path for source in recipe.sources for path in resolve_paths(source.patterns)]
-        return -(-sum(size_of(path) for path in files) // recipe.shard_bytes)
-    except (ChatmillError, OSError):
-        return 0
 
 
 def _build(
@@ -190,7 +180,7 @@ def _build(
         if shard is not None:
             run_chunks(compile_chunk, jobs[shard[0] :: shard[1]], engine, watch.on_progress, on_whole=disk.add_chunk)
             disk.wait()
-            return Outcome.SHARD_DONE, {}
+            return Outcome.SHARE_DONE, {}
         with storing(directory, "write the dataset in"):
             take_back(directory)
         receipts = run_chunks(compile_chunk, jobs, engine, watch.on_progress, on_whole=disk.add_chunk)
@@ -258,7 +248,8 @@ def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) ->
     return Outcome.ALREADY_BUILT
 
 
-def _recipe_text(recipe: Recipe) -> str:
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe as workers get it."""
     return canonical_json(recipe.as_json()).decode()
 
 
@@ -271,10 +262,4 @@ def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any]
 
 
 def _jobs(recipe: Recipe, pipeline: Pipeline, planned: SourcePlan, work: Path, fingerprint: str) -> list[ChunkJob]:
-    text, home = _recipe_text(recipe), str(work.absolute())
-    return [
-        ChunkJob(
-            number=number, pieces=pieces, recipe=text, work=home, fingerprint=fingerprint, answers=pipeline.answers
-        )
-        for number, pieces in enumerate(planned.chunks)
-    ]
+    return chunk_jobs(dict(enumerate(planned.chunks)), recipe_text(recipe), work, fingerprint, pipeline.answers)

@@ -53,11 +53,14 @@ class Made:
     record: ShardRecord
 
 
-def made_shard(folder: Path, receipt: Mapping[str, Any], split: str) -> Made | None:
-    """What a chunk has made for a split; None: nothing."""
-    if split not in receipt["splits"]:
-        return None
-    return Made(folder=folder / split, record=shard_from_json(receipt["splits"][split], str(folder)))
+def made_shards(chunks: Iterable[tuple[Path, Mapping[str, Any]]]) -> dict[str, list[Made]]:
+    """The shards of each split that chunks have made, from the folders and receipts of these."""
+    made: dict[str, list[Made]] = {}
+    for folder, receipt in chunks:
+        for split, record in receipt["splits"].items():
+            shard = Made(folder=folder / split, record=shard_from_json(record, str(folder)))
+            made.setdefault(split, []).append(shard)
+    return dict(sorted(made.items()))
 
 
 def whole_receipt(folder: Path) -> dict[str, Any] | None:

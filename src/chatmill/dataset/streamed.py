@@ -18,9 +18,8 @@ from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import check_gates
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
-from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe
-from chatmill.compiler.run import driver_pipeline, run_build
+from chatmill.compiler.run import driver_pipeline, recipe_text, run_build
 from chatmill.compiler.shards import JOINED
 from chatmill.compiler.sources import plan_sources
 from chatmill.core import html
@@ -68,7 +67,7 @@ class StreamedDataset(Exports):
         """Of input, recipe, tokenizer and template: that of the build."""
         self._work = ChunkWork(
             chunks=self._planned.chunks,
-            recipe=canonical_json(recipe.as_json()).decode(),
+            recipe=recipe_text(recipe),
             fingerprint=self.fingerprint,
             answers=pipeline.answers,
             scratch=scratch,

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from chatmill.compiler.chunk_output import RECEIPT, publish_with_receipt
+from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.executor import Executor
-from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.work import move_path
 from chatmill.errors import FormatError
@@ -90,15 +90,8 @@ def run_outputs(
     on_done: Callable[[Job], None] = lambda job: None,
 ) -> dict[str, Receipt]:
     """Do jobs; their receipts by name."""
-    receipts: dict[str, Receipt] = {}
-
-    def done(index: int, receipt: Receipt) -> None:
-        receipts[jobs[index].name] = receipt
-        on_done(jobs[index])
-
-    if jobs:
-        executor.run(function, jobs, done, LateJobs(lambda: None).hear)
-    return receipts
+    made = run_jobs(function, jobs, executor, on_done)
+    return {job.name: receipt for job, receipt in zip(jobs, made, strict=True)}
 
 
 def move_outputs(jobs: Sequence[OutputJob], receipts: Mapping[str, Mapping[str, Any]], root: Path) -> None:

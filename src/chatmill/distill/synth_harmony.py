@@ -22,11 +22,11 @@ from chatmill.compiler.chunk_output import REJECTED, SHARDS
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, run_jobs
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.inputs import CHUNK_BYTES, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
+from chatmill.compiler.inputs import ANY_SHAPE, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.paths import local_paths
 from chatmill.compiler.publish import canonical_json, storing, sweep_orphans, write_atomic
-from chatmill.compiler.recipe import OnError
+from chatmill.compiler.recipe import SHARD_BYTES, OnError
 from chatmill.compiler.shards import join_rejected
 from chatmill.compiler.sources import scan_all
 from chatmill.compiler.work import (
@@ -57,8 +57,6 @@ from chatmill.store.receipts import MANIFEST
 
 ROWS_PER_SHARD = 20_000_000
 """Each shard becomes one prefix for Megatron, and few large ones serve it best."""
-ANY_SHAPE = "openai"
-"""Keeps the scan of the input from looking for the shape of a conversation, which these records do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +186,7 @@ class _HarmonyRun:
                 spool=str(self._work / "spool"),
                 shape=ANY_SHAPE,
                 source=path.name,
-                chunk_bytes=CHUNK_BYTES,
+                chunk_bytes=SHARD_BYTES,
             )
             for path in self.files
         ]
