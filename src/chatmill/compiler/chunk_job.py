@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_with_receipt
 from chatmill.compiler.ledger import Ledger
-from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, hashes_below
+from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of
 from chatmill.compiler.recipe import OnError, stored_recipe
 from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.core.gc_pause import without_collector
+from chatmill.core.hash_shares import hash_limit, hashes_below
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
@@ -245,11 +246,10 @@ class _Output(ChunkOutput):
             named = self._named.setdefault(gate, [])
             for place in places[: NAMED - len(named)].tolist():
                 named.append(_named(conversations.ids[place], conversations.wheres[place]))
-        fraction = self._pipeline.recipe.split.val_fraction
-        in_val = np.zeros(len(conversations), dtype=np.bool_)
-        if fraction:
-            in_val[:] = [hashes_below(key, fraction) for key in conversations.keys]
-        goes_to_val = in_val[compiled.source_index]
+        if limit := hash_limit(self._pipeline.recipe.split.val_fraction):
+            goes_to_val = hashes_below(conversations.keys, limit)[compiled.source_index]
+        else:
+            goes_to_val = np.zeros(len(compiled.source_index), dtype=np.bool_)
         for split, chosen in (("train", ~goes_to_val), ("val", goes_to_val)):
             wanted = np.flatnonzero(chosen)
             if len(wanted):

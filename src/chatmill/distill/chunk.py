@@ -10,17 +10,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chatmill.compiler.chunk_output import SHARDS, ChunkOutput, publish_with_receipt
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.harmony_ids import kinds_of_spans
-from chatmill.core.texts import Texts
+from chatmill.core.hash_shares import hashes_below
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import account
 from chatmill.distill.audit import Audit
@@ -100,7 +98,7 @@ def _append(output: ChunkOutput, batch: KDBatch, rows: ShardRows, job: KDChunk) 
         return
     offsets, kinds = offsets_of(batch.lengths), kinds_of_spans(batch.spans)
     names = rows.ids.texts.take(batch.rows).packed()
-    valid = _is_valid(names, job.valid_threshold)
+    valid = hashes_below(names, job.valid_threshold)
     borders = [0, *(np.flatnonzero(valid[1:] != valid[:-1]) + 1).tolist(), len(valid)]
     for first, last in itertools.pairwise(borders):
         tokens = slice(int(offsets[first]), int(offsets[last]))
@@ -111,15 +109,6 @@ def _append(output: ChunkOutput, batch: KDBatch, rows: ShardRows, job: KDChunk) 
             record_id=names.part(first, last) if job.record_ids else None,
         )
         output.append(KDSplit.VALID if valid[first] else KDSplit.TRAIN, columns)
-
-
-def _is_valid(names: Texts, threshold: int) -> NDArray[np.bool_]:
-    """Which rows are in `valid`; their names are packed."""
-    if threshold == 2**64:
-        return np.ones(len(names), dtype=np.bool_)
-    data, borders = names.data.tobytes(), itertools.pairwise(names.offsets.tolist())
-    digests = b"".join([blake2b(data[start:stop], digest_size=8).digest() for start, stop in borders])
-    return np.frombuffer(digests, dtype=">u8").astype(np.uint64) < np.uint64(threshold)
 
 
 def refusals(batch: KDBatch, rows: ShardRows) -> Iterator[tuple[int, RecordError]]:
