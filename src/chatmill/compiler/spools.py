@@ -43,7 +43,7 @@ def _write_spool(home: Path, suffix: str, write: Callable[[PartWriter], None]) -
     try:
         return publish_with_receipt(home, write_parts, step="spool", replace=False)
     except (ConfigError, StorageError):
-        theirs = whole_receipt(home)  # another build may have finished the same spool meanwhile
+        theirs = whole_receipt(home) if home.exists() else None  # another build may have been faster
         if theirs is None:
             raise
         return theirs
