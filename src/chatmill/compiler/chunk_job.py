@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_with_receipt
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of
-from chatmill.compiler.recipe import OnError, stored_recipe
+from chatmill.compiler.recipe import OnError, Recipe, stored_recipe
+from chatmill.core.canonical import canonical_json
 from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.hash_shares import hash_limit, hashes_below
@@ -92,6 +93,11 @@ def chunk_jobs(
         ChunkJob(number=number, pieces=pieces, recipe=recipe, work=home, fingerprint=fingerprint, answers=answers)
         for number, pieces in chunks.items()
     ]
+
+
+def recipe_json(recipe: Recipe) -> str:
+    """A recipe as workers get it."""
+    return canonical_json(recipe.as_json()).decode()
 
 
 _KEPT: dict[tuple[str, Engine], Pipeline] = {}

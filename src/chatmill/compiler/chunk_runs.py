@@ -70,13 +70,13 @@ def run_chunks(
     on_progress: OnProgress | None,
     *,
     stage: str = "compile",
-    on_whole: Callable[[Order, Receipt], None] = lambda job, receipt: None,
+    on_whole: Callable[[Path, Receipt], None] = lambda folder, receipt: None,
     keep: Callable[[Receipt], bool] = lambda receipt: True,
 ) -> dict[int, Receipt]:
     """Make the chunks that are not there yet; the receipts of all, by number.
 
-    `on_whole` is called with every chunk, made now or before. A chunk that is there is made again unless `keep` says
-    otherwise of its receipt.
+    `on_whole` is called with the folder of every chunk, made now or before. A chunk that is there is made again unless
+    `keep` says otherwise of its receipt.
     """
     receipts = {number: receipt for number, receipt in whole_receipts(jobs).items() if keep(receipt)}
     todo = [job for job in jobs if job.number not in receipts]
@@ -107,7 +107,7 @@ def run_chunks(
         nonlocal done
         job = todo[index]
         receipts[job.number] = receipt
-        on_whole(job, receipt)
+        on_whole(job.folder, receipt)
         fault_point("after_chunk")
         done += 1
         late.forget(index)
@@ -124,7 +124,7 @@ def run_chunks(
     tell()
     for job in jobs:
         if job.number in receipts:
-            on_whole(job, receipts[job.number])
+            on_whole(job.folder, receipts[job.number])
     if todo:
         executor.run(function, todo, on_done, on_event)
     return receipts

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_job import ChunkJob
+from chatmill.compiler.chunk_job import ChunkJob, chunk_jobs, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.executor import Executor
@@ -57,8 +57,8 @@ def take_back(directory: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildFinish:
-    """The end of a build: gates, validation shards, everything to its place, the manifest."""
+class PlannedBuild:
+    """A build whose input is read: the jobs of its chunks, and how their shards become the dataset."""
 
     directory: Path
     recipe: Recipe
@@ -66,11 +66,21 @@ class BuildFinish:
     planned: SourcePlan
     fingerprint: str
 
+    @property
+    def work(self) -> Path:
+        """Where its unfinished work is."""
+        return work_folder(self.directory).absolute()
+
+    def jobs(self) -> list[ChunkJob]:
+        """One for each chunk."""
+        chunks = dict(enumerate(self.planned.chunks))
+        return chunk_jobs(chunks, recipe_json(self.recipe), self.work, self.fingerprint, self.pipeline.answers)
+
     def publish(
         self, jobs: Sequence[ChunkJob], receipts: dict[int, dict[str, Any]], executor: Executor, disk: DiskSync
     ) -> dict[str, Any]:
         """Make the dataset of the shards of all chunks."""
-        directory, work = self.directory, work_folder(self.directory).absolute()
+        directory, work = self.directory, self.work
         ledger = self._ledger(receipts)
         with storing(directory, "write the dataset in"):
             made = self._made(jobs, receipts, executor, disk, work)

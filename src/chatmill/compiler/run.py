@@ -14,20 +14,20 @@ from typing import Any
 
 from msgspec import structs
 
-from chatmill.compiler.chunk_job import ChunkJob, chunk_jobs, compile_chunk, load_pipeline, pipeline_of
+from chatmill.compiler.chunk_job import compile_chunk, load_pipeline, pipeline_of, recipe_json
 from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_receipts
 from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.finish import BuildFinish, check_gates, take_back
+from chatmill.compiler.finish import PlannedBuild, check_gates, take_back
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.publish import canonical_json, storing, sweep_orphans
+from chatmill.compiler.publish import storing, sweep_orphans
 from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
 from chatmill.compiler.remote import build_elsewhere
 from chatmill.compiler.shards import DiskSync
-from chatmill.compiler.sources import SourcePlan, plan_sources
+from chatmill.compiler.sources import plan_sources
 from chatmill.compiler.work import (
     UNFINISHED,
     begin_work,
@@ -64,14 +64,6 @@ class BuildResult:
     manifest: dict[str, Any]
     """Empty after a share of a build."""
     seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """Callbacks that follow a build."""
-
-    on_progress: OnProgress | None
-    on_start: Callable[[], None] | None
 
 
 def run_build(
@@ -124,8 +116,8 @@ def run_build(
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
             what_it_holds(directory)  # not ours to write into: refused
-            watch = Watch(on_progress=on_progress, on_start=on_start)
-            outcome, manifest = _build(checked, pipeline, directory, engine, resume, shard, watch, base)
+            build = _planned(checked, pipeline, directory, engine, base)
+            outcome, manifest = _run(build, engine, shard, resume, on_progress, on_start)
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
 
 
@@ -135,7 +127,7 @@ def _own_engine(workers: int | None, recipe: Recipe, directory: Path) -> Iterato
     engine = LocalExecutor(workers, keep=True)
     try:
         if not os.path.exists(directory / MANIFEST):  # else there is, most likely, nothing to do
-            engine.prepare(load_pipeline, recipe_text(recipe))
+            engine.prepare(load_pipeline, recipe_json(recipe))
         yield engine
     finally:
         engine.close()
@@ -146,46 +138,50 @@ def driver_pipeline(recipe: Recipe) -> Pipeline:
 
     Where there is no reference, with the fast engine, as they have it.
     """
-    text = recipe_text(recipe)
+    text = recipe_json(recipe)
     try:
         return pipeline_of(text, Engine.REFERENCE)
     except NoReferenceError:
         return pipeline_of(text)
 
 
-def _build(
-    recipe: Recipe,
-    pipeline: Pipeline,
-    directory: Path,
-    engine: Executor,
-    resume: bool,
-    shard: tuple[int, int] | None,
-    watch: Watch,
-    base: Path | None,
-) -> tuple[Outcome, dict[str, Any]]:
-    """The build itself, in a folder that is held by this process."""
-    work = claim_work(directory)
-    planned = plan_sources(recipe, work / "spool", engine, base)
+def _planned(
+    recipe: Recipe, pipeline: Pipeline, directory: Path, engine: Executor | None = None, base: Path | None = None
+) -> PlannedBuild:
+    """A build in a folder that is held by this process, with its input read once."""
+    planned = plan_sources(recipe, claim_work(directory) / "spool", engine, base)
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
-    finished = _claim(directory, fingerprint, resume=resume or shard is not None)
+    return PlannedBuild(directory, recipe, pipeline, planned, fingerprint)
+
+
+def _run(
+    build: PlannedBuild,
+    engine: Executor,
+    share: tuple[int, int] | None,
+    resume: bool,
+    on_progress: OnProgress | None,
+    on_start: Callable[[], None] | None,
+) -> tuple[Outcome, dict[str, Any]]:
+    """The build itself, or a share of it."""
+    directory, recipe = build.directory, build.recipe
+    finished = _claim(directory, build.fingerprint, resume=resume or share is not None)
     if finished is not None:
         return _already_built(directory, recipe, finished), finished
-    if shard is None:  # other shares may be writing here now; what one of them left goes with the whole work folder
+    if share is None:  # other shares may be writing here now; what one of them left goes with the whole work folder
         sweep_orphans(directory)
-    begin_work(work, {"fingerprint": fingerprint, "recipe": recipe.as_json()})
-    jobs = _jobs(recipe, pipeline, planned, work, fingerprint)
-    if watch.on_start is not None:
-        watch.on_start()
+    begin_work(build.work, {"fingerprint": build.fingerprint, "recipe": recipe.as_json()})
+    jobs = build.jobs()
+    if on_start is not None:
+        on_start()
     with DiskSync() as disk:
-        if shard is not None:
-            run_chunks(compile_chunk, jobs[shard[0] :: shard[1]], engine, watch.on_progress, on_whole=disk.add_chunk)
+        if share is not None:
+            run_chunks(compile_chunk, jobs[share[0] :: share[1]], engine, on_progress, on_whole=disk.add)
             disk.wait()
             return Outcome.SHARE_DONE, {}
         with storing(directory, "write the dataset in"):
             take_back(directory)
-        receipts = run_chunks(compile_chunk, jobs, engine, watch.on_progress, on_whole=disk.add_chunk)
-        planned.check_unchanged()
-        build = BuildFinish(directory, recipe, pipeline, planned, fingerprint)
+        receipts = run_chunks(compile_chunk, jobs, engine, on_progress, on_whole=disk.add)
+        build.planned.check_unchanged()
         return Outcome.BUILT, build.publish(jobs, receipts, engine, disk)
 
 
@@ -213,18 +209,15 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
     finished = read_manifest(directory)
     if finished is not None:
         return _already_built(directory, recorded_recipe(finished), finished), finished
-    work = claim_work(directory)
     state = unfinished_state(directory)
     if state is None:
         raise ConfigError(f"{directory} holds no build to merge: run its shares first (--shard i/N)")
     recipe = recipe_of(state["recipe"])
-    planned = plan_sources(recipe, work / "spool")
     named = allowed_template(recipe.template, trust, str(directory))
-    pipeline = driver_pipeline(structs.replace(recipe, template=named))
-    fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
-    if fingerprint != state["fingerprint"]:
+    build = _planned(recipe, driver_pipeline(structs.replace(recipe, template=named)), directory)
+    if build.fingerprint != state["fingerprint"]:
         raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")
-    jobs = _jobs(recipe, pipeline, planned, work, fingerprint)
+    jobs = build.jobs()
     with DiskSync() as disk:
         with storing(directory, "write the dataset in"):
             take_back(directory)
@@ -237,7 +230,6 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
             sweep_orphans(directory)
         for job in jobs:
             disk.add(job.folder, receipts[job.number])
-        build = BuildFinish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, LocalExecutor(0), disk)
 
 
@@ -248,18 +240,9 @@ def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) ->
     return Outcome.ALREADY_BUILT
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """A recipe as workers get it."""
-    return canonical_json(recipe.as_json()).decode()
-
-
 def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any] | None:
     """Whether this folder may be built into; the manifest, when the same build is finished there."""
     manifest = read_manifest(directory)
     if refuse_other(directory, fingerprint, manifest) and manifest is None and not resume:
         raise ConfigError(f"{directory} holds {UNFINISHED} of this recipe: continue with --resume (resume=True)")
     return manifest
-
-
-def _jobs(recipe: Recipe, pipeline: Pipeline, planned: SourcePlan, work: Path, fingerprint: str) -> list[ChunkJob]:
-    return chunk_jobs(dict(enumerate(planned.chunks)), recipe_text(recipe), work, fingerprint, pipeline.answers)

@@ -109,10 +109,6 @@ class DiskSync:
         while self._pending and self._pending[0].done():
             self._pending.pop(0).result()
 
-    def add_chunk(self, job: Any, receipt: Mapping[str, Any]) -> None:
-        """Begin with the shards of a chunk."""
-        self.add(job.folder, receipt)
-
     def wait(self) -> None:
         """Until everything is on the disk."""
         while self._pending:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
+from chatmill.compiler.chunk_job import recipe_json
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import check_gates
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
 from chatmill.compiler.recipe import Recipe
-from chatmill.compiler.run import driver_pipeline, recipe_text, run_build
+from chatmill.compiler.run import driver_pipeline, run_build
 from chatmill.compiler.shards import JOINED
 from chatmill.compiler.sources import plan_sources
 from chatmill.core import html
@@ -67,7 +68,7 @@ class StreamedDataset(Exports):
         """Of input, recipe, tokenizer and template: that of the build."""
         self._work = ChunkWork(
             chunks=self._planned.chunks,
-            recipe=recipe_text(recipe),
+            recipe=recipe_json(recipe),
             fingerprint=self.fingerprint,
             answers=pipeline.answers,
             scratch=scratch,
