@@ -1,4 +1,4 @@
-"""Runs the chunks of a build on an engine: those that are whole are kept, the others are made."""
+"""Runs the chunks of a build by an executor: those that are whole are kept, the others are made."""
 
 from __future__ import annotations
 

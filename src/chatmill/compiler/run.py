@@ -1,4 +1,4 @@
-"""The driver of a build: recipe to chunks, chunks to shards on an engine, shards to a dataset, the manifest last."""
+"""The driver of a build: recipe to chunks, chunks to shards by an executor, shards to a dataset, the manifest last."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def run_build(
 ) -> BuildResult:
     """Build the dataset that a recipe describes into the folder `out`.
 
-    The bytes depend on the input and the recipe alone: not on workers, engine or interruptions. `resume` continues a
+    The bytes depend on the input and the recipe alone: not on workers, executor or interruptions. `resume` continues a
     build that was stopped; the same build, finished, is left alone; another one there is refused. `shard=(i, n)` does
     every n-th chunk from the i-th on and stops; `merge_build` puts the shards of all shares together. `shard_bytes`
     replaces that of the recipe. Relative names of input files start from `base` (default: the current folder). `out`
@@ -109,28 +109,28 @@ def run_build(
     if shard_bytes is not None:
         checked = recipe_of({**checked.as_json(), "shard_bytes": shard_bytes})
     directory = Path(out)
-    own = _own_engine(workers, checked, directory)
-    with kept(executor) if executor is not None else own as engine:
+    own = _own_executor(workers, checked, directory)
+    with kept(executor) if executor is not None else own as chosen:
         pipeline = driver_pipeline(checked)  # an unknown name is reported before anything is made
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
             what_it_holds(directory)  # not ours to write into: refused
-            build = _planned(checked, pipeline, directory, engine, base)
-            outcome, manifest = _run(build, engine, shard, resume, on_progress, on_start)
+            planned = _planned(checked, pipeline, directory, chosen, base)
+            outcome, manifest = _run(planned, chosen, shard, resume, on_progress, on_start)
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
 
 
 @contextmanager
-def _own_engine(workers: int | None, recipe: Recipe, directory: Path) -> Iterator[LocalExecutor]:
-    """The local engine; what its workers need is loaded while this process is busy."""
-    engine = LocalExecutor(workers, keep=True)
+def _own_executor(workers: int | None, recipe: Recipe, directory: Path) -> Iterator[LocalExecutor]:
+    """The local executor; what its workers need is loaded while this process is busy."""
+    executor = LocalExecutor(workers, keep=True)
     try:
         if not os.path.exists(directory / MANIFEST):  # else there is, most likely, nothing to do
-            engine.prepare(load_pipeline, recipe_json(recipe))
-        yield engine
+            executor.prepare(load_pipeline, recipe_json(recipe))
+        yield executor
     finally:
-        engine.close()
+        executor.close()
 
 
 def driver_pipeline(recipe: Recipe) -> Pipeline:
@@ -146,17 +146,17 @@ def driver_pipeline(recipe: Recipe) -> Pipeline:
 
 
 def _planned(
-    recipe: Recipe, pipeline: Pipeline, directory: Path, engine: Executor | None = None, base: Path | None = None
+    recipe: Recipe, pipeline: Pipeline, directory: Path, executor: Executor | None = None, base: Path | None = None
 ) -> PlannedBuild:
     """A build in a folder that is held by this process, with its input read once."""
-    planned = plan_sources(recipe, claim_work(directory) / "spool", engine, base)
+    planned = plan_sources(recipe, claim_work(directory) / "spool", executor, base)
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
     return PlannedBuild(directory, recipe, pipeline, planned, fingerprint)
 
 
 def _run(
     build: PlannedBuild,
-    engine: Executor,
+    executor: Executor,
     share: tuple[int, int] | None,
     resume: bool,
     on_progress: OnProgress | None,
@@ -175,14 +175,14 @@ def _run(
         on_start()
     with DiskSync() as disk:
         if share is not None:
-            run_chunks(compile_chunk, jobs[share[0] :: share[1]], engine, on_progress, on_whole=disk.add)
+            run_chunks(compile_chunk, jobs[share[0] :: share[1]], executor, on_progress, on_whole=disk.add)
             disk.wait()
             return Outcome.SHARE_DONE, {}
         with storing(directory, "write the dataset in"):
             take_back(directory)
-        receipts = run_chunks(compile_chunk, jobs, engine, on_progress, on_whole=disk.add)
+        receipts = run_chunks(compile_chunk, jobs, executor, on_progress, on_whole=disk.add)
         build.planned.check_unchanged()
-        return Outcome.BUILT, build.publish(jobs, receipts, engine, disk)
+        return Outcome.BUILT, build.publish(jobs, receipts, executor, disk)
 
 
 def merge_build(

@@ -1,8 +1,8 @@
 """SYNTH-like rows (query, reasoning, answer) become Harmony conversations: `synth_harmony_v1` Parquet shards.
 
 Every conversation is system, developer, user, assistant/analysis and assistant/final; the JSON of a row is spelled as
-in the published shards. Chunks of the input become rows on the engine of builds, and the rows become shards there. The
-same input and options give the same bytes for any workers and after any interruption; the manifest is written last.
+in the published shards. Workers turn chunks of the input into rows, and the rows into shards. The same input and
+options give the same bytes for any workers and after any interruption; the manifest is written last.
 """
 
 from __future__ import annotations
@@ -151,15 +151,15 @@ class _HarmonyRun:
         sweep_orphans(self.out)
         with self._or_nothing():
             scanned = self._scan()
-        engine = self._engine(scanned)
+        executor = self._executor(scanned)
         self._claim(scanned)
         quarantine = self.on_error is OnError.QUARANTINE
         with self._or_nothing():
-            chunks = self._chunks(scanned, engine)
+            chunks = self._chunks(scanned, executor)
             receipts = run_chunks(
                 convert_chunk,
                 chunks,
-                engine,
+                executor,
                 self.on_progress,
                 stage="convert",
                 keep=lambda receipt: quarantine or receipt["rejected"] is None,
@@ -176,7 +176,7 @@ class _HarmonyRun:
         jobs = self._shards(chunks, rows)
         shards = whole_outputs(jobs, self.out)
         todo = [job for job in jobs if job.name not in shards]
-        shards |= run_outputs(write_parquet_shard, todo, engine)
+        shards |= run_outputs(write_parquet_shard, todo, executor)
         return sum(rows), ledger, self._publish(scanned, chunks, jobs, shards, ledger)
 
     def _scan(self) -> list[ScannedInput]:
@@ -212,7 +212,7 @@ class _HarmonyRun:
         if not any(self.out.iterdir()):
             self.out.rmdir()
 
-    def _engine(self, scanned: Sequence[ScannedInput]) -> Executor:
+    def _executor(self, scanned: Sequence[ScannedInput]) -> Executor:
         few = sum(len(one.chunks) for one in scanned) == 1
         return LocalExecutor(0 if self.workers is None and few else self.workers)
 
@@ -227,11 +227,11 @@ class _HarmonyRun:
         refuse_other(self.out, fingerprint, None)
         begin_work(self._work, {"fingerprint": fingerprint})
 
-    def _chunks(self, scanned: Sequence[ScannedInput], engine: Executor) -> list[HarmonyChunk]:
+    def _chunks(self, scanned: Sequence[ScannedInput], executor: Executor) -> list[HarmonyChunk]:
         ranges = [chunk for one in scanned for chunk in one.chunks]
         firsts = [0] * len(ranges)
         if self.fields.id_prefix is not None:
-            counts = run_jobs(count_records, [CountJob(range=chunk) for chunk in ranges], engine)
+            counts = run_jobs(count_records, [CountJob(range=chunk) for chunk in ranges], executor)
             firsts = [0, *itertools.accumulate(counts)]
         return [
             HarmonyChunk(

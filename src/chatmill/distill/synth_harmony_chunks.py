@@ -1,4 +1,4 @@
-"""The work of `synth-harmony` that engines do: chunks of the input become rows, and rows become Parquet shards."""
+"""The work of `synth-harmony` that executors run: chunks of the input become rows, and rows become Parquet shards."""
 
 from __future__ import annotations
 
