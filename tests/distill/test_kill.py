@@ -75,9 +75,9 @@ def test_killed_before_every_operation_on_a_file(fast: Path) -> None:
 
 DRIVER = """
 import sys
-from chatmill.distill import shards
+from chatmill.distill import input_shards
 from chatmill.distill.run import build_synth_kd
-shards.GROUP_ROWS, shards.CHUNK_BYTES = 20, 1
+input_shards.GROUP_ROWS, input_shards.CHUNK_BYTES = 20, 1
 build_synth_kd(sys.argv[1], sys.argv[2], workers=2, valid_fraction=0.05, resume=True)
 """
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from chatmill.core.texts import OptionalTexts
+from chatmill.distill.input_shards import KDInput, Shard, shard_batches
 from chatmill.distill.rows import KDBatch
-from chatmill.distill.shards import KDInput, Shard, shard_batches
 from chatmill.errors import ConfigError
 
 UNLIMITED = 2**62

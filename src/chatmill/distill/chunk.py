@@ -22,8 +22,8 @@ from chatmill.core.hash_shares import hashes_below
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import account
 from chatmill.distill.audit import Audit
+from chatmill.distill.input_shards import Shard, ShardRows, shard_batches, shown
 from chatmill.distill.rows import BulkRows, KDBatch, OfficialBatches
-from chatmill.distill.shards import Shard, ShardRows, shard_batches, shown
 from chatmill.errors import RecordError
 from chatmill.store.durable import WordSum
 from chatmill.store.episode_columns import EpisodeColumns

@@ -14,8 +14,8 @@ from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import git_sha
 from chatmill.compiler.publish import canonical_json
 from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
+from chatmill.distill.input_shards import GLOB, KDInput
 from chatmill.distill.shard_export import QUARANTINE
-from chatmill.distill.shards import GLOB, KDInput
 from chatmill.errors import FormatError, MissingExtraError
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import SPAN_NAMES

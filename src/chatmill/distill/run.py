@@ -26,10 +26,10 @@ from chatmill.compiler.work import begin_work, claim_work, clean_up, folder_lock
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.caps import cap_tokens
 from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of
+from chatmill.distill.input_shards import KDInput, read_input
 from chatmill.distill.manifest import KDConfig, failures, kd_fingerprint, ledger_of, make_manifest
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
 from chatmill.distill.shard_export import QUARANTINE, KDExport, export_shard
-from chatmill.distill.shards import KDInput, read_input
 from chatmill.errors import ConfigError, DataError, member
 from chatmill.store.durable import remove_path
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments

@@ -38,9 +38,9 @@ from chatmill.compiler.work import (
     remove_work,
     what_it_holds,
 )
+from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
 from chatmill.distill.manifest import failures
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
-from chatmill.distill.shards import GLOB, INPUT_SCHEMA
 from chatmill.distill.synth_harmony_chunks import (
     OUTPUT_COLUMNS,
     ROWS,
