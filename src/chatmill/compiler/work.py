@@ -129,13 +129,14 @@ def refuse_other(directory: Path, fingerprint: str, manifest: Mapping[str, Any] 
     held = manifest or unfinished_state(directory)
     if held is None:
         return False
-    if held["fingerprint"] != fingerprint:
+    found = str(held["fingerprint"])
+    if found != fingerprint:
         what, way_out = "an unfinished build of something else", f", or delete {work_folder(directory)}"
         if manifest is not None:
             clean_up(directory)
             what, way_out = "another dataset", ""
         raise ConfigError(
-            f"{directory} holds {what} (fingerprint {held['fingerprint'][:12]}, this build is {fingerprint[:12]}): "
+            f"{directory} holds {what} (fingerprint {found[:12]}, this build is {fingerprint[:12]}): "
             f"another input, other options, another tokenizer or package version. Choose another folder{way_out}."
         )
     return True
