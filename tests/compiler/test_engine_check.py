@@ -89,7 +89,7 @@ def test_workers_with_a_bad_engine_build_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(chunk_job, "_KEPT", good.kept)
     if not prepared:
-        monkeypatch.setattr(LocalExecutor, "prepare", lambda self, job, spec, most: None)
+        monkeypatch.setattr(LocalExecutor, "prepare", lambda self, job, spec: None)
     monkeypatch.setenv("TEST_ENGINE", engine)
     run_build(good.recipe, fast / "bad", workers=2, shard_bytes=4000)
     assert digest(fast / "bad") == good.files

@@ -82,17 +82,17 @@ def unboxed(text: str) -> str:
 def test_a_chunk_that_always_kills_is_named_and_the_rest_stays(
     sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FAULTS, "before_receipt:1")
+    monkeypatch.setenv(FAULTS, "before_shard_receipt_rename:1")
     monkeypatch.setenv(FAULTS_LOG, str(fast / "log"))
     with pytest.raises(JobKilledWorkers, match=r"chunk 0 .*chats.jsonl, from line or row 1 on.*3 times.*SIGKILL"):
         run_build(sets.recipe, fast / "out", workers=1)
-    assert faults_hit(fast / "log") == ["before_receipt"] * 3
+    assert faults_hit(fast / "log") == ["before_shard_receipt_rename"] * 3
     monkeypatch.delenv(FAULTS)
     assert run_build(sets.recipe, fast / "out", workers=0, resume=True).outcome is Outcome.BUILT
     sets.check(fast / "out")
 
 
-@pytest.mark.parametrize("point", ["after_shard_write", "before_receipt", "after_shard_folder_rename"])
+@pytest.mark.parametrize("point", ["after_shard_write", "before_shard_receipt_rename", "after_shard_folder_rename"])
 def test_one_killed_worker_does_not_even_stop_the_build(
     sets: Sets, fast: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from chatmill.compiler.gates import GateError, gates_of
 from chatmill.compiler.ledger import TOKEN_FATES, Ledger
-from chatmill.compiler.pipeline import copies_of, hashes_below
+from chatmill.compiler.pipeline import copies_of
 from chatmill.compiler.recipe import Gates
 from chatmill.compiler.run import Outcome, run_build
+from chatmill.core.hash_shares import hash_limit, hash_of, hashes_below
+from chatmill.core.texts import Texts
 from chatmill.errors import DataError, FormatError, RecordError
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.builds import chats, digest, leftovers, mixed_recipe, plain_recipe, write_inputs, write_jsonl
@@ -371,11 +373,14 @@ def test_a_split_of_zero_makes_no_val(fast: Path) -> None:
     assert not (fast / "out" / "val").exists()
 
 
-@given(fraction=st.floats(0, 1, exclude_max=True), key=st.text())
-def test_hashes_below(fraction: float, key: str) -> None:
-    assert hashes_below(key, 0.0) is False
-    if hashes_below(key, fraction):
-        assert hashes_below(key, min(1.0, np.nextafter(fraction, 2)))
+@given(fraction=st.floats(0, 1), keys=st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_hashes_below(fraction: float, keys: list[str]) -> None:
+    texts, limit = Texts.of(["other", *keys]).part(1, len(keys) + 1), hash_limit(fraction)
+    assert hashes_below(texts, limit).tolist() == [hash_of(key.encode()) < limit for key in keys]
+    assert not hashes_below(texts, hash_limit(0.0)).any()
+    assert hashes_below(texts, hash_limit(1.0)).all()
+    more = hashes_below(texts, hash_limit(min(1.0, float(np.nextafter(fraction, 2)))))
+    assert (hashes_below(texts, limit) <= more).all()
 
 
 @pytest.mark.parametrize("cap", [1, 7, 30, 31, 1000])

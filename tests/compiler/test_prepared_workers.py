@@ -107,23 +107,6 @@ def test_prepared_workers_that_are_not_needed_end() -> None:
     assert child_pids() == before
 
 
-def test_no_more_workers_are_prepared_than_will_be_needed(tmp_path: Path) -> None:
-    engine = LocalExecutor(3)
-    before = child_pids()
-    try:
-        engine.prepare(jobs.note_pid, tmp_path / "nothing", most=0)
-        assert child_pids() == before
-        engine.prepare(jobs.note_pid, tmp_path / "prepared", most=1)
-        assert len(child_pids()) == len(before) + 1
-        done: dict[int, int] = {}
-        engine.run(jobs.note_pid, [tmp_path / "jobs"] * 6, done.__setitem__)
-    finally:
-        engine.close()
-    assert len(done) == 6
-    assert len((tmp_path / "prepared").read_text().split()) >= 1  # those that the run starts do it too
-    assert child_pids() == before
-
-
 def test_nobody_waits_for_workers_that_prepare_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chatmill.compiler.engines.local.GOODBYE_SECONDS", 900.0)
     engine = LocalExecutor(1)

@@ -16,6 +16,7 @@ import pytest
 from chatmill.compiler import faults, spools
 from chatmill.compiler.inputs import ScannedInput
 from chatmill.compiler.publish import StorageError
+from chatmill.compiler.shards import whole_receipt
 from chatmill.errors import ChatmillError
 from chatmill.read.files import read_records
 from tests.compiler.scanned import in_chunks, scan, told
@@ -102,7 +103,7 @@ def test_two_builders_of_one_spool_do_not_disturb_each_other(spooled: tuple[Path
     """A second builder that began before the first was done keeps what that one has published."""
     path, scanned = spooled
     before = spool_times(path)
-    with mock.patch.object(spools, "whole_receipt", return_value=None):
+    with mock.patch.object(spools, "whole_receipt", side_effect=[None, mock.DEFAULT], wraps=whole_receipt):
         assert scan(path, chunk_bytes=4000) == scanned
     assert spool_times(path) == before
     assert len(in_chunks(scanned)) == 3000

@@ -11,7 +11,7 @@ from unittest import mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chatmill.distill import shards
+from chatmill.distill import input_shards
 from chatmill.distill.run import SynthKDResult, build_synth_kd
 
 REAL = Path(__file__).parents[1] / "data" / "synth_harmony"
@@ -57,7 +57,7 @@ def write_input(folder: Path, shards: Sequence[Sequence[dict[str, Any]]], *, gro
 
 def in_chunks_of(rows: int, *arguments: Any, **options: Any) -> SynthKDResult:
     """Build with chunks of at most so many rows, which row groups do not share."""
-    with mock.patch.object(shards, "GROUP_ROWS", rows), mock.patch.object(shards, "CHUNK_BYTES", 1):
+    with mock.patch.object(input_shards, "GROUP_ROWS", rows), mock.patch.object(input_shards, "CHUNK_BYTES", 1):
         return build_synth_kd(*arguments, **options)
 
 

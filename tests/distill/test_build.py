@@ -18,10 +18,10 @@ from chatmill.compiler.run import Outcome
 from chatmill.core.texts import OptionalTexts
 from chatmill.distill.audit import FIRST_ROWS, AuditError, audited
 from chatmill.distill.check import verify_synth_kd
+from chatmill.distill.input_shards import CHUNK_BYTES, chunk_starts
 from chatmill.distill.manifest import KDConfig
 from chatmill.distill.rows import BulkRows, KDBatch
 from chatmill.distill.run import build_synth_kd
-from chatmill.distill.shards import CHUNK_BYTES, chunk_starts
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.kd import KDShard
 from chatmill.store.receipts import receipt_bytes, sealed

@@ -21,8 +21,8 @@ POINTS = [
     "after_state_write:1",
     "after_state_rename:1",
     "after_shard_write:1",
-    "before_receipt:2",
-    "after_receipt_rename:2",
+    "after_shard_receipt_write:2",
+    "after_shard_receipt_rename:2",
     "before_shard_folder_rename:2",
     "after_shard_folder_rename:3",
     "after_shard_folder_rename:4",
@@ -75,9 +75,9 @@ def test_killed_before_every_operation_on_a_file(fast: Path) -> None:
 
 DRIVER = """
 import sys
-from chatmill.distill import shards
+from chatmill.distill import input_shards
 from chatmill.distill.run import build_synth_kd
-shards.GROUP_ROWS, shards.CHUNK_BYTES = 20, 1
+input_shards.GROUP_ROWS, input_shards.CHUNK_BYTES = 20, 1
 build_synth_kd(sys.argv[1], sys.argv[2], workers=2, valid_fraction=0.05, resume=True)
 """
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from chatmill.cli import app
 from chatmill.distill.check import verify_synth_kd
+from chatmill.distill.input_shards import read_input
 from chatmill.distill.run import build_synth_kd
-from chatmill.distill.shards import read_input
 from chatmill.errors import ConfigError, DataError
 from chatmill.store.kd import KDShard
 from tests.cli.run import forked

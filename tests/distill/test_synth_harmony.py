@@ -251,7 +251,7 @@ def digests(out: Path) -> dict[str, str]:
 @pytest.fixture
 def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few rows each."""
-    monkeypatch.setattr("chatmill.distill.synth_harmony.CHUNK_BYTES", 3000)
+    monkeypatch.setattr("chatmill.distill.synth_harmony.SHARD_BYTES", 3000)
 
 
 def numbered(path: Path, count: int) -> Path:
@@ -268,7 +268,7 @@ def test_workers_change_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     options: dict[str, Any] = {"id_prefix": "n-", "on_error": "quarantine", "rows_per_shard": 60}
     for workers in (0, 2):
         write_synth_harmony(source, tmp_path / f"out{workers}", workers=workers, **options)
-    monkeypatch.setattr("chatmill.distill.synth_harmony.CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr("chatmill.distill.synth_harmony.SHARD_BYTES", 1 << 20)
     whole = write_synth_harmony(source, tmp_path / "whole", workers=0, **options)
     assert whole.rows == 149
     assert [shard["rows"] for shard in whole.manifest["shards"]] == [60, 60, 29]
@@ -289,7 +289,7 @@ def test_a_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(kept) >= 3
     with pytest.raises(ConfigError, match=r"is there already and is not overwritten; continue with --resume"):
         write_synth_harmony(source, tmp_path / "out", **options)
-    with pytest.raises(ConfigError, match="holds an unfinished run of another input, other options"):
+    with pytest.raises(ConfigError, match=r"an unfinished build of something else .*another input, other options"):
         write_synth_harmony(source, tmp_path / "out", resume=True, **{**options, "rows_per_shard": 61})
 
     with monkeypatch.context() as broken:
@@ -305,7 +305,7 @@ def test_a_stopped_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(now) > len(kept)
     assert {name: now[name] for name in kept} == kept, "whole chunks are kept"
     monkeypatch.undo()
-    monkeypatch.setattr("chatmill.distill.synth_harmony.CHUNK_BYTES", 3000)
+    monkeypatch.setattr("chatmill.distill.synth_harmony.SHARD_BYTES", 3000)
     exported = [path.stat().st_ino for path in sorted((tmp_path / "out/.build/exported").glob("*/*.parquet"))]
     write_synth_harmony(source, tmp_path / "out", resume=True, on_error="quarantine", **options)
     found = [path.stat().st_ino for path in sorted((tmp_path / "out").glob("*.parquet"))]

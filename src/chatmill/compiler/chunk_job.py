@@ -7,7 +7,7 @@ import json
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_chunk
+from chatmill.compiler.chunk_output import SHARDS, STATE, ChunkOutput, publish_with_receipt
 from chatmill.compiler.ledger import Ledger
-from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of, hashes_below
-from chatmill.compiler.recipe import OnError, stored_recipe
+from chatmill.compiler.pipeline import NAMED, Compiled, Pipeline, copies_of
+from chatmill.compiler.recipe import OnError, Recipe, stored_recipe
+from chatmill.core.canonical import canonical_json
 from chatmill.core.conversations import UNUSED, Conversations
 from chatmill.core.gc_pause import without_collector
+from chatmill.core.hash_shares import hash_limit, hashes_below
 from chatmill.errors import ConfigError, RecordError
 from chatmill.read.columns import line_groups, read_entries, read_lines
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_bytes, chunk_entries, chunk_rows
@@ -82,6 +84,22 @@ class ChunkJob:
         return Path(self.work) / SHARDS / f"{self.number:06d}"
 
 
+def chunk_jobs(
+    chunks: Mapping[int, tuple[ChunkPiece, ...]], recipe: str, work: Path, fingerprint: str, answers: ProbeAnswers
+) -> list[ChunkJob]:
+    """The jobs of chunks, which are given by their numbers."""
+    home = str(work.absolute())
+    return [
+        ChunkJob(number=number, pieces=pieces, recipe=recipe, work=home, fingerprint=fingerprint, answers=answers)
+        for number, pieces in chunks.items()
+    ]
+
+
+def recipe_json(recipe: Recipe) -> str:
+    """A recipe as workers get it."""
+    return canonical_json(recipe.as_json()).decode()
+
+
 _KEPT: dict[tuple[str, Engine], Pipeline] = {}
 
 
@@ -115,19 +133,19 @@ def checked_pipeline(recipe: str, answers: ProbeAnswers | None) -> Pipeline:
 
 
 def compile_chunk(job: ChunkJob) -> dict[str, Any]:
-    """Do the work of one chunk and publish its shard; gives the receipt.
-
-    All episodes are made in memory first, so that every type is known when the files are written. The driver syncs it.
-    """
+    """Do the work of one chunk and publish its shard; gives the receipt. The driver syncs it."""
     _check_reach(job)
     pipeline = checked_pipeline(job.recipe, job.answers)
-    output = _Output(pipeline)
-    with without_collector():
-        for piece in job.pieces:
-            for batch in _batches(piece, output):
-                output.add(batch)
-            output.end_piece()
-    return publish_chunk(job.folder, lambda folder: output.write(job.number, folder))
+
+    def write(folder: Path) -> dict[str, Any]:
+        with _Output(folder, pipeline) as output, without_collector():
+            for piece in job.pieces:
+                for batch in _batches(piece, output):
+                    output.add(batch)
+                output.end_piece()
+            return output.receipt(job.number)
+
+    return publish_with_receipt(job.folder, write, step="shard")
 
 
 def _check_reach(job: ChunkJob) -> None:
@@ -198,12 +216,13 @@ def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]
 class _Output(ChunkOutput):
     """What is made of one chunk."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        super().__init__()
+    def __init__(self, folder: Path, pipeline: Pipeline) -> None:
+        super().__init__(folder)
         self.read: Counter[str] = Counter()
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
-        self._rejected: list[tuple[int, str]] = []  # line or row of the piece that is being read, and the entry
+        self._rejected_here: list[tuple[int, str]] = []
+        """Line or row, and the entry, of rejected records of the piece that is being read."""
         self._named: dict[str, list[str]] = {}
         """The first records that each gate is about, in words."""
 
@@ -217,7 +236,7 @@ class _Output(ChunkOutput):
         self.ledger.records[source, "quarantined", error.code] += 1
         entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
         line = json.dumps({**entry, "message": error.message}, ensure_ascii=False)
-        self._rejected.append((_line_number(error.where), line))
+        self._rejected_here.append((_line_number(error.where), line))
         named = self._named.setdefault("records_quarantined", [])
         if len(named) < NAMED:
             named.append(_named(error.record_id, error.where))
@@ -233,11 +252,10 @@ class _Output(ChunkOutput):
             named = self._named.setdefault(gate, [])
             for place in places[: NAMED - len(named)].tolist():
                 named.append(_named(conversations.ids[place], conversations.wheres[place]))
-        fraction = self._pipeline.recipe.split.val_fraction
-        in_val = np.zeros(len(conversations), dtype=np.bool_)
-        if fraction:
-            in_val[:] = [hashes_below(key, fraction) for key in conversations.keys]
-        goes_to_val = in_val[compiled.source_index]
+        if limit := hash_limit(self._pipeline.recipe.split.val_fraction):
+            goes_to_val = hashes_below(conversations.keys, limit)[compiled.source_index]
+        else:
+            goes_to_val = np.zeros(len(compiled.source_index), dtype=np.bool_)
         for split, chosen in (("train", ~goes_to_val), ("val", goes_to_val)):
             wanted = np.flatnonzero(chosen)
             if len(wanted):
@@ -262,15 +280,16 @@ class _Output(ChunkOutput):
 
     def end_piece(self) -> None:
         """All of a piece was read; its rejected records are put in order: reading and rendering refuse separately."""
-        self.rejected_lines += [f"{line}\n" for _, line in sorted(self._rejected, key=itemgetter(0))]
-        self._rejected = []
+        for _, line in sorted(self._rejected_here, key=itemgetter(0)):
+            self.write_rejected(line)
+        self._rejected_here = []
 
-    def write(self, number: int, folder: Path, **more: Any) -> dict[str, Any]:
-        """Enter what was read, and write everything."""
+    def receipt(self, number: int, **more: Any) -> dict[str, Any]:
+        """Enter what was read, and finish all files."""
         for source, count in self.read.items():
             self.ledger.records[source, "read", ""] += count
         named = {gate: names for gate, names in sorted(self._named.items()) if names}
-        return super().write(number, folder, named=named, **more)
+        return super().receipt(number, named=named, **more)
 
 
 def _named(record_id: str, where: str) -> str:

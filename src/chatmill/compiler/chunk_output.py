@@ -11,15 +11,15 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.publish import canonical_json, publish_folder, storing, temporary_folder, write_atomic
-from chatmill.store.durable import Durability, GrowingFile, WordSum
+from chatmill.store.durable import Durability, GrowingFile, RunningDigest
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
-from chatmill.store.episode_manifest import COLUMNS, FileRecord, ShardRecord
-from chatmill.store.shard_writer import ShardWriter, write_shard
+from chatmill.store.episode_manifest import COLUMNS
+from chatmill.store.shard_writer import ShardWriter
 
 REJECTED = "rejected.jsonl"
 RECEIPT = "receipt.json"
@@ -30,106 +30,76 @@ SHARDS = "shards"
 
 
 class ChunkOutput:
-    """The episodes of each split, the ledger, and the rejected records of one chunk, in memory until `write`."""
+    """The episodes of each split, the ledger, and the rejected records of one chunk; files are written as these come.
 
-    def __init__(self) -> None:
+    Behind its `with` block nothing is open. After an error, what was written goes with its folder.
+    """
+
+    def __init__(self, folder: Path, digest: Callable[[], RunningDigest] = hashlib.sha256) -> None:
+        """`folder` is one that `publish_with_receipt` made; `digest` is that of the files of episodes."""
         self.ledger = Ledger()
-        self.rejected_lines: list[str] = []
-        """JSON with its line end."""
-        self._episodes: dict[str, list[EpisodeColumns]] = {}
+        self._folder, self._digest = folder, digest
+        self._shards: dict[str, ShardWriter] = {}
         self._sources: dict[str, SourceCodes] = {}
+        self._rejected: GrowingFile | None = None
 
     def sources(self, split: str) -> SourceCodes:
         """The source codes of a split."""
         return self._sources.setdefault(split, SourceCodes())
 
     def append(self, split: str, columns: EpisodeColumns) -> None:
-        """Add episodes to a split; all of a split have the same columns."""
-        self._episodes.setdefault(split, []).append(columns)
-
-    def write(self, number: int, folder: Path, **more: Any) -> dict[str, Any]:
-        """Write everything into a folder, the receipt last; `more` becomes part of the receipt."""
-        splits = {split: record.to_json() for split, record in sorted(self._write_splits(folder).items())}
-        rejected = self._write_rejected(folder)
-        fault_point("after_shard_write")
-        receipt = {
-            "number": number,
-            "splits": splits,
-            "ledger": self.ledger.as_json(),
-            "rejected": None if rejected is None else asdict(rejected),
-            **more,
-        }
-        fault_point("before_receipt")
-        write_atomic(folder / RECEIPT, canonical_json(receipt), step="receipt", durability=Durability.SCRATCH)
-        return receipt
-
-    def _write_splits(self, folder: Path) -> dict[str, ShardRecord]:
-        return {
-            split: write_shard(
-                folder / split, "", parts, sources=self.sources(split).names, durability=Durability.SCRATCH
-            )
-            for split, parts in sorted(self._episodes.items())
-        }
-
-    def _write_rejected(self, folder: Path) -> FileRecord | None:
-        rejected = "".join(self.rejected_lines).encode()
-        if not rejected:
-            return None
-        (folder / REJECTED).write_bytes(rejected)
-        return FileRecord(bytes=len(rejected), sha256=hashlib.sha256(rejected).hexdigest())
-
-
-class StreamedOutput(ChunkOutput):
-    """The same, written while it comes, for chunks whose size nothing bounds; episodes have no masks and no sources.
-
-    Its shards are no part of a dataset: an export reads them, which has hashes of its own.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """`folder` is the one that `write` gets."""
-        super().__init__()
-        self._folder = folder
-        self._writers: dict[str, ShardWriter] = {}
-        self._rejected: GrowingFile | None = None
-
-    def append(self, split: str, columns: EpisodeColumns) -> None:
-        """Write episodes behind those that are there."""
-        if split not in self._writers:
+        """Write episodes behind those of the split that are there; all of a split have the same columns."""
+        if split not in self._shards:
             specs = [column for column in COLUMNS if column.name in columns.names]
-            self._writers[split] = ShardWriter(
-                self._folder / split, specs, masks=False, durability=Durability.SCRATCH, digest=WordSum
+            masks = columns.mask is not None
+            self._shards[split] = ShardWriter(
+                self._folder / split, specs, masks=masks, durability=Durability.SCRATCH, digest=self._digest
             )
-        self._writers[split].append(columns)
+        self._shards[split].append(columns)
 
-    def reject(self, line: str) -> None:
-        """Write the entry of a record that cannot be used: JSON with its line end."""
+    def write_rejected(self, line: str) -> None:
+        """Write the entry of a record that cannot be used: JSON without a line end."""
         if self._rejected is None:
             self._rejected = GrowingFile(self._folder / REJECTED, Durability.SCRATCH)
-        self._rejected.write(line.encode())
+        self._rejected.write(f"{line}\n".encode())
 
-    def close(self) -> None:
-        """Close all files after an error; what was written goes with its folder."""
-        for writer in self._writers.values():
-            writer.discard()
-        if self._rejected is not None:
-            self._rejected.discard()
+    def receipt(self, number: int, **more: Any) -> dict[str, Any]:
+        """Finish all files; the receipt of the chunk, of which `more` becomes part."""
+        splits = {
+            split: replace(writer.finish(""), sources=tuple(self.sources(split).names)).to_json()
+            for split, writer in sorted(self._shards.items())
+        }
+        rejected = None if self._rejected is None else asdict(self._rejected.finish())
+        fault_point("after_shard_write")
+        return {"number": number, "splits": splits, "ledger": self.ledger.as_json(), "rejected": rejected, **more}
 
-    def _write_splits(self, folder: Path) -> dict[str, ShardRecord]:
-        return {split: replace(writer.finish(""), sources=()) for split, writer in self._writers.items()}
+    def __enter__(self) -> Self:
+        return self
 
-    def _write_rejected(self, folder: Path) -> FileRecord | None:
-        return None if self._rejected is None else self._rejected.finish()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            for writer in self._shards.values():
+                writer.discard()
+            if self._rejected is not None:
+                self._rejected.discard()
 
 
-def publish_chunk(
-    final: Path, write: Callable[[Path], dict[str, Any]], *, step: str = "shard_folder"
+def publish_with_receipt(
+    final: Path,
+    write: Callable[[Path], dict[str, Any]],
+    *,
+    step: str,
+    replace: bool = True,
+    durability: Durability = Durability.SCRATCH,
 ) -> dict[str, Any]:
-    """Let `write` fill a folder, and give it its name; returns the receipt."""
+    """Let `write` fill a folder, put the receipt that it gives beside the files, and give the folder its name."""
     temporary = temporary_folder(final)
     try:
         with storing(final):
             receipt = write(temporary)
-            publish_folder(temporary, final, replace=True, step=step, durability=Durability.SCRATCH)
+            data = canonical_json(receipt)
+            write_atomic(temporary / RECEIPT, data, step=f"{step}_receipt", durability=durability)
+            publish_folder(temporary, final, replace=replace, step=f"{step}_folder", durability=durability)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # on a full disk this may be what lets the others finish
         raise

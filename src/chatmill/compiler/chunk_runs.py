@@ -1,4 +1,4 @@
-"""Runs the chunks of a build on an engine: those that are whole are kept, the others are made."""
+"""Runs the chunks of a build by an executor: those that are whole are kept, the others are made."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ class ChunkOrder(Protocol):
 
 
 Order = TypeVar("Order", bound=ChunkOrder)
+Job = TypeVar("Job")
 
 
 def run_chunks(
@@ -69,13 +70,13 @@ def run_chunks(
     on_progress: OnProgress | None,
     *,
     stage: str = "compile",
-    on_whole: Callable[[Order, Receipt], None] = lambda job, receipt: None,
+    on_whole: Callable[[Path, Receipt], None] = lambda folder, receipt: None,
     keep: Callable[[Receipt], bool] = lambda receipt: True,
 ) -> dict[int, Receipt]:
     """Make the chunks that are not there yet; the receipts of all, by number.
 
-    `on_whole` is called with every chunk, made now or before. A chunk that is there is made again unless `keep` says
-    otherwise of its receipt.
+    `on_whole` is called with the folder of every chunk, made now or before. A chunk that is there is made again unless
+    `keep` says otherwise of its receipt.
     """
     receipts = {number: receipt for number, receipt in whole_receipts(jobs).items() if keep(receipt)}
     todo = [job for job in jobs if job.number not in receipts]
@@ -106,7 +107,7 @@ def run_chunks(
         nonlocal done
         job = todo[index]
         receipts[job.number] = receipt
-        on_whole(job, receipt)
+        on_whole(job.folder, receipt)
         fault_point("after_chunk")
         done += 1
         late.forget(index)
@@ -123,16 +124,26 @@ def run_chunks(
     tell()
     for job in jobs:
         if job.number in receipts:
-            on_whole(job, receipts[job.number])
+            on_whole(job.folder, receipts[job.number])
     if todo:
         executor.run(function, todo, on_done, on_event)
     return receipts
 
 
-def run_jobs(function: Callable[[Any], Any], jobs: Sequence[Any], executor: Executor) -> list[Any]:
-    """Do jobs whose progress nobody is shown; what each of them gave, in order."""
+def run_jobs(
+    function: Callable[[Job], Any],
+    jobs: Sequence[Job],
+    executor: Executor,
+    on_done: Callable[[Job], None] = lambda job: None,
+) -> list[Any]:
+    """Do jobs whose progress nobody is shown; what each of them gave, in order. `on_done` is told of each."""
     found: dict[int, Any] = {}
-    executor.run(function, jobs, found.__setitem__, LateJobs(lambda: None).hear)
+
+    def done(index: int, given: Any) -> None:
+        found[index] = given
+        on_done(jobs[index])
+
+    executor.run(function, jobs, done, LateJobs(lambda: None).hear)
     return [found[index] for index in range(len(jobs))]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_job import ChunkJob
+from chatmill.compiler.chunk_job import ChunkJob, chunk_jobs, recipe_json
 from chatmill.compiler.chunk_output import REJECTED
 from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.executor import Executor
@@ -28,7 +28,7 @@ from chatmill.compiler.shards import (
     gather_splits,
     join_rejected,
     join_val,
-    made_shard,
+    made_shards,
     scatter_splits,
     val_groups,
 )
@@ -58,8 +58,8 @@ def take_back(directory: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildFinish:
-    """The end of a build: gates, validation shards, everything to its place, the manifest."""
+class PlannedBuild:
+    """A build whose input is read: the jobs of its chunks, and how their shards become the dataset."""
 
     directory: Path
     recipe: Recipe
@@ -67,11 +67,21 @@ class BuildFinish:
     planned: SourcePlan
     fingerprint: str
 
+    @property
+    def work(self) -> Path:
+        """Where its unfinished work is."""
+        return work_folder(self.directory).absolute()
+
+    def jobs(self) -> list[ChunkJob]:
+        """One for each chunk."""
+        chunks = dict(enumerate(self.planned.chunks))
+        return chunk_jobs(chunks, recipe_json(self.recipe), self.work, self.fingerprint, self.pipeline.answers)
+
     def publish(
         self, jobs: Sequence[ChunkJob], receipts: dict[int, dict[str, Any]], executor: Executor, disk: DiskSync
     ) -> dict[str, Any]:
         """Make the dataset of the shards of all chunks."""
-        directory, work = self.directory, work_folder(self.directory).absolute()
+        directory, work = self.directory, self.work
         ledger = self._ledger(receipts)
         with storing(directory, "write the dataset in"):
             made = self._made(jobs, receipts, executor, disk, work)
@@ -148,11 +158,7 @@ class BuildFinish:
         work: Path,
     ) -> dict[str, list[Made]]:
         """All shards of all splits, in order; validation episodes of neighbours share one."""
-        made: dict[str, list[Made]] = {}
-        for split in SPLITS:
-            found = [made_shard(job.folder, receipts[job.number], split) for job in jobs]
-            if any(found):
-                made[split] = [shard for shard in found if shard is not None]
+        made = made_shards((job.folder, receipts[job.number]) for job in jobs)
         if VAL in made:
             made[VAL] = self._shared_val(made[VAL], executor, disk, work)
         return made
@@ -165,11 +171,8 @@ class BuildFinish:
             ValJob(number=place, parts=tuple(str(parts[i].folder.parent) for i in groups[place]), work=str(work))
             for place in places
         ]
-
         for place, job, receipt in zip(places, todo, run_jobs(join_val, todo, executor), strict=True):
-            shard = made_shard(job.folder, receipt, VAL)
-            assert shard is not None
-            shards[place] = shard
+            (shards[place],) = made_shards([(job.folder, receipt)])[VAL]
             disk.add(job.folder, receipt)
         return shards
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from chatmill.compiler.cuts import ChunkCut, LineCutter, entry_cuts, row_cuts, skips_too_much
 from chatmill.compiler.publish import storing
+from chatmill.compiler.recipe import SHARD_BYTES
 from chatmill.compiler.spools import (
     BLOCK,
     PartWriter,
@@ -37,10 +38,8 @@ from chatmill.read.places import Elsewhere, Place, fetch, place
 from chatmill.read.ranges import Chunk, ChunkKind, check_unchanged, chunk_records
 from chatmill.read.shapes import detect_shape, find_shape
 
-CHUNK_BYTES = 32 << 20
-"""Wanted bytes of a chunk, unpacked."""
 ANY_SHAPE = "openai"
-"""The shape of a file in which no record can be decoded: none needs one."""
+"""The shape of a file whose records need none, since none can be decoded or they are no conversations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,8 @@ class InputScan:
     """None: the file's name without its endings."""
     shape: str | None = None
     """None: found from the first records."""
-    chunk_bytes: int = CHUNK_BYTES
+    chunk_bytes: int = SHARD_BYTES
+    """Wanted bytes of a chunk, unpacked."""
     copy: str = ""
     """The copy of a file that is not on this machine; see `fetched`."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from chatmill.compiler.ledger import Ledger
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
+from chatmill.core.hash_shares import hash_limit, hash_of
 from chatmill.core.model_vocabulary import model_vocabulary, refuse_beyond
 from chatmill.core.native.run_sums import sum_lengths, sum_turns
 from chatmill.core.tokens import Tokens, offsets_of, ranges
@@ -214,17 +214,11 @@ def template_options(recipe: Recipe, policy: Policy) -> TemplateOptions:
     )
 
 
-def hashes_below(key: str, fraction: float) -> bool:
-    """Whether a key's hash falls into the first `fraction` of all hashes (blake2b, 8 bytes, big-endian)."""
-    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < int(Decimal(str(fraction)) * 2**64)
-
-
 def copies_of(key: str, weight: float) -> int:
     """How often a record is used at a weight: the whole part, and once more by the hash of the key."""
     whole = int(weight)
     rest = weight - whole
-    return whole + int(rest > 0 and hashes_below(f"weight\0{key}", rest))
+    return whole + int(rest > 0 and hash_of(f"weight\0{key}".encode()) < hash_limit(rest))
 
 
 def _account(

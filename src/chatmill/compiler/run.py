@@ -1,4 +1,4 @@
-"""The driver of a build: recipe to chunks, chunks to shards on an engine, shards to a dataset, the manifest last."""
+"""The driver of a build: recipe to chunks, chunks to shards by an executor, shards to a dataset, the manifest last."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from typing import Any
 
 from msgspec import structs
 
-from chatmill.compiler.chunk_job import ChunkJob, compile_chunk, load_pipeline, pipeline_of
-from chatmill.compiler.chunk_output import STATE
+from chatmill.compiler.chunk_job import compile_chunk, load_pipeline, pipeline_of, recipe_json
 from chatmill.compiler.chunk_runs import BuildProgress as BuildProgress
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, whole_receipts
 from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.finish import BuildFinish, check_gates, take_back
+from chatmill.compiler.finish import PlannedBuild, check_gates, take_back
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
-from chatmill.compiler.paths import resolve_paths
 from chatmill.compiler.pipeline import Pipeline
-from chatmill.compiler.publish import (
-    TEMPORARY,
-    canonical_json,
-    storing,
-    sweep_orphans,
-)
+from chatmill.compiler.publish import storing, sweep_orphans
 from chatmill.compiler.recipe import Recipe, recipe_of, recorded_recipe
 from chatmill.compiler.remote import build_elsewhere
 from chatmill.compiler.shards import DiskSync
-from chatmill.compiler.sources import SourcePlan, plan_sources
-from chatmill.compiler.work import begin_work, claim_work, folder_lock, remove_work, unfinished_state, work_folder
-from chatmill.errors import ChatmillError, ConfigError, NoReferenceError
-from chatmill.read.places import Elsewhere, is_elsewhere, size_of
+from chatmill.compiler.sources import plan_sources
+from chatmill.compiler.work import (
+    UNFINISHED,
+    begin_work,
+    claim_work,
+    clean_up,
+    folder_lock,
+    refuse_other,
+    unfinished_state,
+    what_it_holds,
+)
+from chatmill.errors import ConfigError, NoReferenceError
+from chatmill.read.places import Elsewhere, is_elsewhere
 from chatmill.render.trust import TemplateTrust, allowed_template
-from chatmill.store.documents import WORK
 from chatmill.store.receipts import MANIFEST, read_manifest
 from chatmill.tokenizer.backends import Engine
 
@@ -50,7 +51,7 @@ class Outcome(StrEnum):
     BUILT = "built"
     ALREADY_BUILT = "already_built"
     """The same build is there, finished; nothing was done."""
-    SHARD_DONE = "shard_done"
+    SHARE_DONE = "share_done"
     """This process's share of the chunks is done; `merge_build` makes the dataset when all are."""
 
 
@@ -63,14 +64,6 @@ class BuildResult:
     manifest: dict[str, Any]
     """Empty after a share of a build."""
     seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """Callbacks that follow a build."""
-
-    on_progress: OnProgress | None
-    on_start: Callable[[], None] | None
 
 
 def run_build(
@@ -88,7 +81,7 @@ def run_build(
 ) -> BuildResult:
     """Build the dataset that a recipe describes into the folder `out`.
 
-    The bytes depend on the input and the recipe alone: not on workers, engine or interruptions. `resume` continues a
+    The bytes depend on the input and the recipe alone: not on workers, executor or interruptions. `resume` continues a
     build that was stopped; the same build, finished, is left alone; another one there is refused. `shard=(i, n)` does
     every n-th chunk from the i-th on and stops; `merge_build` puts the shards of all shares together. `shard_bytes`
     replaces that of the recipe. Relative names of input files start from `base` (default: the current folder). `out`
@@ -116,28 +109,28 @@ def run_build(
     if shard_bytes is not None:
         checked = recipe_of({**checked.as_json(), "shard_bytes": shard_bytes})
     directory = Path(out)
-    own = _own_engine(workers, checked, directory)
-    with kept(executor) if executor is not None else own as engine:
+    own = _own_executor(workers, checked, directory)
+    with kept(executor) if executor is not None else own as chosen:
         pipeline = driver_pipeline(checked)  # an unknown name is reported before anything is made
         with storing(directory, "create the folder"):
             directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(directory, shared=shard is not None):
-            _refuse_foreign(directory)
-            watch = Watch(on_progress=on_progress, on_start=on_start)
-            outcome, manifest = _build(checked, pipeline, directory, engine, resume, shard, watch, base)
+            what_it_holds(directory)  # not ours to write into: refused
+            planned = _planned(checked, pipeline, directory, chosen, base)
+            outcome, manifest = _run(planned, chosen, shard, resume, on_progress, on_start)
     return BuildResult(outcome=outcome, directory=directory, manifest=manifest, seconds=time.monotonic() - started)
 
 
 @contextmanager
-def _own_engine(workers: int | None, recipe: Recipe, directory: Path) -> Iterator[LocalExecutor]:
-    """The local engine; what its workers need is loaded while this process is busy."""
-    engine = LocalExecutor(workers, keep=True)
+def _own_executor(workers: int | None, recipe: Recipe, directory: Path) -> Iterator[LocalExecutor]:
+    """The local executor; what its workers need is loaded while this process is busy."""
+    executor = LocalExecutor(workers, keep=True)
     try:
         if not os.path.exists(directory / MANIFEST):  # else there is, most likely, nothing to do
-            engine.prepare(load_pipeline, _recipe_text(recipe), most=_chunks_about(recipe))
-        yield engine
+            executor.prepare(load_pipeline, recipe_json(recipe))
+        yield executor
     finally:
-        engine.close()
+        executor.close()
 
 
 def driver_pipeline(recipe: Recipe) -> Pipeline:
@@ -145,56 +138,51 @@ def driver_pipeline(recipe: Recipe) -> Pipeline:
 
     Where there is no reference, with the fast engine, as they have it.
     """
-    text = _recipe_text(recipe)
+    text = recipe_json(recipe)
     try:
         return pipeline_of(text, Engine.REFERENCE)
     except NoReferenceError:
         return pipeline_of(text)
 
 
-def _chunks_about(recipe: Recipe) -> int:
-    """Chunks of the input, as far as the sizes of the files tell; 0 where they cannot be found: reported later."""
-    try:
-        files = [path for source in recipe.sources for path in resolve_paths(source.patterns)]
-        return -(-sum(size_of(path) for path in files) // recipe.shard_bytes)
-    except (ChatmillError, OSError):
-        return 0
-
-
-def _build(
-    recipe: Recipe,
-    pipeline: Pipeline,
-    directory: Path,
-    engine: Executor,
-    resume: bool,
-    shard: tuple[int, int] | None,
-    watch: Watch,
-    base: Path | None,
-) -> tuple[Outcome, dict[str, Any]]:
-    """The build itself, in a folder that is held by this process."""
-    work = claim_work(directory)
-    planned = plan_sources(recipe, work / "spool", engine, base)
+def _planned(
+    recipe: Recipe, pipeline: Pipeline, directory: Path, executor: Executor | None = None, base: Path | None = None
+) -> PlannedBuild:
+    """A build in a folder that is held by this process, with its input read once."""
+    planned = plan_sources(recipe, claim_work(directory) / "spool", executor, base)
     fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
-    finished = _claim(directory, fingerprint, resume=resume or shard is not None)
+    return PlannedBuild(directory, recipe, pipeline, planned, fingerprint)
+
+
+def _run(
+    build: PlannedBuild,
+    executor: Executor,
+    share: tuple[int, int] | None,
+    resume: bool,
+    on_progress: OnProgress | None,
+    on_start: Callable[[], None] | None,
+) -> tuple[Outcome, dict[str, Any]]:
+    """The build itself, or a share of it."""
+    directory, recipe = build.directory, build.recipe
+    finished = _claim(directory, build.fingerprint, resume=resume or share is not None)
     if finished is not None:
         return _already_built(directory, recipe, finished), finished
-    if shard is None:  # other shares may be writing here now; what one of them left goes with the whole work folder
+    if share is None:  # other shares may be writing here now; what one of them left goes with the whole work folder
         sweep_orphans(directory)
-    begin_work(work, {"fingerprint": fingerprint, "recipe": recipe.as_json()})
-    jobs = _jobs(recipe, pipeline, planned, work, fingerprint)
-    if watch.on_start is not None:
-        watch.on_start()
+    begin_work(build.work, {"fingerprint": build.fingerprint, "recipe": recipe.as_json()})
+    jobs = build.jobs()
+    if on_start is not None:
+        on_start()
     with DiskSync() as disk:
-        if shard is not None:
-            run_chunks(compile_chunk, jobs[shard[0] :: shard[1]], engine, watch.on_progress, on_whole=disk.add_chunk)
+        if share is not None:
+            run_chunks(compile_chunk, jobs[share[0] :: share[1]], executor, on_progress, on_whole=disk.add)
             disk.wait()
-            return Outcome.SHARD_DONE, {}
+            return Outcome.SHARE_DONE, {}
         with storing(directory, "write the dataset in"):
             take_back(directory)
-        receipts = run_chunks(compile_chunk, jobs, engine, watch.on_progress, on_whole=disk.add_chunk)
-        planned.check_unchanged()
-        build = BuildFinish(directory, recipe, pipeline, planned, fingerprint)
-        return Outcome.BUILT, build.publish(jobs, receipts, engine, disk)
+        receipts = run_chunks(compile_chunk, jobs, executor, on_progress, on_whole=disk.add)
+        build.planned.check_unchanged()
+        return Outcome.BUILT, build.publish(jobs, receipts, executor, disk)
 
 
 def merge_build(
@@ -221,18 +209,15 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
     finished = read_manifest(directory)
     if finished is not None:
         return _already_built(directory, recorded_recipe(finished), finished), finished
-    work = claim_work(directory)
     state = unfinished_state(directory)
     if state is None:
         raise ConfigError(f"{directory} holds no build to merge: run its shares first (--shard i/N)")
     recipe = recipe_of(state["recipe"])
-    planned = plan_sources(recipe, work / "spool")
     named = allowed_template(recipe.template, trust, str(directory))
-    pipeline = driver_pipeline(structs.replace(recipe, template=named))
-    fingerprint = build_fingerprint(recipe, planned.files, pipeline.fingerprints)
-    if fingerprint != state["fingerprint"]:
+    build = _planned(recipe, driver_pipeline(structs.replace(recipe, template=named)), directory)
+    if build.fingerprint != state["fingerprint"]:
         raise ConfigError(f"{directory}: the input or the package has changed since the shares were built")
-    jobs = _jobs(recipe, pipeline, planned, work, fingerprint)
+    jobs = build.jobs()
     with DiskSync() as disk:
         with storing(directory, "write the dataset in"):
             take_back(directory)
@@ -245,69 +230,19 @@ def _merge(directory: Path, trust: TemplateTrust) -> tuple[Outcome, dict[str, An
             sweep_orphans(directory)
         for job in jobs:
             disk.add(job.folder, receipts[job.number])
-        build = BuildFinish(directory, recipe, pipeline, planned, fingerprint)
         return Outcome.BUILT, build.publish(jobs, receipts, LocalExecutor(0), disk)
 
 
 def _already_built(directory: Path, recipe: Recipe, manifest: dict[str, Any]) -> Outcome:
     """The outcome of a build that is there already; its gates may have changed."""
-    _remove_work(directory)
+    clean_up(directory)
     check_gates(recipe, Ledger.from_json(manifest["ledger"]), "The dataset is there already and was not touched.")
     return Outcome.ALREADY_BUILT
-
-
-def _remove_work(directory: Path) -> None:
-    """Remove what is no part of a finished dataset: left by a kill at the very end, or by looking at packed input."""
-    remove_work(directory)
-    sweep_orphans(directory)
-
-
-def _refuse_foreign(directory: Path) -> None:
-    """A folder that holds something, but neither a dataset nor an unfinished build, is not ours to write into."""
-    with storing(directory, "read the folder"):
-        names = [path.name for path in directory.iterdir()]
-    others = [name for name in names if name != WORK and not TEMPORARY.fullmatch(name)]
-    if others and MANIFEST not in others and not (work_folder(directory) / STATE).exists():
-        raise ConfigError(
-            f"{directory} is not empty ({', '.join(sorted(others)[:5])}) and holds no build; choose an empty folder"
-        )
-
-
-def _recipe_text(recipe: Recipe) -> str:
-    return canonical_json(recipe.as_json()).decode()
 
 
 def _claim(directory: Path, fingerprint: str, *, resume: bool) -> dict[str, Any] | None:
     """Whether this folder may be built into; the manifest, when the same build is finished there."""
     manifest = read_manifest(directory)
-    if manifest is not None:
-        if manifest["fingerprint"] != fingerprint:
-            _remove_work(directory)
-            raise ConfigError(
-                f"{directory} holds another dataset (fingerprint {manifest['fingerprint'][:12]}, this build is "
-                f"{fingerprint[:12]}): another recipe, input, tokenizer or package version. Choose another folder."
-            )
-        return manifest
-    state = unfinished_state(directory)
-    if state is not None:
-        found = state["fingerprint"]
-        if found != fingerprint:
-            raise ConfigError(
-                f"{directory} holds an unfinished build of something else (fingerprint {found[:12]}, this build is "
-                f"{fingerprint[:12]}). Choose another folder, or delete {work_folder(directory)}."
-            )
-        if not resume:
-            raise ConfigError(
-                f"{directory} holds an unfinished build of this recipe: continue with --resume (resume=True)"
-            )
-    return None
-
-
-def _jobs(recipe: Recipe, pipeline: Pipeline, planned: SourcePlan, work: Path, fingerprint: str) -> list[ChunkJob]:
-    text, home = _recipe_text(recipe), str(work.absolute())
-    return [
-        ChunkJob(
-            number=number, pieces=pieces, recipe=text, work=home, fingerprint=fingerprint, answers=pipeline.answers
-        )
-        for number, pieces in enumerate(planned.chunks)
-    ]
+    if refuse_other(directory, fingerprint, manifest) and manifest is None and not resume:
+        raise ConfigError(f"{directory} holds {UNFINISHED} of this recipe: continue with --resume (resume=True)")
+    return manifest

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from chatmill.compiler.chunk_output import RECEIPT, REJECTED, publish_chunk
+from chatmill.compiler.chunk_output import RECEIPT, REJECTED, ChunkOutput, publish_with_receipt
 from chatmill.compiler.faults import fault_point
 from chatmill.compiler.publish import (
     AtomicFile,
@@ -25,7 +25,7 @@ from chatmill.compiler.publish import (
 )
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import FormatError
-from chatmill.store.durable import Durability, WordSum, remove_path, sync_files
+from chatmill.store.durable import WordSum, remove_path, sync_files
 from chatmill.store.episode_columns import EpisodeColumns, SourceCodes
 from chatmill.store.episode_layout import MANIFEST, shard_name
 from chatmill.store.episode_manifest import (
@@ -37,7 +37,6 @@ from chatmill.store.episode_manifest import (
     shard_from_json,
 )
 from chatmill.store.episode_shard import EpisodeShard
-from chatmill.store.shard_writer import write_shard
 
 VAL = "val"
 JOINED = "joined"
@@ -55,11 +54,14 @@ class Made:
     record: ShardRecord
 
 
-def made_shard(folder: Path, receipt: Mapping[str, Any], split: str) -> Made | None:
-    """What a chunk has made for a split; None: nothing."""
-    if split not in receipt["splits"]:
-        return None
-    return Made(folder=folder / split, record=shard_from_json(receipt["splits"][split], str(folder)))
+def made_shards(chunks: Iterable[tuple[Path, Mapping[str, Any]]]) -> dict[str, list[Made]]:
+    """The shards of each split that chunks have made, from the folders and receipts of these."""
+    made: dict[str, list[Made]] = {}
+    for folder, receipt in chunks:
+        for split, record in receipt["splits"].items():
+            shard = Made(folder=folder / split, record=shard_from_json(record, str(folder)))
+            made.setdefault(split, []).append(shard)
+    return dict(sorted(made.items()))
 
 
 def whole_receipt(folder: Path) -> dict[str, Any] | None:
@@ -107,10 +109,6 @@ class DiskSync:
         self._pending.append(self._threads.submit(_sync_made, folder, receipt))
         while self._pending and self._pending[0].done():
             self._pending.pop(0).result()
-
-    def add_chunk(self, job: Any, receipt: Mapping[str, Any]) -> None:
-        """Begin with the shards of a chunk."""
-        self.add(job.folder, receipt)
 
     def wait(self) -> None:
         """Until everything is on the disk."""
@@ -165,18 +163,15 @@ def val_groups(tokens: Sequence[int], most: int) -> list[list[int]]:
 
 def join_val(job: ValJob) -> dict[str, Any]:
     """Write one validation shard and publish it, as `compile_chunk` does; gives the receipt."""
-    parts, codes = [], SourceCodes()
-    for part in map(Path, job.parts):
-        receipt = json.loads((part / RECEIPT).read_bytes())
-        parts.append(_columns(part / VAL, shard_from_json(receipt["splits"][VAL], str(part)), codes))
 
     def write(folder: Path) -> dict[str, Any]:
-        record = write_shard(folder / VAL, "", parts, sources=codes.names, durability=Durability.SCRATCH)
-        receipt = {"number": job.number, "splits": {VAL: record.to_json()}}
-        write_atomic(folder / RECEIPT, canonical_json(receipt), step="val_receipt", durability=Durability.SCRATCH)
-        return receipt
+        with ChunkOutput(folder) as output:
+            for part in map(Path, job.parts):
+                record = shard_from_json(json.loads((part / RECEIPT).read_bytes())["splits"][VAL], str(part))
+                output.append(VAL, _columns(part / VAL, record, output.sources(VAL)))
+            return output.receipt(job.number)
 
-    return publish_chunk(job.folder, write, step="val_folder")
+    return publish_with_receipt(job.folder, write, step="val")
 
 
 def _columns(folder: Path, record: ShardRecord, codes: SourceCodes) -> EpisodeColumns:

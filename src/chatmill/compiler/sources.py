@@ -124,7 +124,7 @@ def shared_chunks(pieces: Sequence[ChunkPiece], shard_bytes: int) -> tuple[tuple
 
 
 def scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[ScannedInput]:
-    """Scan all files: in threads, since reading and hashing need no interpreter; where there is much, on the engine.
+    """Scan all files: in threads, since reading and hashing need no interpreter; where there is much, by the executor.
 
     Local workers for that are others than those of the chunks: these come when what they need is loaded.
     """
@@ -132,5 +132,5 @@ def scan_all(scans: Sequence[InputScan], executor: Executor | None) -> list[Scan
     if executor is None or size < SCAN_IN_WORKERS or (isinstance(executor, LocalExecutor) and not executor.workers):
         with ThreadPoolExecutor(max(1, min(len(scans), available_cores()))) as threads:
             return list(threads.map(scan_input, scans))
-    engine = LocalExecutor(executor.workers) if isinstance(executor, LocalExecutor) else executor
-    return run_jobs(scan_input, scans, engine)
+    others = LocalExecutor(executor.workers) if isinstance(executor, LocalExecutor) else executor
+    return run_jobs(scan_input, scans, others)

@@ -1,31 +1,23 @@
-"""Spools: inputs that cannot be read from the middle are written once, as a folder with one file a chunk."""
+"""Spools: inputs that cannot be read from the middle are written once, as a folder with one file for each chunk."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_output import RECEIPT
+from chatmill.compiler.chunk_output import publish_with_receipt
 from chatmill.compiler.cuts import ROW_LIMIT, ChunkCut, LineCutter
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.publish import (
-    StorageError,
-    canonical_json,
-    publish_folder,
-    storing,
-    temporary_folder,
-    write_atomic,
-)
+from chatmill.compiler.publish import StorageError
 from chatmill.compiler.shards import whole_receipt
 from chatmill.errors import ConfigError, DataError
 from chatmill.read.compressed import open_bytes
 from chatmill.read.files import parquet_batches
 from chatmill.read.lines import line_limit
 from chatmill.store.durable import Durability, GrowingFile
-from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.parquet import ArrowSink
 
 BLOCK = 4 << 20
@@ -43,31 +35,26 @@ def spooled_parts(home: Path, suffix: str, write: Callable[[PartWriter], None]) 
 
 
 def _write_spool(home: Path, suffix: str, write: Callable[[PartWriter], None]) -> dict[str, Any]:
-    folder = temporary_folder(home)
-    out = PartWriter(folder, suffix)
-    try:
-        with storing(home):
+    def write_parts(folder: Path) -> dict[str, Any]:
+        with closing(PartWriter(folder, suffix)) as out:
             write(out)
-            files = {name: asdict(record) for name, record in out.files.items()}
-            receipt = {"splits": {}, "files": files, "counts": out.counts}
-            write_atomic(folder / RECEIPT, canonical_json(receipt), step="spool_receipt", durability=Durability.SCRATCH)
-        try:
-            publish_folder(folder, home, step="spool_folder", durability=Durability.SCRATCH)
-        except (ConfigError, StorageError):
-            if not home.exists():  # else another build has finished the same spool meanwhile
-                raise
-    finally:
-        out.close()
-        shutil.rmtree(folder, ignore_errors=True)
-    return receipt
+            return {"splits": {}, "files": out.files, "counts": out.counts}
+
+    try:
+        return publish_with_receipt(home, write_parts, step="spool", replace=False)
+    except (ConfigError, StorageError):
+        theirs = whole_receipt(home) if home.exists() else None  # another build may have been faster
+        if theirs is None:
+            raise
+        return theirs
 
 
 class PartWriter:
     """Writes the parts of a spool one after another."""
 
     def __init__(self, folder: Path, suffix: str) -> None:
-        self.files: dict[str, FileRecord] = {}
-        """The finished parts."""
+        self.files: dict[str, dict[str, Any]] = {}
+        """Size and hash of each finished part, as a receipt has them."""
         self.counts: dict[str, int] = {}
         """Lines, entries or rows of each."""
         self._folder, self._suffix = folder, suffix
@@ -97,7 +84,7 @@ class PartWriter:
         file, self._file, self._stream = self._file, None, None
         assert file is not None, "a part has bytes"
         self.counts[file.path.name] = count
-        self.files[file.path.name] = file.finish()
+        self.files[file.path.name] = asdict(file.finish())
         fault_point("after_spool_write")
 
     def close(self) -> None:

@@ -113,17 +113,16 @@ def other_own(recipe: Recipe) -> str | None:
     return own
 
 
-def sampled(recipe: Recipe, most: int = COMPARED) -> list[Conversation]:
+def sampled(recipe: Recipe) -> list[Conversation]:
     """The first conversations of a recipe's files; records that cannot be read are left to the build."""
     files = [(path, source.shape) for source in recipe.sources for path in resolve_paths(source.patterns)]
-    return list(
-        islice(chain.from_iterable(_readable(str(path), shape, recipe.preferences) for path, shape in files), most)
-    )
+    found = chain.from_iterable(_readable(str(path), shape, recipe.preferences) for path, shape in files)
+    return list(islice(found, COMPARED))
 
 
-def sampled_inputs(inputs: Sequence[Mapping[str, Any]], most: int = COMPARED) -> list[Conversation]:
+def sampled_inputs(inputs: Sequence[Mapping[str, Any]]) -> list[Conversation]:
     """The same for the inputs that a manifest names."""
-    return list(islice(chain.from_iterable(_readable(str(file["path"]), file["shape"]) for file in inputs), most))
+    return list(islice(chain.from_iterable(_readable(str(file["path"]), file["shape"]) for file in inputs), COMPARED))
 
 
 def _readable(path: str, shape: str | None, preferences: str | None = None) -> Iterator[Conversation]:

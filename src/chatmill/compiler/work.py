@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.compiler.chunk_output import STATE
-from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, temporary_beside, write_atomic
+from chatmill.compiler.publish import (
+    TEMPORARY,
+    canonical_json,
+    storing,
+    sweep_orphans,
+    temporary_beside,
+    write_atomic,
+)
 from chatmill.core.whole_file import sync_file, sync_folder
 from chatmill.errors import ConfigError, FormatError
 from chatmill.store.documents import WORK
 from chatmill.store.durable import lock, remove_path, sync_tree
+from chatmill.store.receipts import MANIFEST
 
+FINISHED, UNFINISHED = "a finished dataset", "an unfinished build"
 MARK = ".chatmill-work"
 """In a folder behind a link: a build made this folder, so a build may remove it."""
 
@@ -96,11 +105,55 @@ def unfinished_state(directory: Path) -> dict[str, Any] | None:
     return state
 
 
+def what_it_holds(directory: Path) -> str:
+    """`FINISHED`, `UNFINISHED`, or nothing where a build may begin; a folder with anything else in it is refused."""
+    if not directory.exists():
+        return ""
+    with storing(directory, "read the folder"):
+        names = {path.name for path in directory.iterdir() if not TEMPORARY.fullmatch(path.name)}
+    if MANIFEST in names:
+        return FINISHED
+    if (work_folder(directory) / STATE).exists():
+        return UNFINISHED
+    if others := sorted(names - {WORK}):
+        raise ConfigError(
+            f"{directory} is not empty ({', '.join(others[:5])}) and holds no build; choose an empty folder"
+        )
+    return ""
+
+
+def refuse_other(directory: Path, fingerprint: str, manifest: Mapping[str, Any] | None) -> bool:
+    """Whether the build of this fingerprint has begun here; a `ConfigError` where the folder has that of another one.
+
+    `manifest` is that of the folder, if it has one.
+    """
+    held = manifest or unfinished_state(directory)
+    if held is None:
+        return False
+    found = str(held["fingerprint"])
+    if found != fingerprint:
+        what, way_out = "an unfinished build of something else", f", or delete {work_folder(directory)}"
+        if manifest is not None:
+            clean_up(directory)
+            what, way_out = "another dataset", ""
+        raise ConfigError(
+            f"{directory} holds {what} (fingerprint {found[:12]}, this build is {fingerprint[:12]}): "
+            f"another input, other options, another tokenizer or package version. Choose another folder{way_out}."
+        )
+    return True
+
+
 def begin_work(work: Path, state: Mapping[str, Any]) -> None:
     """Note in the work folder, which is made, which build is at work there; `state` has its `fingerprint`."""
     with storing(work, "create the folder"):
         work.mkdir(exist_ok=True)
     write_atomic(work / STATE, canonical_json(state), step="state")
+
+
+def clean_up(directory: Path) -> None:
+    """Remove what is no part of a finished dataset: left by a kill at the very end, or by looking at packed input."""
+    remove_work(directory)
+    sweep_orphans(directory)
 
 
 def remove_work(directory: Path) -> None:

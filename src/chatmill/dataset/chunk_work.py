@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_job import ChunkJob, ChunkPiece, compile_chunk
+from chatmill.compiler.chunk_job import ChunkPiece, chunk_jobs, compile_chunk
 from chatmill.compiler.chunk_output import STATE
+from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.publish import canonical_json, write_atomic
-from chatmill.compiler.shards import JOINED, Made, gather_splits, made_shard
+from chatmill.compiler.shards import JOINED, gather_splits, made_shards
 from chatmill.core.scratch import Borrowed, Scratch
 from chatmill.dataset.objects import RecordFile
 from chatmill.errors import ChatmillError
@@ -48,32 +49,15 @@ class ChunkWork:
         """Compile chunks into a folder that is then opened by `open_split`; their receipts, in order."""
         state = canonical_json({"fingerprint": self.fingerprint})
         write_atomic(folder / STATE, state, step="state", durability=Durability.SCRATCH)
-        jobs = [
-            ChunkJob(
-                number=number,
-                pieces=self.chunks[number],
-                recipe=self.recipe,
-                work=str(folder),
-                fingerprint=self.fingerprint,
-                answers=self.answers,
-            )
-            for number in numbers
-        ]
-        found: dict[int, Receipt] = {}
+        chunks = {number: self.chunks[number] for number in numbers}
+        jobs = chunk_jobs(chunks, self.recipe, folder, self.fingerprint, self.answers)
         try:
-            executor.run(compile_chunk, jobs, found.__setitem__)
+            receipts = run_jobs(compile_chunk, jobs, executor)
         except ChatmillError as error:
             if self.records is not None:
                 self.records.explain(error)
             raise
-        receipts = [found[place] for place in range(len(jobs))]
-        made: dict[str, list[Made]] = {}
-        for job, receipt in zip(jobs, receipts, strict=True):
-            for split in receipt["splits"]:
-                shard = made_shard(job.folder, receipt, split)
-                assert shard is not None
-                made.setdefault(split, []).append(shard)
-        gather_splits(folder, made)
+        gather_splits(folder, made_shards((job.folder, receipt) for job, receipt in zip(jobs, receipts, strict=True)))
         return receipts
 
     def folders(self, numbers: Sequence[int]) -> Iterator[tuple[Path, list[Receipt]]]:

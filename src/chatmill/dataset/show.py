@@ -149,9 +149,9 @@ class ShownEpisode:
 class Summary:
     """A build in a few lines: what was read, what came out of it, and what was left out and why."""
 
-    def __init__(self, manifest: Mapping[str, Any], trained: Mapping[str, int], title: str = "Dataset") -> None:
+    def __init__(self, manifest: Mapping[str, Any], trained: Mapping[str, int]) -> None:
         """`trained` has the trained tokens of each split."""
-        self._manifest, self._trained, self._title = manifest, trained, title
+        self._manifest, self._trained = manifest, trained
         self._ledger: dict[str, Any] = manifest["ledger"]
 
     @property
@@ -159,7 +159,7 @@ class Summary:
         """Records read, built and left out."""
         read, built = self._records("read"), self._records("built")
         left = self._records("quarantined") + self._records("skipped")
-        return f"{self._title}: {html.counted(read, 'record')} read, {built:,} built, {left:,} left out"
+        return f"Dataset: {html.counted(read, 'record')} read, {built:,} built, {left:,} left out"
 
     def _records(self, outcome: str) -> int:
         return sum(sum(found.get(outcome, {}).values()) for found in self._ledger["records"].values())

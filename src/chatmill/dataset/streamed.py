@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import structs
 
+from chatmill.compiler.chunk_job import recipe_json
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.finish import check_gates
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import build_fingerprint
-from chatmill.compiler.publish import canonical_json
 from chatmill.compiler.recipe import Recipe
 from chatmill.compiler.run import driver_pipeline, run_build
 from chatmill.compiler.shards import JOINED
@@ -68,7 +68,7 @@ class StreamedDataset(Exports):
         """Of input, recipe, tokenizer and template: that of the build."""
         self._work = ChunkWork(
             chunks=self._planned.chunks,
-            recipe=canonical_json(recipe.as_json()).decode(),
+            recipe=recipe_json(recipe),
             fingerprint=self.fingerprint,
             answers=pipeline.answers,
             scratch=scratch,

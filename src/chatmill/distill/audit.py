@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.tokens import first_difference, offsets_of
+from chatmill.distill.input_shards import ShardRows
 from chatmill.distill.rows import KDBatch
-from chatmill.distill.shards import ShardRows
 from chatmill.errors import ChatmillError, ConfigError
 from chatmill.systems.synth_kd import OfficialRows
 

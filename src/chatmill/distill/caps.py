@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from chatmill.core.texts import OptionalTexts
+from chatmill.distill.input_shards import KDInput, Shard, shard_batches
 from chatmill.distill.rows import KDBatch
-from chatmill.distill.shards import KDInput, Shard, shard_batches
 from chatmill.errors import ConfigError
 
 UNLIMITED = 2**62
@@ -24,9 +24,6 @@ def cap_tokens(
     Rows are taken whole, and rows that fail have no tokens. This renders what a smoke build takes, once more than the
     build itself; which rows those are depends on neither workers nor chunks.
     """
-    for option, value in (("max_tokens", max_tokens), ("max_tokens_per_shard", max_tokens_per_shard)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{option} is {value}; give 1 or more, or leave it out")
     shards, left = [], max_tokens
     for shard in source.shards:
         cap = min(UNLIMITED if left is None else left, max_tokens_per_shard or UNLIMITED)

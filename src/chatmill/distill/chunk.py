@@ -10,23 +10,22 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from chatmill.compiler.chunk_output import SHARDS, StreamedOutput, publish_chunk
+from chatmill.compiler.chunk_output import SHARDS, ChunkOutput, publish_with_receipt
 from chatmill.core.gc_pause import without_collector
 from chatmill.core.harmony_ids import kinds_of_spans
-from chatmill.core.texts import Texts
+from chatmill.core.hash_shares import hashes_below
 from chatmill.core.tokens import offsets_of
 from chatmill.distill.accounts import account
 from chatmill.distill.audit import Audit
+from chatmill.distill.input_shards import Shard, ShardRows, shard_batches, shown
 from chatmill.distill.rows import BulkRows, KDBatch, OfficialBatches
-from chatmill.distill.shards import Shard, ShardRows, shard_batches, shown
 from chatmill.errors import RecordError
+from chatmill.store.durable import WordSum
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.systems.synth_kd import HarmonyRenderer, KDSplit
 
@@ -76,35 +75,30 @@ def renderer_of(renderer: HarmonyRenderer, vocabulary: str) -> BulkRows | Offici
 
 def render_chunk(job: KDChunk) -> dict[str, Any]:
     """Do the work of one chunk and publish it; gives its receipt."""
-    return publish_chunk(job.folder, lambda folder: _write(job, folder))
+    return publish_with_receipt(job.folder, lambda folder: _write(job, folder), step="shard")
 
 
 def _write(job: KDChunk, folder: Path) -> dict[str, Any]:
     renderer = renderer_of(job.renderer, job.vocabulary)
     audit = Audit(renderer.official, job.audit_rate)
-    output = StreamedOutput(folder)
-    try:
-        with without_collector():
-            for rows in shard_batches(job.shard, job.start, job.stop):
-                batch = renderer.render(rows.usable)
-                _refuse(job, batch, rows, output)
-                audit.add(batch, rows)
-                _append(output, batch, rows, job)
-                account(output.ledger, job.shard.name, batch, len(rows.ids))
-            audit.compare()
-        return output.write(job.number, folder, audited=audit.rows)
-    except BaseException:
-        output.close()
-        raise
+    with ChunkOutput(folder, WordSum) as output, without_collector():  # its export has hashes of its own
+        for rows in shard_batches(job.shard, job.start, job.stop):
+            batch = renderer.render(rows.usable)
+            _refuse(job, batch, rows, output)
+            audit.add(batch, rows)
+            _append(output, batch, rows, job)
+            account(output.ledger, job.shard.name, batch, len(rows.ids))
+        audit.compare()
+        return output.receipt(job.number, audited=audit.rows)
 
 
-def _append(output: StreamedOutput, batch: KDBatch, rows: ShardRows, job: KDChunk) -> None:
+def _append(output: ChunkOutput, batch: KDBatch, rows: ShardRows, job: KDChunk) -> None:
     """The rows of a batch to their splits, in order; runs of rows of one split are written as slices."""
     if not len(batch.rows):
         return
     offsets, kinds = offsets_of(batch.lengths), kinds_of_spans(batch.spans)
     names = rows.ids.texts.take(batch.rows).packed()
-    valid = _is_valid(names, job.valid_threshold)
+    valid = hashes_below(names, job.valid_threshold)
     borders = [0, *(np.flatnonzero(valid[1:] != valid[:-1]) + 1).tolist(), len(valid)]
     for first, last in itertools.pairwise(borders):
         tokens = slice(int(offsets[first]), int(offsets[last]))
@@ -117,15 +111,6 @@ def _append(output: StreamedOutput, batch: KDBatch, rows: ShardRows, job: KDChun
         output.append(KDSplit.VALID if valid[first] else KDSplit.TRAIN, columns)
 
 
-def _is_valid(names: Texts, threshold: int) -> NDArray[np.bool_]:
-    """Which rows are in `valid`; their names are packed."""
-    if threshold == 2**64:
-        return np.ones(len(names), dtype=np.bool_)
-    data, borders = names.data.tobytes(), itertools.pairwise(names.offsets.tolist())
-    digests = b"".join([blake2b(data[start:stop], digest_size=8).digest() for start, stop in borders])
-    return np.frombuffer(digests, dtype=">u8").astype(np.uint64) < np.uint64(threshold)
-
-
 def refusals(batch: KDBatch, rows: ShardRows) -> Iterator[tuple[int, RecordError]]:
     """The places of rows that cannot be used, and why; the errors name row and id."""
     for place, error in batch.failed:
@@ -136,7 +121,7 @@ def refusals(batch: KDBatch, rows: ShardRows) -> Iterator[tuple[int, RecordError
         yield place, error
 
 
-def _refuse(job: KDChunk, batch: KDBatch, rows: ShardRows, output: StreamedOutput) -> None:
+def _refuse(job: KDChunk, batch: KDBatch, rows: ShardRows, output: ChunkOutput) -> None:
     """The rows that failed: the first one ends the build, or all are put aside."""
     for place, error in refusals(batch, rows):
         if not job.quarantine:
@@ -154,4 +139,4 @@ def _refuse(job: KDChunk, batch: KDBatch, rows: ShardRows, output: StreamedOutpu
             "code": error.code, "field": error.path, "reason": error.message,
             "messages_json": shown(rows.texts.raw(place)),
         }  # fmt: skip
-        output.reject(json.dumps(line) + "\n")
+        output.write_rejected(json.dumps(line))

@@ -18,10 +18,10 @@ from chatmill.core.shift import shift_left
 from chatmill.core.tokens import first_difference
 from chatmill.distill.accounts import account, differences
 from chatmill.distill.chunk import refusals
+from chatmill.distill.input_shards import KDInput, Shard, ShardRows, read_input, shard_batches
 from chatmill.distill.manifest import KDConfig, kd_fingerprint, library_version
 from chatmill.distill.rows import NO_ROWS, BulkRows, KDBatch, with_official
 from chatmill.distill.shard_export import QUARANTINE
-from chatmill.distill.shards import KDInput, Shard, ShardRows, read_input, shard_batches
 from chatmill.errors import ChatmillError
 from chatmill.prove.report import Finding, VerifyReport
 from chatmill.render.official_harmony import encoding

@@ -14,9 +14,9 @@ from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.manifest import git_sha
 from chatmill.compiler.publish import canonical_json
 from chatmill.core.harmony_ids import EOD, VOCAB_SIZE
+from chatmill.distill.input_shards import GLOB, KDInput
 from chatmill.distill.shard_export import QUARANTINE
-from chatmill.distill.shards import GLOB, KDInput
-from chatmill.errors import FormatError, MissingExtraError
+from chatmill.errors import ConfigError, FormatError, MissingExtraError
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import SPAN_NAMES
 from chatmill.store.receipts import KD_SCHEMA, sealed
@@ -37,6 +37,12 @@ class KDConfig:
     max_tokens: int | None = None
     max_tokens_per_shard: int | None = None
     record_ids: bool = False
+
+    def __post_init__(self) -> None:
+        for cap in ("max_rows", "max_rows_per_shard", "max_tokens", "max_tokens_per_shard"):
+            value = getattr(self, cap)
+            if value is not None and value < 1:
+                raise ConfigError(f"{cap} is {value}; give 1 or more, or leave it out")
 
     def as_json(self) -> dict[str, Any]:
         """What the manifest holds as `config`, with the fixed choices of this version; later options where set."""

@@ -12,15 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from chatmill.compiler.chunk_output import RECEIPT, publish_chunk
+from chatmill.compiler.chunk_output import RECEIPT, publish_with_receipt
+from chatmill.compiler.chunk_runs import run_jobs
 from chatmill.compiler.engines.executor import Executor
-from chatmill.compiler.engines.late import LateJobs
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.publish import canonical_json, write_atomic
 from chatmill.compiler.work import move_path
 from chatmill.core.whole_file import sync_folder
 from chatmill.errors import FormatError
-from chatmill.store.durable import remove_path
+from chatmill.store.durable import Durability, remove_path
 from chatmill.store.names import is_inner_path
 
 EXPORTED = "exported"
@@ -53,16 +52,8 @@ Job = TypeVar("Job", bound=OutputJob)
 
 
 def publish_output(job: OutputJob, write: Callable[[Path], Receipt]) -> Receipt:
-    """In a worker: let `write` fill a folder with files that are synced, and publish it with the receipt."""
-
-    def write_all(folder: Path) -> Receipt:
-        receipt = write(folder)
-        write_atomic(folder / RECEIPT, canonical_json(receipt), step="export_receipt")
-        return receipt
-
-    receipt = publish_chunk(job.folder, write_all, step="export_folder")
-    sync_folder(job.folder.parent)
-    return receipt
+    """In a worker: let `write` fill a folder, and publish it with the receipt; it is then on the disk."""
+    return publish_with_receipt(job.folder, write, step="export", durability=Durability.SYNCED)
 
 
 def whole_outputs(jobs: Sequence[OutputJob], root: Path) -> dict[str, Receipt]:
@@ -100,15 +91,8 @@ def run_outputs(
     on_done: Callable[[Job], None] = lambda job: None,
 ) -> dict[str, Receipt]:
     """Do jobs; their receipts by name."""
-    receipts: dict[str, Receipt] = {}
-
-    def done(index: int, receipt: Receipt) -> None:
-        receipts[jobs[index].name] = receipt
-        on_done(jobs[index])
-
-    if jobs:
-        executor.run(function, jobs, done, LateJobs(lambda: None).hear)
-    return receipts
+    made = run_jobs(function, jobs, executor, on_done)
+    return {job.name: receipt for job, receipt in zip(jobs, made, strict=True)}
 
 
 def move_outputs(jobs: Sequence[OutputJob], receipts: Mapping[str, Mapping[str, Any]], root: Path) -> None:

@@ -29,7 +29,6 @@ from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.errors import RecordError
 from chatmill.read.columns import merged, scanned_batch
 from chatmill.render.render import render
-from chatmill.render.row_items import Ids, TextPart
 from chatmill.render.template import DOCUMENT, Emitter
 from chatmill.render.templates.harmony import Harmony
 from chatmill.systems.synth_kd import ROLES, SPANS, OfficialRows, RenderedRow, checked_messages, row_text
@@ -74,20 +73,13 @@ NO_ROWS = KDBatch(
 
 
 class HarmonyDocuments(Harmony):
-    """Harmony with an EOD behind every conversation; all fixed ids of a message in a row are one run."""
+    """Harmony with an EOD behind every conversation."""
 
     def emit(self, conversation: Conversation, out: Emitter) -> None:
         """Write every message, then the EOD."""
         super().emit(conversation, out)
-        items: list[Ids | TextPart] = []
-        for item in (*out.items, Ids((EOD,), DOCUMENT, -1)):
-            last = items[-1] if items else None
-            # The span of a token is that of its message, so kinds are not needed: fewer runs take less time.
-            if isinstance(item, Ids) and isinstance(last, Ids) and item.message == last.message:
-                items[-1] = last._replace(ids=last.ids + item.ids)
-            else:
-                items.append(item)
-        out.items = items
+        out.message(-1)
+        out.put((EOD,), DOCUMENT)
 
 
 @cache

@@ -18,20 +18,19 @@ from chatmill.compiler.engines.executor import Executor, kept
 from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.compiler.engines.named import named_executor
 from chatmill.compiler.faults import fault_point
-from chatmill.compiler.publish import TEMPORARY, storing, sweep_orphans, write_atomic
+from chatmill.compiler.publish import storing, sweep_orphans, write_atomic
 from chatmill.compiler.recipe import OnError
 from chatmill.compiler.run import Outcome
 from chatmill.compiler.shards import join_rejected
-from chatmill.compiler.work import begin_work, claim_work, folder_lock, remove_work, unfinished_state
+from chatmill.compiler.work import begin_work, claim_work, clean_up, folder_lock, refuse_other, what_it_holds
 from chatmill.distill.audit import AUDIT_RATE, check_rate
 from chatmill.distill.caps import cap_tokens
 from chatmill.distill.chunk import KDChunk, render_chunk, renderer_of
+from chatmill.distill.input_shards import KDInput, read_input
 from chatmill.distill.manifest import KDConfig, failures, kd_fingerprint, ledger_of, make_manifest
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
 from chatmill.distill.shard_export import QUARANTINE, KDExport, export_shard
-from chatmill.distill.shards import KDInput, read_input
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.store.documents import WORK
 from chatmill.store.durable import remove_path
 from chatmill.store.kd_blend import BlendFiles, write_blend_arguments
 from chatmill.store.receipts import MANIFEST, read_kd_manifest, receipt_bytes
@@ -102,7 +101,12 @@ def build_synth_kd(
         executor=executor or named_executor(engine, workers) or LocalExecutor(workers),
         on_progress=on_progress,
     )
-    _refuse_existing(build.root, resume=resume)
+    there = what_it_holds(build.root)
+    if there and not resume:
+        raise ConfigError(
+            f"{build.root} is there already and holds {there}: nothing is ever overwritten. Choose another folder, or "
+            "go on with --resume (resume=True)"
+        )
     source = build.read_source(inputs)
     with storing(build.root, "create the folder"):
         build.root.mkdir(parents=True, exist_ok=True)
@@ -114,26 +118,6 @@ def build_synth_kd(
     return SynthKDResult(
         outcome=outcome, root=build.root, manifest=manifest, audited=audited, seconds=seconds, blend=blend
     )
-
-
-def _refuse_existing(root: Path, *, resume: bool) -> None:
-    """An existing root is refused, or continued; a folder that is no build of this kind is never continued."""
-    if not root.exists():
-        return
-    with storing(root, "read the folder"):
-        names = [path.name for path in root.iterdir() if not TEMPORARY.fullmatch(path.name)]
-    if not names:
-        return
-    started = unfinished_state(root) is not None or names == [WORK]
-    if not started and not (root / MANIFEST).exists():
-        some = ", ".join(sorted(names)[:5])
-        raise ConfigError(f"{root} is not empty ({some}) and holds no build of this kind; choose another folder")
-    if not resume:
-        what = "holds a finished dataset" if (root / MANIFEST).exists() else "holds an unfinished build"
-        raise ConfigError(
-            f"{root} is there already and {what}: nothing is ever overwritten. Choose another folder, or go on with "
-            "--resume (resume=True)"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +148,10 @@ class _Build:
     def run(self, source: KDInput, fingerprint: str) -> tuple[Outcome, dict[str, Any], int]:
         """Outcome, manifest, and the number of audited rows (0 where nothing was done)."""
         work = claim_work(self.root)
-        finished = self._claim(fingerprint)
+        finished = read_kd_manifest(self.root)
+        refuse_other(self.root, fingerprint, finished)
         if finished is not None:
-            self._clean()
+            clean_up(self.root)
             return Outcome.ALREADY_BUILT, finished, 0
         sweep_orphans(self.root)
         begin_work(work, {"fingerprint": fingerprint})
@@ -178,21 +163,6 @@ class _Build:
         source.check_unchanged()
         receipts |= run_outputs(export_shard, todo, self.executor, _remove_parts)
         return Outcome.BUILT, *self._publish(source, jobs, {job.name: receipts[job.name] for job in jobs})
-
-    def _claim(self, fingerprint: str) -> dict[str, Any] | None:
-        """The manifest, when the same build is finished here; another build here is an error."""
-        manifest = read_kd_manifest(self.root)
-        found, what = None, "another dataset"
-        if manifest is not None:
-            found = manifest.get("fingerprint")
-        elif (state := unfinished_state(self.root)) is not None:
-            found, what = state["fingerprint"], "an unfinished build of another"
-        if found not in (None, fingerprint):
-            raise ConfigError(
-                f"{self.root} holds {what} (fingerprint {str(found)[:12]}, this build is {fingerprint[:12]}): another "
-                "input, config or version of the packages. Choose another folder"
-            )
-        return manifest
 
     def _chunks(self, source: KDInput, work: str) -> list[KDChunk]:
         """The chunks of all shards, in order."""
@@ -259,13 +229,8 @@ class _Build:
             fault_point("before_manifest")
             write_atomic(self.root / MANIFEST, receipt_bytes(manifest), step="manifest_file")
             fault_point("after_manifest")
-            self._clean()
+            clean_up(self.root)
         return manifest, sum(receipt["audited"] for receipt in receipts.values())
-
-    def _clean(self) -> None:
-        """Remove what is no part of a finished dataset."""
-        remove_work(self.root)
-        sweep_orphans(self.root)
 
 
 def _remove_parts(job: KDExport) -> None:

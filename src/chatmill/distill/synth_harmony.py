@@ -1,8 +1,8 @@
 """SYNTH-like rows (query, reasoning, answer) become Harmony conversations: `synth_harmony_v1` Parquet shards.
 
 Every conversation is system, developer, user, assistant/analysis and assistant/final; the JSON of a row is spelled as
-in the published shards. Chunks of the input become rows on the engine of builds, and the rows become shards there. The
-same input and options give the same bytes for any workers and after any interruption; the manifest is written last.
+in the published shards. Workers turn chunks of the input into rows, and the rows into shards. The same input and
+options give the same bytes for any workers and after any interruption; the manifest is written last.
 """
 
 from __future__ import annotations
@@ -22,17 +22,25 @@ from chatmill.compiler.chunk_output import REJECTED, SHARDS
 from chatmill.compiler.chunk_runs import OnProgress, run_chunks, run_jobs
 from chatmill.compiler.engines.executor import Executor
 from chatmill.compiler.engines.local import LocalExecutor
-from chatmill.compiler.inputs import CHUNK_BYTES, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
+from chatmill.compiler.inputs import ANY_SHAPE, InputScan, ScannedInput, check_inputs, check_inputs_unchanged
 from chatmill.compiler.ledger import Ledger
 from chatmill.compiler.paths import local_paths
-from chatmill.compiler.publish import TEMPORARY, canonical_json, storing, sweep_orphans, write_atomic
-from chatmill.compiler.recipe import OnError
+from chatmill.compiler.publish import canonical_json, storing, sweep_orphans, write_atomic
+from chatmill.compiler.recipe import SHARD_BYTES, OnError
 from chatmill.compiler.shards import join_rejected
 from chatmill.compiler.sources import scan_all
-from chatmill.compiler.work import begin_work, claim_work, folder_lock, remove_work, unfinished_state
+from chatmill.compiler.work import (
+    FINISHED,
+    begin_work,
+    claim_work,
+    folder_lock,
+    refuse_other,
+    remove_work,
+    what_it_holds,
+)
+from chatmill.distill.input_shards import GLOB, INPUT_SCHEMA
 from chatmill.distill.manifest import failures
 from chatmill.distill.outputs import move_outputs, run_outputs, whole_outputs
-from chatmill.distill.shards import GLOB, INPUT_SCHEMA
 from chatmill.distill.synth_harmony_chunks import (
     OUTPUT_COLUMNS,
     ROWS,
@@ -45,13 +53,10 @@ from chatmill.distill.synth_harmony_chunks import (
 )
 from chatmill.distill.synth_harmony_rows import DEFAULT_DEVELOPER, DEFAULT_SYSTEM, HarmonyFrame, RowFields, column_names
 from chatmill.errors import ConfigError, DataError, member
-from chatmill.store.documents import WORK
 from chatmill.store.receipts import MANIFEST
 
 ROWS_PER_SHARD = 20_000_000
 """Each shard becomes one prefix for Megatron, and few large ones serve it best."""
-ANY_SHAPE = "openai"
-"""Keeps the scan of the input from looking for the shape of a conversation, which these records do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,17 +123,12 @@ def write_synth_harmony(
 
 
 def _refuse_existing(final: Path, *, resume: bool) -> None:
-    """A folder that holds something is refused, or an unfinished run in it is continued."""
-    if not final.exists():
-        return
-    with storing(final, "read the folder"):
-        names = [path.name for path in final.iterdir() if not TEMPORARY.fullmatch(path.name)]
-    unfinished = MANIFEST not in names and (names in ([], [WORK]) or unfinished_state(final) is not None)
-    if not (unfinished and resume):
-        way_out = (
-            "continue with --resume (resume=True), or choose another --out" if unfinished else "choose another --out"
-        )
-        raise ConfigError(f"{final}: is there already and is not overwritten; {way_out}")
+    """A folder that is there is refused, or an unfinished run in it is continued."""
+    if final.exists():
+        is_finished = what_it_holds(final) == FINISHED
+        if is_finished or not resume:
+            way_out = "" if is_finished else "continue with --resume (resume=True), or "
+            raise ConfigError(f"{final}: is there already and is not overwritten; {way_out}choose another --out")
 
 
 @dataclass
@@ -151,15 +151,15 @@ class _HarmonyRun:
         sweep_orphans(self.out)
         with self._or_nothing():
             scanned = self._scan()
-        engine = self._engine(scanned)
+        executor = self._executor(scanned)
         self._claim(scanned)
         quarantine = self.on_error is OnError.QUARANTINE
         with self._or_nothing():
-            chunks = self._chunks(scanned, engine)
+            chunks = self._chunks(scanned, executor)
             receipts = run_chunks(
                 convert_chunk,
                 chunks,
-                engine,
+                executor,
                 self.on_progress,
                 stage="convert",
                 keep=lambda receipt: quarantine or receipt["rejected"] is None,
@@ -176,7 +176,7 @@ class _HarmonyRun:
         jobs = self._shards(chunks, rows)
         shards = whole_outputs(jobs, self.out)
         todo = [job for job in jobs if job.name not in shards]
-        shards |= run_outputs(write_parquet_shard, todo, engine)
+        shards |= run_outputs(write_parquet_shard, todo, executor)
         return sum(rows), ledger, self._publish(scanned, chunks, jobs, shards, ledger)
 
     def _scan(self) -> list[ScannedInput]:
@@ -186,7 +186,7 @@ class _HarmonyRun:
                 spool=str(self._work / "spool"),
                 shape=ANY_SHAPE,
                 source=path.name,
-                chunk_bytes=CHUNK_BYTES,
+                chunk_bytes=SHARD_BYTES,
             )
             for path in self.files
         ]
@@ -212,7 +212,7 @@ class _HarmonyRun:
         if not any(self.out.iterdir()):
             self.out.rmdir()
 
-    def _engine(self, scanned: Sequence[ScannedInput]) -> Executor:
+    def _executor(self, scanned: Sequence[ScannedInput]) -> Executor:
         few = sum(len(one.chunks) for one in scanned) == 1
         return LocalExecutor(0 if self.workers is None and few else self.workers)
 
@@ -224,19 +224,14 @@ class _HarmonyRun:
             "inputs": [[one.file.path, one.file.sha256] for one in scanned],
         }
         fingerprint = hashlib.sha256(canonical_json(content)).hexdigest()
-        found = (unfinished_state(self.out) or {}).get("fingerprint", fingerprint)
-        if found != fingerprint:
-            raise ConfigError(
-                f"{self.out} holds an unfinished run of another input, other options or another version (fingerprint "
-                f"{str(found)[:12]}, this one is {fingerprint[:12]}): choose another folder, or delete it"
-            )
+        refuse_other(self.out, fingerprint, None)
         begin_work(self._work, {"fingerprint": fingerprint})
 
-    def _chunks(self, scanned: Sequence[ScannedInput], engine: Executor) -> list[HarmonyChunk]:
+    def _chunks(self, scanned: Sequence[ScannedInput], executor: Executor) -> list[HarmonyChunk]:
         ranges = [chunk for one in scanned for chunk in one.chunks]
         firsts = [0] * len(ranges)
         if self.fields.id_prefix is not None:
-            counts = run_jobs(count_records, [CountJob(range=chunk) for chunk in ranges], engine)
+            counts = run_jobs(count_records, [CountJob(range=chunk) for chunk in ranges], executor)
             firsts = [0, *itertools.accumulate(counts)]
         return [
             HarmonyChunk(

@@ -1,27 +1,30 @@
-"""The work of `synth-harmony` that engines do: chunks of the input become rows, and rows become Parquet shards."""
+"""The work of `synth-harmony` that executors run: chunks of the input become rows, and rows become Parquet shards."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from chatmill.compiler.chunk_output import SHARDS, StreamedOutput, publish_chunk
+from chatmill.compiler.chunk_output import SHARDS, ChunkOutput, publish_with_receipt
+from chatmill.compiler.spools import PartWriter
 from chatmill.distill.outputs import OutputJob, publish_output
 from chatmill.distill.synth_harmony_rows import HarmonyFrame, RowFields
 from chatmill.errors import RecordError
 from chatmill.read.files import Raw
 from chatmill.read.ranges import Chunk, ChunkKind, chunk_records
-from chatmill.store.durable import Durability, GrowingFile
+from chatmill.store.durable import GrowingFile
 from chatmill.store.parquet import ArrowSink
 
 OUTPUT_COLUMNS = ("messages_json", "metadata_json", "synth_id", "language", "exercise")
 ROW_GROUP = 4096
 """Rows that are in memory at a time, and rows of a row group."""
-ROWS = "rows.arrow"
-"""In the folder of a chunk: its rows, as an Arrow stream."""
+ROWS = "000000.arrow"
+"""In the folder of a chunk that has rows: an Arrow stream of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,31 +77,40 @@ class HarmonyChunk:
 
 def convert_chunk(job: HarmonyChunk) -> dict[str, Any]:
     """Turn the records of a chunk into rows and publish them; gives the receipt."""
-    return publish_chunk(job.folder, lambda folder: _convert(job, folder))
+    return publish_with_receipt(job.folder, lambda folder: _convert(job, folder), step="shard")
 
 
 def _convert(job: HarmonyChunk, folder: Path) -> dict[str, Any]:
-    source = job.range.source
-    output, rows, first_error = StreamedOutput(folder), _RowStream(folder / ROWS), ""
-    try:
-        for number, raw in enumerate(chunk_records(job.range), start=job.first):
-            output.ledger.records[source, "read", ""] += 1
-            try:
-                if raw.error is not None:
-                    raise raw.error
-                rows.add(job.fields.row(raw.value, number, job.frame))
-                output.ledger.records[source, "built", ""] += 1
-            except RecordError as error:
-                line = _refused(error, raw, job, number)
-                first_error = first_error or str(error)
-                output.ledger.records[source, "quarantined", error.code] += 1
-                output.reject(line)
-        files = {ROWS: asdict(rows.finish())}
-        return output.write(job.number, folder, files=files, rows=rows.rows, first_error=first_error)
-    except BaseException:
-        output.close()
-        rows.discard()
-        raise
+    import pyarrow as pa
+
+    errors: list[str] = []
+    with ChunkOutput(folder) as output, closing(PartWriter(folder, ".arrow")) as out:
+        rows, count = _rows(job, output, errors), 0
+        while some := list(itertools.islice(rows, ROW_GROUP)):
+            columns = [pa.array(column, type=pa.string()) for column in zip(*some, strict=True)]
+            out.write_rows(pa.RecordBatch.from_arrays(columns, schema=_schema()))
+            count += len(some)
+        if count:
+            out.end_part(count)
+        return output.receipt(job.number, files=out.files, rows=count, first_error=errors[0] if errors else "")
+
+
+def _rows(job: HarmonyChunk, output: ChunkOutput, errors: list[str]) -> Iterator[tuple[str, ...]]:
+    """The records of a chunk as rows; those that cannot be used go to the rejected ones and to `errors`."""
+    records, source = output.ledger.records, job.range.source
+    for number, raw in enumerate(chunk_records(job.range), start=job.first):
+        records[source, "read", ""] += 1
+        try:
+            if raw.error is not None:
+                raise raw.error
+            row = job.fields.row(raw.value, number, job.frame)
+        except RecordError as error:
+            output.write_rejected(_refused(error, raw, job, number))
+            errors.append(str(error))
+            records[source, "quarantined", error.code] += 1
+            continue
+        records[source, "built", ""] += 1
+        yield row
 
 
 def _refused(error: RecordError, raw: Raw, job: HarmonyChunk, number: int) -> str:
@@ -112,50 +124,13 @@ def _refused(error: RecordError, raw: Raw, job: HarmonyChunk, number: int) -> st
     if not job.quarantine:
         raise error
     entry = {"where": error.where, "id": error.record_id, "field": error.path, "reason": error.code}
-    return json.dumps({**entry, "message": error.message}, ensure_ascii=True) + "\n"
+    return json.dumps({**entry, "message": error.message}, ensure_ascii=True)
 
 
 def _schema() -> Any:
     import pyarrow as pa
 
     return pa.schema([(name, pa.string()) for name in OUTPUT_COLUMNS])
-
-
-class _RowStream:
-    """The rows of a chunk while they are written, some at a time."""
-
-    def __init__(self, path: Path) -> None:
-        import pyarrow.ipc
-
-        self.rows = 0
-        self._waiting: list[tuple[str, ...]] = []
-        self._file = GrowingFile(path, Durability.SCRATCH)
-        self._stream: Any = pyarrow.ipc.new_stream(ArrowSink(self._file.write), _schema())
-
-    def add(self, row: tuple[str, ...]) -> None:
-        """Take one row."""
-        self._waiting.append(row)
-        self.rows += 1
-        if len(self._waiting) == ROW_GROUP:
-            self._flush()
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if self._waiting:
-            arrays = [pa.array(column, type=pa.string()) for column in zip(*self._waiting, strict=True)]
-            self._stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_schema()))
-            self._waiting = []
-
-    def finish(self) -> Any:
-        """Write the rest; size and hash of the file."""
-        self._flush()
-        self._stream.close()
-        return self._file.finish()
-
-    def discard(self) -> None:
-        """Close after an error."""
-        self._file.discard()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

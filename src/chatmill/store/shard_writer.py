@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from chatmill.core.whole_file import sync_folder
 from chatmill.store.durable import Durability, GrowingFile, RunningDigest
 from chatmill.store.episode_columns import EpisodeColumns
 from chatmill.store.episode_layout import INDEX, MASK, TOKENS
-from chatmill.store.episode_manifest import COLUMNS, RECORD_ID, ColumnSpec, ShardRecord
+from chatmill.store.episode_manifest import RECORD_ID, ColumnSpec, ShardRecord
 
 COPY = 1 << 22
 BYTE, FLOAT = np.dtype(np.uint8), np.dtype("<f4")
@@ -34,7 +33,6 @@ class ShardWriter:
         *,
         masks: bool,
         durability: Durability,
-        mask_dtype: np.dtype[Any] = BYTE,
         digest: Callable[[], RunningDigest] = hashlib.sha256,
     ) -> None:
         """Create the folder and open its files; what an earlier, killed writer left there goes."""
@@ -43,7 +41,7 @@ class ShardWriter:
         self._specs = tuple(columns)
         self.episodes = 0
         self.tokens = 0
-        self._mask_dtype = mask_dtype
+        self._mask_dtype: np.dtype[Any] = BYTE
         self._text_bytes = 0
         self._files: dict[str, GrowingFile] = {}
         if folder.exists():
@@ -107,24 +105,3 @@ class ShardWriter:
         for growing in self._files.values():
             growing.discard()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def write_shard(
-    folder: Path, name: str, parts: Sequence[EpisodeColumns], *, sources: Sequence[str], durability: Durability
-) -> ShardRecord:
-    """Write a whole shard from episodes in memory, each file once; `parts` have the same columns.
-
-    `sources` are the names of their source codes.
-    """
-    names = parts[0].names
-    specs = tuple(column for column in COLUMNS if column.name in names)
-    is_wide = any(part.mask is not None and part.mask.dtype != np.uint8 for part in parts)
-    dtype = FLOAT if is_wide else BYTE
-    writer = ShardWriter(folder, specs, masks="mask" in names, durability=durability, mask_dtype=dtype)
-    try:
-        for part in parts:
-            writer.append(part)
-        return replace(writer.finish(name), sources=tuple(sources))
-    except BaseException:
-        writer.discard()
-        raise

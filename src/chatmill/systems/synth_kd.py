@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.harmony_ids import EOD, START
+from chatmill.core.hash_shares import hash_limit, hash_of
 from chatmill.errors import ConfigError, RecordError, need
 from chatmill.render.official_harmony import encoding, render_training
 from chatmill.tokenizer.assets import O200K_FILE, PROJECT_COPY, find_o200k
@@ -65,7 +65,7 @@ def valid_threshold(valid_fraction: float) -> int:
     fraction = Decimal(str(valid_fraction))
     if fraction.is_nan() or not 0 <= fraction <= 1:
         raise ConfigError(f"valid_fraction is {valid_fraction}; it must be from 0 to 1")
-    return int(fraction * 2**64)
+    return hash_limit(valid_fraction)
 
 
 def synth_kd_split(synth_id: str, valid_fraction: float = 0.001) -> KDSplit:
@@ -75,7 +75,7 @@ def synth_kd_split(synth_id: str, valid_fraction: float = 0.001) -> KDSplit:
 
 def is_valid(synth_id: bytes, threshold: int) -> bool:
     """Whether the row with this id, in UTF-8, is in `valid`."""
-    return int.from_bytes(blake2b(synth_id, digest_size=8).digest(), "big") < threshold
+    return hash_of(synth_id) < threshold
 
 
 def vocabulary_file(path: str | os.PathLike[str] | None = None) -> tuple[Path, str]:

@@ -275,14 +275,13 @@ def _told(value: object) -> str:
     return f"{type(value).__name__} {value!r:.40}"
 
 
-def _whole(name: str, value: Any, *, least: int | None = None) -> int:
+def _whole(name: str, value: Any) -> int:
     try:
         number = operator.index(value)
     except TypeError:
         number = None
-    if number is None or isinstance(value, bool) or (least is not None and number < least):
-        wanted = "a whole number" + ("" if least is None else f", {least} or more")
-        raise DataError(f"{name} is {_told(value)}; {wanted} is needed")
+    if number is None or isinstance(value, bool):
+        raise DataError(f"{name} is {_told(value)}; a whole number is needed")
     return number
 
 

@@ -1,1 +1,1 @@
-"""Where jobs run: the executor protocol, the local engine and the Ray engine."""
+"""Where jobs run: the protocol of executors, the local one and that of Ray. Commands call an executor an engine."""

@@ -81,16 +81,16 @@ class LocalExecutor:
         self._first_job: bytes | None = None
         self._foreman: _Foreman | None = None
 
-    def prepare(self, job: Callable[[Spec], object], spec: Spec, *, most: int | None = None) -> None:
+    def prepare(self, job: Callable[[Spec], object], spec: Spec) -> None:
         """Let a process do this job now, from which the workers of the next `run` are forked, if there will be any.
 
-        Where the system cannot fork, each worker does it first. `most` is how many workers there will be at most.
+        Where the system cannot fork, each worker does it first.
 
         What the job gives or raises is not looked at: it is there to load what the jobs of the run will need, while
         the driver is busy with something else. Call `close` in the end, in case there is no run.
         """
         check_job(job)
-        if self.workers and most != 0 and self._foreman is None:
+        if self.workers and self._foreman is None:
             self._first_job = pack_job(job, spec)
             self._foreman = _Foreman(self._first_job)
 

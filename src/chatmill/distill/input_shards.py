@@ -16,7 +16,7 @@ import numpy as np
 
 from chatmill.compiler.publish import sha256_file
 from chatmill.core.texts import OptionalTexts
-from chatmill.errors import ConfigError, DataError, FormatError
+from chatmill.errors import DataError, FormatError
 from chatmill.read.files import parquet_batches, parquet_file
 from chatmill.read.ranges import check_unchanged
 from chatmill.store.mapped import MappedFile, probe
@@ -124,9 +124,6 @@ def read_input(
     max_rows_per_shard: int | None = None,
 ) -> KDInput:
     """Look at a folder: its manifest, its shards in the order of their numbers, and where their chunks begin."""
-    for option, value in (("max_rows", max_rows), ("max_rows_per_shard", max_rows_per_shard)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{option} is {value}; give 1 or more, or leave it out for all rows")
     home = Path(folder)
     manifest, content = _manifest(home)
     paths = _shard_paths(home)
