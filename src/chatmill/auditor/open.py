@@ -16,9 +16,8 @@ from chatmill.auditor.tokenized import IDS, KNOWN, OFFSETS, Column, TokenizedSet
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, FormatError
 from chatmill.look.packed_rows import files_of_folder, packed_splits, read_table
-from chatmill.read.compressed import open_bytes
-from chatmill.read.files import decode_lines
-from chatmill.read.lines import limited_lines
+from chatmill.read.files import decode_line
+from chatmill.read.lines import numbered_lines
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
 
 SIDECARS = ("_lossmask", "_loss_mask", "_mask")
@@ -90,15 +89,15 @@ def _file(path: Path, known: Collection[str]) -> pa.Table:
 def _json_table(path: Path, known: Collection[str]) -> pa.Table:
     """Lines of JSON objects with the same columns."""
     rows: list[dict[str, Any]] = []
-    with open_bytes(path) as stream:
-        for raw in decode_lines(limited_lines(stream, path), path):
-            where, row = f"{path}, line {raw.where.rpartition(':')[2]}", raw.value
-            if raw.error is not None:
-                raise FormatError(f"{where}: {raw.error.message}")
-            if not isinstance(row, dict):
-                raise FormatError(f"{where}: a row is an object with input_ids, not {type(row).__name__}")
-            rows.append({name: row[name] for name in sorted(known) if row.get(name) is not None})
-            _check_columns(where, rows[-1], rows[0])
+    for number, line in numbered_lines(path):
+        where, raw = f"{path}, line {number}", decode_line(line, "")
+        if raw.error is not None:
+            raise FormatError(f"{where}: {raw.error.message}")
+        row = raw.value
+        if not isinstance(row, dict):
+            raise FormatError(f"{where}: a row is an object with input_ids, not {type(row).__name__}")
+        rows.append({name: row[name] for name in sorted(known) if row.get(name) is not None})
+        _check_columns(where, rows[-1], rows[0])
     return pa.Table.from_pylist(rows) if rows else pa.table({})
 
 

@@ -8,7 +8,7 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -214,10 +214,11 @@ def _read(piece: ChunkPiece) -> Iterator[tuple[Conversations, list[RecordError]]
 
 
 class _Output(ChunkOutput):
-    """What is made of one chunk."""
+    """What is made of one chunk, in memory until all of it is there: every type is known when files are written."""
 
     def __init__(self, folder: Path, pipeline: Pipeline) -> None:
         super().__init__(folder)
+        self._episodes: dict[str, list[EpisodeColumns]] = {"train": [], "val": []}
         self.read: Counter[str] = Counter()
         """Records read, by source; entered in the ledger at the end."""
         self._pipeline = pipeline
@@ -276,7 +277,7 @@ class _Output(ChunkOutput):
             trained=compiled.trained[wanted].astype(np.uint32),
             record_id=conversations.keys.take(compiled.source_index[wanted]),
         )
-        self.append(split, columns)
+        self._episodes[split].append(columns)
 
     def end_piece(self) -> None:
         """All of a piece was read; its rejected records are put in order: reading and rendering refuse separately."""
@@ -285,7 +286,12 @@ class _Output(ChunkOutput):
         self._rejected_here = []
 
     def receipt(self, number: int, **more: Any) -> dict[str, Any]:
-        """Enter what was read, and finish all files."""
+        """Enter what was read, and write all files."""
+        for split, parts in self._episodes.items():
+            is_wide = any(part.mask is not None and part.mask.dtype != np.uint8 for part in parts)
+            for part in parts:
+                mask = part.mask.astype(np.float32, copy=False) if is_wide and part.mask is not None else part.mask
+                self.append(split, replace(part, mask=mask))
         for source, count in self.read.items():
             self.ledger.records[source, "read", ""] += count
         named = {gate: names for gate, names in sorted(self._named.items()) if names}

@@ -77,7 +77,9 @@ class ShardWriter:
 
     def _append_mask(self, mask: NDArray[Any]) -> None:
         if mask.dtype != np.uint8 and self._mask_dtype == np.uint8:
-            self._widen_mask()
+            if self._files[MASK].size:
+                self._widen_mask()
+            self._mask_dtype = FLOAT
         self._files[MASK].write(mask.astype(self._mask_dtype, copy=False))
 
     def _widen_mask(self) -> None:
@@ -85,11 +87,10 @@ class ShardWriter:
         self._files[MASK].finish()
         narrow = self.folder / f"{MASK}.uint8"
         (self.folder / MASK).rename(narrow)
-        self._mask_dtype = FLOAT
         self._files[MASK] = GrowingFile(self.folder / MASK, self._durability)
         with narrow.open("rb") as file:
             while piece := file.read(COPY):
-                self._files[MASK].write(np.frombuffer(piece, dtype=np.uint8).astype(self._mask_dtype))
+                self._files[MASK].write(np.frombuffer(piece, dtype=np.uint8).astype(FLOAT))
         self._files[MASK].flush()
         narrow.unlink()
 
