@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from chatmill.errors import ConfigError, MissingExtraError
-from chatmill.load.yaml_files import yaml_node
+from chatmill.yaml_files import yaml_node
 
 SECTION = "training"
 

@@ -11,8 +11,11 @@ ALIAS_BUDGET = 10_000
 """Values that the aliases of one file may add, each counted as often as it is repeated."""
 
 
-def read_yaml(path: Path) -> Any:
-    """The value of a YAML file; `ConfigError` for one that cannot be read, is no YAML, or is a bomb of aliases."""
+def read_yaml(path: Path, form: str = "YAML") -> Any:
+    """The value of a YAML file; `ConfigError` for one that cannot be read, is no YAML, or is a bomb of aliases.
+
+    `form` is what errors call it: JSON is YAML, too.
+    """
     import yaml
 
     try:
@@ -23,9 +26,9 @@ def read_yaml(path: Path) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+        raise ConfigError(f"{path} is not {form}: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply for a recipe; take out levels") from None
+        raise ConfigError(f"{path} is nested too deeply; take out levels") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
