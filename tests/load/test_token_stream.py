@@ -143,7 +143,7 @@ SCRIPT = """
 import sys, json
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name in {"chatmill.load.episodes", "chatmill.load.rows",
+        if name in {"chatmill.load.episodes", "chatmill.load.episode_rows",
                     "chatmill.store.episodes", "chatmill.store.episode_shard", "chatmill.store.episode_writer"}:
             raise ImportError("blocked: " + name)
 sys.meta_path.insert(0, Block())

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.export.arrow_files import Columns, record_batch, save_dataset, write_parquet
-from chatmill.export.rows import RowBatch, RowPlan, one_each
+from chatmill.export.arrow_files import save_dataset, write_parquet
+from chatmill.export.row_layout import RowBatch, RowPlan, one_each
 from chatmill.export.targets import FACTS, has_other_weights
+from chatmill.load.hf import Columns, record_batch
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.parquet import parquet_file
 

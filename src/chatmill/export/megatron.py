@@ -16,7 +16,8 @@ from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.texts import Texts
 from chatmill.errors import ConfigError
-from chatmill.export.rows import MAX_ID, RowBatch, with_ends
+from chatmill.export.row_layout import RowBatch, with_ends
+from chatmill.load.hf import MAX_ID
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter

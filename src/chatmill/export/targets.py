@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.rows import RowBatch, RowPlan, as_stored, one_each, packed_anew
+from chatmill.export.row_layout import RowBatch, RowPlan, as_stored, one_each, packed_anew
 from chatmill.store.documents import StoredDataset
 from chatmill.store.split import Split, even_ranges
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX, shift_left_ragged
 from chatmill.errors import DataError
-from chatmill.export.arrow_files import Columns, lists, save_dataset, write_parquet
-from chatmill.export.rows import PaddedRows, RowBatch, RowPlan
+from chatmill.export.arrow_files import save_dataset, write_parquet
+from chatmill.export.row_layout import PaddedRows, RowBatch, RowPlan
+from chatmill.load.hf import Columns, lists
 from chatmill.store.row_arrays import RowArrayWriter
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError
 from chatmill.load.config import SamplingMode, TrainingConfig
+from chatmill.load.episode_rows import EpisodeRows, episode_rows
 from chatmill.load.episodes import episode_config, report_opened
 from chatmill.load.feed import Feed, RowGroup, RowStep
 from chatmill.load.loader import BatchLoader
 from chatmill.load.order import CHUNK, Draws, EpochPlace, take_rows
 from chatmill.load.placement import Placement, placed
-from chatmill.load.rows import EpisodeRows, episode_rows
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 

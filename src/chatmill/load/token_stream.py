@@ -15,7 +15,7 @@ from chatmill.load.config import DatasetMode, SamplingMode, as_training_config
 from chatmill.load.feed import RowFeed, Rows
 from chatmill.load.loader import BatchLoader, directory_of
 from chatmill.load.placement import placed
-from chatmill.load.stage import Laid, Stage
+from chatmill.load.row_buffer import Laid, RowBuffer
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.token_files import TokenFiles
 
@@ -56,7 +56,7 @@ class WindowRows(Rows):
         """Windows in all shards."""
         return int(self._offsets[-1])
 
-    def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
+    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
         """Lay windows, each of which fills its slot."""
         numbers = np.searchsorted(self._offsets, rows, side="right") - 1
         starts = rows - self._offsets[numbers]
@@ -66,9 +66,9 @@ class WindowRows(Rows):
             shard = self._files.shard(number)
             count = int(np.count_nonzero(mine))
             span = starts[mine].tolist(), [self.width] * count, places[mine].tolist()
-            stage.lay_ids(shard.token_ids, *span)
-            if stage.weights is not None:
-                stage.lay_weights(shard.mask, *span)
+            buffer.lay_ids(shard.token_ids, *span)
+            if buffer.weights is not None:
+                buffer.lay_weights(shard.mask, *span)
         return Laid(slots=slots, starts=np.zeros_like(slots), lengths=np.full_like(slots, self.width))
 
 
