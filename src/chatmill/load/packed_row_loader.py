@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.blocks import boundaries_from_starts
 from chatmill.errors import DataError
 from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig
 from chatmill.load.feed import RowFeed, Rows
@@ -105,7 +106,9 @@ class PackedRowLoader(EpochLoader):
             raise DataError("there are no packed rows: were all texts left out (min_len, max_len)?")
         rows = [np.asarray(row, dtype=np.int64) for row in input_ids]
         starts = [np.asarray(row, dtype=np.int64) for row in document_starts]
-        width = max(map(len, rows)) if width is None else width
+        sizes = np.array([len(row) for row in rows], dtype=np.int64)
+        boundaries_from_starts(starts, sizes)  # wrong ones are refused here, and not row by row in training
+        width = int(sizes.max()) if width is None else width
         if width < 2:
             raise DataError("no packed row has 2 tokens: there is nothing to predict")
         config = TrainingConfig(

@@ -103,6 +103,11 @@ class GPTDataLoader(BatchLoader):
         config = as_training_config(config)
         self.tokenizer = tokenizer
         use_loss_mask = use_loss_mask or config.use_loss_mask
+        if config.policy is not None:
+            raise ConfigError(
+                f"policy {config.policy!r} chooses what is trained in episodes; windows of a token_stream have stored "
+                "masks alone: use use_loss_mask, or dataset_mode sft_episode"
+            )
         if config.sampling_in(DatasetMode.TOKEN_STREAM) is SamplingMode.EPOCH:
             log.warning("[TokenLoader] batch_sampling_mode=epoch is for sft_episode; windows are drawn at random")
         self.directory = directory_of(dataset_dir, config)
@@ -116,12 +121,12 @@ class GPTDataLoader(BatchLoader):
                 f"masks are asked for and cannot be had: {'; '.join(problems)}. Without them every token would be "
                 "trained: set use_loss_mask to false to do that on purpose"
             )
-        # what is for episodes alone is left aside; windows have no padding and are drawn at random
-        chosen = config.replace(
-            use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False, policy=None
-        )
         feeds: dict[str, RowFeed] = {}
         for split, files in opened.items():
+            # what is for episodes alone is left aside; windows have no padding and are drawn at random
+            chosen = config.for_split(split, in_order=False).replace(
+                use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False
+            )
             rows = WindowRows(files, width=chosen.block_size + 1, seed=chosen.epoch_seed)
             feeds[split] = RowFeed(split, rows, chosen, place)
         for split, files in opened.items():
