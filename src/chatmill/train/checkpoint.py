@@ -12,7 +12,6 @@ A folder grows under a hidden name, is synced to disk and renamed; `state.json` 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -26,6 +25,7 @@ from torch import nn
 
 from chatmill.core.machine_limits import is_full_disk
 from chatmill.errors import ConfigError, FormatError, MissingExtraError
+from chatmill.store.durable import sync_folder, sync_tree
 
 FORMAT = "chatmill-checkpoint"
 VERSION = 1
@@ -83,14 +83,11 @@ def save_checkpoint(out: Path, model: Any, optimizer: torch.optim.Optimizer, sta
         _write(partial / OPTIMIZER, _moments(model, optimizer))
         described = {"format": FORMAT, "version": VERSION, **asdict(state)}
         (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-        for path in sorted(partial.rglob("*")):
-            if path.is_file():
-                _sync(path)
-        _sync(partial)
+        sync_tree(partial)
     if target.exists():  # the same step once more, after a run that was resumed with the same steps
         shutil.rmtree(target)
     partial.rename(target)
-    _sync(folder)
+    sync_folder(folder)
     for _, old in checkpoints(out)[:-keep]:
         shutil.rmtree(old.rename(folder / f".{old.name}.partial"))
     return target
@@ -216,12 +213,3 @@ def _library() -> Any:
     except ModuleNotFoundError:
         raise MissingExtraError("safetensors", "train", "saving and opening checkpoints") from None
     return safetensors.torch
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
