@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chatmill.errors import MissingExtraError
+from chatmill.errors import need
 from chatmill.export.row_layout import RowBatch, RowPlan
 from chatmill.load.hf import Columns, record_batch, write_stream
 from chatmill.store.parquet import parquet_shard
@@ -45,10 +45,9 @@ def save_dataset(
     width: int = 0,
 ) -> None:
     """Write a split as what `Dataset.load_from_disk` opens; one batch is in memory at a time."""
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError("datasets", "hf", "exporting to folders of the datasets library") from error
+    need("datasets", "exporting to folders of the datasets library")
+    import datasets
+
     streams = export.folder / ".streams"  # a dataset is not saved into the folder that it is read from
     streams.mkdir()
     stream = streams / f"{split}.arrow"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import ConfigError, MissingExtraError
+from chatmill.errors import ConfigError
 from chatmill.yaml_files import yaml_node
 
 SECTION = "training"
@@ -95,15 +95,10 @@ def read_elements(path: Path) -> dict[str, Any]:
 
 def _parse_xml(path: Path, data: bytes) -> ConfigEntry:
     """The root of a file; entity declarations, outside references and broken XML are errors with their line."""
-    try:
-        import defusedxml
-        import defusedxml.sax
-    except ImportError as error:
-        raise MissingExtraError(
-            "defusedxml", "torch", "reading an XML config (YAML or keyword arguments do not)"
-        ) from error
     import xml.sax
     from xml.sax.handler import ContentHandler
+
+    import defusedxml.sax
 
     class Tree(ContentHandler):
         def __init__(self) -> None:
@@ -144,10 +139,8 @@ def _parse_xml(path: Path, data: bytes) -> ConfigEntry:
 
 def _yaml_section(path: Path, data: bytes) -> ConfigEntry:
     """`training:` at the top or under `config:`, or the options themselves at the top."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError("PyYAML", "torch", "reading a YAML config (keyword arguments do not)") from error
+    import yaml
+
     try:
         loader = yaml.SafeLoader(data)
         try:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX
 from chatmill.core.tokens import offsets_of
-from chatmill.errors import ConfigError, DataError, MissingExtraError, member
+from chatmill.errors import ConfigError, DataError, member, need
 from chatmill.label.policy import Policy
 from chatmill.load.config import Planning, TrainingConfig
 from chatmill.load.episode_rows import EpisodeRows, episode_rows
@@ -112,11 +112,10 @@ def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
 
 
 def _dataset(batches: Iterator[Columns], *, packed: bool, arrow_file: str | Path | None) -> Any:
-    try:
-        import datasets
-        import pyarrow as pa
-    except ImportError as error:
-        raise MissingExtraError("datasets", "hf", "giving a datasets.Dataset") from error
+    need("datasets", "giving a datasets.Dataset")
+    import datasets
+    import pyarrow as pa
+
     names = ("input_ids", "labels", "seq_lengths")[: 3 if packed else 2]
     schema = lists(**dict.fromkeys(names, pa.int32()))
     made = (record_batch(columns, schema) for columns in batches)

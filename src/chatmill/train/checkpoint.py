@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from chatmill.core.machine_limits import is_full_disk
-from chatmill.errors import ConfigError, FormatError, MissingExtraError
+from chatmill.errors import ConfigError, FormatError, need
 from chatmill.store.durable import sync_folder, sync_tree
 
 FORMAT = "chatmill-checkpoint"
@@ -193,23 +193,19 @@ def _moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Te
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    _library().save_file({name: one.detach().contiguous() for name, one in tensors.items()}, path, {"format": "pt"})
+    need("safetensors", "saving checkpoints")
+    from safetensors.torch import save_file
+
+    save_file({name: one.detach().contiguous() for name, one in tensors.items()}, path, {"format": "pt"})
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
-    library = _library()
+    need("safetensors", "opening checkpoints")
     from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     try:
-        stored: dict[str, torch.Tensor] = library.load_file(path)
+        stored: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise FormatError(f"{path} is no whole safetensors file: {error}") from None
     return stored
-
-
-def _library() -> Any:
-    try:
-        import safetensors.torch
-    except ModuleNotFoundError:
-        raise MissingExtraError("safetensors", "train", "saving and opening checkpoints") from None
-    return safetensors.torch
