@@ -1,4 +1,4 @@
-"""YAML without bombs: aliases may not make a file stand for much more than what is written in it."""
+"""YAML files, read without bombs: aliases may not expand a file to much more than what is written in it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def yaml_node(loader: Any, path: Path) -> Any:
 
 
 class _Budget:
-    """Counts the values a tree stands for; one that is shared by aliases is walked once and counted each time."""
+    """Counts the values that a tree expands to; one shared by aliases is walked once and counted each time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -134,7 +134,7 @@ class _StoredColumns:
             "seq_lengths": (np.diff(some.offsets).astype(np.int32), batch.row_offsets),
             "documents": (batch.numbers, batch.row_offsets),
         }
-        if self._labels:  # the first token of a packed document is nobody's next token
+        if self._labels:  # no token predicts the first token of a packed document
             trained = self._export.targets(batch) if self._packed else some.trained
             columns["labels"] = (np.where(trained, batch.ids, np.int32(IGNORE_INDEX)), tokens)
         if self._weights:

@@ -1,7 +1,7 @@
 """The export to Megatron Core: indexed datasets of tokens, loss mask and span, as spec 5 lays them out.
 
-Mask and span are written label-aligned, `values[1:] + [0]` of each document: the first token of a document is nobody's
-next token. A span is 1 for trained reasoning and 2 for the rest of what is trained; see `spans_of`.
+Mask and span are written label-aligned, `values[1:] + [0]` of each document: no token predicts the first token of a
+document. A span is 1 for trained reasoning and 2 for the rest of what is trained; see `spans_of`.
 """
 
 from __future__ import annotations

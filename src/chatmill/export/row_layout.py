@@ -1,4 +1,4 @@
-"""Documents laid out as rows for an export: one a row, by the plan beside them, or packed anew by one global plan."""
+"""Documents laid out as rows for an export: one a row, by the plan beside them, or packed again by one global plan."""
 
 from __future__ import annotations
 

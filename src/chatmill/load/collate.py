@@ -198,8 +198,8 @@ class DataCollatorForCausalLM:
                 "return_flattened=True is the form without padding, so padding='max_length' has no meaning: "
                 "leave it out (pad_to_multiple_of still rounds the one row up)"
             )
-        boundaries_told = self.return_cu_seqlens or self.return_seq_idx or self.document_mask
-        if self.return_flattened and self.packed_sequences is False and not boundaries_told:
+        shows_boundaries = self.return_cu_seqlens or self.return_seq_idx or self.document_mask
+        if self.return_flattened and self.packed_sequences is False and not shows_boundaries:
             raise ConfigError(
                 "return_flattened=True joins the rows, and with packed_sequences=False nothing would say "
                 "where they meet: leave packed_sequences=None, or ask for cu_seqlens, seq_idx or a mask"

@@ -43,7 +43,7 @@ class Planning(StrEnum):
     AUTO = "auto"
     """The plan beside the episodes where it has rows of this size and strategy; else as `EPOCH`."""
     EPOCH = "epoch"
-    """Planned from the lengths of the episodes, anew for each epoch."""
+    """Planned from the lengths of the episodes, again for each epoch."""
 
 
 DEFAULT_SAMPLING = {DatasetMode.TOKEN_STREAM: SamplingMode.RANDOM, DatasetMode.SFT_EPISODE: SamplingMode.EPOCH}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, need
 from chatmill.yaml_files import yaml_node
 
 SECTION = "training"
@@ -95,6 +95,7 @@ def read_elements(path: Path) -> dict[str, Any]:
 
 def _parse_xml(path: Path, data: bytes) -> ConfigEntry:
     """The root of a file; entity declarations, outside references and broken XML are errors with their line."""
+    need("defusedxml", "reading an XML config (YAML or keyword arguments do not)", "torch")
     import xml.sax
     from xml.sax.handler import ContentHandler
 
@@ -139,6 +140,7 @@ def _parse_xml(path: Path, data: bytes) -> ConfigEntry:
 
 def _yaml_section(path: Path, data: bytes) -> ConfigEntry:
     """`training:` at the top or under `config:`, or the options themselves at the top."""
+    need("yaml", "reading a YAML config (keyword arguments do not)", "torch")
     import yaml
 
     try:

@@ -98,19 +98,31 @@ class EpisodeRows(Rows):
         """Rows of an epoch: here the episodes, whatever the epoch."""
         return self.episodes
 
+    def documents(self, epoch: int, rows: Ints) -> tuple[Ints, Ints]:
+        """The episodes in some rows, one row after the other, as numbers in the dataset; and how many each row has."""
+        return self._numbers(rows), np.ones_like(rows)
+
     def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
-        """Lay rows into the given slots of a buffer."""
-        limits = np.full(len(rows), self.width)
-        lengths = self._lay(buffer, self._numbers(rows), slots * self.width, limits)
-        return Laid(slots=slots, starts=np.zeros(len(rows), dtype=np.int64), lengths=lengths)
-
-    def documents(self, epoch: int, rows: Ints) -> tuple[Ints, Ints, Ints]:
-        """The episodes in some rows, one row after the other, the tokens taken of each, and how many each row has.
-
-        Episodes are numbers in the dataset.
-        """
-        numbers = self._numbers(rows)
-        return numbers, np.minimum(self.dataset.locate(numbers)[2], self.width), np.ones_like(rows)
+        """Lay rows into the given slots of a buffer; the first token of an episode is never a target."""
+        numbers, counts = self.documents(epoch, rows)
+        shards, begins, whole = self.dataset.locate(numbers)
+        lengths = np.minimum(whole, self.width)
+        starts, slot_of = np.zeros_like(lengths), slots
+        if len(numbers) > len(rows):  # no row is empty, so some hold several
+            ends, slot_of = offsets_of(lengths), np.repeat(slots, counts)
+            starts = ends[:-1] - np.repeat(ends[offsets_of(counts)[:-1]], counts)
+        places = slot_of * self.width + starts
+        for number in dict.fromkeys(shards.tolist()):
+            mine = shards == number if len(self.dataset.shards) > 1 else slice(None)
+            shard = self.dataset.shard(number)
+            span = begins[mine].tolist(), lengths[mine].tolist(), places[mine].tolist()
+            buffer.lay_ids(shard.token_ids, *span)
+            if buffer.weights is not None:
+                weights, weight_begins = self._weights(shard, span[0], whole[mine])
+                buffer.lay_weights(weights, weight_begins, *span[1:])
+        if buffer.weights is not None:
+            buffer.weights.reshape(-1)[places] = 0
+        return Laid(slots=slot_of, starts=starts, lengths=lengths)
 
     def gather(self, numbers: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[Any]]:
         """Ids and weights of the first `lengths` tokens of some episodes, flat."""
@@ -126,26 +138,9 @@ class EpisodeRows(Rows):
         """Episode numbers in the dataset of rows counted among the valid ones."""
         return rows if self._valid is None else self._valid[rows]
 
-    def _lay(self, buffer: RowBuffer, episodes: Ints, places: Ints, limits: Ints) -> Ints:
-        """Lay the first `limits` tokens of each episode at its place, and its weights when the buffer has any.
-
-        Returns how many tokens of each were laid.
-        """
-        numbers, starts, lengths = self.dataset.locate(episodes)
-        used = np.minimum(lengths, limits)
-        for number in dict.fromkeys(numbers.tolist()):
-            mine = numbers == number if len(self.dataset.shards) > 1 else slice(None)
-            shard = self.dataset.shard(number)
-            span = starts[mine].tolist(), used[mine].tolist(), places[mine].tolist()
-            buffer.lay_ids(shard.token_ids, *span)
-            if buffer.weights is not None:
-                weights, begins = self._weights(shard, span[0], lengths[mine])
-                buffer.lay_weights(weights, begins, *span[1:])
-        return used
-
 
 class PackedEpisodeRows(EpisodeRows):
-    """Several episodes per row, planned anew for each epoch from their lengths.
+    """Several episodes per row, planned for each epoch from their lengths.
 
     The plan of epoch e depends on lengths, width and `seed + e` alone: it is the same on every rank.
     """
@@ -179,24 +174,11 @@ class PackedEpisodeRows(EpisodeRows):
         """Rows of the epoch's plan."""
         return self._plans.get(epoch)[2][first : first + count]
 
-    def documents(self, epoch: int, rows: Ints) -> tuple[Ints, Ints, Ints]:
-        """As for rows of one episode each, in the order in which they are in the row."""
+    def documents(self, epoch: int, rows: Ints) -> tuple[Ints, Ints]:
+        """The same for packed rows."""
         order, borders, _ = self._plans.get(epoch)
         counts = borders[rows + 1] - borders[rows]
-        chosen = order[ranges(borders[rows], counts)]
-        return self._numbers(chosen), self._lengths[chosen], counts
-
-    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
-        """Lay packed rows; the first token of a document is never a target."""
-        numbers, lengths, counts = self.documents(epoch, rows)
-        ends, firsts = offsets_of(lengths), offsets_of(counts)
-        starts = ends[:-1] - np.repeat(ends[firsts[:-1]], counts)
-        slot_of = np.repeat(slots, counts)
-        places = slot_of * self.width + starts
-        self._lay(buffer, numbers, places, lengths)
-        if buffer.weights is not None:
-            buffer.weights.reshape(-1)[places] = 0
-        return Laid(slots=slot_of, starts=starts, lengths=lengths)
+        return self._numbers(order[ranges(borders[rows], counts)]), counts
 
 
 class PlannedRows(PackedEpisodeRows):

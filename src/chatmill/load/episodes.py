@@ -40,7 +40,7 @@ class EpisodeFeed(RowFeed):
         """The numbers of the episodes in each row of a step, in the order in which they are in the row."""
         found = []
         for group in step.groups:
-            numbers, _, counts = self.rows.documents(group.epoch, group.rows)
+            numbers, counts = self.rows.documents(group.epoch, group.rows)
             found += [numbers[a:b].tolist() for a, b in pairwise(offsets_of(counts).tolist())]
         return found
 
@@ -237,7 +237,7 @@ def episode_config(config: Any, tokenizer: Any, **options: Any) -> TrainingConfi
 
 
 def report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, strict: bool) -> None:
-    """Log each split; warn, or raise, when masks cannot be had and where episodes are longer than a row."""
+    """Log each split; warn or raise where masks are missing or episodes are longer than a row."""
     problems: list[str] = []
     for split, rows in opened.items():
         dataset = rows.dataset

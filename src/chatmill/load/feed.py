@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,7 +21,6 @@ from chatmill.pack.plan import Strategy
 if TYPE_CHECKING:
     import torch
 
-log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 
 

@@ -87,8 +87,8 @@ def to_hf_dataset(
 
 def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
     """The rows in the order of epoch 0, about a million tokens at a time."""
-    numbers, lengths, counts = rows.documents(0, rows.select(0, 0, rows.rows_of(0)))
-    borders, fractions = offsets_of(counts), 0
+    numbers, counts = rows.documents(0, rows.select(0, 0, rows.rows_of(0)))
+    lengths, borders, fractions = np.minimum(rows.dataset.lengths[numbers], rows.width), offsets_of(counts), 0
     for first, last in even_ranges(np.diff(offsets_of(lengths)[borders])):
         mine = slice(borders[first], borders[last])
         stored, weights = rows.gather(numbers[mine], lengths[mine])

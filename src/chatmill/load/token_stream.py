@@ -97,7 +97,7 @@ class GPTDataLoader(BatchLoader):
         """Open `dataset_dir` (or the config's). The tokenizer is not needed: windows have no padding.
 
         The draws have the config's `epoch_seed`; its other epoch options are for episodes. Masks are given where
-        `use_loss_mask` or the config asks for them; where they cannot be had, that is an error. `check`: compare files
+        `use_loss_mask` or the config asks for them; missing masks are an error. `check`: compare files
         of an episode dataset with the hashes of its manifest before they are read.
         """
         config = as_training_config(config)
@@ -123,7 +123,7 @@ class GPTDataLoader(BatchLoader):
             )
         feeds: dict[str, RowFeed] = {}
         for split, files in opened.items():
-            # what is for episodes alone is left aside; windows have no padding and are drawn at random
+            # options for episodes alone do not apply: windows have no padding and are drawn at random
             chosen = config.for_split(split, in_order=False).replace(
                 use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False
             )

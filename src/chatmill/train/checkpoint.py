@@ -47,7 +47,7 @@ class TrainingSpec:
     """Fingerprint of the tokenizer."""
 
     def differences(self, other: TrainingSpec) -> list[str]:
-        """What differs, in words."""
+        """One phrase for each difference."""
         mine, theirs = asdict(self), asdict(other)
         return [f"{name} ({theirs[name]} -> {mine[name]})" for name in mine if mine[name] != theirs[name]]
 

@@ -48,7 +48,7 @@ class TrainFeed:
         embeddings of the model; an id at or above is refused.
         """
         self.loader, self.split = loader, split
-        self._assistant_only, self._told = assistant_only, False
+        self._assistant_only, self._logged = assistant_only, False
         self._device = device
         self._spans = span_feed(loader, split)
         self._iterator: Iterator[Any] | None = None
@@ -77,8 +77,8 @@ class TrainFeed:
         if batch.spans is None or batch.weights is None:
             return batch
         own = batch.weights * (batch.spans != 0)
-        if not self._told and not torch.equal(own, batch.weights):
-            self._told = True
+        if not self._logged and not torch.equal(own, batch.weights):
+            self._logged = True
             log.info("post_training: the masks of the dataset train tokens of others too; the assistant's are trained")
         return replace(batch, weights=own)
 
@@ -116,7 +116,7 @@ class TrainFeed:
         self.loader.load_state_dict(state)
 
     def begin_again(self, state: Any) -> None:
-        """Go back to the beginning: to this state of the loader, else by iterating anew."""
+        """Go back to the beginning: to this state of the loader, or to the start of an iterable."""
         self._iterator = None
         if state is not None:
             self.load_state(state)
@@ -150,7 +150,7 @@ class TrainFeed:
         return hasattr(self.loader, "is_endless")
 
     def refuse_used(self, config: TrainConfig) -> None:
-        """Say that a loader was used before: an error where nothing is left of its one pass, else a warning."""
+        """Refuse a loader whose one pass is used up; warn about one that is partly used."""
         if not getattr(self.loader, "ends", False):
             return
         total, left = self.batches(config), self.batches_left(config)

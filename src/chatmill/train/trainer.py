@@ -297,7 +297,7 @@ class _TrainingRun:
 
         previous = {}
         for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(ValueError):  # not in the main thread: signals are somebody else's
+            with contextlib.suppress(ValueError):  # not in the main thread, where signals belong to the caller
                 previous[number] = signal.signal(number, note)
         try:
             yield
