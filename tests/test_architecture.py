@@ -12,22 +12,23 @@ import chatmill
 
 ROOT = Path(chatmill.__file__).parent
 
-MIDDLE = {"core", "tokenizer", "read", "render", "label", "pack", "store", "systems", "load"}
+MIDDLE = {"yaml_files", "core", "tokenizer", "read", "render", "label", "pack", "store", "systems", "load"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "console": set(),
+    "yaml_files": set(),
     "_facade": set(),
     "__init__": {"_facade"},
     "core": set(),
     "tokenizer": {"core"},
-    "read": {"core"},
+    "read": {"core", "yaml_files"},
     "label": {"core"},
     "pack": {"core"},
     "store": {"core"},
     "render": {"core", "tokenizer"},
-    "load": {"core", "store", "pack", "label"},
+    "load": {"core", "store", "pack", "label", "yaml_files"},
     "systems": {"core", "tokenizer", "render", "label", "pack", "load"},
-    "train": {"console", "core", "load", "label", "pack", "tokenizer", "render"},
+    "train": {"console", "core", "store", "load", "label", "pack", "tokenizer", "render"},
     "look": {"console", "core", "read", "store", "tokenizer", "render", "label"},
     "compiler": MIDDLE | {"__init__", "console"},
     "prove": MIDDLE | {"__init__", "compiler", "look"},

@@ -194,7 +194,7 @@ class _Sidecar:
 
 
 class HarmonyTokenizer(MegatronTokenizerBase):  # type: ignore[misc]
-    """The tokenizer of these datasets for Megatron: o200k Harmony, with the EOD that stands between documents.
+    """The tokenizer of these datasets for Megatron: o200k Harmony, with the EOD between documents.
 
     gpt-oss's own settings do not fit here: their end of text is `<|return|>`, which ends an answer and not a document,
     and their pad id is that of the EOD. `pad` is a reserved id that no conversation has. Text becomes ids only when

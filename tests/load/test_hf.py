@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from chatmill.errors import ConfigError
+from chatmill.errors import ConfigError, DataError
 from chatmill.load.hf import to_hf_dataset
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
@@ -72,6 +72,13 @@ def test_what_labels_cannot_hold_is_said(tmp_path: Path) -> None:
         to_hf_dataset(tmp_path)
     with pytest.raises(ConfigError, match="max_length"):
         to_hf_dataset(tmp_path, pack=True)
+
+
+def test_an_id_that_int32_does_not_hold_is_refused(tmp_path: Path) -> None:
+    with EpisodeWriter(tmp_path, "train") as writer:
+        writer.append([5, 2**31 + 7], [1, 1])
+    with pytest.raises(DataError, match="2,147,483,655; int32 holds ids up to 2,147,483,647"):
+        to_hf_dataset(tmp_path)
 
 
 def test_a_policy_chooses_the_labels(tmp_path: Path) -> None:

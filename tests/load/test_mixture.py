@@ -120,6 +120,14 @@ def test_val_mixes_the_sets_that_have_one(tmp_path: Path, sets: dict[str, list[I
     assert set(firsts.tolist()) == {1, 2}
 
 
+def test_val_has_options_of_its_own(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
+    own = make(tmp_path, val={"batch_size": 2, "epoch_seed": 7})
+    seeded = make(tmp_path, config={"batch_size": 2, "epoch_seed": 7})
+    for _ in range(10):
+        assert same(own.get_batch("val"), seeded.get_batch("val"))
+    assert same(own.get_batch(), make(tmp_path).get_batch())
+
+
 def test_random_mode_and_a_mapping_of_folders(tmp_path: Path, sets: dict[str, list[Item]]) -> None:
     folders = {tmp_path / name: weight for name, weight in WEIGHTS.items()}
     made = MixtureLoader({**BASE, "batch_sampling_mode": "random"}, folders)

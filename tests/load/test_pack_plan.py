@@ -14,12 +14,12 @@ import torch
 
 from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
-from chatmill.load import rows as rows_module
+from chatmill.load import episode_rows
+from chatmill.load.episode_rows import PlannedRows
 from chatmill.load.episodes import GPTEpisodeDataLoader
 from chatmill.load.hf import to_hf_dataset
 from chatmill.load.mixture import MixtureLoader
 from chatmill.load.packed_batch import PackedBatch
-from chatmill.load.rows import PlannedRows
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
 from tests.load.sets import PAD, Item, items, write_set
@@ -84,7 +84,7 @@ def test_nothing_is_planned_at_load_time(tmp_path: Path, monkeypatch: pytest.Mon
         raise AssertionError("a plan was made")
 
     write(tmp_path, items(40, high=9))
-    monkeypatch.setattr(rows_module, "plan", refuse)
+    monkeypatch.setattr(episode_rows, "plan", refuse)
     made = make(tmp_path)
     epoch_of(made)
     epoch_of(made, 1)

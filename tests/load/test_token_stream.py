@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,18 @@ def test_a_folder_of_episodes_gives_its_token_files_and_no_other(tmp_path: Path)
                 assert mask[i].tolist() == [weights[t] for t in y[i].tolist()]
 
 
+def test_val_has_options_of_its_own_and_a_policy_is_refused(tmp_path: Path) -> None:
+    flat_set(tmp_path, [30])
+    shutil.copytree(tmp_path / "train", tmp_path / "val")
+    own = GPTDataLoader({**CONFIG, "val": {"batch_size": 2, "epoch_seed": 7}}, None, tmp_path)
+    seeded = GPTDataLoader({**CONFIG, "batch_size": 2, "epoch_seed": 7}, None, tmp_path)
+    for mine, wanted in ((own.get_batch("val"), seeded.get_batch("val")) for _ in range(3)):
+        assert mine[0].tolist() == wanted[0].tolist()
+    assert len(own.get_batch()[0]) == CONFIG["batch_size"] == 4
+    with pytest.raises(ConfigError, match="policy 'assistant' chooses what is trained in episodes"):
+        GPTDataLoader({**CONFIG, "policy": "assistant"}, None, tmp_path)
+
+
 @pytest.mark.parametrize("damage", ["missing", "wrong length"])
 def test_masks_that_cannot_be_had(tmp_path: Path, damage: str) -> None:
     flat_set(tmp_path, [30, 40])
@@ -143,7 +156,7 @@ SCRIPT = """
 import sys, json
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name in {"chatmill.load.episodes", "chatmill.load.rows",
+        if name in {"chatmill.load.episodes", "chatmill.load.episode_rows",
                     "chatmill.store.episodes", "chatmill.store.episode_shard", "chatmill.store.episode_writer"}:
             raise ImportError("blocked: " + name)
 sys.meta_path.insert(0, Block())

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from chatmill.cli import app
 from chatmill.cli.train_data import make_model, open_data
 from chatmill.cli.train_recipe import read_recipe
-from chatmill.errors import ChatmillError, ConfigError
+from chatmill.errors import ChatmillError, ConfigError, DataError
 from chatmill.load.packed_row_loader import PackedRowLoader
 from chatmill.systems.document_boundaries import block_tokenize_fn, tokenize_blocks
 from chatmill.tokenizer.byte_level import byte_tokenizer
@@ -49,6 +49,15 @@ def test_what_is_left_out_is_counted() -> None:
     assert (whole.cut, whole.too_short, whole.blocks_too_short) == (0, 1, 0)
     rest = tokenize_blocks({"text": TEXTS[2:3]}, byte_tokenizer(), "text", max_length=16, min_len=10).report
     assert (rest.blocks_too_short, rest.blocks_too_short_tokens) == (1, 9)
+
+
+@pytest.mark.parametrize(
+    ("starts", "says"),
+    [([[1]], "the first entry must be 0"), ([[0, 3]], "must lie inside the row"), ([[0], [0]], "has 2 rows")],
+)
+def test_starts_that_cannot_be_right_are_refused_at_once(starts: list[list[int]], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        PackedRowLoader([[5, 6, 7]], starts, batch_size=1, pad_id=0)
 
 
 def test_options_come_from_the_command_line_and_from_yaml(texts: Path, tmp_path: Path) -> None:

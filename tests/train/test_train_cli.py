@@ -19,7 +19,7 @@ from chatmill.cli.train_data import make_model, open_data
 from chatmill.cli.train_recipe import read_recipe
 from chatmill.compiler.run import run_build
 from chatmill.errors import ConfigError
-from chatmill.load.rows import PlannedRows
+from chatmill.load.episode_rows import PlannedRows
 from chatmill.load.token_stream import GPTDataLoader
 from chatmill.render.registry import bind
 from chatmill.tokenizer.load import load_tokenizer

@@ -160,6 +160,18 @@ def test_data_that_ends_early_is_logged_measured_and_saved(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn")
+def test_every_evaluation_reads_the_same_batches_of_a_list(tmp_path: Path) -> None:
+    write_set(tmp_path, small_items(24))
+    loader = loader_over(tmp_path)
+    val = [loader.get_batch() for _ in range(4)]
+    result = tiny_gpt().fit(loader, val_loader=val, steps=3, eval_every=1, eval_batches=2)
+    tokens = [values["val_tokens"] for values in result.history if "val_tokens" in values]
+    assert tokens == [float(sum(batch[2].sum() for batch in val[:2]))] * 3
+    val[0][0][0, 0] = 10_000
+    with pytest.raises(DataError, match="has the id 10,000"):
+        tiny_gpt().fit(loader, val_loader=val, steps=1)
+
+
 def test_bfloat16_autocast_stays_near_float32(tmp_path: Path) -> None:
     write_set(tmp_path, small_items(22))
     losses = {}

@@ -50,8 +50,8 @@ def command(
     """Read, pack, write, and say what was left out."""
     from chatmill.cli.train_rows import pack_texts, packing_options, write_rows
     from chatmill.compiler.paths import local_paths
-    from chatmill.load.yaml_files import read_yaml
     from chatmill.tokenizer.load import load_tokenizer
+    from chatmill.yaml_files import read_yaml
 
     asked: dict[str, Any] = {
         "max_length": max_length, "packed": packed, "packing_strategy": packing_strategy, "overflow": overflow,

@@ -23,9 +23,9 @@ from chatmill.load.option_checks import (
     as_flag,
     checks_of,
 )
-from chatmill.load.yaml_files import read_yaml
 from chatmill.train.config import CHECKS, TrainConfig
 from chatmill.train.gpt import GPTConfig
+from chatmill.yaml_files import read_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,12 @@ import msgspec
 from msgspec import Meta
 
 from chatmill.errors import ConfigError
-from chatmill.load.yaml_files import read_yaml
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
 from chatmill.read.field_maps import mapped_shape
 from chatmill.render.jinja.options import Expand, Thinking, Traces, Unproved
 from chatmill.render.registry import own_template, template_names
+from chatmill.yaml_files import read_yaml
 
 RECIPE_VERSION = 1
 OLD_SHARDS = "shard_tokens"

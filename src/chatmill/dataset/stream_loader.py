@@ -18,11 +18,11 @@ from chatmill.compiler.engines.local import LocalExecutor
 from chatmill.dataset.chunk_work import ChunkWork, Receipt, open_split
 from chatmill.errors import DataError
 from chatmill.load.config import TrainingConfig
+from chatmill.load.episode_rows import EpisodeRows, episode_rows
 from chatmill.load.feed import Feed, RowGroup, RowStep
 from chatmill.load.loader import BatchLoader
 from chatmill.load.order import EpochPlace, epoch_order, take_rows
 from chatmill.load.placement import Placement
-from chatmill.load.rows import EpisodeRows, episode_rows
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,7 @@ class StreamFeed(Feed):
 
     def _begin_process(self) -> None:
         """Threads and processes belong to one process: a copy in another one makes its own groups."""
-        self.sources, self._stage = {}, None
+        self.sources, self._buffer = {}, None
         self._made: dict[int, Future[tuple[Path, EpisodeRows | None]]] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._executor: LocalExecutor | None = None
@@ -94,7 +94,7 @@ class StreamFeed(Feed):
         opened = {group.source: self._opened(group.source) for group in step.groups}
         if opened.keys() != self.sources.keys():
             self.sources = {number: rows for number, rows in opened.items() if rows is not None}
-            self._stage = None
+            self._buffer = None
         tensors = super().batch(step)
         for old in [group for group in self._made if group < step.after.epoch]:
             made = self._made.pop(old)
@@ -165,7 +165,7 @@ class StreamFeed(Feed):
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process needs."""
-        begun = ("_made", "_thread", "_executor", "_stage", "sources")
+        begun = ("_made", "_thread", "_executor", "_buffer", "sources")
         return {name: value for name, value in self.__dict__.items() if name not in begun} | {"_seen": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -4,44 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from chatmill.errors import MissingExtraError
-from chatmill.export.rows import RowBatch, RowPlan
+from chatmill.errors import need
+from chatmill.export.row_layout import RowBatch, RowPlan
+from chatmill.load.hf import Columns, record_batch, write_stream
 from chatmill.store.parquet import parquet_shard
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export
-
-Columns = Mapping[str, tuple[NDArray[Any] | list[Any], NDArray[np.int64]]]
-"""Values and the offsets of the rows in them, by the name of the column."""
-
-
-def lists(**kinds: Any) -> Any:
-    """A schema of list columns; each is named with the type of its values."""
-    import pyarrow as pa
-
-    return pa.schema([(name, pa.list_(kind)) for name, kind in kinds.items()])
-
-
-def record_batch(columns: Columns, schema: Any) -> Any:
-    """The columns of a schema: lists of values where its type is one, else a value a row."""
-    import pyarrow as pa
-
-    arrays = []
-    for field in schema:
-        values, offsets = columns[field.name]
-        if pa.types.is_list(field.type):
-            flat = pa.array(values, type=field.type.value_type)
-            arrays.append(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), flat))
-        else:
-            arrays.append(pa.array(values, type=field.type))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def write_parquet(
@@ -72,17 +45,14 @@ def save_dataset(
     width: int = 0,
 ) -> None:
     """Write a split as what `Dataset.load_from_disk` opens; one batch is in memory at a time."""
-    try:
-        import datasets
-        import pyarrow as pa
-    except ImportError as error:
-        raise MissingExtraError("datasets", "hf", "exporting to folders of the datasets library") from error
+    need("datasets", "exporting to folders of the datasets library")
+    import datasets
+
     streams = export.folder / ".streams"  # a dataset is not saved into the folder that it is read from
     streams.mkdir()
     stream = streams / f"{split}.arrow"
-    with stream.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
-        for batch in export.batches(split, rows, width=width):
-            writer.write_batch(record_batch(columns(batch), schema))
+    batches = (record_batch(columns(batch), schema) for batch in export.batches(split, rows, width=width))
+    write_stream(stream, schema, batches)
     name = f"{export.source.fingerprint}/{split}/{rows.capacity}/{','.join(schema.names)}"
     table = datasets.table.MemoryMappedTable.from_file(str(stream))
     # A fingerprint of ours: the one that would be made up depends on the time of the file.

@@ -17,9 +17,6 @@ HF_CACHE = re.compile(r"(.*/)?cache-[^/]*\.arrow")
 """What `datasets` writes into a folder it has opened; it never reads such files as data."""
 
 
-NOT_WRITTEN = "the export did not write it"
-
-
 def is_export(folder: Path) -> bool:
     """Whether a folder has the receipt of an export, and is no dataset of a build."""
     return (folder / EXPORT_MANIFEST).is_file() and not (folder / MANIFEST).is_file()
@@ -56,15 +53,13 @@ def verify_export(directory: str | os.PathLike[str], *, on_progress: OnProgress 
 
 def _check_others(folder: Path, files: set[str], to: str, book: VerifyReport) -> None:
     """No file that the receipt does not name."""
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    others, problem = found - {*files, EXPORT_MANIFEST}, f"not in {EXPORT_MANIFEST}; the export did not write it"
     if to == "megatron":
-        names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-        check_others(folder, names - {*files, EXPORT_MANIFEST}, f"not in {EXPORT_MANIFEST}; {NOT_WRITTEN}", book)
+        check_others(folder, others, problem, book)
         return
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_dir() or name in files or name == EXPORT_MANIFEST:
-            continue
+    for name in sorted(others):
         if to in TARGETS and TARGETS[to].cached and HF_CACHE.fullmatch(name):
             book.unchecked.append(f"{name}: a cache of the datasets library, no part of the export")
         else:
-            book.wrong(name, f"not in {EXPORT_MANIFEST}; {NOT_WRITTEN}")
+            book.wrong(name, problem)

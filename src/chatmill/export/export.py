@@ -64,7 +64,7 @@ def export_dataset(
 ) -> ExportResult:
     """Write a dataset as `to`: the name of a target (`chatmill export --list`), or a Python file that defines one.
 
-    - `out` must not exist yet; default: the folder's name with `-hf` and so on behind it.
+    - `out` must not exist yet; default: the folder's name and that of the target, such as `built-hf`.
     - `split`: only this one.
     - `max_length`: pack into rows of so many tokens; `overflow` error, drop or cut is for longer documents. The
       packing strategy `alone` puts one document into each row.

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from chatmill.compiler.pack_plan import write_pack_plan
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.export.arrow_files import Columns, record_batch, save_dataset, write_parquet
-from chatmill.export.rows import RowBatch, RowPlan, one_each
+from chatmill.export.arrow_files import save_dataset, write_parquet
+from chatmill.export.row_layout import RowBatch, RowPlan, one_each
 from chatmill.export.targets import FACTS, has_other_weights
+from chatmill.load.hf import Columns, record_batch
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.parquet import parquet_writer
 
@@ -133,7 +134,7 @@ class _StoredColumns:
             "seq_lengths": (np.diff(some.offsets).astype(np.int32), batch.row_offsets),
             "documents": (batch.numbers, batch.row_offsets),
         }
-        if self._labels:  # the first token of a packed document is nobody's next token
+        if self._labels:  # no token predicts the first token of a packed document
             trained = self._export.targets(batch) if self._packed else some.trained
             columns["labels"] = (np.where(trained, batch.ids, np.int32(IGNORE_INDEX)), tokens)
         if self._weights:

@@ -1,11 +1,12 @@
 """The export to Megatron Core: indexed datasets of tokens, loss mask and span, as spec 5 lays them out.
 
-Mask and span are written label-aligned, `values[1:] + [0]` of each document: the first token of a document is nobody's
-next token. A span is 1 for trained reasoning and 2 for the rest of what is trained; see `spans_of`.
+Mask and span are written label-aligned, `values[1:] + [0]` of each document: no token predicts the first token of a
+document. A span is 1 for trained reasoning and 2 for the rest of what is trained; see `spans_of`.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from chatmill.core.kinds import Part, RoleCode, parts_of, roles_of
 from chatmill.core.shift import shift_left_ragged
 from chatmill.core.texts import Texts
 from chatmill.errors import ConfigError
-from chatmill.export.rows import MAX_ID, RowBatch, with_ends
+from chatmill.export.row_layout import RowBatch, with_ends
+from chatmill.load.hf import MAX_ID
 from chatmill.store.episode_manifest import FileRecord
 from chatmill.store.kd import LOSSMASK, RECORD_IDS, SPAN, TOKENS
 from chatmill.store.megatron import MegatronWriter
@@ -100,7 +102,7 @@ def _say_what_is_lost(export: Export) -> None:
         )
 
 
-class MegatronShard:
+class MegatronShard(ExitStack):
     """The datasets of one shard while they grow: tokens, loss mask and span, and the record ids where they are kept.
 
     For a `with` block: they are finished when it ends well, else discarded.
@@ -108,9 +110,10 @@ class MegatronShard:
 
     def __init__(self, prefix: Path, *, record_ids: bool) -> None:
         """`prefix` is `SPLIT/shard_NN`; its folder is made."""
+        super().__init__()
         prefix.parent.mkdir(parents=True, exist_ok=True)
         self._writers = {
-            column: MegatronWriter(f"{prefix}_{column}", np.int32 if column == TOKENS else np.uint8)
+            column: self.enter_context(MegatronWriter(f"{prefix}_{column}", np.int32 if column == TOKENS else np.uint8))
             for column in (TOKENS, LOSSMASK, SPAN, *((RECORD_IDS,) if record_ids else ()))
         }
 
@@ -147,14 +150,3 @@ class MegatronShard:
             for writer in self._writers.values()
             for kind, record in writer.records.items()
         }
-
-    def __enter__(self) -> MegatronShard:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            for writer in self._writers.values() if kind is None else ():
-                writer.finish()
-        finally:
-            for writer in self._writers.values():
-                writer.discard()

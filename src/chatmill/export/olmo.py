@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.rows import RowBatch, with_ends
+from chatmill.export.row_layout import RowBatch, with_ends
 
 if TYPE_CHECKING:
     from chatmill.export.targets import Export

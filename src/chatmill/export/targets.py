@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.rows import RowBatch, RowPlan, as_stored, one_each, packed_anew
+from chatmill.export.row_layout import RowBatch, RowPlan, as_stored, one_each, packed_anew
 from chatmill.store.documents import StoredDataset
 from chatmill.store.split import Split, even_ranges
 
@@ -98,7 +98,7 @@ class Export:
         self.lose(int(np.count_nonzero(np.diff(before) == 0)), sentence)
 
     def rows(self, split: str) -> RowPlan:
-        """Rows of the pack plan, or one document a row; laid out anew where a length is given."""
+        """Rows of the pack plan, or one document a row; packed again where a length is given."""
         documents = self.source.splits[split]
         if self.max_length is None:
             return as_stored(documents)

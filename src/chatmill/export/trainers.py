@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX, shift_left_ragged
 from chatmill.errors import DataError
-from chatmill.export.arrow_files import Columns, lists, save_dataset, write_parquet
-from chatmill.export.rows import PaddedRows, RowBatch, RowPlan
+from chatmill.export.arrow_files import save_dataset, write_parquet
+from chatmill.export.row_layout import PaddedRows, RowBatch, RowPlan
+from chatmill.load.hf import Columns, lists
 from chatmill.store.row_arrays import RowArrayWriter
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def to_llamafactory(export: Export) -> None:
     """A folder for `tokenized_path`: `train` and `validation`.
 
     Packed rows are laid out as `neat_packing` lays them out: `attention_mask` holds the number of the document in its
-    row and `position_ids` begin anew with each; all rows are padded to one token more than their length.
+    row and `position_ids` restart with each; all rows are padded to one token more than their length.
     """
     import pyarrow as pa
 
@@ -250,7 +251,7 @@ def _refuse_documents_that_would_mix(export: Export, batch: RowBatch) -> None:
 def to_torchtitan(export: Export) -> None:
     """`SPLIT/{input,labels,positions}.npy`: int32 arrays of shape (rows, length), for `numpy.load(mmap_mode="r")`.
 
-    Labels are moved by one in each document, as torchtitan's loss expects them, and positions begin anew with each
+    Labels are moved by one in each document, as torchtitan's loss expects them, and positions restart with each
     document, which is where its attention masks find the bounds. Padding is a document of its own.
     """
     export.begin_for("torchtitan")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, cast
 
@@ -88,15 +88,31 @@ def get_pos_ids_for_packed_sequence(
     return torch.from_numpy(positions).to(x.device) if isinstance(x, torch.Tensor) else positions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    """How rows become a rectangle: the part of `tokenizer.pad`'s options that the collator takes."""
+@dataclass(slots=True, kw_only=True)
+class _PadOptions:
+    """The options of `tokenizer.pad` that the collator takes; what it cannot do is refused, not ignored."""
 
-    padding: RowPadding
-    max_length: int | None
-    multiple: int
-    as_torch: bool
-    attention_mask: bool
+    padding: Any = RowPadding.LONGEST
+    max_length: int | None = None
+    pad_to_multiple_of: int | None = None
+    return_tensors: str = "pt"
+    return_attention_mask: bool = False
+    padding_side: str = "right"
+
+    def __post_init__(self) -> None:
+        padding = {True: "longest", False: "do_not_pad"}.get(self.padding, self.padding)
+        self.padding = member(RowPadding, "padding", getattr(padding, "value", padding))  # transformers has an enum
+        if self.return_tensors not in ("pt", "np"):
+            raise UnknownNameError("return_tensors", self.return_tensors, ["pt", "np"])
+        if self.padding_side != "right":
+            raise ConfigError(f"padding_side is {self.padding_side!r}; padding is on the right")
+        if self.max_length is not None and self.max_length < 1:
+            raise ConfigError(f"max_length is {self.max_length}; a row holds at least one token")
+
+    @property
+    def as_torch(self) -> bool:
+        """Whether batches hold tensors, and not arrays of numpy."""
+        return self.return_tensors == "pt"
 
     def width(self, lengths: NDArray[np.int64]) -> int:
         """Tokens per row of the batch."""
@@ -104,18 +120,16 @@ class _Shape:
         if self.padding is RowPadding.DO_NOT_PAD and (lengths != longest).any():
             raise DataError(f"padding is off, but rows have {lengths.min()} to {longest} tokens: use padding='longest'")
         if self.padding is RowPadding.MAX_LENGTH:
-            longest = self._checked_against_max_length(lengths)
-        return -(-longest // self.multiple) * self.multiple
-
-    def _checked_against_max_length(self, lengths: NDArray[np.int64]) -> int:
-        assert self.max_length is not None
-        over = np.flatnonzero(lengths > self.max_length)
-        if len(over):
-            raise DataError(
-                f"row {over[0]} has {lengths[over[0]]} tokens, more than max_length {self.max_length}: "
-                "pass truncation=True to cut, or pack into shorter blocks"
-            )
-        return self.max_length
+            assert self.max_length is not None
+            over = np.flatnonzero(lengths > self.max_length)
+            if len(over):
+                raise DataError(
+                    f"row {over[0]} has {lengths[over[0]]} tokens, more than max_length {self.max_length}: "
+                    "pass truncation=True to cut, or pack into shorter blocks"
+                )
+            longest = self.max_length
+        multiple = self.pad_to_multiple_of or 1
+        return -(-longest // multiple) * multiple
 
 
 class DataCollatorForCausalLM:
@@ -175,27 +189,27 @@ class DataCollatorForCausalLM:
         self._warned = False
         self._reads = None if model is None else attention_reads(model)
         self._dtype = getattr(model, "dtype", None) or torch.float32
-        self._shape = _shape(tokenizer, pad_kwargs, needs_max_length=truncation)
+        self._pad = _pad_options(tokenizer, pad_kwargs, truncation=truncation)
         self._check_options()
 
     def _check_options(self) -> None:
-        if self.return_flattened and self._shape.padding is RowPadding.MAX_LENGTH:
+        if self.return_flattened and self._pad.padding is RowPadding.MAX_LENGTH:
             raise ConfigError(
                 "return_flattened=True is the form without padding, so padding='max_length' has no meaning: "
                 "leave it out (pad_to_multiple_of still rounds the one row up)"
             )
-        boundaries_told = self.return_cu_seqlens or self.return_seq_idx or self.document_mask
-        if self.return_flattened and self.packed_sequences is False and not boundaries_told:
+        shows_boundaries = self.return_cu_seqlens or self.return_seq_idx or self.document_mask
+        if self.return_flattened and self.packed_sequences is False and not shows_boundaries:
             raise ConfigError(
                 "return_flattened=True joins the rows, and with packed_sequences=False nothing would say "
                 "where they meet: leave packed_sequences=None, or ask for cu_seqlens, seq_idx or a mask"
             )
-        if self._reads is not None and self._shape.attention_mask:
+        if self._reads is not None and self._pad.return_attention_mask:
             raise ConfigError(
                 "return_attention_mask=True is a mask of padding alone, with which packed documents see each other: "
                 "leave it out where model is given"
             )
-        if self.document_mask is MaskForm.FLEX and not self._shape.as_torch:
+        if self.document_mask is MaskForm.FLEX and not self._pad.as_torch:
             raise ConfigError("a FlexAttention mask exists for torch only: use return_tensors='pt'")
 
     def __call__(self, features: Sequence[Mapping[str, Any]]) -> Any:
@@ -206,13 +220,13 @@ class DataCollatorForCausalLM:
         targets = self._targets(features, rows)
         boundaries, position_ids_on = self._boundaries(features, rows)
         if self.truncation:
-            most = cast(int, self._shape.max_length)
+            most = cast(int, self._pad.max_length)
             rows, targets = [row[:most] for row in rows], [row[:most] for row in targets]
             boundaries = boundaries.cut(most)
         if self.return_flattened:
             boundaries = boundaries.joined()
 
-        width = self._shape.width(boundaries.lengths)
+        width = self._pad.width(boundaries.lengths)
         segments = boundaries.segments(width)
         real = np.arange(width) < boundaries.lengths[:, None]
         labels = _grid(targets, real, self.ignore_index)
@@ -224,7 +238,7 @@ class DataCollatorForCausalLM:
             batch[self.labels_name] = labels
         if position_ids_on:
             batch["position_ids"] = segments.position_ids
-        if self._shape.attention_mask:
+        if self._pad.return_attention_mask:
             batch["attention_mask"] = real.astype(np.int64)
         batch |= self._kernel_forms(segments)
         if self._reads is not None and position_ids_on:
@@ -233,7 +247,7 @@ class DataCollatorForCausalLM:
         return batch if self.labels_name is not None else (batch, self._finished(labels))
 
     def _finished(self, value: Any) -> Any:
-        return torch.from_numpy(value) if self._shape.as_torch and isinstance(value, np.ndarray) else value
+        return torch.from_numpy(value) if self._pad.as_torch and isinstance(value, np.ndarray) else value
 
     def _boundaries(
         self, features: Sequence[Mapping[str, Any]], rows: list[NDArray[np.int64]]
@@ -302,7 +316,7 @@ class DataCollatorForCausalLM:
             forms["document_mask"] = flex_document_mask(torch.from_numpy(segments.seq_idx))
         elif self.document_mask is MaskForm.DENSE:
             forms["document_mask"] = dense_document_mask(torch.from_numpy(segments.seq_idx)).numpy()
-        if self.document_mask is not None and not self._shape.attention_mask:
+        if self.document_mask is not None and not self._pad.return_attention_mask:
             # no model reads document_mask, and none complains about it
             forms["attention_mask"] = forms["document_mask"]
         return forms
@@ -312,7 +326,7 @@ class DataCollatorForCausalLM:
         seq_idx = torch.from_numpy(segments.seq_idx)
         if self._reads is Reads.DENSE_MASK:
             mask = dense_document_mask(seq_idx, self._dtype)
-            return {"attention_mask": mask if self._shape.as_torch else mask.float().numpy()}
+            return {"attention_mask": mask if self._pad.as_torch else mask.float().numpy()}
         if self._reads is Reads.FLEX_MASK:
             return {"attention_mask": flex_document_mask(seq_idx)}
         if self._reads is Reads.POSITIONS:
@@ -332,39 +346,15 @@ def _mask_form(option: bool | str) -> MaskForm | None:
     return member(MaskForm, "document mask", option)
 
 
-def _shape(tokenizer: Any, pad_kwargs: dict[str, Any], *, needs_max_length: bool) -> _Shape:
-    """Read the options of `tokenizer.pad`; what this collator cannot do is refused, not ignored."""
-    options: dict[str, Any] = {
-        "padding": "longest",
-        "max_length": None,
-        "pad_to_multiple_of": None,
-        "return_tensors": "pt",
-        "return_attention_mask": False,
-        "padding_side": "right",
-    }
-    for name in pad_kwargs:
-        if name not in options:
-            raise UnknownNameError("collator option", name, sorted(options))
-    options |= pad_kwargs
-    padding = {True: "longest", False: "do_not_pad"}.get(options["padding"], options["padding"])
-    padding = getattr(padding, "value", padding)  # transformers has an enum of these names
-    padding = member(RowPadding, "padding", padding)
-    if options["return_tensors"] not in ("pt", "np"):
-        raise UnknownNameError("return_tensors", options["return_tensors"], ["pt", "np"])
-    if options["padding_side"] != "right":
-        raise ConfigError(f"padding_side is {options['padding_side']!r}; padding is on the right")
-    max_length = options["max_length"]
-    if max_length is None and (needs_max_length or padding == RowPadding.MAX_LENGTH):
-        max_length = _model_max_length(tokenizer)
-    if max_length is not None and max_length < 1:
-        raise ConfigError(f"max_length is {max_length}; a row holds at least one token")
-    return _Shape(
-        padding=padding,
-        max_length=max_length,
-        multiple=options["pad_to_multiple_of"] or 1,
-        as_torch=options["return_tensors"] == "pt",
-        attention_mask=bool(options["return_attention_mask"]),
-    )
+def _pad_options(tokenizer: Any, given: dict[str, Any], *, truncation: bool) -> _PadOptions:
+    known = [field.name for field in fields(_PadOptions)]
+    for name in given:
+        if name not in known:
+            raise UnknownNameError("collator option", name, sorted(known))
+    options = _PadOptions(**given)
+    if options.max_length is None and (truncation or options.padding is RowPadding.MAX_LENGTH):
+        return replace(options, max_length=_model_max_length(tokenizer))
+    return options
 
 
 def _model_max_length(tokenizer: Any) -> int:

@@ -43,7 +43,7 @@ class Planning(StrEnum):
     AUTO = "auto"
     """The plan beside the episodes where it has rows of this size and strategy; else as `EPOCH`."""
     EPOCH = "epoch"
-    """Planned from the lengths of the episodes, anew for each epoch."""
+    """Planned from the lengths of the episodes, again for each epoch."""
 
 
 DEFAULT_SAMPLING = {DatasetMode.TOKEN_STREAM: SamplingMode.RANDOM, DatasetMode.SFT_EPISODE: SamplingMode.EPOCH}
@@ -146,12 +146,12 @@ class TrainingConfig:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.init and f.name not in self.left_out}
         return TrainingConfig(**(values | options))
 
-    def for_split(self, split: str) -> TrainingConfig:
-        """The options of one split: val is evaluated in order, whole, and the same every time, unless they say else."""
+    def for_split(self, split: str, *, in_order: bool = True) -> TrainingConfig:
+        """The options of one split; `in_order`: val is read in order, whole and the same every time, by default."""
         if split != "val":
             return self
-        whole = {name: False for name in ("epoch_shuffle", "epoch_drop_last") if name in self.left_out}
-        return self.replace(**(whole | dict(self.val)))
+        whole = ("epoch_shuffle", "epoch_drop_last") if in_order else ()
+        return self.replace(**({name: False for name in whole if name in self.left_out} | dict(self.val)))
 
 
 def load_training_config(path: str | Path | None = None, **options: Any) -> TrainingConfig:

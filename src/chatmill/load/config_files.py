@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import ConfigError, MissingExtraError
-from chatmill.load.yaml_files import yaml_node
+from chatmill.errors import ConfigError, need
+from chatmill.yaml_files import yaml_node
 
 SECTION = "training"
 
@@ -95,15 +95,11 @@ def read_elements(path: Path) -> dict[str, Any]:
 
 def _parse_xml(path: Path, data: bytes) -> ConfigEntry:
     """The root of a file; entity declarations, outside references and broken XML are errors with their line."""
-    try:
-        import defusedxml
-        import defusedxml.sax
-    except ImportError as error:
-        raise MissingExtraError(
-            "defusedxml", "torch", "reading an XML config (YAML or keyword arguments do not)"
-        ) from error
+    need("defusedxml", "reading an XML config (YAML or keyword arguments do not)", "torch")
     import xml.sax
     from xml.sax.handler import ContentHandler
+
+    import defusedxml.sax
 
     class Tree(ContentHandler):
         def __init__(self) -> None:
@@ -144,10 +140,9 @@ def _parse_xml(path: Path, data: bytes) -> ConfigEntry:
 
 def _yaml_section(path: Path, data: bytes) -> ConfigEntry:
     """`training:` at the top or under `config:`, or the options themselves at the top."""
-    try:
-        import yaml
-    except ImportError as error:
-        raise MissingExtraError("PyYAML", "torch", "reading a YAML config (keyword arguments do not)") from error
+    need("yaml", "reading a YAML config (keyword arguments do not)", "torch")
+    import yaml
+
     try:
         loader = yaml.SafeLoader(data)
         try:

@@ -6,20 +6,22 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chatmill.core.special_ids import special_id
+from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, member
 from chatmill.label.policy import Policy
 from chatmill.load.config import DatasetMode, Planning, TrainingConfig, as_training_config
+from chatmill.load.episode_rows import EpisodeRows, PlannedRows, episode_rows
 from chatmill.load.feed import RowFeed, RowStep
 from chatmill.load.loader import EpochLoader, directory_of
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes, report_long_episodes
 from chatmill.load.placement import placed
-from chatmill.load.rows import EpisodeRows, PlannedRows, episode_rows
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 
@@ -36,7 +38,11 @@ class EpisodeFeed(RowFeed):
 
     def episodes_of(self, step: RowStep) -> list[list[int]]:
         """The numbers of the episodes in each row of a step, in the order in which they are in the row."""
-        return [self.rows.documents(g.epoch, row).tolist() for g in step.groups for row in g.rows.tolist()]
+        found = []
+        for group in step.groups:
+            numbers, counts = self.rows.documents(group.epoch, group.rows)
+            found += [numbers[a:b].tolist() for a, b in pairwise(offsets_of(counts).tolist())]
+        return found
 
     def with_policy(self, policy: Policy) -> EpisodeFeed:
         """The same rows in the same order, with the weights of another policy."""
@@ -231,7 +237,7 @@ def episode_config(config: Any, tokenizer: Any, **options: Any) -> TrainingConfi
 
 
 def report_opened(opened: dict[str, EpisodeRows], config: TrainingConfig, *, strict: bool) -> None:
-    """Log each split; warn, or raise, when masks cannot be had and where episodes are longer than a row."""
+    """Log each split; warn or raise where masks are missing or episodes are longer than a row."""
     problems: list[str] = []
     for split, rows in opened.items():
         dataset = rows.dataset

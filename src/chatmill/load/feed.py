@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,13 +15,12 @@ from chatmill.load.config import SamplingMode, TrainingConfig
 from chatmill.load.order import Draws, EpochPlace, Recent, epoch_order, epoch_step, steps_per_epoch
 from chatmill.load.packed_batch import PackedBatch, document_starts
 from chatmill.load.placement import Placement
-from chatmill.load.stage import Laid, Stage
+from chatmill.load.row_buffer import Laid, RowBuffer
 from chatmill.pack.plan import Strategy
 
 if TYPE_CHECKING:
     import torch
 
-log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 
 
@@ -68,8 +66,8 @@ class Rows(ABC):
         return epoch_order(self.seed, epoch, self.rows_of(epoch), shuffle=self.shuffle)
 
     @abstractmethod
-    def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
-        """Lay rows into the given slots of a stage."""
+    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
+        """Lay rows into the given slots of a buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +99,7 @@ class Feed(ABC):
         self.sources, self.config, self.place = dict(sources), config, place
         self.share = place.share(config.batch_size)
         self.pin = place.pin
-        self._stage: Stage | None = None
+        self._buffer: RowBuffer | None = None
 
     @property
     @abstractmethod
@@ -138,35 +136,39 @@ class Feed(ABC):
 
     def batch(self, step: RowStep) -> tuple[torch.Tensor, ...]:
         """`(x, y)`, `(x, y, mask)` or a `PackedBatch`, on the CPU; rows behind those of the step are padding."""
-        if self._stage is None:
-            self._stage = self._new_stage()
-        stage = self._stage
-        stage.clear()
-        laid = [self.sources[g.source].lay(stage, g.epoch, g.rows, g.slots) for g in step.groups]
-        tensors = stage.tensors(sum(len(group.rows) for group in step.groups))
+        if self._buffer is None:
+            self._buffer = self._new_buffer()
+        buffer = self._buffer
+        buffer.clear()
+        laid = [self.sources[g.source].lay(buffer, g.epoch, g.rows, g.slots) for g in step.groups]
+        tensors = buffer.tensors(sum(len(group.rows) for group in step.groups))
         if not self.config.pack:
             return tensors
         sources = self.sources.values()
         if all(source.ignores_untrained for source in sources):
             tensors[1][tensors[2] == 0] = IGNORE_INDEX
         most = max(source.most_documents for source in sources)
-        starts, tokens = document_starts(laid, stage.batch_size, most, stage.block_size)
+        starts, tokens = document_starts(laid, buffer.batch_size, most, buffer.block_size)
         return PackedBatch.of((*tensors, starts), tokens)
 
-    def _new_stage(self) -> Stage:
+    def _new_buffer(self) -> RowBuffer:
         config = self.config
         dtype: np.dtype[Any] | None = None
         if self.masks or config.pack:
             dtype = np.result_type(*(source.weight_dtype for source in self.sources.values()))
         pad_id = config.pad_token_id or 0
-        return Stage(config.batch_size, config.block_size, pad_id=pad_id, weights=dtype, pin=self.pin)
+        return RowBuffer(config.batch_size, config.block_size, pad_id=pad_id, weights=dtype, pin=self.pin)
 
     def announce(self, step: RowStep) -> None:  # noqa: B027 - most steps begin nothing
         """Log what a delivered step begins (an epoch, say)."""
 
     def unpin(self) -> None:
         """From now on make batches in ordinary memory."""
-        self.pin, self._stage = False, None
+        self.pin, self._buffer = False, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process lays its own batches."""
+        return self.__dict__ | {"_buffer": None}
 
     def place_to_json(self, place: Any) -> dict[str, Any]:
         """A place as plain numbers and names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.shift import IGNORE_INDEX
-from chatmill.core.tokens import offsets_of, ranges
+from chatmill.core.tokens import offsets_of
 from chatmill.core.whole_file import whole_file
-from chatmill.errors import ConfigError, MissingExtraError, member
+from chatmill.errors import ConfigError, DataError, member, need
 from chatmill.label.policy import Policy
 from chatmill.load.config import Planning, TrainingConfig
+from chatmill.load.episode_rows import EpisodeRows, episode_rows
 from chatmill.load.long_episodes import LongEpisodes, check_long_episodes
-from chatmill.load.rows import EpisodeRows, PackedEpisodeRows, episode_rows
-from chatmill.load.stage import Stage
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.model_ids import built_as, refuse_ids_beyond
 from chatmill.store.pack_plan import read_pack_plan
+from chatmill.store.split import even_ranges
 
 BUILDS_HAVE_MORE = "`chatmill build` has more ways (drop_oldest_turns, windows)."
-TOKENS_AT_A_TIME = 1 << 20
+MAX_ID = 2**31 - 1
+Columns = Mapping[str, tuple[NDArray[Any] | list[Any], NDArray[np.int64]]]
+"""Values and the offsets of the rows in them, by the name of the column."""
 
 
 def to_hf_dataset(
@@ -83,32 +85,26 @@ def to_hf_dataset(
     for sentence in rows.policy_losses():
         warnings.warn(f"{opened.folder}: {sentence}", UserWarning, stacklevel=2)
     check_long_episodes(rows, opened.folder, "max_length")
-    return _dataset(_batches(rows), arrow_file)
+    return _dataset(_batches(rows, packed=pack), packed=pack, arrow_file=arrow_file)
 
 
-def _batches(rows: EpisodeRows) -> Iterator[dict[str, tuple[NDArray[Any], NDArray[np.int64]]]]:
-    """Columns as (flat values, offsets), about a million tokens at a time."""
-    at_a_time = max(1, TOKENS_AT_A_TIME // rows.width)
-    stage = Stage(at_a_time, rows.width - 1, pad_id=0, weights=rows.weight_dtype, pin=False)
-    assert stage.weights is not None
-    fractions = 0
-    for first in range(0, rows.rows_of(0), at_a_time):
-        chosen = rows.select(0, first, at_a_time)
-        stage.clear()
-        laid = rows.lay(stage, 0, chosen, np.arange(len(chosen)))
-        tokens = np.bincount(laid.slots, weights=laid.lengths, minlength=len(chosen)).astype(np.int64)
-        places = ranges(np.arange(len(chosen)) * rows.width, tokens)
-        ids = stage.ids.reshape(-1)[places].astype(np.int32)
-        weights = stage.weights.reshape(-1)[places]
+def _batches(rows: EpisodeRows, *, packed: bool) -> Iterator[Columns]:
+    """The rows in the order of epoch 0, about a million tokens at a time."""
+    numbers, counts = rows.documents(0, rows.select(0, 0, rows.rows_of(0)))
+    lengths, borders, fractions = np.minimum(rows.dataset.lengths[numbers], rows.width), offsets_of(counts), 0
+    for first, last in even_ranges(np.diff(offsets_of(lengths)[borders])):
+        mine = slice(borders[first], borders[last])
+        stored, weights = rows.gather(numbers[mine], lengths[mine])
+        ids, offsets = as_int32(stored, rows.dataset.split), offsets_of(lengths[mine])
+        documents = borders[first : last + 1] - borders[first]
+        if packed:  # the token before the first of a document belongs to another one
+            weights[offsets[:-1]] = 0
         fractions += int(np.count_nonzero((weights != 0) & (weights != 1)))
-        columns = {
-            "input_ids": (ids, offsets_of(tokens)),
-            "labels": (np.where(weights > 0, ids, np.int32(IGNORE_INDEX)), offsets_of(tokens)),
+        yield {
+            "input_ids": (ids, offsets[documents]),
+            "labels": (np.where(weights > 0, ids, np.int32(IGNORE_INDEX)), offsets[documents]),
+            "seq_lengths": (lengths[mine], documents),
         }
-        if isinstance(rows, PackedEpisodeRows):
-            counts = np.bincount(laid.slots, minlength=len(chosen))
-            columns["seq_lengths"] = (laid.lengths.astype(np.int32), offsets_of(counts))
-        yield columns
     if fractions:
         warnings.warn(
             f"{rows.dataset.folder}: {fractions:,} tokens have a weight other than 0 and 1; labels only say trained "
@@ -118,27 +114,55 @@ def _batches(rows: EpisodeRows) -> Iterator[dict[str, tuple[NDArray[Any], NDArra
         )
 
 
-def _dataset(
-    batches: Iterator[dict[str, tuple[NDArray[Any], NDArray[np.int64]]]], arrow_file: str | Path | None
-) -> Any:
-    try:
-        import datasets
-        import pyarrow as pa
-    except ImportError as error:
-        raise MissingExtraError("datasets", "hf", "giving a datasets.Dataset") from error
+def _dataset(batches: Iterator[Columns], *, packed: bool, arrow_file: str | Path | None) -> Any:
+    need("datasets", "giving a datasets.Dataset")
+    import datasets
+    import pyarrow as pa
 
-    def record_batches() -> Iterator[Any]:
-        for columns in batches:
-            arrays = [pa.ListArray.from_arrays(pa.array(o.astype(np.int32)), pa.array(v)) for v, o in columns.values()]
-            yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
-
+    names = ("input_ids", "labels", "seq_lengths")[: 3 if packed else 2]
+    schema = lists(**dict.fromkeys(names, pa.int32()))
+    made = (record_batch(columns, schema) for columns in batches)
     if arrow_file is None:
-        return datasets.Dataset(datasets.table.InMemoryTable(pa.Table.from_batches(list(record_batches()))))
+        return datasets.Dataset(datasets.table.InMemoryTable(pa.Table.from_batches(list(made))))
     path = Path(arrow_file)
-    stream = record_batches()
-    first = next(stream)
-    with whole_file(path) as partial, partial.open("wb") as file, pa.ipc.new_stream(file, first.schema) as writer:
-        writer.write_batch(first)
-        for batch in stream:
-            writer.write_batch(batch)
+    with whole_file(path) as partial:
+        write_stream(partial, schema, made)
     return datasets.Dataset.from_file(str(path))
+
+
+def as_int32(ids: NDArray[np.uint32], split: str) -> NDArray[np.int32]:
+    """Ids as trainers read them; those that int32 does not hold are refused."""
+    if len(ids) and int(ids.max()) > MAX_ID:
+        raise DataError(f"{split}: a token has the id {ids.max():,}; int32 holds ids up to {MAX_ID:,}")
+    return ids.astype(np.int32)
+
+
+def lists(**kinds: Any) -> Any:
+    """A schema of list columns; each is named with the type of its values."""
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.list_(kind)) for name, kind in kinds.items()])
+
+
+def record_batch(columns: Columns, schema: Any) -> Any:
+    """The columns of a schema: lists of values where its type is one, else a value a row."""
+    import pyarrow as pa
+
+    arrays = []
+    for field in schema:
+        values, offsets = columns[field.name]
+        if pa.types.is_list(field.type):
+            flat = pa.array(values, type=field.type.value_type)
+            arrays.append(pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), flat))
+        else:
+            arrays.append(pa.array(values, type=field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def write_stream(path: Path, schema: Any, batches: Iterable[Any]) -> None:
+    """Write record batches as an Arrow stream, which the datasets library maps."""
+    import pyarrow as pa
+
+    with path.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)

@@ -15,7 +15,7 @@ from chatmill.core.tokens import offsets_of, ranges
 from chatmill.errors import ConfigError
 
 if TYPE_CHECKING:
-    from chatmill.load.rows import EpisodeRows
+    from chatmill.load.episode_rows import EpisodeRows
 
 log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]

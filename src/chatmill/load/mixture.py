@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError
 from chatmill.load.config import SamplingMode, TrainingConfig
+from chatmill.load.episode_rows import EpisodeRows, episode_rows
 from chatmill.load.episodes import episode_config, report_opened
 from chatmill.load.feed import Feed, RowGroup, RowStep
 from chatmill.load.loader import BatchLoader
 from chatmill.load.order import CHUNK, Draws, EpochPlace, take_rows
 from chatmill.load.placement import Placement, placed
-from chatmill.load.rows import EpisodeRows, episode_rows
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.episodes import EpisodeDataset
 
@@ -190,16 +190,17 @@ class MixtureLoader(BatchLoader):
         weights = _checked_weights(datasets)
         device = settled.device if device is None else device
         place = placed(rank=rank, world_size=world_size, device=device, pin_memory=pin_memory)
+        configs = {split: settled.for_split(split, in_order=False) for split in SPLITS}
         opened: dict[str, dict[str, EpisodeRows]] = {}
         for split in SPLITS:
             for name in weights:
                 if split == "train" or (Path(name) / split).exists():
                     dataset = EpisodeDataset(Path(name), split, strict=strict, check=check)
-                    opened.setdefault(split, {})[name] = episode_rows(dataset, settled, check=check)
+                    opened.setdefault(split, {})[name] = episode_rows(dataset, configs[split], check=check)
         described = {f"{split} source={name}": one for split, rows in opened.items() for name, one in rows.items()}
         report_opened(described, settled, strict=strict)
         feeds = {
-            split: MixtureFeed(split, rows, [weights[name] for name in rows], settled, place)
+            split: MixtureFeed(split, rows, [weights[name] for name in rows], configs[split], place)
             for split, rows in opened.items()
         }
         super().__init__(feeds, settled, place, dataset=", ".join(weights), prefetch=prefetch)

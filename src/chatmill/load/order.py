@@ -51,7 +51,7 @@ class EpochPlace:
 
 
 def random_state(seed: int) -> np.random.RandomState:
-    """The generator of a seed; one beyond 32 bits is refused in words."""
+    """The generator of a seed; a seed beyond 32 bits is a `ConfigError`."""
     if not 0 <= seed <= MAX_SEED:
         raise ConfigError(
             f"seed {seed} is outside 0 to {MAX_SEED} (epoch_seed plus epoch or chunk): choose a smaller epoch_seed"

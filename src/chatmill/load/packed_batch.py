@@ -15,7 +15,7 @@ from chatmill.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from chatmill.load.stage import Laid
+    from chatmill.load.row_buffer import Laid
 
 
 class _Four(NamedTuple):

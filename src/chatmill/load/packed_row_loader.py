@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.blocks import boundaries_from_starts
 from chatmill.errors import DataError
 from chatmill.load.config import DatasetMode, SamplingMode, TrainingConfig
 from chatmill.load.feed import RowFeed, Rows
 from chatmill.load.loader import EpochLoader
 from chatmill.load.placement import placed
-from chatmill.load.stage import Laid, Stage
+from chatmill.load.row_buffer import Laid, RowBuffer
 
 Ints = NDArray[np.int64]
 
@@ -52,16 +53,16 @@ class MemoryRows(Rows):
         """All of them, whatever the epoch."""
         return len(self._rows)
 
-    def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
+    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
         """Copy rows into their slots."""
-        assert stage.weights is not None
+        assert buffer.weights is not None
         starts: list[Ints] = [np.empty(0, dtype=np.int64)]
         lengths = starts.copy()
         for slot, row in zip(slots.tolist(), rows.tolist(), strict=True):
             ids, own = self._rows[row], self._starts[row]
-            stage.ids[slot, : len(ids)] = ids
-            stage.weights[slot, : len(ids)] = 1 if self._weights is None else self._weights[row]
-            stage.weights[slot, own] = 0  # the token before belongs to another document
+            buffer.ids[slot, : len(ids)] = ids
+            buffer.weights[slot, : len(ids)] = 1 if self._weights is None else self._weights[row]
+            buffer.weights[slot, own] = 0  # the token before belongs to another document
             starts.append(own)
             lengths.append(np.diff(own, append=len(ids)))
         counts = [len(own) for own in starts[1:]]
@@ -105,7 +106,9 @@ class PackedRowLoader(EpochLoader):
             raise DataError("there are no packed rows: were all texts left out (min_len, max_len)?")
         rows = [np.asarray(row, dtype=np.int64) for row in input_ids]
         starts = [np.asarray(row, dtype=np.int64) for row in document_starts]
-        width = max(map(len, rows)) if width is None else width
+        sizes = np.array([len(row) for row in rows], dtype=np.int64)
+        boundaries_from_starts(starts, sizes)  # wrong ones are refused here, and not row by row in training
+        width = int(sizes.max()) if width is None else width
         if width < 2:
             raise DataError("no packed row has 2 tokens: there is nothing to predict")
         config = TrainingConfig(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class RowSource:
     """The rows of one split, each as torchtitan's own datasets give it: `({"input", "positions"}, labels)`.
 
-    Labels are shifted already, and -100 where nothing is trained; positions begin anew with each document.
+    Labels are shifted already, and -100 where nothing is trained; positions restart with each document.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

@@ -15,7 +15,7 @@ from chatmill.load.config import DatasetMode, SamplingMode, as_training_config
 from chatmill.load.feed import RowFeed, Rows
 from chatmill.load.loader import BatchLoader, directory_of
 from chatmill.load.placement import placed
-from chatmill.load.stage import Laid, Stage
+from chatmill.load.row_buffer import Laid, RowBuffer
 from chatmill.store.episode_layout import SPLITS
 from chatmill.store.token_files import TokenFiles
 
@@ -56,7 +56,7 @@ class WindowRows(Rows):
         """Windows in all shards."""
         return int(self._offsets[-1])
 
-    def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
+    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
         """Lay windows, each of which fills its slot."""
         numbers = np.searchsorted(self._offsets, rows, side="right") - 1
         starts = rows - self._offsets[numbers]
@@ -66,9 +66,9 @@ class WindowRows(Rows):
             shard = self._files.shard(number)
             count = int(np.count_nonzero(mine))
             span = starts[mine].tolist(), [self.width] * count, places[mine].tolist()
-            stage.lay_ids(shard.token_ids, *span)
-            if stage.weights is not None:
-                stage.lay_weights(shard.mask, *span)
+            buffer.lay_ids(shard.token_ids, *span)
+            if buffer.weights is not None:
+                buffer.lay_weights(shard.mask, *span)
         return Laid(slots=slots, starts=np.zeros_like(slots), lengths=np.full_like(slots, self.width))
 
 
@@ -97,12 +97,17 @@ class GPTDataLoader(BatchLoader):
         """Open `dataset_dir` (or the config's). The tokenizer is not needed: windows have no padding.
 
         The draws have the config's `epoch_seed`; its other epoch options are for episodes. Masks are given where
-        `use_loss_mask` or the config asks for them; where they cannot be had, that is an error. `check`: compare files
+        `use_loss_mask` or the config asks for them; missing masks are an error. `check`: compare files
         of an episode dataset with the hashes of its manifest before they are read.
         """
         config = as_training_config(config)
         self.tokenizer = tokenizer
         use_loss_mask = use_loss_mask or config.use_loss_mask
+        if config.policy is not None:
+            raise ConfigError(
+                f"policy {config.policy!r} chooses what is trained in episodes; windows of a token_stream have stored "
+                "masks alone: use use_loss_mask, or dataset_mode sft_episode"
+            )
         if config.sampling_in(DatasetMode.TOKEN_STREAM) is SamplingMode.EPOCH:
             log.warning("[TokenLoader] batch_sampling_mode=epoch is for sft_episode; windows are drawn at random")
         self.directory = directory_of(dataset_dir, config)
@@ -116,12 +121,12 @@ class GPTDataLoader(BatchLoader):
                 f"masks are asked for and cannot be had: {'; '.join(problems)}. Without them every token would be "
                 "trained: set use_loss_mask to false to do that on purpose"
             )
-        # what is for episodes alone is left aside; windows have no padding and are drawn at random
-        chosen = config.replace(
-            use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False, policy=None
-        )
         feeds: dict[str, RowFeed] = {}
         for split, files in opened.items():
+            # options for episodes alone do not apply: windows have no padding and are drawn at random
+            chosen = config.for_split(split, in_order=False).replace(
+                use_loss_mask=use_loss_mask, batch_sampling_mode=SamplingMode.RANDOM, pack=False
+            )
             rows = WindowRows(files, width=chosen.block_size + 1, seed=chosen.epoch_seed)
             feeds[split] = RowFeed(split, rows, chosen, place)
         for split, files in opened.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import replace
 from enum import StrEnum
 
@@ -10,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import ConfigError, DataError, member
-from chatmill.pack.plan import Plan
+from chatmill.errors import DataError, member
+from chatmill.pack.plan import Plan, whole
 
 
 class Balance(StrEnum):
@@ -49,7 +48,7 @@ def balance(
     bin, and the bins inside a batch in the order of the plan. Bins themselves are not changed.
     """
     chosen = member(Balance, "balance objective", objective)
-    rows = _positive(rows_per_batch)
+    rows = whole(rows_per_batch, "rows_per_batch is a whole number, 1 or more")
     cost = attention_cost(plan, lengths)
     dearest_first = np.argsort(-cost, kind="stable")
     batches = plan.bins // rows
@@ -69,16 +68,6 @@ def _dealt_out(bins: NDArray[np.int64], cost: NDArray[np.float64], rows: int) ->
         dealt[number, np.argsort(total, kind="stable")] = dearest_first
         total += cost[dealt[number]]
     return dealt.T
-
-
-def _positive(rows_per_batch: int) -> int:
-    try:
-        value = 0 if isinstance(rows_per_batch, bool) else operator.index(rows_per_batch)
-    except TypeError:
-        value = 0
-    if value < 1:
-        raise ConfigError(f"rows_per_batch is a whole number, 1 or more, not {rows_per_batch!r}")
-    return value
 
 
 def _reordered(plan: Plan, bins: NDArray[np.int64]) -> Plan:

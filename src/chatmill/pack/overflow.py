@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from chatmill.core.native.gather import gathered
 from chatmill.core.tokens import Tokens, offsets_of, ranges
-from chatmill.errors import ConfigError, DataError, member
+from chatmill.errors import DataError, member
+from chatmill.pack.plan import whole
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, newest_turns, windows
 
@@ -85,13 +86,12 @@ def apply_overflow(
     conversations. `name_of` says in an error which conversation has a number.
     """
     chosen = member(Overflow, "overflow policy", policy)
-    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
-        raise ConfigError(f"the capacity of a row is a whole number of tokens, 1 or more, not {capacity!r}")
+    room = whole(capacity, "the capacity of a row is a whole number of tokens, 1 or more")
     if run_weights.shape != tokens.run_kinds.shape:
         raise DataError(f"there are {len(tokens.run_kinds)} runs, and run_weights has shape {run_weights.shape}")
-    over_long = np.flatnonzero(tokens.lengths > capacity)
+    over_long = np.flatnonzero(tokens.lengths > room)
     if chosen is Overflow.ERROR and len(over_long):
-        raise DataError(_too_long(tokens, over_long, capacity, name_of))
+        raise DataError(_too_long(tokens, over_long, room, name_of))
     if not len(over_long):
         return OverflowResult(
             tokens=tokens,
@@ -103,7 +103,7 @@ def apply_overflow(
             injected_runs=np.zeros(len(tokens.run_kinds), dtype=np.bool_),
             report=_report(tokens, run_weights, tokens.run_lengths, over_long=0, injected=0),
         )
-    episodes = [_episodes(tokens, run_weights, index, int(capacity), chosen) for index in over_long.tolist()]
+    episodes = [_episodes(tokens, run_weights, index, room, chosen) for index in over_long.tolist()]
     return _result(tokens, run_weights, _Slices.of(tokens, over_long, episodes))
 
 

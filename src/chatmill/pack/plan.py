@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -89,7 +91,8 @@ def plan(lengths: ArrayLike, capacity: int, strategy: Strategy | str = Strategy.
     `in_order` over documents (about two microseconds each).
     """
     chosen = member(Strategy, "packing strategy", strategy)
-    room = _capacity(capacity)
+    most = np.iinfo(np.int32).max
+    room = whole(capacity, "the capacity of a bin is a whole number of tokens from 1 to 2^31 - 1", most)
     checked = _checked(lengths, room)
     if chosen in (Strategy.BEST_FIT, Strategy.FIRST_FIT):
         order, bin_offsets = decreasing(checked, room, best=chosen is Strategy.BEST_FIT)
@@ -107,14 +110,15 @@ def plan(lengths: ArrayLike, capacity: int, strategy: Strategy | str = Strategy.
     )
 
 
-def _capacity(capacity: int) -> int:
+def whole(value: Any, rule: str, most: float = math.inf) -> int:
+    """A whole number from 1 to `most`; anything else is an error that states the rule."""
     try:
-        value = -1 if isinstance(capacity, bool) else operator.index(capacity)
+        number = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        value = -1
-    if not 1 <= value <= np.iinfo(np.int32).max:
-        raise ConfigError(f"the capacity of a bin is a whole number of tokens from 1 to 2^31 - 1, not {capacity!r}")
-    return value
+        number = 0
+    if not 1 <= number <= most:
+        raise ConfigError(f"{rule}, not {value!r}")
+    return number
 
 
 def _checked(lengths: ArrayLike, capacity: int) -> NDArray[np.int32]:

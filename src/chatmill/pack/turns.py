@@ -51,7 +51,7 @@ class Turn:
     lead_message: int
     """First token of that last message."""
     steps: tuple[Step, ...]
-    """Empty only in a last turn that nobody answers."""
+    """Empty only in a last turn without an answer."""
 
     @property
     def start(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from chatmill.core.conversation import MESSAGE_FIELDS, ROLE_ALIASES, Role
 from chatmill.errors import ConfigError, UnknownNameError
+from chatmill.yaml_files import read_yaml
 
 SUFFIXES = (".yaml", ".yml", ".json")
 KEYS = ("name", "messages", "role", "content", "roles", "system", "turns", "id", "source", "tools")
@@ -18,14 +19,9 @@ TURN_KEYS = ("key", "role", "optional", "joined")
 
 def read_definition(path: Path) -> dict[str, Any]:
     """What a shape file says, checked and with its name; a `ConfigError` says what is wrong with it."""
-    import yaml
-
     if not path.is_file():
         raise ConfigError(f"no shape file {path}")
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML or JSON: {error}") from None
+    found = read_yaml(path, "YAML or JSON")
     if not isinstance(found, dict):
         raise ConfigError(f"{path} must be a mapping with some of: {', '.join(KEYS)}")
     try:

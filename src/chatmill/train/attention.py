@@ -66,7 +66,7 @@ def documents_of_segments(segments: Segments, device: torch.device, *, most: int
 
 
 def documents_of_positions(position_ids: torch.Tensor, seq_idx: torch.Tensor | None = None) -> RowDocuments:
-    """Documents read from positions that begin at 0 anew, or from `seq_idx`, the number of each token's document."""
+    """Documents read from positions that restart at 0, or from `seq_idx`, the number of each token's document."""
     if seq_idx is None:
         seq_idx = (position_ids == 0).cumsum(1) - 1
     begins = torch.ones_like(seq_idx, dtype=torch.bool)
@@ -82,7 +82,7 @@ Form = Any
 
 
 def choose_attention(asked: Attention | str, device: torch.device, dtype: torch.dtype) -> Attention:
-    """The kernel to use on a device for activations of a dtype; one that cannot run there is refused in words."""
+    """The kernel to use on a device for activations of a dtype; one that cannot run there is a `ConfigError`."""
     kind = Attention(asked)
     half = dtype in (torch.bfloat16, torch.float16)
     if kind is Attention.AUTO:

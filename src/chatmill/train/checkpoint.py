@@ -12,7 +12,6 @@ A folder grows under a hidden name, is synced to disk and renamed; `state.json` 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,8 @@ import torch
 from torch import nn
 
 from chatmill.core.machine_limits import is_full_disk
-from chatmill.errors import ConfigError, FormatError, MissingExtraError
+from chatmill.errors import ConfigError, FormatError, need
+from chatmill.store.durable import sync_folder, sync_tree
 
 FORMAT = "chatmill-checkpoint"
 VERSION = 1
@@ -47,7 +47,7 @@ class TrainingSpec:
     """Fingerprint of the tokenizer."""
 
     def differences(self, other: TrainingSpec) -> list[str]:
-        """What differs, in words."""
+        """One phrase for each difference."""
         mine, theirs = asdict(self), asdict(other)
         return [f"{name} ({theirs[name]} -> {mine[name]})" for name in mine if mine[name] != theirs[name]]
 
@@ -83,14 +83,11 @@ def save_checkpoint(out: Path, model: Any, optimizer: torch.optim.Optimizer, sta
         _write(partial / OPTIMIZER, _moments(model, optimizer))
         described = {"format": FORMAT, "version": VERSION, **asdict(state)}
         (partial / STATE).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-        for path in sorted(partial.rglob("*")):
-            if path.is_file():
-                _sync(path)
-        _sync(partial)
+        sync_tree(partial)
     if target.exists():  # the same step once more, after a run that was resumed with the same steps
         shutil.rmtree(target)
     partial.rename(target)
-    _sync(folder)
+    sync_folder(folder)
     for _, old in checkpoints(out)[:-keep]:
         shutil.rmtree(old.rename(folder / f".{old.name}.partial"))
     return target
@@ -196,32 +193,19 @@ def _moments(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Te
 
 
 def _write(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    _library().save_file({name: one.detach().contiguous() for name, one in tensors.items()}, path, {"format": "pt"})
+    need("safetensors", "saving checkpoints")
+    from safetensors.torch import save_file
+
+    save_file({name: one.detach().contiguous() for name, one in tensors.items()}, path, {"format": "pt"})
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
-    library = _library()
+    need("safetensors", "opening checkpoints")
     from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     try:
-        stored: dict[str, torch.Tensor] = library.load_file(path)
+        stored: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
         raise FormatError(f"{path} is no whole safetensors file: {error}") from None
     return stored
-
-
-def _library() -> Any:
-    try:
-        import safetensors.torch
-    except ModuleNotFoundError:
-        raise MissingExtraError("safetensors", "train", "saving and opening checkpoints") from None
-    return safetensors.torch
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -34,20 +34,26 @@ class TrainFeed:
     """Batches of one split, on the device of the run, with their spans where these are known."""
 
     def __init__(
-        self, loader: Any, device: torch.device, split: str = "train", *, assistant_only: bool = False
+        self,
+        loader: Any,
+        device: torch.device,
+        split: str = "train",
+        *,
+        assistant_only: bool = False,
+        vocabulary: int | None = None,
     ) -> None:
         """A loader has `get_batch(split)`; anything else is iterated over once.
 
-        `assistant_only`: tokens of others are not trained, where the dataset knows whose they are.
+        `assistant_only`: tokens of others are not trained, where the dataset knows whose they are. `vocabulary`:
+        embeddings of the model; an id at or above is refused.
         """
         self.loader, self.split = loader, split
-        self._assistant_only, self._told = assistant_only, False
+        self._assistant_only, self._logged = assistant_only, False
         self._device = device
         self._spans = span_feed(loader, split)
         self._iterator: Iterator[Any] | None = None
         self._warned = False
-        self.vocabulary: int | None = None
-        """Embeddings of the model: an id at or above is refused."""
+        self._vocabulary = vocabulary
 
     def next(self) -> TrainBatch | None:
         """The next batch; None when the data ends."""
@@ -63,7 +69,7 @@ class TrainFeed:
         spans = None
         if self._spans is not None:
             spans = self._spans.batch(self.loader.last_step(self.split))[2].to(torch.uint8)
-        batch = as_batch(given, self._device, spans, vocabulary=self.vocabulary)
+        batch = as_batch(given, self._device, spans, vocabulary=self._vocabulary)
         return self._assistant_tokens(batch) if self._assistant_only else batch
 
     def _assistant_tokens(self, batch: TrainBatch) -> TrainBatch:
@@ -71,8 +77,8 @@ class TrainFeed:
         if batch.spans is None or batch.weights is None:
             return batch
         own = batch.weights * (batch.spans != 0)
-        if not self._told and not torch.equal(own, batch.weights):
-            self._told = True
+        if not self._logged and not torch.equal(own, batch.weights):
+            self._logged = True
             log.info("post_training: the masks of the dataset train tokens of others too; the assistant's are trained")
         return replace(batch, weights=own)
 
@@ -109,6 +115,12 @@ class TrainFeed:
             state = {**state, "splits": {self.split: splits[self.split]}}
         self.loader.load_state_dict(state)
 
+    def begin_again(self, state: Any) -> None:
+        """Go back to the beginning: to this state of the loader, or to the start of an iterable."""
+        self._iterator = None
+        if state is not None:
+            self.load_state(state)
+
     def batches(self, config: TrainConfig, first_epoch: int = 0) -> int | None:
         """How many batches the data has: those of its epochs, or the length of what ends; None: endless."""
         passes = config.epochs or 1
@@ -138,7 +150,7 @@ class TrainFeed:
         return hasattr(self.loader, "is_endless")
 
     def refuse_used(self, config: TrainConfig) -> None:
-        """Say that a loader was used before: an error where nothing is left of its one pass, else a warning."""
+        """Refuse a loader whose one pass is used up; warn about one that is partly used."""
         if not getattr(self.loader, "ends", False):
             return
         total, left = self.batches(config), self.batches_left(config)

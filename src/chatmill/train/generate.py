@@ -57,7 +57,7 @@ class Generated:
 def generate(
     model: Any, prompt: Sequence[int], *, stop_ids: Collection[int] = (), sampling: Sampling | None = None
 ) -> Generated:
-    """Decode from a GPT (with a cache of keys and values) or a transformers model (run anew for each token)."""
+    """Decode from a GPT (with a cache of keys and values) or a transformers model (run again for each token)."""
     if not len(prompt):
         raise ConfigError("the prompt has no tokens: there is nothing to continue")
     options = sampling or Sampling()

@@ -22,6 +22,7 @@ from chatmill.train.attention import (
     prepare,
     whole_row_documents,
 )
+from chatmill.train.checkpoint import load_module, save_module
 
 if TYPE_CHECKING:
     from chatmill.train.trainer import FitResult
@@ -227,7 +228,8 @@ class GPT(nn.Module):
 
     def grow(self, rows: int) -> None:
         """More rows of the embedding (and of an untied head); each new one is the mean of the old ones."""
-        self.embedding = grown_embedding(self.embedding, rows)
+        weight = grown_rows(self.embedding.weight.data, rows)
+        self.embedding = nn.Embedding(rows, weight.shape[1], _weight=weight)
         if self.head is not None:
             head = nn.Linear(self.config.hidden, rows, bias=False).to(self.head.weight)
             head.weight.data = grown_rows(self.head.weight.data, rows)
@@ -236,14 +238,10 @@ class GPT(nn.Module):
 
     def save_weights(self, folder: Path) -> None:
         """`model.safetensors` and `model.json`."""
-        from chatmill.train.checkpoint import save_module
-
         save_module(folder, self, self.config.to_json())
 
     def load_weights(self, folder: Path) -> None:
         """What `save_weights` wrote; the sizes must be these."""
-        from chatmill.train.checkpoint import load_module
-
         load_module(folder, self)
 
     def compile_layers(self) -> None:
@@ -262,12 +260,6 @@ def grown_rows(weight: torch.Tensor, rows: int) -> torch.Tensor:
     """A weight with more rows: the old ones, and their mean in each new one."""
     mean = weight.float().mean(0, keepdim=True).to(weight.dtype)
     return torch.cat([weight, mean.expand(rows - len(weight), *weight.shape[1:])])
-
-
-def grown_embedding(embedding: nn.Embedding, rows: int) -> nn.Embedding:
-    """An embedding with more rows, see `grown_rows`."""
-    weight = grown_rows(embedding.weight.data, rows)
-    return nn.Embedding(rows, weight.shape[1], _weight=weight)
 
 
 def _activation_dtype(x: torch.Tensor) -> torch.dtype:

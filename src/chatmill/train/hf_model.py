@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import ConfigError, MissingExtraError
+from chatmill.errors import ConfigError, need
 
 
 def load_hf_model(
@@ -25,11 +25,10 @@ def load_hf_model(
     folder = Path(folder)
     if not (folder / "config.json").is_file():  # before torch is imported, which takes seconds
         raise ConfigError(f"{folder} has no config.json: give a folder made by model.save_pretrained")
-    try:
-        import torch
-        import transformers
-    except ImportError:
-        raise MissingExtraError("transformers", "train,hf", "opening a transformers model") from None
+    need("transformers", "opening a transformers model", "train,hf")
+    import torch
+    import transformers
+
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     wanted: dict[str, Any] = {"dtype": getattr(torch, dtype)}

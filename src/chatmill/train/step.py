@@ -175,7 +175,7 @@ class Trainer:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """AdamW; matrices decay, vectors do not. The rate is set anew at each step."""
+    """AdamW; matrices decay, vectors do not. The rate is set at each step."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},

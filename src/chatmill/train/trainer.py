@@ -111,13 +111,13 @@ class _TrainingRun:
         self, model: Any, loader: Any, val_loader: Any, out: Path | None, config: TrainConfig, ranks: Ranks
     ) -> None:
         self.out, self.config, self.ranks = out, config, ranks
-        self.feed = TrainFeed(loader, ranks.device, assistant_only=config.post_training)
+        how: dict[str, Any] = {"assistant_only": config.post_training, "vocabulary": len(model.head_weight)}
+        self.feed = TrainFeed(loader, ranks.device, **how)
         self.phase: Phase = phase_of(self.feed, config, done=0, first_epoch=self.feed.first_epoch())
         if config.post_training:
             self.feed.refuse_partial_pass()
         self.trainer = Trainer(model, config, ranks)
-        self.feed.vocabulary = len(model.head_weight)
-        self.val, self._val_state = _val_feed(loader, val_loader, ranks, assistant_only=config.post_training)
+        self.val, self._val_state = _val_feed(loader, val_loader, ranks, **how)
         report = getattr(loader, "data_report", None)
         self.data: dict[str, Any] = {} if report is None else report()
         self.settings: dict[str, Any] = {}
@@ -261,8 +261,7 @@ class _TrainingRun:
         if self.val is None or self._evaluated == self.state.step:
             return
         self._evaluated = self.state.step
-        if self._val_state is not None:
-            self.val.load_state(self._val_state)
+        self.val.begin_again(self._val_state)
         own = self.val.batches(TrainConfig())
         limit = self.config.eval_batches or own or ENDLESS_EVAL_BATCHES
         count = limit if own is None else min(limit, own)
@@ -298,7 +297,7 @@ class _TrainingRun:
 
         previous = {}
         for number in (signal.SIGTERM, signal.SIGINT):
-            with contextlib.suppress(ValueError):  # not in the main thread: signals are somebody else's
+            with contextlib.suppress(ValueError):  # not in the main thread, where signals belong to the caller
                 previous[number] = signal.signal(number, note)
         try:
             yield
@@ -323,7 +322,7 @@ class _TrainingRun:
             log.info(text)
 
 
-def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: bool) -> tuple[TrainFeed | None, Any]:
+def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, **how: Any) -> tuple[TrainFeed | None, Any]:
     """What is evaluated on, and the state that brings it back to its beginning; None without a split val."""
     source = loader if val_loader is None else val_loader
     start_of = getattr(source, "start_of", None)
@@ -337,7 +336,7 @@ def _val_feed(loader: Any, val_loader: Any, ranks: Ranks, *, assistant_only: boo
             f"{source.directory}: val has fewer rows than a batch, and epoch_drop_last drops them all: leave "
             'epoch_drop_last out, or give val={"epoch_drop_last": False}'
         )
-    return TrainFeed(source, ranks.device, "val", assistant_only=assistant_only), state
+    return TrainFeed(source, ranks.device, "val", **how), state
 
 
 def _due(step: int, every: int | None) -> bool:

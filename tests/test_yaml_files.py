@@ -11,7 +11,8 @@ from chatmill.cli.train_recipe import read_recipe
 from chatmill.compiler.recipe import recipe_of
 from chatmill.errors import ConfigError
 from chatmill.load.config import load_training_config
-from chatmill.load.yaml_files import ALIAS_BUDGET, read_yaml
+from chatmill.read.shape_files import read_definition
+from chatmill.yaml_files import ALIAS_BUDGET, read_yaml
 
 LETTERS = "abcdefghi"
 DEEP = "\n".join(
@@ -26,6 +27,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "train": lambda path: read_recipe(path, {}),
     "config": load_training_config,
     "plain": read_yaml,
+    "shape": read_definition,
 }
 
 

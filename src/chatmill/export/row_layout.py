@@ -1,4 +1,4 @@
-"""Documents laid out as rows for an export: one a row, by the plan beside them, or packed anew by one global plan."""
+"""Documents laid out as rows for an export: one a row, by the plan beside them, or packed again by one global plan."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, UnknownNameError
+from chatmill.load.hf import as_int32
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy, plan
 from chatmill.store.split import Documents, Split, even_ranges
@@ -17,7 +18,6 @@ from chatmill.store.split import Documents, Split, even_ranges
 Ints = NDArray[np.int64]
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
-MAX_ID = 2**31 - 1
 ALONE = "alone"
 """In place of a packing strategy: one document a row, in the order of the build."""
 ON_STORED = (Overflow.ERROR, Overflow.DROP, Overflow.CUT)
@@ -75,10 +75,7 @@ class RowBatch:
     @property
     def ids(self) -> NDArray[np.int32]:
         """The ids of all tokens; those that int32 does not hold are refused."""
-        ids = self.documents.ids
-        if len(ids) and int(ids.max()) > MAX_ID:
-            raise DataError(f"{self.split}: a token has the id {ids.max():,}; int32 holds ids up to {MAX_ID:,}")
-        return ids.astype(np.int32)
+        return as_int32(self.documents.ids, self.split)
 
     @property
     def token_offsets(self) -> Ints:
@@ -183,20 +180,15 @@ def packed_anew(documents: Split, max_length: int, strategy: Strategy | str, ove
     """
     chosen, lengths, left_out = _fitted(documents, max_length, overflow)
     if strategy == ALONE:
-        return RowPlan(
-            documents=chosen,
-            lengths=lengths,
-            row_offsets=np.arange(len(chosen) + 1, dtype=np.int64),
-            packed=False,
-            capacity=max_length,
-            left_out=left_out,
-        )
-    made = plan(lengths.astype(np.int32), max_length, strategy)
+        order, borders = np.arange(len(chosen), dtype=np.int64), np.arange(len(chosen) + 1, dtype=np.int64)
+    else:
+        made = plan(lengths.astype(np.int32), max_length, strategy)
+        order, borders = made.order, made.bin_offsets
     return RowPlan(
-        documents=chosen[made.order],
-        lengths=lengths[made.order],
-        row_offsets=made.bin_offsets,
-        packed=True,
+        documents=chosen[order],
+        lengths=lengths[order],
+        row_offsets=borders,
+        packed=strategy != ALONE,
         capacity=max_length,
         left_out=left_out,
     )

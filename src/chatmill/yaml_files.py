@@ -1,4 +1,4 @@
-"""YAML without bombs: aliases may not make a file stand for much more than what is written in it."""
+"""YAML files, read without bombs: aliases may not expand a file to much more than what is written in it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ ALIAS_BUDGET = 10_000
 """Values that the aliases of one file may add, each counted as often as it is repeated."""
 
 
-def read_yaml(path: Path) -> Any:
-    """The value of a YAML file; `ConfigError` for one that cannot be read, is no YAML, or is a bomb of aliases."""
+def read_yaml(path: Path, form: str = "YAML") -> Any:
+    """The value of a YAML file; `ConfigError` for one that cannot be read, is no YAML, or is a bomb of aliases.
+
+    `form` is what errors call it: JSON is YAML, too.
+    """
     import yaml
 
     try:
@@ -23,9 +26,9 @@ def read_yaml(path: Path) -> Any:
         finally:
             loader.dispose()
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+        raise ConfigError(f"{path} is not {form}: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{path} is nested too deeply for a recipe; take out levels") from None
+        raise ConfigError(f"{path} is nested too deeply; take out levels") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -39,7 +42,7 @@ def yaml_node(loader: Any, path: Path) -> Any:
 
 
 class _Budget:
-    """Counts the values a tree stands for; one that is shared by aliases is walked once and counted each time."""
+    """Counts the values that a tree expands to; one shared by aliases is walked once and counted each time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,6 +1,6 @@
 """Rows on their way to tensors: token ids and weights laid into preallocated arrays, then shifted into x, y, mask.
 
-Slices go straight from the memory map into the stage, one assignment per episode and column; the widening to
+Slices go straight from the memory map into the buffer, one assignment per episode and column; the widening to
 int64 and float32 and the shift then happen once for the whole batch.
 """
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Laid:
-    """The documents that were laid into a stage; those of one row follow each other."""
+    """The documents that were laid into a buffer; those of one row follow each other."""
 
     slots: NDArray[np.int64]
-    """The row of the stage that holds each document."""
+    """The row of the buffer that holds each document."""
     starts: NDArray[np.int64]
     """Where it starts in its row, in tokens."""
     lengths: NDArray[np.int64]
     """How many of its tokens were laid."""
 
 
-class Stage:
+class RowBuffer:
     """`batch_size` rows of `block_size + 1` tokens; what is not laid is padding with weight 0."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Stage:
             self._flat_weights.fill(0)
 
     def lay_ids(self, source: NDArray[np.uint32], starts: list[int], lengths: list[int], places: list[int]) -> None:
-        """Copy `source[start : start + length]` to each place, counted in tokens over all rows of the stage."""
+        """Copy `source[start : start + length]` to each place, counted in tokens over all rows of the buffer."""
         _copy(self._flat_ids, source, starts, lengths, places)
 
     def lay_weights(self, source: NDArray[Any], starts: list[int], lengths: list[int], places: list[int]) -> None:
@@ -92,15 +92,6 @@ class Stage:
             return torch.from_numpy(array), array
         tensor = torch.empty(shape, dtype=getattr(torch, np.dtype(dtype).name), pin_memory=True)
         return tensor, tensor.numpy()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Settings only: another process lays its own batches."""
-        weights = None if self.weights is None else self.weights.dtype
-        names = ("batch_size", "block_size", "pad_id")
-        return {name: getattr(self, name) for name in names} | {"weights": weights, "pin": self.pin}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
 
 
 def _copy(target: NDArray[Any], source: NDArray[Any], starts: list[int], lengths: list[int], places: list[int]) -> None:

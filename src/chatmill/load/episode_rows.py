@@ -16,8 +16,8 @@ from chatmill.load.config import Planning, TrainingConfig
 from chatmill.load.feed import Rows
 from chatmill.load.long_episodes import LongEpisodes
 from chatmill.load.order import Recent, epoch_order, random_state
-from chatmill.load.stage import Laid, Stage
-from chatmill.pack.plan import Plan, Strategy, plan
+from chatmill.load.row_buffer import Laid, RowBuffer
+from chatmill.pack.plan import Strategy, plan
 from chatmill.store.episode_shard import EpisodeShard
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.pack_plan import PackPlan, read_pack_plan
@@ -119,40 +119,49 @@ class EpisodeRows(Rows):
         """Rows of an epoch: here the episodes, whatever the epoch."""
         return self.episodes
 
-    def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
-        """Lay rows into the given slots of a stage."""
-        limits = np.full(len(rows), self.width)
-        lengths = self._lay(stage, self._numbers(rows), slots * self.width, limits)
-        return Laid(slots=slots, starts=np.zeros(len(rows), dtype=np.int64), lengths=lengths)
+    def documents(self, epoch: int, rows: Ints) -> tuple[Ints, Ints]:
+        """The episodes in some rows, one row after the other, as numbers in the dataset; and how many each row has."""
+        return self._numbers(rows), np.ones_like(rows)
 
-    def documents(self, epoch: int, row: int) -> Ints:
-        """The episodes of one row; numbers in the dataset."""
-        return self._numbers(np.array([row], dtype=np.int64))
+    def lay(self, buffer: RowBuffer, epoch: int, rows: Ints, slots: Ints) -> Laid:
+        """Lay rows into the given slots of a buffer; the first token of an episode is never a target."""
+        numbers, counts = self.documents(epoch, rows)
+        shards, begins, whole = self.dataset.locate(numbers)
+        lengths = np.minimum(whole, self.width)
+        starts, slot_of = np.zeros_like(lengths), slots
+        if len(numbers) > len(rows):  # no row is empty, so some hold several
+            ends, slot_of = offsets_of(lengths), np.repeat(slots, counts)
+            starts = ends[:-1] - np.repeat(ends[offsets_of(counts)[:-1]], counts)
+        places = slot_of * self.width + starts
+        for number in dict.fromkeys(shards.tolist()):
+            mine = shards == number if len(self.dataset.shards) > 1 else slice(None)
+            shard = self.dataset.shard(number)
+            span = begins[mine].tolist(), lengths[mine].tolist(), places[mine].tolist()
+            buffer.lay_ids(shard.token_ids, *span)
+            if buffer.weights is not None:
+                weights, weight_begins = self._weights(shard, span[0], whole[mine])
+                buffer.lay_weights(weights, weight_begins, *span[1:])
+        if buffer.weights is not None:
+            buffer.weights.reshape(-1)[places] = 0
+        return Laid(slots=slot_of, starts=starts, lengths=lengths)
+
+    def gather(self, numbers: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[Any]]:
+        """Ids and weights of the first `lengths` tokens of some episodes, flat."""
+        some = self.dataset.gather(numbers)
+        weights = some.full_weights if self.has_masks else np.ones(len(some.ids), dtype=np.uint8)
+        if self._policy is not None:
+            assert some.kinds is not None
+            weights = self._policy.token_weights(some.kinds, some.offsets)
+        kept = ranges(some.offsets[:-1], lengths)
+        return some.ids[kept], weights[kept]
 
     def _numbers(self, rows: Ints) -> Ints:
         """Episode numbers in the dataset of rows counted among the valid ones."""
         return rows if self._valid is None else self._valid[rows]
 
-    def _lay(self, stage: Stage, episodes: Ints, places: Ints, limits: Ints) -> Ints:
-        """Lay the first `limits` tokens of each episode at its place, and its weights when the stage has any.
-
-        Returns how many tokens of each were laid.
-        """
-        numbers, starts, lengths = self.dataset.locate(episodes)
-        used = np.minimum(lengths, limits)
-        for number in dict.fromkeys(numbers.tolist()):
-            mine = numbers == number if len(self.dataset.shards) > 1 else slice(None)
-            shard = self.dataset.shard(number)
-            span = starts[mine].tolist(), used[mine].tolist(), places[mine].tolist()
-            stage.lay_ids(shard.token_ids, *span)
-            if stage.weights is not None:
-                weights, begins = self._weights(shard, span[0], lengths[mine])
-                stage.lay_weights(weights, begins, *span[1:])
-        return used
-
 
 class PackedEpisodeRows(EpisodeRows):
-    """Several episodes per row, planned anew for each epoch from their lengths.
+    """Several episodes per row, planned for each epoch from their lengths.
 
     The plan of epoch e depends on lengths, width and `seed + e` alone: it is the same on every rank.
     """
@@ -166,45 +175,31 @@ class PackedEpisodeRows(EpisodeRows):
         shortest = np.sort(self._lengths)[: self.width]
         self.most_documents = int(np.searchsorted(np.cumsum(shortest), self.width, side="right"))
         """No row of any epoch holds more documents than this."""
-        self._plans: Recent[tuple[Plan, Ints, Ints]] = Recent(self._plan)
+        self._plans: Recent[tuple[Ints, Ints, Ints]] = Recent(self._plan)
 
-    def _plan(self, epoch: int) -> tuple[Plan, Ints, Ints]:
-        """The plan over the epoch's order, that order, and the order of its rows."""
+    def _plan(self, epoch: int) -> tuple[Ints, Ints, Ints]:
+        """The episodes row after row (counted among those that are read), where rows begin, and the order of rows."""
         if not self.shuffle:
             made = plan(self._lengths, self.width, self.strategy)
-            return made, np.arange(self.episodes), np.arange(made.bins)
+            return made.order, made.bin_offsets, np.arange(made.bins)
         generator = random_state(self.seed + epoch)
         order = generator.permutation(self.episodes)
         made = plan(self._lengths[order], self.width, self.strategy)
-        return made, order, generator.permutation(made.bins)
+        return order[made.order], made.bin_offsets, generator.permutation(made.bins)
 
     def rows_of(self, epoch: int) -> int:
         """Packed rows of an epoch."""
-        return self._plans.get(epoch)[0].bins
+        return len(self._plans.get(epoch)[2])
 
     def select(self, epoch: int, first: int, count: int) -> Ints:
-        """Bins of the epoch's plan."""
+        """Rows of the epoch's plan."""
         return self._plans.get(epoch)[2][first : first + count]
 
-    def documents(self, epoch: int, row: int) -> Ints:
-        """The episodes of one bin, in the order of the row; numbers in the dataset."""
-        made, order, _ = self._plans.get(epoch)
-        return self._numbers(order[made.bin(row)])
-
-    def lay(self, stage: Stage, epoch: int, rows: Ints, slots: Ints) -> Laid:
-        """Lay packed rows; the first token of a document is never a target."""
-        made, order, _ = self._plans.get(epoch)
-        counts = made.bin_offsets[rows + 1] - made.bin_offsets[rows]
-        chosen = order[made.order[ranges(made.bin_offsets[rows], counts)]]
-        lengths = self._lengths[chosen]
-        ends, firsts = offsets_of(lengths), offsets_of(counts)
-        starts = ends[:-1] - np.repeat(ends[firsts[:-1]], counts)
-        slot_of = np.repeat(slots, counts)
-        places = slot_of * self.width + starts
-        self._lay(stage, self._numbers(chosen), places, lengths)
-        if stage.weights is not None:
-            stage.weights.reshape(-1)[places] = 0
-        return Laid(slots=slot_of, starts=starts, lengths=lengths)
+    def documents(self, epoch: int, rows: Ints) -> tuple[Ints, Ints]:
+        """The same for packed rows."""
+        order, borders, _ = self._plans.get(epoch)
+        counts = borders[rows + 1] - borders[rows]
+        return self._numbers(order[ranges(borders[rows], counts)]), counts
 
 
 class PlannedRows(PackedEpisodeRows):
@@ -221,24 +216,16 @@ class PlannedRows(PackedEpisodeRows):
             order = among_valid[order]
             borders = np.unique(offsets_of((order >= 0).astype(np.int64))[borders])
             order = order[order >= 0]
-        self._made = Plan(
-            order=order,
-            bin_offsets=borders,
-            capacity=stored.length,
-            strategy=self.strategy,
-            tokens=int(self._lengths.sum()),
-            lower_bound=stored.lower_bound,
-        )
-        self._identity: Ints = np.arange(self.episodes)
+        self._order_of_plan, self._borders = order, borders
 
     @property
     def order_facts(self) -> dict[str, Any]:
         """With another plan a position would mean other rows."""
         return super().order_facts | {"pack_plan": self._fingerprint}
 
-    def _plan(self, epoch: int) -> tuple[Plan, Ints, Ints]:
-        rows = epoch_order(self.seed, epoch, self._made.bins, shuffle=self.shuffle)
-        return self._made, self._identity, rows
+    def _plan(self, epoch: int) -> tuple[Ints, Ints, Ints]:
+        rows = epoch_order(self.seed, epoch, len(self._borders) - 1, shuffle=self.shuffle)
+        return self._order_of_plan, self._borders, rows
 
 
 def episode_rows(dataset: EpisodeDataset, config: TrainingConfig, *, check: bool = False) -> EpisodeRows:
