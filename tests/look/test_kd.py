@@ -68,7 +68,7 @@ def test_runs_cover_a_document_in_order(root: Path) -> None:
     names = set()
     for number in range(len(split)):
         item = split.item(number)
-        runs = view_item(item, None).documents[0].runs
+        runs = view_item(item, None, "document").documents[0].runs
         assert np.array_equal(np.concatenate([run.ids for run in runs]), item.ids)
         for run in runs:
             assert set(item.spans[run.start : run.start + len(run.ids)].tolist()) == {run.span}  # type: ignore[index]
