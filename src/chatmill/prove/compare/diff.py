@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import kind_name
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.errors import ChatmillError
 from chatmill.prove.compare.changes import Line, changed_lines
 from chatmill.prove.compare.numbered import Side, common_keys
 from chatmill.prove.compare.pairing import Match, Pairs, pair_records
-from chatmill.render.trust import added_control_tokens
+from chatmill.render.trust import manifest_tokenizer
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.split import Documents
-from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -326,32 +324,13 @@ def _decoders(a: StoredDataset, b: StoredDataset) -> tuple[tuple[Tokenizer | Non
     known: dict[str, Tokenizer] = {}
     for letter, dataset in (("A", a), ("B", b)):
         fingerprint = dataset.about.get("tokenizer", {}).get("fingerprint", "")
-        tokenizer, problem = (known[fingerprint], "") if fingerprint in known else _decoder_of(dataset.about)
-        found.append(tokenizer)
-        if tokenizer is not None:
-            known[fingerprint] = tokenizer
-        else:
+        tokenizer, problem = (known[fingerprint], "") if fingerprint in known else manifest_tokenizer(dataset.about)
+        found.append(None if problem else tokenizer)
+        if problem:
             problems.append(f"{letter}: ids are shown, not text: {problem}")
+        elif tokenizer is not None:
+            known[fingerprint] = tokenizer
     return (found[0], found[1]), problems
-
-
-def _decoder_of(about: Mapping[str, Any]) -> tuple[Tokenizer | None, str]:
-    """The tokenizer that a manifest names, when it loads and is still the same; else None and the reason."""
-    if "tokenizer" not in about:
-        return None, "there is no manifest that names the tokenizer"
-    recipe, name = about["recipe"], about["tokenizer"]["given_as"]
-    try:
-        tokenizer = load_tokenizer(name, pattern=recipe["pattern"])
-        added = added_control_tokens(about)
-        tokenizer = with_control_tokens(tokenizer, added) if added else tokenizer
-    except (ChatmillError, OSError) as error:
-        return None, f"the tokenizer {name!r} does not load: {error}"
-    if tokenizer.fingerprint != about["tokenizer"]["fingerprint"]:
-        return None, (
-            f"the tokenizer {name!r} is not the one of the build any more (fingerprint {tokenizer.fingerprint[:12]}, "
-            f"the manifest says {about['tokenizer']['fingerprint'][:12]})"
-        )
-    return tokenizer, ""
 
 
 def _manifest_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[ManifestDifference]:
