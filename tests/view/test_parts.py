@@ -19,7 +19,7 @@ from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
 from chatmill.look.decoder import Decoder
 from chatmill.look.items import LookLayout
-from chatmill.look.spelling import SpellingTable
+from chatmill.look.token_bytes import SpellingTable
 from chatmill.look.viewer.item_page import item_json, pieces_of
 from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_viewed
 from chatmill.look.viewer.overview_page import histogram, overview_json, trained_under

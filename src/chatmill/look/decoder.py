@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import TokenizerError
-from chatmill.look.spelling import SpellingTable
+from chatmill.look.token_bytes import SpellingTable, vocabulary_bytes
 from chatmill.render.trust import manifest_tokenizer
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -51,7 +51,7 @@ class Decoder:
     @cached_property
     def spelling(self) -> SpellingTable:
         """For searches."""
-        return SpellingTable([self.known_bytes(token_id) or b"" for token_id in range(self.tokenizer.vocab_size)])
+        return SpellingTable([raw or b"" for raw in vocabulary_bytes(self.tokenizer)])
 
     def is_control(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which ids are control tokens."""

@@ -16,7 +16,7 @@ from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.items import Item, LookSplit, Progress
 from chatmill.look.report.flow import flow_of_ledger, flow_of_roles, flow_svg
 from chatmill.look.report.templates import page_of
-from chatmill.look.spelled import SpelledControls, spelled_controls
+from chatmill.look.spelled_controls import SpelledControls, spelled_controls
 from chatmill.look.stats import (
     FATE_NAMES,
     DatasetStats,
