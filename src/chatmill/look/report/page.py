@@ -22,8 +22,8 @@ from chatmill.look.stats import (
     DatasetStats,
     Share,
     dataset_stats,
-    doubling_bins,
     fates_of,
+    fine_bins,
     notes_of,
     rejections_of,
 )
@@ -73,10 +73,7 @@ def make_report(dataset: LookDataset, *, samples: int = 6, version: str = "", pr
         **_flow(stats),
         fate_words=[(fate, name, FATE_WORDS[fate]) for fate, name in FATE_NAMES.items()],
         splits=stats.splits,
-        fine_lengths={
-            found.name: doubling_bins(split.document_lengths, per_doubling=2 if len(found.length_bins) <= 8 else 1)
-            for found, split in splits
-        },
+        fine_lengths={found.name: fine_bins(split.document_lengths) for found, split in splits},
         maps={found.name: _map(split) for found, split in splits if found.documents_bins},
         notes=sorted(_notes(dataset, stats, spelled), key=lambda note: not note[0]),
         samples=list(_samples(dataset, samples)),
