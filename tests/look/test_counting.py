@@ -74,7 +74,7 @@ def test_batches_of_any_documents(documents: list[list[tuple[int, bool]]]) -> No
     batch = TokenBatch(
         items=np.arange(len(documents)),
         offsets=np.cumsum([0, *map(len, documents)]),
-        ids=None,
+        ids=np.zeros(len(flat), dtype=np.uint32),
         weights=np.array([trained for _, trained in flat], dtype=np.uint8),
         kinds=np.array([kind for kind, _ in flat], dtype=np.uint8),
     )

@@ -232,7 +232,7 @@ def test_the_pass_counts_what_a_loop_counts(opened: OpenedSplit, episodes: list[
 def test_plain_files_without_a_manifest_are_counted_in_the_background(tmp_path: Path) -> None:
     dataset = write_episodes(tmp_path, stored=False)
     opened = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
-    assert opened.scan.needs_trained
+    assert opened.split.stored_trained is None
     assert opened.trained is None
     assert overview_json(opened)["trained"] is None
     with pytest.raises(ConfigError, match="still being counted"):

@@ -46,12 +46,6 @@ class LookDataset:
         ledger = self.about.get("ledger")
         return ledger if isinstance(ledger, dict) else None
 
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """The recipe of the build; empty where it is not known."""
-        recipe = self.about.get("recipe")
-        return recipe if isinstance(recipe, dict) else {}
-
     @cached_property
     def _decoder(self) -> tuple[Decoder | None, str]:
         return decoder_for(self.about, self._tokenizer)
@@ -118,7 +112,7 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
     if is_packed(folder):
         return _open_packed(folder, splits, tokenizer)
     if not folder.is_dir():
-        raise FormatError(f"{folder} is no dataset: {CAN_BE_OPENED}")
+        raise FormatError(f"{folder} is not a dataset: {CAN_BE_OPENED}")
     return _open_stored(folder, splits, folder, tokenizer)
 
 

@@ -23,11 +23,8 @@ class SplitScan:
     def __init__(self, split: LookSplit) -> None:
         self._split = split
         self._work = Background(self._run, f"scan-{split.name}")
-        self.needs_trained = split.has_weights and "trained" not in split.features
-        """Whether trained tokens of items have to be counted."""
-        self.needed = self.needs_trained or split.has_kinds or split.has_spans
         self.tokens_done = 0
-        self.done = not self.needed
+        self.done = split.stored_trained is not None and not (split.has_kinds or split.has_spans)
         self.roles: NDArray[np.uint8] = np.zeros(len(split) if split.has_kinds else 0, dtype=np.uint8)
         """Bit `r` of an item is set when it has tokens of role `r`."""
         self.counts = TokenCounts(len(split))
