@@ -15,6 +15,8 @@ from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.read.folders import SPLITS_FILE, STATE, saved_files, saved_splits
 
 WANTED = "a .parquet or .arrow file, a folder of them, or a folder made by Dataset.save_to_disk"
+IN_FOLDERS = (".parquet", ".arrow")
+SUFFIXES = (*IN_FOLDERS, ".feather")
 READ_ROWS = 64
 """Rows of a Parquet file that are decoded at a time."""
 
@@ -72,64 +74,49 @@ class PackedFiles:
         return tuple(_schema(self.files[0]).names)
 
 
-def is_packed(path: Path) -> bool:
-    """Whether a path looks like a packed dataset."""
-    if path.is_file():
-        return path.suffix in (".parquet", ".arrow", ".feather")
+def packed_parts(path: Path) -> dict[str, Path]:
+    """The folder of each split of a packed dataset; the dataset itself under the name "" where it has no splits.
+
+    Splits are those of a saved `DatasetDict`, or folders with Parquet or Arrow files. Nothing for anything else.
+    """
     if not path.is_dir():
-        return False
-    if any((path / name).is_file() for name in (SPLITS_FILE, STATE)):
-        return True
-    return any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()) or bool(_parquet_splits(path))
-
-
-def packed_splits(path: Path) -> list[str]:
-    """The splits of a saved `DatasetDict`, or of a folder with a folder of Parquet files each; none for one dataset."""
+        return {"": path} if path.is_file() and path.suffix in SUFFIXES else {}
     if (path / SPLITS_FILE).is_file():
-        return saved_splits(path)
-    if path.is_file() or any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()):
-        return []
-    return _parquet_splits(path)
+        return {name: path / name for name in saved_splits(path)}
+    if (path / STATE).is_file() or _has_rows(path):
+        return {"": path}
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    return {folder.name: folder for folder in folders if _has_rows(folder)}
 
 
-def _parquet_splits(folder: Path) -> list[str]:
-    folders = [f for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")]
-    return sorted(f.name for f in folders if any(file.suffix in (".parquet", ".arrow") for file in f.iterdir()))
+def _has_rows(folder: Path) -> bool:
+    return any(file.suffix in IN_FOLDERS for file in folder.iterdir())
 
 
 def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
-    """Find the files of a packed dataset; `split` chooses one of a `DatasetDict`."""
+    """Find the files of a packed dataset; `split` chooses one of several."""
     path = Path(path)
-    if path.is_file() and split is None:
-        files: Sequence[Path] = [path]
-    elif path.exists():
-        path = _one_split(path, split)
-        files = files_of_folder(path)
-    else:
+    if not path.exists():
         raise ConfigError(f"{path} does not exist: give {WANTED}")
-    wrong = [file for file in files if file.suffix not in (".parquet", ".arrow", ".feather")]
-    if wrong or not files:
-        raise FormatError(f"{wrong[0] if wrong else path} is not a packed dataset: give {WANTED}")
-    return PackedFiles(path, files)
-
-
-def _one_split(folder: Path, split: str | None) -> Path:
-    splits = packed_splits(folder)
-    if not splits and split is None:
-        return folder
+    parts = packed_parts(path)
+    splits = [name for name in parts if name]
     if split is None and len(splits) > 1:
-        raise ConfigError(f"{folder} has the splits {', '.join(splits)}: choose one with --split")
-    chosen = split or splits[0]
-    if chosen not in splits:
-        raise UnknownNameError("split", chosen, splits or ["(none: this is one dataset)"])
-    return folder / chosen
+        raise ConfigError(f"{path} has the splits {', '.join(splits)}: choose one with --split")
+    if split is not None and split not in splits:
+        raise UnknownNameError("split", split, splits or ["(none: this is one dataset)"])
+    place = parts[split] if split else next(iter(parts.values()), path)
+    files = [place] if place.is_file() else files_of_folder(place)
+    wrong = [file for file in files if file.suffix not in SUFFIXES]
+    if wrong or not files:
+        raise FormatError(f"{wrong[0] if wrong else place} is not a packed dataset: give {WANTED}")
+    return PackedFiles(place, files)
 
 
 def files_of_folder(folder: Path) -> list[Path]:
     """The files of the rows of one dataset, in order."""
     if (folder / STATE).is_file():
         return list(map(Path, saved_files(folder)))
-    return sorted(file for file in folder.iterdir() if file.suffix in (".parquet", ".arrow"))
+    return sorted(file for file in folder.iterdir() if file.suffix in IN_FOLDERS)
 
 
 @contextmanager
