@@ -31,7 +31,7 @@ from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.errors import RecordError
 from chatmill.label.presets import find_policy
-from chatmill.look.template_probes import BRACKETS, SPECIAL_LOOK
+from chatmill.look.template_probes import spelled_tokens
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.jinja.options import TemplateOptions
 from chatmill.render.jinja.record import InputForm, RecordView
@@ -141,7 +141,7 @@ def byte_tokenizer(text: str) -> Any:
     inner = tokenizers.Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
-    spelled = [found.group() for look in (SPECIAL_LOOK, BRACKETS) for found in look.finditer(text)]
+    spelled = spelled_tokens(text)
     inner.add_special_tokens(list(dict.fromkeys([BOS, EOS, *spelled])))
     made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=BOS, eos_token=EOS)
     made.chat_template = text

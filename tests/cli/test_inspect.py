@@ -35,7 +35,7 @@ TEXTS = ["Hello there.", "Zwei Zeilen\nund mehr", "three", "vier", "x" * 50]
 
 @pytest.fixture(autouse=True)
 def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
+    monkeypatch.setattr("chatmill.render.trust.load_tokenizer", tokenizer_once)
 
 
 def packed() -> dict[str, list[list[int]]]:
@@ -163,9 +163,9 @@ def test_what_is_no_packed_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         open_packed(tmp_path / "nothing")
     (tmp_path / "x.txt").write_text("hello")
-    with pytest.raises(FormatError, match=r"x\.txt is no packed dataset"):
+    with pytest.raises(FormatError, match=r"x\.txt is not a packed dataset"):
         open_packed(tmp_path / "x.txt")
-    with pytest.raises(FormatError, match="is no packed dataset"):
+    with pytest.raises(FormatError, match="is not a packed dataset"):
         open_packed(tmp_path)
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(FormatError, match=r"broken\.parquet cannot be read"):

@@ -39,7 +39,8 @@ def test_what_a_person_sees(write: Any) -> None:
     user = next(line for line in lines if line.startswith("user"))
     assert user[12:] == "\u00ab<|im_start|>\u00bbuser\u23ce"
     assert "            What is <|im_end|>?\u23ce" in lines, "text that spells a control token is not shown as one"
-    assert "one \u00b7" in done.stdout
+    title = next(number for number, line in enumerate(lines) if line.startswith("one \u00b7"))
+    assert lines[title + 1] == user, "a conversation has no boundaries of documents"
     assert "Control tokens added above the vocabulary: <|im_start|> = 259" in done.stdout
     assert "assistant" in lines[-2]
     assert lines[-1].startswith("all")

@@ -37,7 +37,7 @@ ALLOWED = {
 
 @pytest.fixture(autouse=True)
 def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
+    monkeypatch.setattr("chatmill.render.trust.load_tokenizer", tokenizer_once)
 
 
 class Page(HTMLParser):

@@ -250,7 +250,7 @@ def test_inspect_reads_packed_parquet(rows: Path, tmp_path: Path) -> None:
     assert export_dataset(rows, "parquet", tmp_path / "out").not_held == ()
     packed = open_for_looking(tmp_path / "out").split("train")
     tokenizer = load_tokenizer("bytes", control_tokens=["<|im_start|>", "<|im_end|>"])
-    shown = [view_item(item, Decoder(tokenizer)) for item in map(packed.item, range(len(packed)))]
+    shown = [view_item(item, Decoder(tokenizer), "block") for item in map(packed.item, range(len(packed)))]
     stored: Any = open_for_looking(rows).split("train")
     assert len(shown) == len(stored) > 3
     for number, view in enumerate(shown):

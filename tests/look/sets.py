@@ -109,4 +109,4 @@ def write_kd(root: Path) -> None:
 def view_block(row: dict[str, Any], tokenizer: Tokenizer | None = None, number: int = 0) -> ItemView:
     """A stored block, cut into its documents."""
     item = item_of_row(pa.RecordBatch.from_pylist([row]), number)
-    return view_item(item, Decoder(tokenizer) if tokenizer else None)
+    return view_item(item, Decoder(tokenizer) if tokenizer else None, "block")

@@ -74,7 +74,7 @@ def test_batches_of_any_documents(documents: list[list[tuple[int, bool]]]) -> No
     batch = TokenBatch(
         items=np.arange(len(documents)),
         offsets=np.cumsum([0, *map(len, documents)]),
-        ids=None,
+        ids=np.zeros(len(flat), dtype=np.uint32),
         weights=np.array([trained for _, trained in flat], dtype=np.uint8),
         kinds=np.array([kind for kind, _ in flat], dtype=np.uint8),
     )
@@ -152,7 +152,7 @@ def test_doublings(values: list[int], parts: int) -> None:
     bins = doubling_bins(np.array(values, dtype=np.int64), parts)
     assert sum(one.count for one in bins) == len(values)
     for one in bins:
-        assert one.count == sum(one.low <= max(value, 1) < one.high for value in values)
+        assert one.count == sum(one.low <= value < one.high for value in values)
     assert all(a.high == b.low for a, b in pairwise(bins))
 
 

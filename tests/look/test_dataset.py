@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from chatmill.core.kinds import KINDS, Part, part_of, role_of
 from chatmill.core.tokens import segment_sums
 from chatmill.errors import ChatmillError, ConfigError, FormatError, UnknownNameError
 from chatmill.look import items, stored_splits
+from chatmill.look.counting import count_tokens
 from chatmill.look.dataset import LookDataset, open_for_looking
 from chatmill.look.items import Item, LookLayout, LookSplit, message_starts
 from chatmill.look.packed_split import document_starts
@@ -38,7 +41,7 @@ LAYOUTS = {
 
 @pytest.fixture(autouse=True)
 def _tokenizers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.look.decoder.load_tokenizer", tokenizer_once)
+    monkeypatch.setattr("chatmill.render.trust.load_tokenizer", tokenizer_once)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -64,7 +67,7 @@ def check_columns(split: LookSplit) -> None:
     assert split.document_lengths.tolist() == lengths
     assert split.trained().tolist() == [int((item.is_trained).sum()) for item in items]
     assert 0 < split.trained().sum() <= split.total_tokens == sum(lengths)
-    batches = list(split.batches(ids=True))
+    batches = list(split.batches())
     assert [number for batch in batches for number in batch.items.tolist()] == [
         item.number for item in items for _ in item.starts
     ]
@@ -75,7 +78,6 @@ def check_columns(split: LookSplit) -> None:
         assert (stored[0] is None) == (read[0] is None)
         if stored[0] is not None:
             assert np.array_equal(np.concatenate(stored), np.concatenate(read))
-    assert all(batch.ids is None for batch in split.batches())
 
 
 def test_small_batches_and_released_files_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +96,7 @@ def test_a_pass_unmaps_what_it_has_read(name: str, monkeypatch: pytest.MonkeyPat
     stored = split.episodes.stored if name == "rows" else split.stored
     split.item(0)
     assert sum(shard.mapped_files for shard in stored.shards) > 0
-    for _ in split.batches(ids=True):
+    for _ in split.batches():
         pass
     assert sum(shard.mapped_files for shard in stored.shards) == 0
 
@@ -150,9 +152,29 @@ def test_a_split_without_a_plan_is_episodes(tmp_path: Path) -> None:
 def test_the_counted_column_is_the_stored_one(name: str) -> None:
     split = open_for_looking(folder() / name).split("train")
     calls: list[tuple[int, int]] = []
-    counted = split._count_trained(lambda done, total: calls.append((done, total)))
-    assert counted.tolist() == split.trained().tolist()
+    counted = count_tokens(split, lambda done, total: calls.append((done, total))).trained
+    assert split.stored_trained is not None
+    assert counted.tolist() == split.trained().tolist() == split.stored_trained.tolist()
     assert calls[-1] == (split.total_tokens, split.total_tokens)
+
+
+def test_a_row_whose_boundaries_cannot_be_right_is_one_document(tmp_path: Path) -> None:
+    ids = [[1, 2, 3], [4, 5], [6], []]
+    for name, values in (("document_starts", [[0, 2], [0, 5], None, []]), ("seq_lengths", [[2, 1], [1, 2], None, []])):
+        pq.write_table(pa.table({"input_ids": ids, name: values}), tmp_path / "rows.parquet")
+        split = open_for_looking(tmp_path / "rows.parquet").split()
+        check_columns(split)
+        assert split.documents.tolist() == [2, 1, 1, 0]
+        assert split.document_lengths.tolist() == [2, 1, 2, 1]
+
+
+def test_weights_of_any_type_of_number_are_what_they_are(tmp_path: Path) -> None:
+    for kind in (pa.int64(), pa.int16(), pa.float64()):
+        rows = {"input_ids": [[65, 66, 67]], "weights": pa.array([[256, 0, -1]], pa.list_(kind))}
+        pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+        split = open_for_looking(tmp_path / "rows.parquet").split()
+        assert split.item(0).weights.tolist() == [256, 0, -1]  # type: ignore[union-attr]
+        assert split.trained().tolist() == [1]
 
 
 def test_plain_files_without_columns(tmp_path: Path) -> None:
@@ -228,7 +250,7 @@ def test_wrong_numbers_are_told_with_the_nearest() -> None:
     [
         (lambda place: place / "nothing", ConfigError, "does not exist"),
         (lambda place: place, FormatError, "holds no split"),
-        (lambda place: written(place / "a.txt", b"hello"), FormatError, "is no dataset"),
+        (lambda place: written(place / "a.txt", b"hello"), FormatError, "is not a dataset"),
         (lambda place: written(place / "set" / "manifest.json", b"{}").parent, FormatError, "is not the manifest"),
         (lambda place: written(place / "a.parquet", b"PAR1 no"), FormatError, "cannot be read"),
     ],

@@ -12,7 +12,8 @@ from chatmill.look import items
 from chatmill.look.decoder import decoder_for
 from chatmill.look.item_view import view_item
 from chatmill.look.items import LookLayout
-from chatmill.look.kd import KDSplit, is_kd, open_kd
+from chatmill.look.kd import is_kd, open_kd
+from chatmill.look.stored_splits import KDSplit
 from chatmill.store import split as split_module
 from chatmill.store.megatron import MegatronWriter
 from tests.kd_manifest import write_kd_manifest
@@ -68,7 +69,7 @@ def test_runs_cover_a_document_in_order(root: Path) -> None:
     names = set()
     for number in range(len(split)):
         item = split.item(number)
-        runs = view_item(item, None).documents[0].runs
+        runs = view_item(item, None, "document").documents[0].runs
         assert np.array_equal(np.concatenate([run.ids for run in runs]), item.ids)
         for run in runs:
             assert set(item.spans[run.start : run.start + len(run.ids)].tolist()) == {run.span}  # type: ignore[index]
@@ -86,15 +87,14 @@ def test_whole_passes_in_small_batches(root: Path, monkeypatch: pytest.MonkeyPat
     seen: list[int] = []
     wanted = everything({"train": TRAIN})["train"]
     batches = 0
-    for batch in split.batches(ids=True):
+    for batch in split.batches():
         batches += 1
-        assert batch.ids is not None
         assert batch.spans is not None
         for place, number in enumerate(batch.items.tolist()):
             tokens = slice(int(batch.offsets[place]), int(batch.offsets[place + 1]))
             assert batch.ids[tokens].tolist() == wanted[number].ids
             assert batch.spans[tokens].tolist() == wanted[number].spans
-            assert batch.is_trained[tokens].tolist() == [span > 0 for span in wanted[number].spans]
+            assert batch.trained[tokens].tolist() == [span > 0 for span in wanted[number].spans]
             seen.append(number)
     assert seen == list(range(41))
     assert batches > 5

@@ -96,7 +96,7 @@ def test_documents_show_the_conversations(root: Path, rows: list[dict[str, Any]]
     for split in found.splits.values():
         for number in range(len(split)):
             item = split.item(number)
-            runs = view_item(item, decoder).documents[0].runs
+            runs = view_item(item, decoder, "document").documents[0].runs
             context, analysis, final, end = (decoder.text(run.ids) for run in runs)
             query = context.rpartition("<|start|>user<|message|>")[2].removesuffix("<|end|>")
             row = by_query.pop(query)

@@ -266,6 +266,8 @@ def test_values_that_no_build_writes_are_found(tmp_path: Path) -> None:
         assert part in text
     with pytest.raises(FormatError, match="source code 7"):
         EpisodeDataset(tmp_path)[0]
+    with pytest.raises(FormatError, match="source code 7"):
+        EpisodeDataset(tmp_path).facts("source", np.arange(3))
 
 
 def test_the_reader_needs_numpy_alone(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_comparison_says_how_far_it_is() -> None:
         return {"changed": []}
 
     comparison = Comparison(compare)
-    comparison.start()
+    comparison.as_json()  # begins it
     assert seen.wait(60)
     found = comparison.as_json()
     assert (found["done"], found["done_records"], found["records"]) == (False, 3, 10)

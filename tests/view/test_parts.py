@@ -19,10 +19,10 @@ from chatmill.errors import ConfigError
 from chatmill.label.presets import PRESETS
 from chatmill.look.decoder import Decoder
 from chatmill.look.items import LookLayout
-from chatmill.look.spelling import SpellingTable
+from chatmill.look.token_bytes import SpellingTable
 from chatmill.look.viewer.item_page import item_json, pieces_of
 from chatmill.look.viewer.opened import Filter, OpenedSplit, Sort, open_viewed
-from chatmill.look.viewer.overview_page import histogram, overview_json, trained_under
+from chatmill.look.viewer.overview_page import overview_json, trained_under
 from chatmill.look.viewer.search import search
 from chatmill.store.episode_writer import EpisodeWriter
 from chatmill.store.episodes import EpisodeDataset
@@ -232,7 +232,7 @@ def test_the_pass_counts_what_a_loop_counts(opened: OpenedSplit, episodes: list[
 def test_plain_files_without_a_manifest_are_counted_in_the_background(tmp_path: Path) -> None:
     dataset = write_episodes(tmp_path, stored=False)
     opened = open_viewed([tmp_path], tokenizer="bytes")[0].split("train")
-    assert opened.scan.needs_trained
+    assert opened.split.stored_trained is None
     assert opened.trained is None
     assert overview_json(opened)["trained"] is None
     with pytest.raises(ConfigError, match="still being counted"):
@@ -258,16 +258,17 @@ def test_a_pass_over_damaged_files_ends_with_the_reason(tmp_path: Path) -> None:
     assert "tokens.bin" in opened.scan.as_json()["problem"]
 
 
-@settings(max_examples=200)
-@given(st.lists(st.integers(0, 5000), max_size=80))
-def test_histograms_count_every_value_once(values: list[int]) -> None:
-    found = histogram(np.array(values, dtype=np.int64))
-    edges, counts = found["edges"], found["counts"]
-    assert len(edges) == len(counts) + 1
-    assert sum(counts) == len(values)
-    assert len(counts) <= 42
-    for i, count in enumerate(counts):
-        assert count == sum(edges[i] <= value < edges[i + 1] for value in values)
+def test_plots_of_the_overview_count_every_item_once(opened: OpenedSplit, episodes: list[Any]) -> None:
+    found = overview_json(opened)
+    for name, values in (
+        ("lengths", [len(episode) for episode in episodes]),
+        ("shares", [float((episode.weights > 0).mean()) for episode in episodes]),
+    ):
+        bins = found[name]["bins"]
+        assert sum(one["count"] for one in bins) == len(episodes)
+        for one in bins[:-1]:
+            assert one["count"] == sum(one["low"] <= value < one["high"] for value in values)
+        assert found[name]["100%"] == max(values)
 
 
 @pytest.mark.parametrize("policy", [None, "last_turn", "all"])

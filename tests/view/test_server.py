@@ -247,7 +247,7 @@ def test_loopback_and_ports() -> None:
         ("a/train/item/99", 400, "there is no episode 99 in train: it has 10"),
         ("a/train/item/0?first=9999999", 400, "token 9,999,999 of episode 0"),
         ("a/train/item/0?count=0", 400, "a window has 1 to"),
-        ("a/train/item/0?count=x", 400, "no whole number"),
+        ("a/train/item/0?count=x", 400, "not a whole number"),
         ("a/train/item/0?policy=nothing", 404, "unknown policy 'nothing'"),
         ("a/train/items?sort=odd", 404, "unknown order"),
         ("a/train/items?source=odd", 404, "unknown source"),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from chatmill.auditor.tokenized import IDS, KNOWN, OFFSETS, Column, TokenizedSet, from_columns, next_to
 from chatmill.core.tokens import offsets_of
 from chatmill.errors import ConfigError, DataError, FormatError
-from chatmill.look.packed_rows import files_of_folder, packed_splits, read_table
+from chatmill.look.packed_rows import files_of_folder, packed_parts, read_table
 from chatmill.read.files import decode_line
 from chatmill.read.lines import numbered_lines
 from chatmill.store.megatron import MegatronIndex, bin_path, idx_path
@@ -62,7 +62,7 @@ def _table(path: Path, split: str | None, known: Collection[str]) -> pa.Table:
         return _file(path, known)
     if not path.is_dir():
         raise ConfigError(f"{path}: no such file or folder, and no {bin_path(path).name} of Megatron")
-    splits = packed_splits(path)
+    splits = [name for name in packed_parts(path) if name]
     folder = path / _split_of(splits, split, str(path)) if splits else path
     files = files_of_folder(folder) or sorted(one for one in folder.iterdir() if ".jsonl" in one.suffixes)
     if not files:

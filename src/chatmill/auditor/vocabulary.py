@@ -20,7 +20,6 @@ class VocabularyBytes(TokenBytes):
     """The bytes of ids, and which of them no text can have."""
 
     def __init__(self, bound: BoundTemplate) -> None:
-        """Reads nothing yet."""
         super().__init__(bound.tokenizer)
         self.special = np.zeros(bound.tokenizer.vocab_size, dtype=np.bool_)
         self.special[list(special_ids(bound))] = True

@@ -90,9 +90,10 @@ def _lines(
 ) -> Iterator[Text]:
     """What is printed, item by item; what is wrong with boundaries is noted in `problems`."""
     from chatmill.look.item_lines import item_lines
-    from chatmill.look.kd import ALIGNMENT, KDSplit
+    from chatmill.look.items import LookLayout
+    from chatmill.look.kd import ALIGNMENT
 
-    if isinstance(split, KDSplit):
+    if split.layout is LookLayout.KD:
         yield from (Text(line, style="dim") for line in textwrap.wrap(ALIGNMENT, screen.width))
         yield Text()
     shown = 0

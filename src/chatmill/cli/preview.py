@@ -137,7 +137,8 @@ def _view(rendered: Rendered, weights: NDArray[np.float32], position: int, templ
     from chatmill.look.item_view import view_item
     from chatmill.look.items import item_of_tokens
 
-    return view_item(item_of_tokens(rendered.tokens, position, weights), Decoder(template.tokenizer))
+    item = item_of_tokens(rendered.tokens, position, weights)
+    return view_item(item, Decoder(template.tokenizer), "conversation")
 
 
 def _print_heading(source: ConversationFile, template: BoundTemplate, policy: str, loaded: Tokenizer) -> None:

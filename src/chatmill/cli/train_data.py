@@ -24,7 +24,7 @@ from chatmill.store.episode_layout import MASK
 from chatmill.store.episode_manifest import read_split_manifest
 from chatmill.store.episodes import EpisodeDataset
 from chatmill.store.kd import shard_prefixes
-from chatmill.store.pack_plan import PACK, read_pack_plan
+from chatmill.store.pack_plan import PACK
 from chatmill.store.receipts import FORMAT, manifest_kind, read_manifest
 from chatmill.systems.post_training import pack_transcripts
 from chatmill.tokenizer.load import load_tokenizer
@@ -64,7 +64,7 @@ def open_data(recipe: TrainRecipe) -> tuple[Any, Any, RunVocabulary]:
     known = _vocabulary(recipe, manifest)
     if recipe.train.post_training:
         recipe = replace(recipe, data=assistant_only(recipe.data, directory, manifest))
-    return *_dataset_loaders(recipe, directory, known), known
+    return _dataset_loader(recipe, directory, known), None, known
 
 
 def assistant_only(data: DataSection, directory: Path, manifest: dict[str, Any] | None) -> DataSection:
@@ -112,7 +112,7 @@ def _stores_kinds(directory: Path) -> bool:
     return "kinds" in EpisodeDataset(directory, "train").columns
 
 
-def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary) -> tuple[Any, Any]:
+def _dataset_loader(recipe: TrainRecipe, directory: Path, known: RunVocabulary) -> Any:
     data = recipe.data
     is_episodes = any((directory / "train").rglob("episodes.idx"))
     policy, use_mask = data.loader.get("policy"), data.loader.get("use_loss_mask")
@@ -137,7 +137,7 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary)
         if policy is not None:
             raise ConfigError("data.policy chooses by episode; a token_stream has its stored masks (use_loss_mask)")
         with _mask_way_out(strict):
-            return make_loader(config, directory, check=data.check), None
+            return make_loader(config, directory, check=data.check)
     if known.pad_id is not None:
         config.setdefault("pad_token_id", known.pad_id)
     if not recipe.defaults_of_loader:
@@ -145,16 +145,15 @@ def _dataset_loaders(recipe: TrainRecipe, directory: Path, known: RunVocabulary)
     if recipe.train.post_training or not recipe.defaults_of_loader:
         config.setdefault("epoch_drop_last", False)
     with _mask_way_out(strict):
-        return make_loader(config, directory, strict=strict, check=data.check), None
+        return make_loader(config, directory, strict=strict, check=data.check)
 
 
 def _planned_block_size(directory: Path, data: DataSection) -> int | None:
     """What the rows of a pack plan fill: a row is cut from block_size + 1 tokens. None where no plan is to be used."""
     if not data.pack or data.loader.get("planning") == Planning.EPOCH or not (directory / "train" / PACK).is_dir():
         return None
-    dataset = EpisodeDataset(directory, "train", strict=False)
-    stored = read_pack_plan(dataset.folder, dataset.lengths)
-    return None if stored is None else stored.length - 1
+    plan = EpisodeDataset(directory, "train", strict=False).plan
+    return None if plan is None else plan.length - 1
 
 
 def _has_masks(directory: Path) -> bool:

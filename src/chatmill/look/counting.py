@@ -33,7 +33,7 @@ class TokenCounts:
         """Count some items."""
         if not len(batch.items):
             return
-        trained = batch.is_trained
+        trained = batch.trained
         self.documents += len(batch.items)
         self.tokens += int(batch.offsets[-1])
         np.add.at(self.trained, batch.items, segment_sums(trained, batch.offsets))
@@ -79,11 +79,10 @@ def turns_of_runs(kinds: NDArray[np.uint8], firsts: Ints) -> Ints:
 def count_tokens(split: LookSplit, progress: Progress | None = None) -> TokenCounts:
     """Read a whole split once; what is not stored stays 0. Memory does not grow with it."""
     counts = TokenCounts(len(split))
-    if not (split.has_kinds or split.has_spans):
-        counts.documents, counts.tokens = len(split.document_lengths), split.total_tokens
-        counts.trained = split.trained(progress)
+    total, stored = split.total_tokens, split.stored_trained
+    if stored is not None and not (split.has_kinds or split.has_spans):
+        counts.documents, counts.tokens, counts.trained = len(split.document_lengths), total, stored
         return counts
-    total = split.total_tokens
     for batch in split.batches():
         counts.add(batch)
         if progress is not None:

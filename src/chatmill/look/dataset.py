@@ -11,7 +11,7 @@ from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.look.decoder import Decoder, decoder_for
 from chatmill.look.items import LookLayout, LookSplit
 from chatmill.look.kd import is_kd, open_kd
-from chatmill.look.packed_rows import is_packed, open_packed, packed_splits
+from chatmill.look.packed_rows import open_packed, packed_parts
 from chatmill.look.packed_split import PackedSplit
 from chatmill.look.stored_splits import EpisodeSplit, RowSplit
 from chatmill.store.documents import find_splits
@@ -45,12 +45,6 @@ class LookDataset:
         """Where every token of the build went (docs/formats/dataset.md); None where no manifest has one."""
         ledger = self.about.get("ledger")
         return ledger if isinstance(ledger, dict) else None
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """The recipe of the build; empty where it is not known."""
-        recipe = self.about.get("recipe")
-        return recipe if isinstance(recipe, dict) else {}
 
     @cached_property
     def _decoder(self) -> tuple[Decoder | None, str]:
@@ -116,10 +110,10 @@ def open_for_looking(path: str | Path, splits: Sequence[str] | None = None, *, t
         raise ConfigError(f"{folder} does not exist: {CAN_BE_OPENED}")
     if folder.is_dir() and is_episode_split(folder) and not (folder / MANIFEST).is_file():
         return _open_stored(folder.resolve().parent, [folder.resolve().name], folder, tokenizer)
-    if is_packed(folder):
-        return _open_packed(folder, splits, tokenizer)
+    if parts := packed_parts(folder):
+        return _open_packed(folder, splits or list(parts), tokenizer)
     if not folder.is_dir():
-        raise FormatError(f"{folder} is no dataset: {CAN_BE_OPENED}")
+        raise FormatError(f"{folder} is not a dataset: {CAN_BE_OPENED}")
     return _open_stored(folder, splits, folder, tokenizer)
 
 
@@ -131,11 +125,10 @@ def _open_stored(folder: Path, splits: Sequence[str] | None, shown: Path, tokeni
     return LookDataset(shown, opened, found.about, tokenizer)
 
 
-def _open_packed(path: Path, splits: Sequence[str] | None, tokenizer: Any) -> LookDataset:
+def _open_packed(path: Path, splits: Sequence[str], tokenizer: Any) -> LookDataset:
     alone = path.stem if path.is_file() else path.resolve().name
-    chosen: Sequence[str | None] = splits or packed_splits(path) or [None]
     opened: dict[str, LookSplit] = {
-        name or alone: PackedSplit(open_packed(path, name), name or alone) for name in chosen
+        name or alone: PackedSplit(open_packed(path, name or None), name or alone) for name in splits
     }
     folder = path if path.is_dir() else path.parent
     if tokenizer is None and (folder / "tokenizer.json").is_file():

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chatmill.errors import ChatmillError, TokenizerError
-from chatmill.look.spelling import SpellingTable
-from chatmill.render.trust import UntrustedTemplateError, added_control_tokens
-from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.errors import TokenizerError
+from chatmill.look.token_bytes import SpellingTable, vocabulary_bytes
+from chatmill.render.trust import manifest_tokenizer
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 
@@ -52,7 +51,7 @@ class Decoder:
     @cached_property
     def spelling(self) -> SpellingTable:
         """For searches."""
-        return SpellingTable([self.known_bytes(token_id) or b"" for token_id in range(self.tokenizer.vocab_size)])
+        return SpellingTable([raw or b"" for raw in vocabulary_bytes(self.tokenizer)])
 
     def is_control(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which ids are control tokens."""
@@ -74,34 +73,6 @@ def text_of(ids: NDArray[np.integer], decoder: Decoder | None) -> str:
 
 
 def decoder_for(about: Mapping[str, Any], given: Any = None) -> tuple[Decoder | None, str]:
-    """The decoder of a dataset, and a word where there is none or where it is not surely the right one.
-
-    `given` (anything `load_tokenizer` takes) wins over the manifest `about`; the template's control tokens are added
-    where the build added them. No template is run for that.
-    """
-    named = about.get("tokenizer") if isinstance(about.get("tokenizer"), dict) else None
-    if given is None and named is None:
-        return None, "no manifest names the tokenizer"
-    recipe = about.get("recipe") or {}
-    name = given if given is not None else (named or {}).get("given_as")
-    try:
-        tokenizer = load_tokenizer(name, pattern=recipe.get("pattern") if given is None else None)
-        try:
-            added = added_control_tokens(about)
-        except UntrustedTemplateError:
-            return Decoder(tokenizer), (
-                f"the template {recipe['template']!r} of the manifest is a Python file, which opening data never runs: "
-                "control tokens that it added are shown as ids"
-            )
-        tokenizer = with_control_tokens(tokenizer, added) if added else tokenizer
-    except (ChatmillError, OSError) as error:
-        if given is not None:
-            raise
-        return None, f"the tokenizer {name!r} of the manifest does not load ({error})"
-    expected = (named or {}).get("fingerprint")
-    if expected and tokenizer.fingerprint != expected:
-        return Decoder(tokenizer), (
-            f"the tokenizer {tokenizer.name!r} is not the one of the build (fingerprint {tokenizer.fingerprint[:12]}, "
-            f"the manifest says {expected[:12]}): the text may be wrong"
-        )
-    return Decoder(tokenizer), ""
+    """The decoder of a dataset, and why there is none, or why it may be the wrong one; see `manifest_tokenizer`."""
+    tokenizer, problem = manifest_tokenizer(about, given)
+    return (None, f"{problem}: --tokenizer gives the text") if tokenizer is None else (Decoder(tokenizer), problem)

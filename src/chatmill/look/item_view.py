@@ -41,8 +41,7 @@ class RunView:
     def label(self) -> str:
         """Who speaks, as far as it is stored: a role, a span, or nothing."""
         if self.span is not None:
-            named = SPAN_NAMES[self.span] if self.span < len(SPAN_NAMES) else f"span {self.span}"
-            return named if self.span else ""
+            return SPAN_NAMES[self.span] if self.span else ""
         if self.kind is None or role_of(self.kind) is RoleCode.NONE:
             return ""
         return role_of(self.kind).name.lower()
@@ -76,7 +75,7 @@ class ItemView:
 
     item: Item
     name: str
-    """What an item is called: episode, row, block or document."""
+    """What an item is called: episode, row, block, document or conversation."""
     documents: tuple[DocumentView, ...]
     decoder: Decoder | None
 
@@ -178,8 +177,8 @@ class ItemView:
         return entry
 
 
-def view_item(item: Item, decoder: Decoder | None, name: str = "block") -> ItemView:
-    """Cut an item into its documents and runs, and decode them."""
+def view_item(item: Item, decoder: Decoder | None, name: str) -> ItemView:
+    """Cut an item into its documents and runs, and decode them; `name` is what an item is called."""
     runs = list(_runs(item))
     documents, at = [], 0
     trained = item.is_trained

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import Part, parts_of, roles_of
 from chatmill.core.tokens import Tokens, segment_sums
+from chatmill.store.split import Documents
 
 Ints = NDArray[np.int64]
 RELEASE_TOKENS = 4 << 20
@@ -168,26 +169,12 @@ def message_starts(kinds: NDArray[np.uint8], starts: Ints) -> Ints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBatch:
-    """Some neighbouring items as flat columns, padding left out: document `d` is `[offsets[d]:offsets[d + 1]]`."""
+class TokenBatch(Documents):
+    """The documents of some neighbouring items, padding left out."""
 
     items: Ints
     """The item of each document."""
-    offsets: Ints
-    """One more than there are documents."""
-    ids: NDArray[np.integer] | None
-    """Only where they were asked for."""
-    weights: NDArray[Any] | None
-    """None where none are stored: every token counts."""
-    kinds: NDArray[np.uint8] | None
     spans: NDArray[np.uint8] | None = None
-
-    @property
-    def is_trained(self) -> NDArray[np.bool_]:
-        """Which tokens are targets."""
-        if self.weights is None:
-            return np.ones(int(self.offsets[-1]), dtype=np.bool_)
-        return np.asarray(self.weights > 0)
 
 
 class LookSplit(ABC):
@@ -206,7 +193,6 @@ class LookSplit(ABC):
     """Names of the codes in `sources`."""
     features: tuple[str, ...] = ()
     """Names of what is stored for each item."""
-    _trained: Ints | None = None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -231,10 +217,10 @@ class LookSplit(ABC):
     def item(self, number: int) -> Item:
         """One item; `number` must be in the split (`check_number`)."""
 
-    def batches(self, *, ids: bool = False) -> Iterator[TokenBatch]:
-        """All items in order, about a million tokens at a time; memory does not grow. Ids only where asked for."""
+    def batches(self) -> Iterator[TokenBatch]:
+        """All items in order, about a million tokens at a time; memory does not grow."""
         read = 0
-        for batch in self._batches(ids):
+        for batch in self._batches():
             read += int(batch.offsets[-1])
             yield batch
             del batch
@@ -243,7 +229,7 @@ class LookSplit(ABC):
                 self.release()
 
     @abstractmethod
-    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
+    def _batches(self) -> Iterator[TokenBatch]:
         """`batches`, while mapped pages pile up."""
 
     def release(self) -> None:  # noqa: B027 - a split without mapped files has nothing to do
@@ -269,26 +255,18 @@ class LookSplit(ABC):
         """Turns of every item as its writer counted them; None where they are not stored."""
         return None
 
-    def trained(self, progress: Progress | None = None) -> Ints:
-        """Trained tokens of every item. Read from the files once (with `progress`), then kept."""
-        if self._trained is None:
-            self._trained = self._stored_trained()
-        if self._trained is None:
-            self._trained = self._count_trained(progress)
-        return self._trained
-
-    def _stored_trained(self) -> Ints | None:
-        """The column where it costs nothing."""
+    @property
+    def stored_trained(self) -> Ints | None:
+        """Trained tokens of every item where no token has to be read for them; else None."""
         return None if self.has_weights else self.tokens
 
-    def _count_trained(self, progress: Progress | None) -> Ints:
+    def trained(self) -> Ints:
+        """Trained tokens of every item: those that are stored, else counted in a pass over the split."""
+        if self.stored_trained is not None:
+            return self.stored_trained
         trained = np.zeros(len(self), dtype=np.int64)
-        done, total = 0, self.total_tokens
         for batch in self.batches():
-            np.add.at(trained, batch.items, segment_sums(batch.is_trained, batch.offsets))
-            done += int(batch.offsets[-1])
-            if progress is not None:
-                progress(done, total)
+            np.add.at(trained, batch.items, segment_sums(batch.trained, batch.offsets))
         return trained
 
     def record_ids(self, numbers: Ints) -> list[str] | None:

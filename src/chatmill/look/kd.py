@@ -1,97 +1,21 @@
-"""Distillation sets to look at: documents with token-aligned spans, from files that hold them label-aligned.
-
-A token that is shown as analysis or final is one whose own prediction counts in the loss.
-"""
+"""Opens distillation sets to look at: a root, a split of one, or a shard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from chatmill.core.harmony_ids import spans_of_kinds
 from chatmill.errors import FormatError, UnknownNameError
-from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
+from chatmill.look.items import LookSplit
+from chatmill.look.stored_splits import KDSplit
 from chatmill.store.kd import COLUMNS, TOKENS, find_kd_root, shard_prefixes
-from chatmill.store.kd_documents import KDDocuments
 
 ALIGNMENT = (
     "Marked tokens count in the loss: each is predicted at the position before it, which is where the files hold its "
     "mask and span."
 )
 """What a reader must know of the two alignments."""
-
-
-class KDSplit(LookSplit):
-    """The shards of one split, one after the other: every item is one document."""
-
-    layout = LookLayout.KD
-    has_weights = True
-    has_kinds = False
-    has_spans = True
-    features = COLUMNS
-
-    def __init__(self, name: str, prefixes: tuple[str, ...]) -> None:
-        """Open and check every shard; no tokens are read but those of a few documents."""
-        self.name = name
-        self.stored = KDDocuments(prefixes)
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-    @property
-    def tokens(self) -> Ints:
-        """Tokens of every document."""
-        return self.stored.lengths
-
-    @property
-    def source_names(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The shards."""
-        return tuple(shard.name for shard in self.stored.shards)
-
-    @cached_property
-    def sources(self) -> NDArray[np.integer] | None:
-        """The shard of every document."""
-        return np.repeat(np.arange(self.stored.shard_count, dtype=np.int32), np.diff(self.stored.firsts))
-
-    def item(self, number: int) -> Item:
-        """One document."""
-        some = self.stored.gather(np.array([number]))
-        assert some.kinds is not None
-        shard = int(np.searchsorted(self.stored.firsts, number, side="right")) - 1
-        place = number - int(self.stored.firsts[shard])
-        return Item(
-            split=self.name,
-            number=number,
-            ids=some.ids,
-            weights=some.weights,
-            kinds=None,
-            spans=spans_of_kinds(some.kinds),
-            starts=np.zeros(1, dtype=np.int64),
-            source=f"{self.source_names[shard]} document {place:,}",
-            features=self.features,
-        )
-
-    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
-        for numbers in self.stored.batches():
-            some = self.stored.gather(numbers)
-            assert some.kinds is not None
-            yield TokenBatch(
-                items=numbers,
-                offsets=some.offsets,
-                ids=some.ids if ids else None,
-                weights=some.weights,
-                kinds=None,
-                spans=spans_of_kinds(some.kinds),
-            )
-
-    def release(self) -> None:
-        """Unmap the files."""
-        self.stored.release()
 
 
 class KDFound(NamedTuple):

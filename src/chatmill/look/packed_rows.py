@@ -4,143 +4,119 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError, FormatError, UnknownNameError
 from chatmill.read.folders import SPLITS_FILE, STATE, saved_files, saved_splits
 
 WANTED = "a .parquet or .arrow file, a folder of them, or a folder made by Dataset.save_to_disk"
+IN_FOLDERS = (".parquet", ".arrow")
+SUFFIXES = (*IN_FOLDERS, ".feather")
 READ_ROWS = 64
 """Rows of a Parquet file that are decoded at a time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedFiles:
     """The files of one packed dataset, in order."""
 
-    path: Path
-    files: tuple[Path, ...]
-    _pieces: dict[Path, list[int]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _mapped: dict[Path, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    def __init__(self, path: Path, files: Sequence[Path]) -> None:
+        self.path, self.files = path, files
+
+    @cached_property
+    def _arrow(self) -> dict[Path, list[Any]]:
+        """All batches of Arrow files: they are mapped, so they cost no memory, and any row is found at once."""
+        return {file: list(_arrow_batches(file)) for file in self.files if file.suffix != ".parquet"}
+
+    @cached_property
+    def _pieces(self) -> list[tuple[Path, int]]:
+        """The parts that can be read alone, row groups of Parquet and batches of Arrow: file, and number in it."""
+        return [(file, number) for file in self.files for number in range(len(self._rows_of_pieces(file)))]
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        """The number of the row behind the last one of each piece."""
+        return np.cumsum([rows for file in self.files for rows in self._rows_of_pieces(file)], dtype=np.int64)
+
+    def _rows_of_pieces(self, file: Path) -> list[int]:
+        return _row_groups(file) if file.suffix == ".parquet" else list(map(len, self._arrow[file]))
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
 
     def row(self, number: int) -> Any:
         """One row, as a record batch of its own."""
-        first, batch = next(self.batches(number))
-        return batch.slice(number - first, 1)
+        piece = int(np.searchsorted(self._ends, number, side="right"))
+        file, part = self._pieces[piece]
+        place = number - (int(self._ends[piece - 1]) if piece else 0)
+        for batch in _parquet_batches(file, [part]) if file.suffix == ".parquet" else [self._arrow[file][part]]:
+            if place < len(batch):
+                return batch.slice(place, 1)
+            place -= len(batch)
+        raise FormatError(f"{file} has fewer rows than it says")
 
-    def batches(self, start: int = 0, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
-        """(number of its first row, record batch) of every piece that ends behind row `start`.
-
-        `columns` chooses some, for passes over all rows (`start` is 0 then).
-        """
-        assert columns is None or start == 0
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Any]]:
+        """(number of its first row, record batch) of all rows; `columns` chooses some."""
         first = 0
         for file in self.files:
-            pieces = self._rows_of_pieces(file)
-            skipped = int(np.searchsorted(first + np.cumsum(pieces), start, side="right"))
-            at = first + sum(pieces[:skipped])
-            for batch in self._record_batches(file, skipped, columns) if skipped < len(pieces) else ():
-                if at + len(batch) > start:
-                    yield at, batch
-                at += len(batch)
-            first += sum(pieces)
-
-    def _record_batches(self, file: Path, skipped: int, columns: Sequence[str] | None) -> Iterator[Any]:
-        """The record batches of a file without its first `skipped` pieces.
-
-        Some columns are asked for by passes over whole files: those read, since pages that were mapped pile up.
-        """
-        if file.suffix == ".parquet":
-            yield from _parquet_batches(file, skipped, columns)
-        elif columns is None:
-            yield from self._arrow_batches(file)[skipped:]
-        else:
-            yield from _read_arrow(file, columns)
-
-    def _arrow_batches(self, file: Path) -> list[Any]:
-        """All batches of an Arrow file: they are mapped, so they cost no memory, and any row is found at once."""
-        if file not in self._mapped:
-            self._mapped[file] = list(_read_arrow(file))
-        return self._mapped[file]
-
-    def _rows_of_pieces(self, file: Path) -> list[int]:
-        """Rows of the parts of a file that can be passed over: row groups of Parquet, batches of Arrow."""
-        if file not in self._pieces:
             parquet = file.suffix == ".parquet"
-            self._pieces[file] = _row_groups(file) if parquet else list(map(len, self._arrow_batches(file)))
-        return self._pieces[file]
+            for batch in _parquet_batches(file, None, columns) if parquet else _arrow_batches(file, columns):
+                yield first, batch
+                first += len(batch)
 
     @property
     def column_names(self) -> tuple[str, ...]:
         """The columns of the first file."""
         return tuple(_schema(self.files[0]).names)
 
-    def __len__(self) -> int:
-        return sum(sum(self._rows_of_pieces(file)) for file in self.files)
 
+def packed_parts(path: Path) -> dict[str, Path]:
+    """The folder of each split of a packed dataset; the dataset itself under the name "" where it has no splits.
 
-def is_packed(path: Path) -> bool:
-    """Whether a path looks like a packed dataset."""
-    if path.is_file():
-        return path.suffix in (".parquet", ".arrow", ".feather")
+    Splits are those of a saved `DatasetDict`, or folders with Parquet or Arrow files. Nothing for anything else.
+    """
     if not path.is_dir():
-        return False
-    if any((path / name).is_file() for name in (SPLITS_FILE, STATE)):
-        return True
-    return any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()) or bool(_parquet_splits(path))
-
-
-def packed_splits(path: Path) -> list[str]:
-    """The splits of a saved `DatasetDict`, or of a folder with a folder of Parquet files each; none for one dataset."""
+        return {"": path} if path.is_file() and path.suffix in SUFFIXES else {}
     if (path / SPLITS_FILE).is_file():
-        return saved_splits(path)
-    if path.is_file() or any(file.suffix in (".parquet", ".arrow") for file in path.iterdir()):
-        return []
-    return _parquet_splits(path)
+        return {name: path / name for name in saved_splits(path)}
+    if (path / STATE).is_file() or _has_rows(path):
+        return {"": path}
+    folders = sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    return {folder.name: folder for folder in folders if _has_rows(folder)}
 
 
-def _parquet_splits(folder: Path) -> list[str]:
-    folders = [f for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")]
-    return sorted(f.name for f in folders if any(file.suffix in (".parquet", ".arrow") for file in f.iterdir()))
+def _has_rows(folder: Path) -> bool:
+    return any(file.suffix in IN_FOLDERS for file in folder.iterdir())
 
 
 def open_packed(path: str | Path, split: str | None = None) -> PackedFiles:
-    """Find the files of a packed dataset; `split` chooses one of a `DatasetDict`."""
+    """Find the files of a packed dataset; `split` chooses one of several."""
     path = Path(path)
-    if path.is_file() and split is None:
-        files: Sequence[Path] = [path]
-    elif path.exists():
-        path = _one_split(path, split)
-        files = files_of_folder(path)
-    else:
+    if not path.exists():
         raise ConfigError(f"{path} does not exist: give {WANTED}")
-    wrong = [file for file in files if file.suffix not in (".parquet", ".arrow", ".feather")]
-    if wrong or not files:
-        raise FormatError(f"{wrong[0] if wrong else path} is no packed dataset: give {WANTED}")
-    return PackedFiles(path=path, files=tuple(files))
-
-
-def _one_split(folder: Path, split: str | None) -> Path:
-    splits = packed_splits(folder)
-    if not splits and split is None:
-        return folder
+    parts = packed_parts(path)
+    splits = [name for name in parts if name]
     if split is None and len(splits) > 1:
-        raise ConfigError(f"{folder} has the splits {', '.join(splits)}: choose one with --split")
-    chosen = split or splits[0]
-    if chosen not in splits:
-        raise UnknownNameError("split", chosen, splits or ["(none: this is one dataset)"])
-    return folder / chosen
+        raise ConfigError(f"{path} has the splits {', '.join(splits)}: choose one with --split")
+    if split is not None and split not in splits:
+        raise UnknownNameError("split", split, splits or ["(none: this is one dataset)"])
+    place = parts[split] if split else next(iter(parts.values()), path)
+    files = [place] if place.is_file() else files_of_folder(place)
+    wrong = [file for file in files if file.suffix not in SUFFIXES]
+    if wrong or not files:
+        raise FormatError(f"{wrong[0] if wrong else place} is not a packed dataset: give {WANTED}")
+    return PackedFiles(place, files)
 
 
 def files_of_folder(folder: Path) -> list[Path]:
     """The files of the rows of one dataset, in order."""
     if (folder / STATE).is_file():
         return list(map(Path, saved_files(folder)))
-    return sorted(file for file in folder.iterdir() if file.suffix in (".parquet", ".arrow"))
+    return sorted(file for file in folder.iterdir() if file.suffix in IN_FOLDERS)
 
 
 @contextmanager
@@ -154,18 +130,15 @@ def _readable(file: Path) -> Iterator[None]:
         raise FormatError(f"{file} cannot be read: {error}") from None
 
 
-def _parquet_batches(file: Path, skipped: int, columns: Sequence[str] | None) -> Iterator[Any]:
+def _parquet_batches(file: Path, row_groups: list[int] | None, columns: Sequence[str] | None = None) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     with _readable(file):
-        parquet = pq.ParquetFile(file)
-        groups = list(range(skipped, parquet.num_row_groups))
-        wanted = None if columns is None else list(columns)
-        yield from parquet.iter_batches(batch_size=READ_ROWS, row_groups=groups, columns=wanted)
+        yield from pq.ParquetFile(file).iter_batches(batch_size=READ_ROWS, row_groups=row_groups, columns=columns)
 
 
-def _read_arrow(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
-    """The batches of an Arrow file: whole ones are mapped, some columns of them are read."""
+def _arrow_batches(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """The batches of an Arrow file, mapped; some columns are read, since passes would pile up mapped pages."""
     with _readable(file):
         reader = _arrow_reader(file, columns)
         if hasattr(reader, "num_record_batches"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -45,19 +44,34 @@ class PackedSplit(LookSplit):
     @cached_property
     def tokens(self) -> Ints:
         """Tokens of every row."""
-        return self._list_lengths("input_ids")
+        import pyarrow.compute as pc
+
+        lengths = [
+            pc.list_value_length(batch.column("input_ids")).fill_null(0).to_numpy(zero_copy_only=False)
+            for _, batch in self.files.batches(columns=["input_ids"])
+        ]
+        return np.concatenate([np.empty(0, dtype=np.int64), *lengths]).astype(np.int64)
+
+    @cached_property
+    def _documents(self) -> tuple[Ints, Ints]:
+        """The row and the tokens of every document; a row is one where the files do not say, or cannot be right."""
+        if self._boundaries is None:
+            rows = np.flatnonzero(self.tokens)
+            return rows, self.tokens[rows]
+        passes = self.files.batches(columns=["input_ids", self._boundaries])
+        found = [(batch.items, np.diff(batch.offsets)) for batch in (_tokens_of(rows, first) for first, rows in passes)]
+        none = np.empty(0, dtype=np.int64)
+        return np.concatenate([none, *(rows for rows, _ in found)]), np.concatenate([none, *(n for _, n in found)])
 
     @cached_property
     def documents(self) -> Ints:
-        """Documents of every row; 1 where the files do not say."""
-        if self._boundaries is None:
-            return np.minimum(self.tokens, 1)
-        return self._list_lengths(self._boundaries)
+        """Documents of every row."""
+        return np.bincount(self._documents[0], minlength=len(self))
 
     @cached_property
     def document_lengths(self) -> Ints:
         """Tokens of every document, row by row."""
-        return np.concatenate([np.empty(0, dtype=np.int64), *(np.diff(batch.offsets) for batch in self.batches())])
+        return self._documents[1]
 
     @cached_property
     def _source_column(self) -> tuple[NDArray[np.integer], tuple[str, ...]] | None:
@@ -86,24 +100,14 @@ class PackedSplit(LookSplit):
         """Names of the codes."""
         return self._source_column[1] if self._source_column else ()
 
-    def _list_lengths(self, name: str) -> Ints:
-        import pyarrow.compute as pc
-
-        lengths = [
-            pc.list_value_length(batch.column(name)).fill_null(0).to_numpy(zero_copy_only=False)
-            for _, batch in self.files.batches(columns=[name])
-        ]
-        return np.concatenate([np.empty(0, dtype=np.int64), *lengths]).astype(np.int64)
-
     def item(self, number: int) -> Item:
         """One row."""
         return item_of_row(self.files.row(number), number, self.name)
 
-    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
+    def _batches(self) -> Iterator[TokenBatch]:
         wanted = ["input_ids", self._weights, self._boundaries, "kinds" if self.has_kinds else None]
         for first, batch in self.files.batches(columns=[name for name in wanted if name]):
-            found = _tokens_of(batch, first)
-            yield found if ids else replace(found, ids=None)
+            yield _tokens_of(batch, first)
 
     def record_ids(self, numbers: Ints) -> list[str] | None:
         """Record ids of some rows; those of a packed row are joined by commas."""
@@ -160,7 +164,6 @@ def item_of_row(row: Any, number: int, split: str = "") -> Item:
     """A record batch of one row as an item; `problem` says why its boundaries cannot be right."""
     names = row.schema.names
     tokens = _tokens_of(row, number)
-    assert tokens.ids is not None
     boundaries = _column(names, BOUNDARY_COLUMNS)
     stored = {name for name in ("documents", "record_id", "source", "turns") if name in names}
     facts = {name: row.column(name)[0].as_py() for name in stored}
@@ -237,8 +240,8 @@ def document_starts(values: NDArray[Any], offsets: Ints, tokens: Ints, name: str
 def _weights(name: str, values: NDArray[Any]) -> NDArray[Any]:
     """Token-aligned weights: labels are trained where they are not -100."""
     if name == "labels":
-        return np.asarray(values != IGNORE_INDEX).astype(np.uint8)
-    return values.astype(np.float32) if values.dtype.kind == "f" else values.astype(np.uint8)
+        values = np.asarray(values != IGNORE_INDEX)
+    return values.astype(np.uint8 if values.dtype in (np.bool_, np.uint8) else np.float32)
 
 
 def _flat(column: Any) -> tuple[NDArray[Any], Ints]:

@@ -18,6 +18,7 @@ from chatmill.store.kd import SPAN_NAMES
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 REPR_WIDTH = 100
+FEW_BINS = 8
 FATE_NAMES = {
     "trained": "trained",
     "context": "context",
@@ -119,7 +120,7 @@ def split_stats(split: LookSplit, progress: Progress | None = None) -> SplitStat
         capacity=split.capacity,
         padding=(split.capacity * len(split) - split.total_tokens) if split.capacity else 0,
         nothing_trained=int(np.count_nonzero(trained == 0)),
-        lengths=_summary(lengths),
+        lengths=summary(lengths),
         length_bins=doubling_bins(lengths),
         trained_bins=share_bins(trained / np.maximum(tokens, 1)),
         roles=role_shares(counts),
@@ -129,7 +130,7 @@ def split_stats(split: LookSplit, progress: Progress | None = None) -> SplitStat
         turns=_turns(counts),
         sources=source_shares(split, trained),
         spans=span_shares(counts),
-        fill={} if fill is None else _summary(fill),
+        fill={} if fill is None else summary(fill),
         fill_bins=() if fill is None else share_bins(fill),
         documents_bins=doubling_bins(split.documents) if packed else (),
     )
@@ -174,7 +175,8 @@ def source_shares(split: LookSplit, trained: NDArray[np.integer]) -> tuple[Share
     )
 
 
-def _summary(values: NDArray[Any]) -> dict[str, float]:
+def summary(values: NDArray[Any]) -> dict[str, float]:
+    """The mean, and the value below which 0%, 5%, ... 100% lie; empty where there are no values."""
     if not len(values):
         return {}
     found = np.quantile(values, QUANTILES)
@@ -183,16 +185,22 @@ def _summary(values: NDArray[Any]) -> dict[str, float]:
 
 
 def doubling_bins(values: NDArray[np.integer], per_doubling: int = 1) -> tuple[Bin, ...]:
-    """How many values lie in each doubling (1, 2-3, 4-7, ...), or in parts of one, from the least to the largest."""
+    """How many values lie in each doubling (0, 1, 2-3, 4-7, ...), or in parts of one, from the least to the largest."""
     if not len(values):
         return ()
     top = int(np.ceil(np.log2(max(2, int(values.max()) + 1)))) * per_doubling
-    edges = np.unique(np.ceil(2.0 ** (np.arange(top + 1) / per_doubling)).astype(np.int64))
-    counts = np.histogram(np.maximum(values, 1), bins=edges)[0]
+    edges = np.unique(np.append(0, np.ceil(2.0 ** (np.arange(top + 1) / per_doubling)).astype(np.int64)))
+    counts = np.histogram(values, bins=edges)[0]
     there = np.flatnonzero(counts)
     return tuple(
         Bin(low=int(edges[i]), high=int(edges[i + 1]), count=int(counts[i])) for i in range(there[0], there[-1] + 1)
     )
+
+
+def fine_bins(values: NDArray[np.integer]) -> tuple[Bin, ...]:
+    """`doubling_bins` for a plot; halves of doublings where there are few of them."""
+    bins = doubling_bins(values)
+    return bins if len(bins) > FEW_BINS else doubling_bins(values, per_doubling=2)
 
 
 def share_bins(shares: NDArray[np.floating]) -> tuple[Bin, ...]:

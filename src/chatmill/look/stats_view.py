@@ -84,8 +84,8 @@ def role_table(
     """Tokens and trained tokens of conversations that were just rendered, by role and in all."""
     counts = TokenCounts(len(tokens))
     weights = tokens.per_token(run_weights)
-    items = np.arange(len(tokens))
-    counts.add(TokenBatch(items=items, offsets=tokens.offsets, ids=None, weights=weights, kinds=tokens.kinds))
+    items, ids = np.arange(len(tokens)), tokens.ids.view(np.uint32)
+    counts.add(TokenBatch(items=items, offsets=tokens.offsets, ids=ids, weights=weights, kinds=tokens.kinds))
     total = Share(name="all", tokens=counts.tokens, trained=int(counts.trained.sum()))
     return Plots(width, ascii_only).share_table(title, [*role_shares(counts), total], "role")
 

@@ -1,20 +1,24 @@
-"""Splits of episodes to look at, one by one or in the rows of a pack plan: columns, items, and passes over all."""
+"""Splits of the store to look at: episodes, the rows of a pack plan, and documents of a distillation set."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.harmony_ids import spans_of_kinds
 from chatmill.look.items import Ints, Item, LookLayout, LookSplit, TokenBatch
 from chatmill.store.episodes import EpisodeDataset
+from chatmill.store.kd import COLUMNS
+from chatmill.store.kd_documents import KDDocuments
 from chatmill.store.mapped import MappedFile
-from chatmill.store.split import even_ranges
+from chatmill.store.split import Split, even_ranges
 
 SEARCH_BYTES = 1 << 22
 """Bytes of record ids that are searched at a time."""
@@ -22,26 +26,75 @@ SIMILAR_SAMPLE = 20_000
 """Record ids that are compared with one that is not there."""
 
 
-class EpisodeSplit(LookSplit):
-    """Episodes: every item is one document."""
+class StoredSplit(LookSplit):
+    """A split of the store; every item is one of its documents, unless a subclass says otherwise."""
+
+    stored: Split
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def tokens(self) -> Ints:
+        """Tokens of every document."""
+        return self.stored.lengths
+
+    def _numbers(self, first: int, last: int) -> Ints:
+        """The documents of the items `first` up to `last - 1`."""
+        return np.arange(first, last, dtype=np.int64)
+
+    def _facts(self, number: int, documents: Ints) -> dict[str, Any]:
+        """What is known of an item beside its tokens, as fields of `Item`."""
+        return {}
+
+    def item(self, number: int) -> Item:
+        """One item without its padding."""
+        documents = self._numbers(number, number + 1)
+        batch = self._batch(number, number + 1, documents)
+        return Item(
+            split=self.name,
+            number=number,
+            ids=batch.ids,
+            weights=batch.weights,
+            kinds=batch.kinds,
+            spans=batch.spans,
+            starts=batch.offsets[:-1],
+            features=self.features,
+            **self._facts(number, documents),
+        )
+
+    def _batches(self) -> Iterator[TokenBatch]:
+        for first, last in even_ranges(self.tokens):
+            yield self._batch(first, last, self._numbers(first, last))
+
+    def _batch(self, first: int, last: int, documents: Ints) -> TokenBatch:
+        some = self.stored.gather(documents)
+        return TokenBatch(
+            items=np.repeat(np.arange(first, last), self.documents[first:last]),
+            ids=some.ids,
+            offsets=some.offsets,
+            weights=some.weights,
+            kinds=some.kinds if self.has_kinds else None,
+            spans=spans_of_kinds(some.kinds) if self.has_spans and some.kinds is not None else None,
+        )
+
+    def release(self) -> None:
+        """Unmap the files."""
+        self.stored.release()
+
+
+class EpisodeSplit(StoredSplit):
+    """Episodes, one after the other."""
 
     layout = LookLayout.EPISODES
 
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
-        self.stored = EpisodeDataset(directory, name)
+        self.stored: EpisodeDataset = EpisodeDataset(directory, name)
         self.has_weights, self.has_kinds = self.stored.has_masks, self.stored.has_kinds
         self.has_record_ids = "record_id" in self.stored.columns
         self.source_names = self.stored.source_names
         self.features = ("tokens", *(("mask",) if self.has_weights else ()), *self.stored.columns)
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-    @property
-    def tokens(self) -> Ints:
-        """Tokens of every episode."""
-        return self.stored.lengths
 
     @cached_property
     def sources(self) -> NDArray[np.integer] | None:
@@ -53,13 +106,15 @@ class EpisodeSplit(LookSplit):
         """Turns of every episode."""
         return self.stored.column("turns") if "turns" in self.stored.columns else None
 
-    def _stored_trained(self) -> Ints | None:
+    @cached_property
+    def stored_trained(self) -> Ints | None:
+        """The column of the files."""
         if self.has_weights and "trained" in self.stored.columns:
             return self.stored.column("trained").astype(np.int64)
-        return super()._stored_trained()
+        return super().stored_trained
 
     def item(self, number: int) -> Item:
-        """One episode."""
+        """One episode; read directly, which is much faster than as a batch of one."""
         episode = self.stored[number]
         return Item(
             split=self.name,
@@ -73,22 +128,6 @@ class EpisodeSplit(LookSplit):
             turns=episode.turns,
             features=self.features,
         )
-
-    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
-        for numbers in self.stored.batches():
-            some = self.stored.gather(numbers)
-            yield TokenBatch(
-                items=numbers,
-                offsets=some.offsets,
-                ids=some.ids if ids else None,
-                weights=some.weights,
-                kinds=some.kinds,
-            )
-
-    def release(self) -> None:
-        """Unmap the files."""
-        for shard in self.stored.shards:
-            shard.release()
 
     def record_ids(self, numbers: Ints) -> list[str] | None:
         """Record ids of some episodes."""
@@ -128,24 +167,23 @@ class EpisodeSplit(LookSplit):
                     yield first + row, shard.text("record_id", row) or ""
 
 
-class RowSplit(LookSplit):
+class RowSplit(StoredSplit):
     """Rows by a pack plan; their documents are the episodes of the split, under the same numbers."""
 
     layout = LookLayout.ROWS
 
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
-        self._episodes = EpisodeSplit(directory, name)
-        plan = self._episodes.stored.plan
+        self.episodes = EpisodeSplit(directory, name)
+        """The episodes as they are stored, one after the other."""
+        self.stored = self.episodes.stored
+        plan = self.stored.plan
         assert plan is not None
         self._plan = plan
         self.capacity = plan.length
-        self.has_weights, self.has_kinds = self._episodes.has_weights, self._episodes.has_kinds
-        self.has_record_ids = self._episodes.has_record_ids
-        self.features = (*self._episodes.features, "pack")
-
-    def __len__(self) -> int:
-        return len(self._plan)
+        self.has_weights, self.has_kinds = self.episodes.has_weights, self.episodes.has_kinds
+        self.has_record_ids = self.episodes.has_record_ids
+        self.features = (*self.episodes.features, "pack")
 
     @property
     def tokens(self) -> Ints:
@@ -160,7 +198,7 @@ class RowSplit(LookSplit):
     @cached_property
     def document_lengths(self) -> Ints:
         """Tokens of every episode, row by row."""
-        return self._episodes.tokens[self._plan.order]
+        return self.episodes.tokens[self._plan.order]
 
     @cached_property
     def _row_of(self) -> Ints:
@@ -169,74 +207,73 @@ class RowSplit(LookSplit):
         rows[self._plan.order] = np.repeat(np.arange(len(self)), self.documents)
         return rows
 
-    def _stored_trained(self) -> Ints | None:
-        per_episode = self._episodes._stored_trained()
-        return (
-            None if per_episode is None else np.add.reduceat(per_episode[self._plan.order], self._plan.row_offsets[:-1])
-        )
+    @cached_property
+    def stored_trained(self) -> Ints | None:
+        """The sums of the episodes' column."""
+        trained = self.episodes.stored_trained
+        return None if trained is None else np.add.reduceat(trained[self._plan.order], self._plan.row_offsets[:-1])
 
-    def item(self, number: int) -> Item:
-        """One row without its padding."""
-        episodes = self._plan.row(number)
-        some = self._episodes.stored.gather(episodes)
-        ids = self._episodes.record_ids(episodes)
-        sources = self._episodes.stored.facts("source", episodes)
-        return Item(
-            split=self.name,
-            number=number,
-            ids=some.ids,
-            weights=some.weights,
-            kinds=some.kinds,
-            starts=some.offsets[:-1],
-            documents=episodes,
-            document_ids=None if ids is None else tuple(ids),
-            capacity=self.capacity,
-            source=None if sources is None else ", ".join(dict.fromkeys(sources)),
-            features=self.features,
-        )
+    def _numbers(self, first: int, last: int) -> Ints:
+        return self._plan.order[self._plan.row_offsets[first] : self._plan.row_offsets[last]]
+
+    def _facts(self, number: int, documents: Ints) -> dict[str, Any]:
+        ids, sources = (self.stored.facts(name, documents) for name in ("record_id", "source"))
+        return {
+            "documents": documents,
+            "document_ids": None if ids is None else tuple(ids),
+            "capacity": self.capacity,
+            "source": None if sources is None else ", ".join(dict.fromkeys(sources)),
+        }
 
     def episode(self, number: int) -> Item:
         """One episode, cut out of its row."""
         row = int(self._row_of[number])
         place = int(np.flatnonzero(self._plan.row(row) == number)[0])
-        known = self._episodes.item(number)
+        known = self.episodes.item(number)
         return replace(self.item(row).part(place), source=known.source, turns=known.turns)
-
-    @property
-    def episodes(self) -> LookSplit:
-        """The episodes as they are stored, one after the other."""
-        return self._episodes
-
-    def _batches(self, ids: bool) -> Iterator[TokenBatch]:
-        borders = self._plan.row_offsets
-        for first, last in even_ranges(self.tokens):
-            some = self._episodes.stored.gather(self._plan.order[borders[first] : borders[last]])
-            yield TokenBatch(
-                items=np.repeat(np.arange(first, last), self.documents[first:last]),
-                offsets=some.offsets,
-                ids=some.ids if ids else None,
-                weights=some.weights,
-                kinds=some.kinds,
-            )
-
-    def release(self) -> None:
-        """Unmap the files."""
-        self._episodes.release()
 
     def record_ids(self, numbers: Ints) -> list[str] | None:
         """Record ids of some rows, those of a row joined by commas."""
         if not self.has_record_ids:
             return None
-        per_row = (self._episodes.record_ids(self._plan.row(number)) or [] for number in numbers.tolist())
+        per_row = (self.episodes.record_ids(self._plan.row(number)) or [] for number in numbers.tolist())
         return [", ".join(dict.fromkeys(ids)) for ids in per_row]
 
     def find(self, record_id: str) -> list[int]:
         """The rows that hold a record."""
-        return sorted({int(self._row_of[number]) for number in self._episodes.find(record_id)})
+        return sorted({int(self._row_of[number]) for number in self.episodes.find(record_id)})
 
     def similar_ids(self, record_id: str, most: int = 3) -> list[str]:
         """As among the episodes."""
-        return self._episodes.similar_ids(record_id, most)
+        return self.episodes.similar_ids(record_id, most)
+
+
+class KDSplit(StoredSplit):
+    """Documents of a distillation set, shard after shard, with the spans of their answers.
+
+    A token that is shown as analysis or final is one whose own prediction counts in the loss.
+    """
+
+    layout = LookLayout.KD
+    has_weights = True
+    has_kinds = False
+    has_spans = True
+    features = COLUMNS
+
+    def __init__(self, name: str, prefixes: Sequence[str]) -> None:
+        """Open and check every shard; no tokens are read but those of a few documents."""
+        self.name = name
+        self.stored: KDDocuments = KDDocuments(prefixes)
+        self.source_names = tuple(shard.name for shard in self.stored.shards)
+
+    @cached_property
+    def sources(self) -> NDArray[np.integer] | None:
+        """The shard of every document."""
+        return np.repeat(np.arange(self.stored.shard_count, dtype=np.int32), np.diff(self.stored.firsts))
+
+    def _facts(self, number: int, documents: Ints) -> dict[str, Any]:
+        shard = int(np.searchsorted(self.stored.firsts, number, side="right")) - 1
+        return {"source": f"{self.source_names[shard]} document {number - int(self.stored.firsts[shard]):,}"}
 
 
 def _places(data: NDArray[np.uint8], wanted: bytes) -> Iterator[int]:

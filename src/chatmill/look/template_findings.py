@@ -132,7 +132,7 @@ def _prompts(chat: ModelTemplate, probes: Sequence[ProbeLook]) -> Iterator[Templ
     for switch, helped in mended.items():
         text += f" With {switch} they agree in {_listed(helped)}; `thinking: auto` chooses that by itself."
     if left:
-        text += f" No switch for thinking mends {_listed(left)}."
+        text += f" No thinking switch fixes {_listed(left)}."
     yield TemplateFinding(code="prompt_not_in_history", text=text)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from chatmill.look.template_probes import BRACKETS, SPECIAL_LOOK
-from chatmill.render.jinja.stops import FAMILIES
+from chatmill.look.template_probes import spelled_tokens
+from chatmill.render.jinja.stops import families_of
 from chatmill.render.model_template import JinjaSource
 from chatmill.render.registry import HEADER, bundled_names, find_template, packaged_templates
 
@@ -55,9 +55,8 @@ def _described(name: str) -> BundledTemplate:
     if isinstance(source, JinjaSource):
         origin, licence = source.origin, source.licence
         text = HEADER.sub("", source.text, count=1)
-        tokens = tokens or tuple(found.group() for look in (SPECIAL_LOOK, BRACKETS) for found in look.finditer(text))
-        families = [family for family in FAMILIES if all(mark in text for mark in family.marks)]
-        stops = (*stops, *(stop for family in families for stop in family.stops))
+        tokens = tokens or tuple(spelled_tokens(text))
+        stops = (*stops, *(stop for family in families_of(text) for stop in family.stops))
     return BundledTemplate(
         name=name,
         kind="jinja" if isinstance(source, JinjaSource) else "python",

@@ -29,7 +29,7 @@ from chatmill.look.template_probes import (
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.jinja.options import TemplateOptions, Unproved
 from chatmill.render.jinja.rendering import Rendering
-from chatmill.render.jinja.stops import FAMILIES
+from chatmill.render.jinja.stops import families_of
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.registry import TemplateSource, bind, find_template
 from chatmill.render.render import render
@@ -221,8 +221,8 @@ def stop_sources(source: TemplateSource, chat: ModelTemplate | None, vocabulary:
         sources += ["the header of the bundled template"] * (token in source.stop_tokens)
         sources += [
             f"the table of families ({family.name})"
-            for family in FAMILIES
-            if token in family.stops and all(mark in chat.source.text for mark in family.marks)
+            for family in families_of(chat.source.text)
+            if token in family.stops
         ]
         found[token] = sources or ["habit: the template writes it everywhere"]
     return found

@@ -122,10 +122,14 @@ PADDED = {
 """Texts with white space around them."""
 
 
+def spelled_tokens(text: str) -> list[str]:
+    """Everything in the text of a template that looks like a special token."""
+    return [found.group() for look in (SPECIAL_LOOK, BRACKETS) for found in look.finditer(text)]
+
+
 def byte_vocabulary(text: str, *more: str) -> Tokenizer:
     """Bytes, and a token for everything in a template that looks like a special token."""
-    spelled = [found.group() for pattern in (SPECIAL_LOOK, BRACKETS) for found in pattern.finditer(text)]
-    return byte_tokenizer().with_added([name for name in dict.fromkeys([*more, *spelled]) if name])
+    return byte_tokenizer().with_added([name for name in dict.fromkeys([*more, *spelled_tokens(text)]) if name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +184,7 @@ def look_at_probe(probe: Probe, bound: BoundTemplate, lenient: BoundTemplate, po
     weights = policy.row_weights(rendered.tokens, rendered.kept)
     decoder = Decoder(bound.tokenizer)
     items = (item_of_tokens(rendered.tokens, row, weights) for row in range(len(rendered.tokens)))
-    rows = [view_item(item, decoder) for item in items]
+    rows = [view_item(item, decoder, "conversation") for item in items]
     chat = bound if isinstance(bound, ModelTemplate) else None
     options = chosen_options(chat, probe.conversation) if chat else {}
     turns = chat.turns(probe.conversation, options) if chat else None

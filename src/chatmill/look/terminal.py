@@ -27,10 +27,10 @@ class Screen:
         out = file or sys.stdout
         self._paged = paged and out.isatty()
         self.width = width_of(out)
-        if not _shows(out, "\u2588\u258c\u00b7"):
+        self.ascii_only = not _shows(out, "\u2588\u258c\u00b7")
+        if self.ascii_only:
             # texts of any language go through here: what the terminal cannot show is spelled out, never an error
             getattr(out, "reconfigure", lambda **_: None)(errors="backslashreplace")
-        self.ascii_only = not _shows(out, "\u2588\u258c\u00b7")
         self.console = plain_console(file=out, width=self.width)
 
     def show(self, parts: Iterable[RenderableType]) -> None:

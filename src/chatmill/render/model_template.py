@@ -25,7 +25,7 @@ from chatmill.render.jinja.record import RecordView
 from chatmill.render.jinja.renderer import ITS_PARTS, Renderer
 from chatmill.render.jinja.rows import Counts, Row, prompt_row, rows_of
 from chatmill.render.jinja.sandbox import PlainSandbox
-from chatmill.render.jinja.stops import FAMILIES, StopTokens
+from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 from chatmill.render.jinja.turns import Turns
 from chatmill.render.row_items import TokenRules, items_of
@@ -134,10 +134,9 @@ class ModelTemplate(BoundTemplate):
             named.append(self.named_tokens["eos_token"])
         names = [name for name in named if name in controls] or named
         same: dict[str, tuple[str, ...]] = {}
-        for family in FAMILIES:
-            if all(mark in self.source.text for mark in family.marks):
-                names += [name for name in family.stops if name in self.tokenizer.special_tokens]
-                same |= family.same
+        for family in families_of(self.source.text):
+            names += [name for name in family.stops if name in self.tokenizer.special_tokens]
+            same |= family.same
         stops = StopTokens(tuple(dict.fromkeys(names)), same)
         habit = habitual_stop(renderers, self.form, stops.pattern(), self.specials)
         return stops if habit is None else StopTokens((*stops.names, habit), same)

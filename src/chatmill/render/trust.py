@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chatmill.errors import ConfigError
+from chatmill.errors import ChatmillError, ConfigError
 from chatmill.render.registry import find_template, is_python_file
+from chatmill.tokenizer.load import load_tokenizer, with_control_tokens
+from chatmill.tokenizer.tokenizer import Tokenizer
 
 
 class UntrustedTemplateError(ConfigError):
@@ -74,3 +76,37 @@ def added_control_tokens(about: Mapping[str, Any]) -> tuple[str, ...]:
     if "control_tokens" in tokenizer:
         return tuple(tokenizer["control_tokens"])
     return tuple(find_template(allowed_template(recipe["template"], NO_TRUST, "it")).control_tokens)
+
+
+def manifest_tokenizer(about: Mapping[str, Any], given: Any = None) -> tuple[Tokenizer | None, str]:
+    """The tokenizer of the build that a manifest is about, and why there is none, or why it may be the wrong one.
+
+    `given` (anything `load_tokenizer` takes) wins over the one that is named, and must load. Control tokens that the
+    build added are added; no template is run for that.
+    """
+    named = about["tokenizer"] if isinstance(about.get("tokenizer"), dict) else {}
+    if given is None and not named:
+        return None, "no manifest names the tokenizer"
+    recipe = about.get("recipe") or {}
+    name = named.get("given_as") if given is None else given
+    try:
+        tokenizer = load_tokenizer(name, pattern=recipe.get("pattern") if given is None else None)
+        try:
+            added = added_control_tokens(about)
+        except UntrustedTemplateError:
+            return tokenizer, (
+                f"the template {recipe['template']!r} of the manifest is a Python file, which opening data never runs: "
+                "control tokens that it added are shown as ids"
+            )
+        tokenizer = with_control_tokens(tokenizer, added) if added else tokenizer
+    except (ChatmillError, OSError) as error:
+        if given is not None:
+            raise
+        return None, f"the tokenizer {name!r} of the manifest does not load ({error})"
+    expected = named.get("fingerprint")
+    if not expected or tokenizer.fingerprint == expected:
+        return tokenizer, ""
+    return tokenizer, (
+        f"the tokenizer {tokenizer.name!r} is not the one of the build (fingerprint {tokenizer.fingerprint[:12]}, the "
+        f"manifest says {expected[:12]}): the text may be wrong"
+    )

@@ -130,14 +130,13 @@ class EpisodeDataset(Split):
         shard, row = self.shard(number), position - int(self.episode_offsets[number])
         start, length = (int(v) for v in shard.index[row])
         tokens = slice(start, start + length)
-        names = self.manifest.sources if self.manifest else ()
         source = shard.value("source", row)
         return Episode(
             index=position,
             ids=shard.token_ids[tokens],
             weights=shard.mask[tokens] if self.has_masks else None,
             kinds=shard.column("kinds")[tokens] if self.has_kinds else None,
-            source=None if source is None else self._source_name(names, source, shard, row),
+            source=None if source is None else self._source_name(source, shard, row),
             turns=shard.value("turns", row),
             trained=shard.value("trained", row),
             record_id=shard.text("record_id", row),
@@ -146,8 +145,8 @@ class EpisodeDataset(Split):
     def __iter__(self) -> Iterator[Episode]:
         return (self[i] for i in range(len(self)))
 
-    @staticmethod
-    def _source_name(names: tuple[str, ...], code: int, shard: EpisodeShard, row: int) -> str:
+    def _source_name(self, code: int, shard: EpisodeShard, row: int) -> str:
+        names = self.source_names
         if code >= len(names):
             raise FormatError(
                 f"{shard.folder}: episode {row} has source code {code}; the manifest has {len(names)} names"
@@ -194,6 +193,11 @@ class EpisodeDataset(Split):
         """A shard ready to be read: its files are checked for a changed size, and old mappings are let go."""
         return self._in_use.use(number)
 
+    def release(self) -> None:
+        """Unmap the files of all shards."""
+        for shard in self.shards:
+            shard.release()
+
     def shard_columns(self, shard: int) -> tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]:
         """Ids, weights and kinds of a whole shard, flat (views of its files)."""
         files = self.shard(shard)
@@ -221,7 +225,10 @@ class EpisodeDataset(Split):
                 values += [shard.text(name, row) for row in mine.tolist()]
             else:
                 values += shard.column(name)[mine].tolist()
-        return [self.source_names[code] for code in values] if name == "source" else values
+            if name == "source":
+                places = zip(values[first:], mine.tolist(), strict=True)
+                values[first:] = [self._source_name(code, shard, row) for code, row in places]
+        return values
 
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Shard number, start and length (in tokens) of some episodes."""

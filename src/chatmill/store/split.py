@@ -84,6 +84,10 @@ class Split(ABC):
         """
 
     @abstractmethod
+    def release(self) -> None:
+        """Unmap the files; they are mapped again when they are needed."""
+
+    @abstractmethod
     def locate(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
         """Shard number, start and length (in tokens) of some documents."""
 

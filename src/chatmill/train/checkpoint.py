@@ -24,8 +24,9 @@ import torch
 from torch import nn
 
 from chatmill.core.machine_limits import is_full_disk
+from chatmill.core.whole_file import sync_folder
 from chatmill.errors import ConfigError, FormatError, need
-from chatmill.store.durable import sync_folder, sync_tree
+from chatmill.store.durable import sync_tree
 
 FORMAT = "chatmill-checkpoint"
 VERSION = 1

@@ -16,14 +16,14 @@ from chatmill.look.item_view import ItemView, view_item
 from chatmill.look.items import Item, LookSplit, Progress
 from chatmill.look.report.flow import flow_of_ledger, flow_of_roles, flow_svg
 from chatmill.look.report.templates import page_of
-from chatmill.look.spelled import SpelledControls, spelled_controls
+from chatmill.look.spelled_controls import SpelledControls, spelled_controls
 from chatmill.look.stats import (
     FATE_NAMES,
     DatasetStats,
     Share,
     dataset_stats,
-    doubling_bins,
     fates_of,
+    fine_bins,
     notes_of,
     rejections_of,
 )
@@ -72,10 +72,7 @@ def make_report(dataset: LookDataset, *, samples: int = 6, version: str = "", pr
         **_flow(stats),
         fate_words=[(fate, name, FATE_WORDS[fate]) for fate, name in FATE_NAMES.items()],
         splits=stats.splits,
-        fine_lengths={
-            found.name: doubling_bins(split.document_lengths, per_doubling=2 if len(found.length_bins) <= 8 else 1)
-            for found, split in splits
-        },
+        fine_lengths={found.name: fine_bins(split.document_lengths) for found, split in splits},
         maps={found.name: _map(split) for found, split in splits if found.documents_bins},
         notes=sorted(_notes(dataset, stats, spelled), key=lambda note: not note[0]),
         samples=list(_samples(dataset, samples)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 
 from chatmill.errors import ChatmillError, ConfigError, UnknownNameError, member
 from chatmill.look.decoder import text_of
+from chatmill.look.viewer.background import Background
 from chatmill.look.viewer.comparison import Compare, Comparison
 from chatmill.look.viewer.guard import Guard
 from chatmill.look.viewer.item_page import WINDOW, item_json, opening_text
@@ -47,7 +47,7 @@ class Viewer:
 
     def warm_up(self) -> None:
         """Load tokenizers and what searches need of them in the background, before anyone asks."""
-        threading.Thread(target=self._warm_up, name="warm-up", daemon=True).start()
+        Background(self._warm_up, "warm-up").start()
 
     def _warm_up(self) -> None:
         for dataset in self.datasets.values():
@@ -188,7 +188,7 @@ def _number(request: Request, name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise ConfigError(f"{name}={text!r} is no whole number") from None
+        raise ConfigError(f"{name}={text!r} is not a whole number") from None
 
 
 def _share(request: Request, name: str) -> float | None:
@@ -198,7 +198,7 @@ def _share(request: Request, name: str) -> float | None:
     except ValueError:
         value = float("nan")
     if value is not None and not 0 <= value <= 100:
-        raise ConfigError(f"{name}={text!r} is no share in percent, 0 to 100")
+        raise ConfigError(f"{name}={text!r} is not a percentage from 0 to 100")
     return value
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
+
+from chatmill.look.viewer.background import Background
 
 OnProgress = Callable[[int, int], None]
 """Called with the records that are compared, and how many there are."""
@@ -18,40 +19,26 @@ class Comparison:
 
     def __init__(self, compare: Compare) -> None:
         self._compare = compare
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._work = Background(self._run, "compare")
         self._began = 0.0
         self._progress = (0, 0)
         self._found: dict[str, Any] | None = None
-        self._problem = ""
-
-    def start(self) -> None:
-        """Begin, once."""
-        with self._lock:
-            if self._thread is not None:
-                return
-            self._began = time.monotonic()
-            self._thread = threading.Thread(target=self._run, name="compare", daemon=True)
-        self._thread.start()
 
     def _run(self) -> None:
-        try:
-            self._found = self._compare(self._note)
-        except Exception as error:
-            # any failure is reported: a page must not wait for ever
-            self._problem = str(error) or type(error).__name__
+        self._began = time.monotonic()
+        self._found = self._compare(self._note)
 
     def _note(self, done: int, of: int) -> None:
         self._progress = (done, of)
 
     def as_json(self) -> dict[str, Any]:
         """Sums, differences of the manifests, and one line for each changed record; or how long it has been running."""
-        self.start()
-        if self._problem:
-            return {"done": False, "problem": self._problem}
+        self._work.start()
+        if self._work.problem:
+            return {"done": False, "problem": self._work.problem}
         if self._found is None:
             done, of = self._progress
-            seconds = time.monotonic() - self._began
+            seconds = time.monotonic() - self._began if self._began else 0.0
             return {"done": False, "problem": "", "seconds": seconds, "done_records": done, "records": of}
         brief = [{key: value for key, value in one.items() if key != "lines"} for one in self._found["changed"]]
         return {**self._found, "done": True, "changed": brief}

@@ -70,9 +70,8 @@ class OpenedSplit:
     @property
     def trained(self) -> NDArray[np.integer] | None:
         """Trained tokens of every item; None while they are being counted."""
-        if not self.scan.needs_trained:
-            return self.split.trained()
-        return self.scan.counts.trained if self.scan.done else None
+        stored = self.split.stored_trained
+        return stored if stored is not None else self.scan.counts.trained if self.scan.done else None
 
     @cached_property
     def policies(self) -> tuple[Policy, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import PRESETS
 from chatmill.look.counting import TokenCounts
 from chatmill.look.items import Ints, LookSplit, TokenBatch
+from chatmill.look.viewer.background import Background
 
 _LAST_TURN = Policy(name="after_last_user", weights=PRESETS["all"].weights, scope=Scope.LAST_TURN)
 
@@ -22,15 +22,9 @@ class SplitScan:
 
     def __init__(self, split: LookSplit) -> None:
         self._split = split
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self.needs_trained = split.has_weights and "trained" not in split.features
-        """Whether trained tokens of items have to be counted."""
-        self.needed = self.needs_trained or split.has_kinds or split.has_spans
+        self._work = Background(self._run, f"scan-{split.name}")
         self.tokens_done = 0
-        self.done = not self.needed
-        self.problem = ""
-        """Why the pass could not be finished."""
+        self.done = split.stored_trained is not None and not (split.has_kinds or split.has_spans)
         self.roles: NDArray[np.uint8] = np.zeros(len(split) if split.has_kinds else 0, dtype=np.uint8)
         """Bit `r` of an item is set when it has tokens of role `r`."""
         self.counts = TokenCounts(len(split))
@@ -41,17 +35,18 @@ class SplitScan:
 
     def start(self) -> None:
         """Begin, once; nothing happens where the files hold everything."""
-        with self._lock:
-            if self.done or self._thread is not None:
-                return
-            self._thread = threading.Thread(target=self._run, name=f"scan-{self._split.name}", daemon=True)
-        self._thread.start()
+        if not self.done:
+            self._work.start()
 
     def wait(self) -> None:
         """Until the pass is over."""
-        self.start()
-        if self._thread is not None:
-            self._thread.join()
+        if not self.done:
+            self._work.wait()
+
+    @property
+    def problem(self) -> str:
+        """Why the pass could not be finished."""
+        return self._work.problem
 
     def as_json(self) -> dict[str, Any]:
         """How far it is."""
@@ -60,15 +55,11 @@ class SplitScan:
         return {"done": self.done, "share": share, "problem": self.problem}
 
     def _run(self) -> None:
-        try:
-            for batch in self._split.batches():
-                self._add(batch)
-                self.tokens_done += int(batch.offsets[-1])
-                del batch
-            self.done = True
-        except Exception as error:
-            # a damaged file must not leave a page that waits for ever
-            self.problem = str(error) or type(error).__name__
+        for batch in self._split.batches():
+            self._add(batch)
+            self.tokens_done += int(batch.offsets[-1])
+            del batch
+        self.done = True
 
     def _add(self, batch: TokenBatch) -> None:
         self.counts.add(batch)

@@ -57,14 +57,13 @@ def search(
     if not wanted.strip():
         raise ConfigError("there is nothing to search for: give some text")
     finder = _finder(decoder, wanted, match_case)
-    for batch in split.batches(ids=True):
+    for batch in split.batches():
         yield from _search_batch(finder, batch, chosen)
         del batch
 
 
 def _search_batch(finder: _Ids | _Bytes | _Decoded, batch: TokenBatch, chosen: Bools | None) -> Iterator[SearchPart]:
     """What one batch brings, in parts: a page shows the first hits at once, and can stop between any two parts."""
-    assert batch.ids is not None
     part, begun = SearchPart(), time.monotonic()
     seen = -1
     for document in finder.candidates(batch).tolist():
@@ -115,7 +114,6 @@ class _Bytes:
 
     def candidates(self, batch: TokenBatch) -> NDArray[np.int64]:
         """Documents that may hold the words."""
-        assert batch.ids is not None
         spelling = self._spelling
         ids = np.minimum(batch.ids, len(spelling.whole) - 1)
         may = spelling.whole[ids]
@@ -181,7 +179,6 @@ class _Ids:
 
     def candidates(self, batch: TokenBatch) -> NDArray[np.int64]:
         """Documents that hold the first of the ids."""
-        assert batch.ids is not None
         return _documents(batch, self._places(batch.ids))
 
     def look(self, ids: NDArray[np.integer]) -> Found | None:

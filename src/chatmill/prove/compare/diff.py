@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from chatmill.core.kinds import kind_name
 from chatmill.core.tokens import offsets_of, ranges, segment_sums
-from chatmill.look.decoder import Decoder, decoder_for
+from chatmill.look.decoder import Decoder
 from chatmill.prove.compare.changes import Line, changed_lines
 from chatmill.prove.compare.numbered import Side, common_keys
 from chatmill.prove.compare.pairing import Match, Pairs, pair_records
+from chatmill.render.trust import manifest_tokenizer
 from chatmill.store.documents import StoredDataset, open_dataset
 from chatmill.store.split import Documents
 from chatmill.tokenizer.tokenizer import Tokenizer
@@ -313,9 +314,9 @@ def _notes(a: Side, b: Side) -> Iterator[str]:
 
 def _decoders(a: StoredDataset, b: StoredDataset) -> tuple[tuple[Tokenizer | None, Tokenizer | None], list[str]]:
     """The tokenizers of both manifests, where they load and are still those of the builds; else the reasons."""
-    old = decoder_for(a.about)
-    new = old if a.about.get("tokenizer") == b.about.get("tokenizer") else decoder_for(b.about)
-    tokenizers = [None if decoder is None or problem else decoder.tokenizer for decoder, problem in (old, new)]
+    old = manifest_tokenizer(a.about)
+    new = old if a.about.get("tokenizer") == b.about.get("tokenizer") else manifest_tokenizer(b.about)
+    tokenizers = [None if problem else tokenizer for tokenizer, problem in (old, new)]
     sides = zip("AB", (old[1], new[1]), strict=True)
     problems = [f"{letter}: ids are shown, not text: {problem}" for letter, problem in sides if problem]
     return (tokenizers[0], tokenizers[1]), problems

@@ -64,3 +64,8 @@ FAMILIES = (
         "generation_config.json of Command R7B",
     ),
 )
+
+
+def families_of(text: str) -> list[StopFamily]:
+    """The families that a template is of."""
+    return [family for family in FAMILIES if all(mark in text for mark in family.marks)]

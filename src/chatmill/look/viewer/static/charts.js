@@ -23,18 +23,22 @@ export function dataTable(head, rows) {
       h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: i ? "n" : "" }, cell))))))));
 }
 
-// Bars of a histogram; `marks` are [value, label] drawn as dashed lines.
-export function histogram(data, { label, unit, axis = compact, marks = [] }) {
-  const { edges, counts } = data;
+// Bars of bins that lie side by side; `marks` are [value, label] drawn as dashed lines.
+export function histogram(bins, { label, unit, marks = [] }) {
+  const share = unit === "percent";
+  const counts = bins.map((bin) => bin.count);
+  const edges = [...bins.map((bin) => bin.low), bins.at(-1)?.high ?? 1];
+  const axis = share ? (n) => `${Math.round(100 * n)}%` : compact;
+  const last = (edge) => axis(share ? edge : edge - 1); // of the values below an edge
   const top = Math.max(...counts, 1);
   const inner = WIDTH - LEFT - 6;
-  const step = inner / counts.length;
+  const step = inner / Math.max(counts.length, 1);
   const base = HEIGHT - BOTTOM;
   const scale = (n) => (n / top) * (base - 22);
-  const name = (i) => (data.open_end && i === counts.length - 1 ? `${axis(edges[i])} and more`
-    : edges[i + 1] - edges[i] === 1 ? axis(edges[i]) : `${axis(edges[i])} to ${axis(edges[i + 1] - (unit === "%" ? 0 : 1))}`);
+  const name = (i) => (!share && edges[i + 1] - edges[i] === 1 ? axis(edges[i]) : `${axis(edges[i])} to ${last(edges[i + 1])}`);
   const x = (value) => {
-    const i = Math.max(0, edges.findIndex((edge, k) => value < edges[k + 1]));
+    const found = edges.findIndex((edge, k) => value < edges[k + 1]);
+    const i = found < 0 ? counts.length - 1 : found;
     return LEFT + step * (i + Math.min(1, (value - edges[i]) / (edges[i + 1] - edges[i])));
   };
   const every = Math.max(1, Math.ceil(counts.length / 7));
@@ -59,9 +63,7 @@ export function histogram(data, { label, unit, axis = compact, marks = [] }) {
         y: HEIGHT - 9,
         "text-anchor": i === counts.length - 1 ? "end" : "middle"
       },
-        i === counts.length - 1 ? (
-          data.open_end ? `${axis(edges[i])}+` : axis(edges[i + 1] - (unit === "%" ? 0 : 1))
-        ) : axis(edges[i])) : null),
+        i === counts.length - 1 ? last(edges[i + 1]) : axis(edges[i])) : null),
     marks.map(([value, text]) => {
       const at = x(value);
       const row = placed.some((other) => Math.abs(other - at) < 76) ? 22 : 10;
@@ -74,7 +76,7 @@ export function histogram(data, { label, unit, axis = compact, marks = [] }) {
     }));
   return h("div", {},
     svg,
-    dataTable([unit === "%" ? "percent" : unit, "count"], counts.map((n, i) => [name(i), count(n)]))
+    dataTable([unit, "count"], counts.map((n, i) => [name(i), count(n)]))
   );
 }
 

@@ -66,13 +66,13 @@ function draw(main, route, data, part, o) {
     h("div", { class: "cards" },
       card("Length", lengthText(data, o.lengths),
         histogram(
-          o.lengths,
+          o.lengths.bins,
           {
             label: "Histogram of lengths in tokens",
             unit: "tokens",
-            marks: o.lengths.median === undefined ? [] : [
-              [o.lengths.median, `median ${compact(o.lengths.median)}`],
-              [o.lengths.p90, `90% ${compact(o.lengths.p90)}`]
+            marks: o.items === 0 ? [] : [
+              [o.lengths["50%"], `median ${compact(Math.floor(o.lengths["50%"]))}`],
+              [o.lengths["95%"], `95% ${compact(Math.floor(o.lengths["95%"]))}`]
             ]
           }
         )),
@@ -83,20 +83,19 @@ function draw(main, route, data, part, o) {
       ),
       card("Trained share", `How much of each ${one} is trained; on average ${o.shares ? percent(o.shares.mean, 1) : "–"}.`,
         o.shares && part.has_weights && histogram(
-          o.shares,
+          o.shares.bins,
           {
             label: "Histogram of trained shares",
-            unit: "%",
-            axis: (n) => `${n}%`,
-            marks: [[100 * o.shares.mean, `mean ${percent(o.shares.mean, 1)}`]]
+            unit: "percent",
+            marks: [[o.shares.mean, `mean ${percent(o.shares.mean, 1)}`]]
           }
         )),
       card("Fill of the rows", o.fill && fillText(o),
-        o.fill && histogram(o.fill, { label: "Histogram of fill", unit: "%", axis: (n) => `${n}%` })),
+        o.fill && histogram(o.fill.bins, { label: "Histogram of fill", unit: "percent" })),
       card("Documents per row",
-        o.documents_per_item && `Half of the rows hold at most ${plural(o.documents_per_item.median, "document")}.`,
+        o.documents_per_item && `Half of the rows hold at most ${plural(Math.floor(o.documents_per_item["50%"] ?? 0), "document")}.`,
         o.documents_per_item && histogram(
-          o.documents_per_item,
+          o.documents_per_item.bins,
           { label: "Histogram of documents per row", unit: "documents" }
         )),
       card("Parts of messages", "What the tokens are: words, headers, reasoning, calls, ends of turns.",
@@ -128,13 +127,14 @@ function draw(main, route, data, part, o) {
 }
 
 function lengthText(data, lengths) {
-  const most = `Half have at most ${count(lengths.median ?? 0)}, the longest has ${count(lengths.max ?? 0)}.`;
+  const half = count(Math.floor(lengths["50%"] ?? 0));
+  const most = `Half have at most ${half}, the longest has ${count(lengths["100%"] ?? 0)}.`;
   return `Tokens of each ${data.packed ? "document" : data.item}. ${most}`;
 }
 
 function fillText(o) {
   const full = `${plural(o.fill.full, "row")} of ${count(o.items)} ${o.fill.full === 1 ? "is" : "are"} full`;
-  return `${full} to the last position; the emptiest is filled to ${percent(o.fill.min, 1)}.`;
+  return `${full} to the last position; the emptiest is filled to ${percent(o.fill["0%"], 1)}.`;
 }
 
 function policies(o, part) {

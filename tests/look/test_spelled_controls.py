@@ -9,7 +9,7 @@ import pytest
 
 from chatmill.look.dataset import open_for_looking
 from chatmill.look.decoder import Decoder
-from chatmill.look.spelled import NEVER_IN_UTF8, spelled_controls, spelled_pattern
+from chatmill.look.spelled_controls import NEVER_IN_UTF8, spelled_controls, spelled_pattern
 from chatmill.look.token_bytes import TokenBytes
 from chatmill.store import split as split_module
 from chatmill.store.episode_writer import EpisodeWriter

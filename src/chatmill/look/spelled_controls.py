@@ -42,13 +42,12 @@ def spelled_controls(split: LookSplit, decoder: Decoder) -> SpelledControls:
     if pattern is None:
         return found
     texts = TokenBytes(decoder.tokenizer, control=NEVER_IN_UTF8)
-    for batch in split.batches(ids=True):
+    for batch in split.batches():
         _count(found, batch, texts, pattern)
     return found
 
 
 def _count(found: SpelledControls, batch: TokenBatch, texts: TokenBytes, pattern: re.Pattern[bytes]) -> None:
-    assert batch.ids is not None
     data, starts = texts.joined(batch.ids)
     document_bytes = starts[batch.offsets]
     seen: set[int] = set()
