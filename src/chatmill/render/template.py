@@ -13,6 +13,7 @@ from chatmill.core.kinds import Part, RoleCode
 from chatmill.core.kinds import kind as kind_of
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
+from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record import traced_conversation
 from chatmill.render.jinja.rows import Counts
@@ -167,7 +168,7 @@ class Template(BoundTemplate):
         out = Emitter(self.tokenizer)
         self.emit(traced_conversation(conversation, Notes() if notes is None else notes), out)
         turns = sum(message.role is Role.ASSISTANT for message in conversation.messages)
-        return WrittenRecord((out.items,), Counts(turns, 0, 0, 0))
+        return WrittenRecord(((Fragment(out.items),),), Counts(turns, 0, 0, 0))
 
     def write_prompt(self, conversation: Conversation) -> Items:
         """The conversation, and what `emit_generation_prompt` writes behind it."""
