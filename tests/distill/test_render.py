@@ -261,7 +261,7 @@ def test_bounded_caches_change_no_ids(bulk: BulkRows, monkeypatch: pytest.Monkey
     small = [lru_cache(maxsize=4)(made.__wrapped__) for made in (harmony._header, harmony._structured)]
     monkeypatch.setattr(harmony, "_header", small[0])
     monkeypatch.setattr(harmony, "_structured", small[1])
-    monkeypatch.setattr("chatmill.render.plan_book.MAX_ITEMS", 50)
+    monkeypatch.setattr("chatmill.render.plan_cache.MAX_ITEMS", 50)
     system = [{**SYSTEM, "content": [{**SYSTEM["content"][0], "model_identity": f"You are {n}."}]} for n in range(30)]
     rows = [encoded([system[n], text("user", "a", name=f"n{n}"), *chat()[1:]]) for n in range(30)]
     for first in range(0, 30, 3):

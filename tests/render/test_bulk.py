@@ -60,7 +60,7 @@ def fresh(name: str, vocabulary: str = "bytes", **options: Any) -> BoundTemplate
 
 def forget(template: BoundTemplate) -> None:
     """Everything that earlier conversations taught a template; what it found out about itself stays."""
-    vars(template).pop("book", None)
+    vars(template).pop("plan_cache", None)
     if isinstance(template, ModelTemplate):
         template._renderers.clear()
 
@@ -330,7 +330,7 @@ def test_most_conversations_are_written_by_plans() -> None:
     batch = batch_of([line for path in CONVERSATION_FILES for line in bundled(path, 30)])
     template = fresh("qwen3")
     render(batch, template, collect_failures=True)
-    assert template.book.traced < 0.25 * len(batch)
-    before = template.book.traced
+    assert template.plan_cache.traced < 0.25 * len(batch)
+    before = template.plan_cache.traced
     rendered = render(batch, template, collect_failures=True)
-    assert template.book.traced - before <= len(rendered.failed), "the second time, only refusals run the template"
+    assert template.plan_cache.traced - before <= len(rendered.failed), "then only refusals run the template"

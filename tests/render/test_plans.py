@@ -99,16 +99,16 @@ def test_a_template_that_asks_much_about_tools_keeps_little() -> None:
     conversations = [with_tools(number, text) for number in range(12) for text in ("a", "b")]
     bound = bind_bytes("gptoss", jinja("gptoss"), options)
     together = render(conversations, bound)
-    assert bound.book._keys._tools_by_value
-    assert not bound.book._keys._tool_questions
-    assert bound.book.traced == 5, "tools that give the same answers are written from one plan"
+    assert bound.plan_cache._keys._tools_by_value
+    assert not bound.plan_cache._keys._tool_questions
+    assert bound.plan_cache.traced == 5, "tools that give the same answers are written from one plan"
     for index, conversation in enumerate(conversations):
         alone = render([conversation], bind_bytes("gptoss", jinja("gptoss"), options)).tokens
         assert together.tokens.conversation(index).ids.tolist() == alone.ids.tolist()
 
 
 def test_what_is_forgotten_is_learned_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chatmill.render.plan_book.MAX_QUESTIONS", 20)
+    monkeypatch.setattr("chatmill.render.plan_cache.MAX_QUESTIONS", 20)
     monkeypatch.setattr("chatmill.render.jinja.renderer.MAX_KEPT", 20)
     options = TemplateOptions(today=date(2026, 1, 2))
     conversations = [with_tools(number, "a") for number in range(6)]

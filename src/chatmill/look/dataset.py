@@ -58,8 +58,7 @@ class LookDataset:
     @property
     def decoder_problem(self) -> str:
         """Why there is no decoder, or why it may be the wrong one; empty when all is well."""
-        decoder, problem = self._decoder
-        return problem if decoder is not None else f"{problem}: --tokenizer gives the text"
+        return self._decoder[1]
 
     def split(self, name: str | None = None) -> LookSplit:
         """A split by name; the first one by default."""

@@ -1,6 +1,6 @@
 """What all templates are once they are bound to a tokenizer: a program that writes one conversation as items.
 
-The bulk way is derived from it: see `render.plan_book`.
+The bulk way is derived from it: see `render.plan_cache`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chatmill.render.row_items import Ids, TextPart
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from chatmill.render.plan_book import PlanBook
+    from chatmill.render.plan_cache import PlanCache
 
 Items = list[Ids | TextPart]
 
@@ -26,13 +26,16 @@ Items = list[Ids | TextPart]
 class WrittenRecord(NamedTuple):
     """A conversation as items."""
 
-    rows: tuple[Items, ...]
-    """One list of items per row; none where there are fragments."""
+    fragments: tuple[tuple[Fragment, ...], ...]
+    """The fragments of each row."""
     counts: Counts
     options: tuple[tuple[str, object], ...] = ()
     """Options of the template that were chosen for this record."""
-    fragments: tuple[Fragment, ...] = ()
-    """The only row, message by message, where that is how it was made."""
+
+    @property
+    def rows(self) -> list[Items]:
+        """The items of each row; fragments that rows share have the texts of the record they were made for."""
+        return [[item for fragment in row for item in fragment.items] for row in self.fragments]
 
 
 class BoundTemplate(ABC):
@@ -71,8 +74,8 @@ class BoundTemplate(ABC):
         """sha256 of everything about the template that decides its output."""
 
     @cached_property
-    def book(self) -> PlanBook:
+    def plan_cache(self) -> PlanCache:
         """The plans that were made of this template so far."""
-        from chatmill.render.plan_book import PlanBook
+        from chatmill.render.plan_cache import PlanCache
 
-        return PlanBook(self)
+        return PlanCache(self)

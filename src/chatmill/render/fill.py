@@ -1,4 +1,4 @@
-"""Writes rows from their plans: texts are gathered from the columns of a batch, encoded in one call, and laid out."""
+"""Writes rows: their texts are gathered from the columns of a batch, encoded in one call, and laid out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from chatmill.core.native.row_layout import Layout, Origin, buffer_number, lay_o
 from chatmill.core.texts import Texts
 from chatmill.core.tokens import Tokens, offsets_of, ranges
 from chatmill.render.jinja.expressions import APPLIED, Expression
-from chatmill.render.plan_table import Operations, PlanTable
+from chatmill.render.row_table import RowTable
+from chatmill.render.text_places import Operations
 from chatmill.tokenizer.backends import Encoded
 from chatmill.tokenizer.tokenizer import Tokenizer
 
@@ -34,17 +35,17 @@ class Filled(NamedTuple):
 
 
 def fill(
-    plans: PlanTable,
+    row_table: RowTable,
     rows: Ints,
     conversations: Ints,
     batch: Conversations,
     tokenizer: Tokenizer,
     compute: Compute,
 ) -> Filled:
-    """The tokens of rows: each has the number of its plan, and of its conversation in the batch."""
-    table = plans.table
+    """The tokens of rows: each has its number in the table, and that of its conversation in the batch."""
+    table = row_table.table
     layout = lay_out(table, rows, conversations, batch)
-    changed = _OtherTexts(plans, batch, compute).put_into(layout)
+    changed = _put_other_texts(layout, row_table, batch, compute)
     pieces = joined_pieces(layout.buffers, layout.which, layout.text_starts, layout.text_sizes, layout.opens)
     texts = Texts.packed_in(pieces.data, np.diff(pieces.offsets))
     encoded = tokenizer.encode_batch(texts)
@@ -69,43 +70,32 @@ def fill(
     return Filled(tokens, changed)
 
 
-class _OtherTexts:
-    """Finds the texts that are not in the columns of a batch as they are."""
+def _put_other_texts(layout: Layout, row_table: RowTable, batch: Conversations, compute: Compute) -> Ints:
+    """Complete a layout with what is not in the columns: tools, computed texts, and what operations make of texts.
 
-    def __init__(self, plans: PlanTable, batch: Conversations, compute: Compute) -> None:
-        self._plans, self._batch, self._compute = plans, batch, compute
-
-    def put_into(self, layout: Layout) -> Ints:
-        """Complete a layout: tools, computed texts, and what operations make of texts.
-
-        Gives the conversations of the texts that operations change.
-        """
-        table, others = self._plans.table, layout.others
-        lines, conversations = layout.lines, layout.conversations
-        origins, operations = table.origins[lines], table.operations[lines]
-        tools = np.flatnonzero(origins == Origin.TOOL)
-        if len(tools):
-            listed = tool_lines(self._batch.tools, conversations[tools], table.calls[lines[tools]])
-            _put(others[tools], listed, layout)
-        computed = np.flatnonzero(origins == Origin.COMPUTED)
-        if len(computed):
-            _put(others[computed], self._computed(lines[computed], conversations[computed]), layout)
-        changed = [np.empty(0, dtype=np.int64)]
-        for number in numbers_in(operations[operations > 0]):
-            own = np.flatnonzero(operations == number)
-            mine = others[own]
-            before = _texts_at(mine, layout)
-            texts = applied(before, self._plans.operations[number])
-            is_other = (texts.lengths != before.lengths) | (texts.data is not before.data)
-            changed.append(conversations[own[is_other]])
-            _put(mine, texts, layout)
-        return np.concatenate(changed)
-
-    def _computed(self, lines: Ints, conversations: Ints) -> Texts:
-        numbers = self._plans.table.expressions[lines].tolist()
-        expressions = self._plans.expressions
-        pairs = zip(numbers, conversations.tolist(), strict=True)
-        return Texts.of([self._compute(conversation, expressions[number]) for number, conversation in pairs])
+    Gives the conversations of the texts that operations change.
+    """
+    table, others = row_table.table, layout.others
+    lines, conversations = layout.lines, layout.conversations
+    origins, operations = table.origins[lines], table.operations[lines]
+    tools = np.flatnonzero(origins == Origin.TOOL)
+    if len(tools):
+        _put(others[tools], tool_lines(batch.tools, conversations[tools], table.calls[lines[tools]]), layout)
+    computed = np.flatnonzero(origins == Origin.COMPUTED)
+    if len(computed):
+        numbers = table.expressions[lines[computed]].tolist()
+        pairs = zip(conversations[computed].tolist(), numbers, strict=True)
+        texts = [compute(conversation, row_table.expressions[number]) for conversation, number in pairs]
+        _put(others[computed], Texts.of(texts), layout)
+    changed = [np.empty(0, dtype=np.int64)]
+    for number in numbers_in(operations[operations > 0]):
+        own = np.flatnonzero(operations == number)
+        before = _texts_at(others[own], layout)
+        after = applied(before, row_table.operations[number])
+        is_other = (after.lengths != before.lengths) | (after.data is not before.data)
+        changed.append(conversations[own[is_other]])
+        _put(others[own], after, layout)
+    return np.concatenate(changed)
 
 
 def _put(places: Ints, texts: Texts, layout: Layout) -> None:

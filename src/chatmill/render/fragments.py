@@ -1,58 +1,53 @@
-"""Fragments: the items of single messages, for rows that are put together message by message.
+"""Fragments: stretches of a row. Most rows are one; a row that is put together has one for each message, shared.
 
-The items of a row are those of its messages, one behind the other, where every message begins with a control token, or
-goes on with a piece of text in which both messages have text of the record. Fragments are made once and shared.
+The items of a row are those of its messages, one behind the other, where every message begins with a control token or
+where a model starts to write. The fragments of messages are made once and shared by all rows that have them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from enum import Enum
+from functools import cached_property
 
+from chatmill.core.native.row_layout import Origin
 from chatmill.render.jinja.expressions import Notes, root
 from chatmill.render.jinja.labels import Span
 from chatmill.render.jinja.message_rows import Group, Lesson
 from chatmill.render.jinja.rows import Row
 from chatmill.render.row_items import Ids, TextPart, TokenRules, cuts_of, items_of
+from chatmill.render.text_places import Operations, place_of
 
 MAX_FRAGMENTS = 50_000
 
 
-class Joint(Enum):
-    """How a fragment follows another one."""
-
-    NONE = 0
-    """Not as it is: its items depend on the other one."""
-    NEW = 1
-    """It begins with a control token, or with a piece of its own."""
-    CONTINUED = 2
-    """Its first text goes on with the last piece of the other one."""
-
-
 class Fragment:
-    """The items of one message; the same object for all conversations that have it."""
+    """Items that follow each other in a row."""
 
-    __slots__ = ("_continued", "breaks", "first_texts", "items", "last_texts", "shown")
+    def __init__(self, items: list[Ids | TextPart]) -> None:
+        """All items of a row, or those of one of its messages."""
+        self.items = items
+
+    @cached_property
+    def showings(self) -> dict[tuple[Origin, int], list[Operations]]:
+        """The contents and reasoning that it shows, by column and message, and what is done to them each time."""
+        shown: dict[tuple[Origin, int], list[Operations]] = {}
+        for item in self.items:
+            if isinstance(item, TextPart) and item.expression is not None:
+                place = place_of(item.expression, arguments_are_text=True)
+                if place is not None and place.origin in (Origin.CONTENT, Origin.REASONING):
+                    shown.setdefault((place.origin, place.message), []).append(place.operations)
+        return shown
+
+
+class _MessageFragment(Fragment):
+    """The items of one message; the same object for all conversations that have it."""
 
     def __init__(self, items: list[Ids | TextPart], spans: Sequence[Span]) -> None:
         """`spans` are what the items were made of."""
-        self.items = items
-        self.shown = frozenset(root(span.expression) for span in spans if span.expression is not None)
-        """The fields whose texts it has."""
+        super().__init__(items)
         self.breaks = spans[0].breaks
         self.first_texts = _leading(spans)
         self.last_texts = tuple(reversed(_leading(spans[::-1])))
-        self._continued: Fragment | None = None
-
-    def continued(self) -> Fragment:
-        """The same without a new piece at its beginning."""
-        if self._continued is None:
-            first, *others = self.items
-            assert isinstance(first, TextPart)
-            self._continued = copy(self)
-            self._continued.items = [first._replace(opens=False), *others]
-        return self._continued
 
 
 def _leading(spans: Sequence[Span]) -> tuple[str, ...]:
@@ -62,31 +57,30 @@ def _leading(spans: Sequence[Span]) -> tuple[str, ...]:
 
 
 class Fragments:
-    """All fragments of one template."""
+    """The fragments of all messages that one template has written."""
 
     def __init__(self, rules: TokenRules) -> None:
         """None yet."""
         self._rules = rules
-        self._known: dict[tuple[Lesson, int, tuple[int, ...]], Fragment | None] = {}
-        self._joints: dict[tuple[Fragment, Fragment], Joint] = {}
+        self._known: dict[tuple[Lesson, int, tuple[int, ...]], _MessageFragment | None] = {}
+        self._follows: dict[tuple[_MessageFragment, _MessageFragment], bool] = {}
 
     def of(self, groups: Sequence[Group]) -> tuple[Fragment, ...] | None:
         """The fragments of a row; None where its items are not those of its messages."""
         if len(self._known) > MAX_FRAGMENTS:
-            self._known, self._joints = {}, {}
-        found: list[Fragment] = []
+            self._known, self._follows = {}, {}
+        found: list[_MessageFragment] = []
         for group in groups:
             key = group[:3]
             if key not in self._known:
                 self._known[key] = self._made(group)
             fragment = self._known[key]
-            joint = self._joint(found[-1], fragment) if found and fragment else Joint.NEW
-            if fragment is None or joint is Joint.NONE:
+            if fragment is None or (found and not self._may_follow(found[-1], fragment)):
                 return None
-            found.append(fragment.continued() if joint is Joint.CONTINUED else fragment)
+            found.append(fragment)
         return tuple(found)
 
-    def _made(self, group: Group) -> Fragment | None:
+    def _made(self, group: Group) -> _MessageFragment | None:
         spans, notes = group.spans(), Notes()
         items = items_of(Row(tuple(spans), ()), self._rules, notes)
         of_others = any(
@@ -95,27 +89,24 @@ class Fragments:
         )
         if notes.answers or not items or of_others:  # it depends on more than its own message and shape
             return None
-        return Fragment(items, spans)
+        return _MessageFragment(items, spans)
 
-    def _joint(self, before: Fragment, fragment: Fragment) -> Joint:
+    def _may_follow(self, before: _MessageFragment, fragment: _MessageFragment) -> bool:
+        """Whether the items of two messages in a row are those of each of them."""
         key = (before, fragment)
-        found = self._joints.get(key)
+        found = self._follows.get(key)
         if found is None:
-            found = self._joints[key] = self._joint_of(*key)
+            found = self._follows[key] = self._begins_by_itself(before, fragment)
         return found
 
-    def _joint_of(self, before: Fragment, fragment: Fragment) -> Joint:
+    def _begins_by_itself(self, before: _MessageFragment, fragment: _MessageFragment) -> bool:
+        """Whether neither a token nor a piece of text lies across the border of two messages."""
         rules = self._rules
         if fragment.breaks and rules.prefix is None and not rules.stripping:
-            return Joint.NEW
+            return True
         own = cuts_of(fragment.first_texts, rules.pattern)
+        if not own or not own[0].is_control or rules.stripping.get(own[0].text, (False, False))[0]:
+            return False
         joined = cuts_of((*before.last_texts, *fragment.first_texts), rules.pattern)
         number = len(before.last_texts)
-        moved = [cut._replace(number=cut.number + number) for cut in own]
-        if moved != list(joined[len(joined) - len(own) :]):  # a control token lies across the border
-            return Joint.NONE
-        if own and own[0].is_control:
-            return Joint.NONE if rules.stripping.get(own[0].text, (False, False))[0] else Joint.NEW
-        ends_in_text = isinstance(before.items[-1], TextPart) and isinstance(fragment.items[0], TextPart)
-        simple = rules.prefix is None and not rules.stripping
-        return Joint.CONTINUED if ends_in_text and simple else Joint.NONE
+        return [cut._replace(number=cut.number + number) for cut in own] == list(joined[len(joined) - len(own) :])

@@ -15,7 +15,7 @@ import jinja2
 from chatmill.core.conversation import Conversation
 from chatmill.errors import ConfigError, RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
-from chatmill.render.fragments import Fragments
+from chatmill.render.fragments import Fragment, Fragments
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.message_rows import Composed, MessageRows
 from chatmill.render.jinja.names import names_read
@@ -207,9 +207,9 @@ class ModelTemplate(BoundTemplate):
         if composed is not None:
             fragments = self._fragments.of(composed.groups)
             if fragments is not None:
-                return WrittenRecord((), counts, options, fragments)
+                return WrittenRecord((fragments,), counts, options)
             rows = (composed.row,)
-        return WrittenRecord(tuple(items_of(row, self.rules, notes) for row in rows), counts, options)
+        return WrittenRecord(tuple((Fragment(items_of(row, self.rules, notes)),) for row in rows), counts, options)
 
     def write_prompt(self, conversation: Conversation) -> Items:
         """The generation prompt behind a conversation."""

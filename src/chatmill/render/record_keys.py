@@ -23,8 +23,10 @@ from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.render.fill import applied
 from chatmill.render.jinja.expressions import Question, ask, root
 from chatmill.render.jinja.record import Arguments, InputForm, RecordView
-from chatmill.render.plan_table import Operations, place_of
+from chatmill.render.text_places import Operations, place_of
 
+SHAPE_BYTES = 7
+"""Bytes of each message in a key that say what the template sees without asking; its answers are behind them."""
 MAX_COLUMNS = 48
 MAX_TOOL_QUESTIONS = 64
 """A template that asks more about tools is taken to depend on all of their text."""
@@ -77,6 +79,13 @@ class RecordKeys:
                 self._columns.append(column)
                 self.version += 1
         return complete
+
+    def shape_in(self, key: Key) -> Key:
+        """The part of a key, as keys are made now, that is the same whatever the template asks."""
+        own, tools, options = key if isinstance(key, tuple) else (key, "", b"")
+        width = SHAPE_BYTES + -(-len(self._columns) // 8)
+        shape = np.frombuffer(own, dtype=np.uint8).reshape(-1, width)[:, :SHAPE_BYTES].tobytes()
+        return (shape, tools if self._by_value else bool(tools), options) if tools or options else shape
 
     def _ask_of_tools(self, question: Question) -> None:
         """Answer one more question about tools in every key."""

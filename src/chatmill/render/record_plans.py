@@ -1,17 +1,59 @@
-"""All plans of a template as columns: which rows a record has, what the ledger counts, and which texts it loses."""
+"""The plans of records, also as columns: which rows a record has, what the ledger counts, and which texts it loses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chatmill.core.conversation import Conversation
+from chatmill.core.native.row_layout import Origin
 from chatmill.core.tokens import offsets_of, ranges
-from chatmill.render.plan_table import RecordPlan, TrimmedField
+from chatmill.render.fragments import Fragment
+from chatmill.render.jinja.expressions import Question
+from chatmill.render.jinja.rows import Counts
+from chatmill.render.text_places import Operations
 
 Ints = NDArray[np.int64]
+Showings = tuple[tuple[Operations, ...], ...]
+"""How a text is shown: for each row that has it, the operations of every part that is there. Empty: no row has it."""
+
+
+class Loss(NamedTuple):
+    """A content or reasoning that no row shows whole."""
+
+    origin: Origin
+    message: int
+    showings: Showings
+
+
+def losses_of(conversation: Conversation, rows: Iterable[Sequence[Fragment]]) -> Iterator[Loss]:
+    """The contents and reasoning of a conversation that none of its rows shows whole."""
+    shown: dict[tuple[Origin, int], dict[tuple[Operations, ...], None]] = {}
+    for row in rows:
+        in_row: dict[tuple[Origin, int], list[Operations]] = {}
+        for fragment in row:
+            for text, operations in fragment.showings.items():
+                in_row.setdefault(text, []).extend(operations)
+        for text, all_operations in in_row.items():
+            shown.setdefault(text, {})[tuple(all_operations)] = None
+    for k, message in enumerate(conversation.messages):
+        for origin, own in ((Origin.CONTENT, message.content), (Origin.REASONING, message.reasoning)):
+            showings = tuple(shown.get((origin, k), ()))
+            if own is not None and not any(() in parts for parts in showings):
+                yield Loss(origin, k, showings)
+
+
+class RecordPlan(NamedTuple):
+    """Everything about the records of one shape that give the same answers to what the template asks."""
+
+    questions: tuple[Question, ...]
+    rows: tuple[int, ...] = ()
+    """The numbers of their rows; none where they are refused."""
+    counts: Counts = Counts(0, 0, 0, 0)
+    losses: tuple[Loss, ...] = ()
 
 
 class Lists(NamedTuple):
@@ -31,12 +73,8 @@ class PlanColumns(NamedTuple):
 
     rows: Lists
     counts: Ints
-    hidden: Lists
-    """Origin and message."""
-    trimmed: Lists
-    """Origin, message, and the number of the operations after which the text is shown."""
-    pieced: Lists
-    """The number, among all such fields, of a text that is shown in pieces, or otherwise in other rows."""
+    losses: Lists
+    """Origin, message, and the number of the showings."""
 
 
 class RecordPlans:
@@ -45,11 +83,10 @@ class RecordPlans:
     def __init__(self) -> None:
         """No plans."""
         self._plans: list[RecordPlan] = []
-        self.pieced: list[TrimmedField] = []
-        self._columns = PlanColumns(
-            *(_lists([], 1), np.empty((0, 4), dtype=np.int64), _lists([], 2), _lists([], 3), _lists([], 1))
-        )
-        self._done = 0
+        self._columns = PlanColumns(_lists([], 1), np.empty((0, 4), dtype=np.int64), _lists([], 3))
+        self._showing_numbers: dict[Showings, int] = {(): 0}
+        self.showings: list[Showings] = [()]
+        """All ways in which texts are shown; the first is not at all."""
 
     def __len__(self) -> int:
         """How many."""
@@ -67,32 +104,27 @@ class RecordPlans:
     @property
     def columns(self) -> PlanColumns:
         """All plans as columns."""
-        new = self._plans[self._done :]
+        old = self._columns
+        new = self._plans[len(old.counts) :]
         if new:
-            simple, pieced = [], []
-            for plan in new:
-                numbers = range(len(self.pieced), len(self.pieced) + sum(map(_is_pieced, plan.trimmed)))
-                self.pieced += filter(_is_pieced, plan.trimmed)
-                pieced.append([(number,) for number in numbers])
-                simple.append([(f.origin, f.message, f.showings[0][0]) for f in plan.trimmed if not _is_pieced(f)])
-            old = self._columns
+            losses = ([(*loss[:2], self._number(loss.showings)) for loss in plan.losses] for plan in new)
             self._columns = PlanColumns(
                 rows=_joined(old.rows, _lists(([(row,) for row in plan.rows] for plan in new), 1)),
                 counts=np.concatenate([old.counts, np.array([plan.counts for plan in new], dtype=np.int64)]),
-                hidden=_joined(old.hidden, _lists((plan.hidden for plan in new), 2)),
-                trimmed=_joined(old.trimmed, _lists(simple, 3)),
-                pieced=_joined(old.pieced, _lists(pieced, 1)),
+                losses=_joined(old.losses, _lists(losses, 3)),
             )
-            self._done = len(self._plans)
         return self._columns
 
+    def _number(self, showings: Showings) -> int:
+        found = self._showing_numbers.get(showings)
+        if found is None:
+            found = self._showing_numbers[showings] = len(self.showings)
+            self.showings.append(showings)
+        return found
 
-def _is_pieced(field: TrimmedField) -> bool:
-    return bool(field.showings[1:] or field.showings[0][1:])
 
-
-def _lists(lists: Iterable[Iterable[tuple[Any, ...]]], width: int) -> Lists:
-    kept = [list(one) for one in lists]
+def _lists(lists: Iterable[Sequence[tuple[Any, ...]]], width: int) -> Lists:
+    kept = list(lists)
     entries = [entry for one in kept for entry in one]
     return Lists(
         offsets_of(np.array([len(one) for one in kept], dtype=np.int64)),

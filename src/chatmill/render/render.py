@@ -19,9 +19,10 @@ from chatmill.core.tokens import Tokens
 from chatmill.errors import RecordError
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.fill import applied, fill, numbers_in
-from chatmill.render.plan_book import PlanBook
-from chatmill.render.plan_table import PlanTable
+from chatmill.render.fragments import Fragment
+from chatmill.render.record_plans import RecordPlans, Showings
 from chatmill.render.registry import bind, template_mistake
+from chatmill.render.row_table import RowTable
 from chatmill.tokenizer.tokenizer import Tokenizer
 
 Ints = NDArray[np.int64]
@@ -92,7 +93,7 @@ def render(
         if add_generation_prompt:
             return _render_prompts(batch, bound)
         with without_collector():
-            numbers, failed = bound.book.find(batch)
+            numbers, failed = bound.plan_cache.find(batch)
     except Exception as error:
         if (mistake := template_mistake(error)) is not None:
             raise mistake from error
@@ -101,14 +102,14 @@ def render(
         raise failed[0][1]
     chosen = np.flatnonzero(numbers >= 0)
     numbers = numbers[chosen]
-    plans = bound.book.plans.columns
-    rows, plan_of = plans.rows.of(numbers)
+    cache, plans = bound.plan_cache, bound.plan_cache.plans
+    rows, plan_of = plans.columns.rows.of(numbers)
     kept = chosen[plan_of]
-    filled = fill(bound.book.table, rows[:, 0], kept, batch, bound.tokenizer, bound.book.computer(batch))
+    filled = fill(cache.rows, rows[:, 0], kept, batch, bound.tokenizer, cache.computer(batch))
     is_first = np.diff(plan_of, prepend=-1) > 0
     per_row = np.zeros((len(rows), 5), dtype=np.int64)
-    per_row[is_first, :4] = plans.counts[numbers]
-    per_row[is_first, 4] = _stripped(batch, chosen, numbers, bound.book, filled.changed)
+    per_row[is_first, :4] = plans.columns.counts[numbers]
+    per_row[is_first, 4] = _stripped(batch, chosen, numbers, plans, filled.changed)
     return Rendered(
         tokens=filled.tokens,
         kept=kept,
@@ -121,64 +122,48 @@ def render(
     )
 
 
-def _stripped(batch: Conversations, chosen: Ints, numbers: Ints, book: PlanBook, changed: Ints) -> Ints:
+def _stripped(batch: Conversations, chosen: Ints, numbers: Ints, plans: RecordPlans, changed: Ints) -> Ints:
     """Characters of contents and reasoning that a conversation's rows do not show; `changed` have texts cut there."""
-    stripped, plans, firsts = np.zeros(len(chosen), dtype=np.int64), book.plans.columns, batch.offsets[chosen]
-    is_cut = np.zeros(len(batch), dtype=np.bool_)
-    is_cut[changed] = True
-    cut = np.flatnonzero(is_cut[chosen])
-    hidden, hidden_in = plans.hidden.of(numbers)
-    trimmed, trimmed_in = plans.trimmed.of(numbers[cut])
+    stripped, firsts = np.zeros(len(chosen), dtype=np.int64), batch.offsets[chosen]
+    is_changed = np.zeros(len(batch), dtype=np.bool_)
+    is_changed[changed] = True
+    losses, owners = plans.columns.losses.of(numbers)
+    lossy = (losses[:, 2] == 0) | is_changed[chosen][owners]  # what is shown is shown whole where nothing was cut
+    losses, owners = losses[lossy], owners[lossy]
     for origin, texts in ((Origin.CONTENT, batch.messages.contents), (Origin.REASONING, batch.messages.reasoning)):
-        mine = hidden[:, 0] == origin
-        places = firsts[hidden_in[mine]] + hidden[mine, 1]
-        np.add.at(stripped, hidden_in[mine], texts.take(places).characters())
-        for operations in numbers_in(trimmed[trimmed[:, 0] == origin, 2]):
-            mine = (trimmed[:, 0] == origin) & (trimmed[:, 2] == operations)
-            owners = cut[trimmed_in[mine]]
-            own = texts.take(firsts[owners] + trimmed[mine, 1])
-            left = applied(own, book.table.operations[operations])
-            np.add.at(stripped, owners, _characters_lost(own, left))
-    _count_pieced(stripped, batch, firsts, cut, numbers, book)
+        for number in numbers_in(losses[losses[:, 0] == origin, 2]):
+            mine = (losses[:, 0] == origin) & (losses[:, 2] == number)
+            own = texts.take(firsts[owners[mine]] + losses[mine, 1])
+            np.add.at(stripped, owners[mine], _characters_lost(own, plans.showings[number]))
     return stripped
 
 
-def _count_pieced(stripped: Ints, batch: Conversations, firsts: Ints, cut: Ints, numbers: Ints, book: PlanBook) -> None:
-    """Add what is missing of texts that are shown in pieces, or otherwise in other rows: what the best row lacks."""
-    fields, plan_of = book.plans.columns.pieced.of(numbers[cut])
-    for number, place in zip(fields[:, 0].tolist(), cut[plan_of].tolist(), strict=True):
-        field = book.plans.pieced[number]
-        texts = batch.messages.contents if field.origin is Origin.CONTENT else batch.messages.reasoning
-        own = texts.take(firsts[[place]] + field.message)
-        rows = [[applied(own, book.table.operations[one]) for one in row] for row in field.showings]
-        best = max(sum(int(left.characters()[0]) for left in row) for row in rows)
-        stripped[place] += max(int(own.characters()[0]) - best, 0)
-
-
-def _characters_lost(texts: Texts, left: Texts) -> Ints:
-    """How many characters are missing; where texts are cut out of the first ones, only what was cut off is read."""
-    if left.data is not texts.data:
-        lost: Ints = np.maximum(texts.characters() - left.characters(), 0)
-        return lost
-    heads = Texts(texts.data, texts.starts, left.starts - texts.starts)
-    stops = left.starts + left.lengths
-    tails = Texts(texts.data, stops, texts.starts + texts.lengths - stops)
-    return heads.characters() + tails.characters()
+def _characters_lost(texts: Texts, showings: Showings) -> Ints:
+    """How many characters of texts are missing in the row that has most of them."""
+    characters = texts.characters()
+    if not showings:
+        return characters
+    most = np.zeros_like(characters)
+    for parts in showings:
+        shown = [applied(texts, operations).characters() for operations in parts]
+        most = np.maximum(most, np.sum(shown, axis=0))
+    lost: Ints = np.maximum(characters - most, 0)
+    return lost
 
 
 def _render_prompts(batch: Conversations, bound: BoundTemplate) -> Rendered:
     """Every conversation up to where an answer begins, one by one."""
-    table = PlanTable(arguments_are_text=True)
+    table = RowTable(arguments_are_text=True)
     rows = []
     for index in range(len(batch)):
         fixed = [
             item if hasattr(item, "ids") else item._replace(expression=None)
             for item in bound.write_prompt(batch[index])
         ]
-        rows.append(table.add(fixed))
+        rows.append(table.add([Fragment(fixed)]))
     every = np.arange(len(batch), dtype=np.int64)
     tokens = fill(
-        table, np.array(rows, dtype=np.int64), every, batch, bound.tokenizer, bound.book.computer(batch)
+        table, np.array(rows, dtype=np.int64), every, batch, bound.tokenizer, bound.plan_cache.computer(batch)
     ).tokens
     nothing = np.zeros(len(batch), dtype=np.int64)
     tokens = replace(  # the message that is still to come has a place, and no weight of its own

@@ -13,6 +13,7 @@ from chatmill.core.kinds import REPEATED, Part, RoleCode, role_of
 from chatmill.core.kinds import kind as kind_of
 from chatmill.errors import RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
+from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Notes
 from chatmill.render.jinja.record import traced_conversation
 from chatmill.render.jinja.rows import Counts
@@ -170,7 +171,7 @@ class Template(BoundTemplate):
         self.emit(traced_conversation(conversation, Notes() if notes is None else notes), out)
         turns = sum(message.role is Role.ASSISTANT for message in conversation.messages)
         untrained = _untrained(conversation, last_only=self.last_answer_only)
-        return WrittenRecord((_marked(out.items, untrained),), Counts(turns, 0, 0, 0))
+        return WrittenRecord(((Fragment(_marked(out.items, untrained)),),), Counts(turns, 0, 0, 0))
 
     def write_prompt(self, conversation: Conversation) -> Items:
         """The conversation, and what `emit_generation_prompt` writes behind it."""

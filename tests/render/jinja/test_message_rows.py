@@ -59,13 +59,12 @@ def bound(name: str, **options: object) -> ModelTemplate:
 
 def items(written: WrittenRecord) -> list[list[Ids | TextPart]]:
     """The rows of a record; fragments have texts of the record that they were made for."""
-    rows = [[item for one in written.fragments for item in one.items]] if written.fragments else written.rows
     return [
         [
             i._replace(text="") if isinstance(i, TextPart) and i.expression and i.expression[0] != "const" else i
             for i in row
         ]
-        for row in rows
+        for row in written.rows
     ]
 
 

@@ -187,20 +187,3 @@ def traced_conversation(conversation: Conversation, notes: Notes) -> Conversatio
             )
         )
     return conversation._replace(messages=tuple(messages))
-
-
-def shape_by_value(conversation: Conversation) -> tuple[Any, ...]:
-    """The shape of a conversation for a template that sees everything but long texts as plain values."""
-    return tuple(
-        (
-            *(message.role.value, message.reasoning is not None, message.name, message.tool_call_id, message.recipient),
-            *(
-                message.channel,
-                message.content_type,
-                message.weight == 0,
-                message.structured and json.dumps(message.structured),
-            ),
-            tuple((call.name, call.id) for call in message.tool_calls),
-        )
-        for message in conversation.messages
-    )

@@ -1,31 +1,28 @@
-"""Finds the plan of every record of a batch: by its shape and its answers, or by running the template.
+"""Finds the plan of every record of a batch: by its key, or by running the template.
 
-What a template may ask about texts is known after a few records (`'</think>' in content`). Those questions are answered
-for all messages of a batch at once. Shape and answers of a record are then a few bytes, which lead to its plan.
+The key of a record is its shape (what a template sees of it without asking) and what it answers to the questions that
+the template may ask. A record with a new key has its questions asked one by one; where no record of its shape has given
+the same answers, the template runs for it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.core.conversation import Conversation
 from chatmill.core.conversations import Conversations
-from chatmill.core.native.row_layout import Origin
 from chatmill.errors import RecordError
-from chatmill.render.bound import BoundTemplate, WrittenRecord
+from chatmill.render.bound import BoundTemplate
 from chatmill.render.fill import fill
-from chatmill.render.jinja.expressions import Expression, Notes, Path, Question, evaluate, root
-from chatmill.render.jinja.record import Arguments, RecordView, shape_by_value
-from chatmill.render.jinja.renderer import TraceError, Variants
-from chatmill.render.plan_table import HiddenField, PlanTable, RecordPlan
+from chatmill.render.jinja.expressions import Expression, Notes, evaluate, root
+from chatmill.render.jinja.record import Arguments, RecordView
+from chatmill.render.jinja.renderer import OF_ITS_SHAPE, TraceError, Variants
 from chatmill.render.record_keys import BatchKeys, Key, RecordKeys
-from chatmill.render.record_plans import RecordPlans
-from chatmill.render.row_items import TextPart
+from chatmill.render.record_plans import RecordPlan, RecordPlans, losses_of
+from chatmill.render.row_table import RowTable
 
 MAX_ITEMS = 400_000
 """Items of plans that are kept; beyond, everything is learned again."""
@@ -40,30 +37,17 @@ CHECKED_USES = (1024, 32768)
 CHECKED_AT_ONCE = 32
 """One in so many plans is compared at its second use already."""
 
-UNKNOWN, REFUSED = -1, -2
-"""What is found in place of a plan: nothing, or (this and below) a refusal."""
+UNKNOWN = -1
+"""What is found in place of a plan's number where there is none."""
 
 Ints = NDArray[np.int64]
 
 
-class KnownRefusal(NamedTuple):
-    """Why the records of one shape that give the same answers are refused."""
-
-    questions: tuple[Question, ...]
-    message: str
-    code: str
-    path: str
-
-    def error(self, record_id: str, where: str) -> RecordError:
-        """The error of one of them."""
-        return RecordError(self.message, code=self.code, path=self.path, record_id=record_id, where=where)
-
-
-class PlanBook:
+class PlanCache:
     """All plans of one template with one tokenizer."""
 
     def __init__(self, template: BoundTemplate) -> None:
-        """An empty book."""
+        """No plans yet."""
         self._template, self._form = template, template.form
         self._arguments_are_text = template.form.arguments is Arguments.STRING
         self.traced = 0
@@ -71,12 +55,12 @@ class PlanBook:
         self._forget()
 
     def _forget(self) -> None:
-        self.table = PlanTable(arguments_are_text=self._arguments_are_text)
-        self._shapes: dict[Any, Variants] = {}
+        self.rows = RowTable(arguments_are_text=self._arguments_are_text)
         self.plans = RecordPlans()
-        self._refusals: list[KnownRefusal] = []
+        self._refusals: dict[int, RecordError] = {}
+        """Why the records of a plan are refused, by its number."""
+        self._by_shape: dict[Key, Variants] = {}
         self._by_key: dict[Key, int] = {}
-        """The number of a plan, or REFUSED minus that of a refusal."""
         self._keys = RecordKeys(self._form, by_value=self._template.knows_by_value)
         self._questions_kept = 0
         self._uses: Ints = np.zeros(0, dtype=np.int64)
@@ -86,7 +70,7 @@ class PlanBook:
 
     def find(self, batch: Conversations) -> tuple[Ints, list[tuple[int, RecordError]]]:
         """The number of every conversation's plan, negative for those that the template refuses; and why."""
-        if self.table.size > MAX_ITEMS or self._questions_kept > MAX_QUESTIONS:
+        if self.rows.size > MAX_ITEMS or self._questions_kept > MAX_QUESTIONS:
             self._forget()
         numbers = np.full(len(batch), UNKNOWN, dtype=np.int64)
         failed: list[tuple[int, RecordError]] = []
@@ -101,9 +85,12 @@ class PlanBook:
             else:
                 self._settled = 0
                 first = stopped + 1
-        for index in np.flatnonzero(numbers <= REFUSED).tolist():
-            refusal = self._refusals[REFUSED - int(numbers[index])]
-            failed.append((index, refusal.error(batch.ids[index], batch.wheres[index])))
+        refused = np.isin(numbers, list(self._refusals))
+        for index in np.flatnonzero(refused).tolist():
+            known = self._refusals[int(numbers[index])]
+            place = {"record_id": batch.ids[index], "where": batch.wheres[index]}
+            failed.append((index, RecordError(known.message, code=known.code, path=known.path, **place)))
+        numbers[refused] = UNKNOWN
         self._count_uses(batch, numbers)
         return numbers, sorted(failed, key=lambda pair: pair[0])
 
@@ -148,10 +135,10 @@ class PlanBook:
     def _spot_check(self, batch: Conversations, index: int, plan: RecordPlan) -> None:
         """Compare what a plan gives for a record with what the template writes for that record alone."""
         one, nothing = batch.take(np.array([index])), np.zeros(len(plan.rows), dtype=np.int64)
-        table = PlanTable(arguments_are_text=self._arguments_are_text)
-        rows = [table.add(items) for items in self._template.write(batch[index]).rows]
+        table = RowTable(arguments_are_text=self._arguments_are_text)
+        rows = [table.add(row) for row in self._template.write(batch[index]).fragments]
         tokenizer, compute = self._template.tokenizer, self.computer(one)
-        mine = fill(self.table, np.array(plan.rows), nothing, one, tokenizer, compute).tokens
+        mine = fill(self.rows, np.array(plan.rows), nothing, one, tokenizer, compute).tokens
         alone = fill(table, np.array(rows), np.zeros(len(rows), dtype=np.int64), one, tokenizer, compute).tokens
         if not all(
             np.array_equal(getattr(mine, name), getattr(alone, name))
@@ -159,61 +146,36 @@ class PlanBook:
         ):
             raise TraceError(
                 f"the template {self._template.name!r} writes record {batch.ids[index] or batch.wheres[index]!r} "
-                "otherwise than other records of its shape: a fault of Chatmill, or of a template that reads texts in "
-                "ways that cannot be followed"
+                f"otherwise than {OF_ITS_SHAPE}"
             )
 
     def _slowly(self, conversation: Conversation, key: Key) -> int:
         """The plan of one conversation: by asking its questions one by one, else by running the template."""
-        view = RecordView(conversation, self._form)
-        if self._template.knows_by_value:
-            shape: Any = (shape_by_value(conversation), json.dumps(conversation.tools))
-        else:
-            shape = (view.shape(), bool(conversation.tools))
-        shape += (json.dumps(conversation.options, sort_keys=True),)
-        known = self._shapes.get(shape)
-        if known is None:
-            known = self._shapes[shape] = Variants()
-        number: int | None = known.find(view)
+        known = self._by_shape.setdefault(self._keys.shape_in(key), Variants())
+        number: int | None = known.find(RecordView(conversation, self._form))
         if number is None:
             self.traced += 1
             notes = Notes()
-            try:
-                written = self._template.write(conversation, notes, by_messages=True)
-            except RecordError as error:
-                error.record_id = error.record_id or conversation.id
-                error.where = error.where or conversation.where
-                if not error.is_general:
-                    raise
-                self._refusals.append(KnownRefusal(tuple(notes.answers), str(error.message), error.code, error.path))
-                number = REFUSED - (len(self._refusals) - 1)
-            else:
-                number = self.plans.add(self._planned(conversation, written, notes))
+            number = self._planned(conversation, notes)
             known.put(notes.answers, number)
             self._questions_kept += len(notes.answers)
-        found = self.plans[number] if number >= 0 else self._refusals[REFUSED - number]
-        if self._keys.learn(found.questions):
+        if self._keys.learn(self.plans[number].questions):
             self._by_key[key] = number
         return number
 
-    def _planned(self, conversation: Conversation, written: WrittenRecord, notes: Notes) -> RecordPlan:
-        if written.fragments:
-            rows: tuple[int, ...] = (self.table.add_fragments(written.fragments),)
-            shown = frozenset().union(*(fragment.shown for fragment in written.fragments))
-            trimmed = self.table.trimmed_in(written.fragments)
-        else:
-            rows = tuple(map(self.table.add, written.rows))
-            items = (item for row in written.rows for item in row)
-            shown = frozenset(root(i.expression) for i in items if isinstance(i, TextPart) and i.expression)
-            trimmed = self.table.trimmed(written.rows)
-        return RecordPlan(
-            questions=tuple(notes.answers),
-            rows=rows,
-            counts=written.counts,
-            hidden=tuple(_hidden(conversation, shown)),
-            trimmed=tuple(trimmed),
-            options=written.options,
-        )
+    def _planned(self, conversation: Conversation, notes: Notes) -> int:
+        """A new plan for a conversation, or for all that are refused like it."""
+        try:
+            written = self._template.write(conversation, notes, by_messages=True)
+        except RecordError as error:
+            if not error.is_general:
+                raise
+            number = self.plans.add(RecordPlan(tuple(notes.answers)))
+            self._refusals[number] = RecordError(str(error.message), code=error.code, path=error.path)
+            return number
+        rows = tuple(map(self.rows.add, written.fragments))
+        losses = tuple(losses_of(conversation, written.fragments))
+        return self.plans.add(RecordPlan(tuple(notes.answers), rows, written.counts, losses))
 
     def computer(self, batch: Conversations) -> Callable[[int, Expression], str]:
         """Evaluates expressions for the conversations of a batch."""
@@ -234,12 +196,3 @@ class PlanBook:
             return evaluate(expression, view.field)
 
         return compute
-
-
-def _hidden(conversation: Conversation, shown: Collection[Path | None]) -> Iterator[HiddenField]:
-    """Contents and reasoning that are not shown."""
-    for k, message in enumerate(conversation.messages):
-        if (k, "content") not in shown:
-            yield HiddenField(Origin.CONTENT, k)
-        if message.reasoning is not None and (k, "reasoning") not in shown:
-            yield HiddenField(Origin.REASONING, k)

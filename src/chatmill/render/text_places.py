@@ -1,0 +1,49 @@
+"""Where the text of an expression lies in the columns of a batch, and which string operations are applied to it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from chatmill.core.native.row_layout import Origin
+from chatmill.render.jinja.expressions import Expression
+
+_MESSAGE_FIELDS = {
+    "content": Origin.CONTENT,
+    "reasoning": Origin.REASONING,
+    "name": Origin.NAME,
+    "tool_call_id": Origin.TOOL_CALL_ID,
+}
+_CALL_FIELDS = {"name": Origin.CALL_NAME, "arguments": Origin.CALL_ARGUMENTS, "id": Origin.CALL_ID}
+_LISTED = ("json", (("ensure_ascii", False),))
+"""How tool definitions are written in their column."""
+
+Operations = tuple[tuple[str, tuple[Any, ...]], ...]
+"""String operations in the order they are applied."""
+
+
+class Place(NamedTuple):
+    """Where a text comes from."""
+
+    origin: Origin
+    message: int
+    call: int
+    operations: Operations
+
+
+def place_of(expression: Expression, arguments_are_text: bool) -> Place | None:
+    """The column, message, call and operations of an expression; None where it has no column."""
+    if expression[:2] == _LISTED and expression[2][0] == "tools" and len(expression[2]) == 2:
+        return Place(Origin.TOOL, 0, expression[2][1], ())
+    operations: list[tuple[str, tuple[Any, ...]]] = []
+    while expression[0] == "apply":
+        operations.append((expression[1], expression[2]))
+        expression = expression[3]
+    if expression[0] != "field" or expression[1][0] == "tools":
+        return None
+    path = expression[1]
+    applied = tuple(reversed(operations))
+    if path[1] != "call":
+        return Place(_MESSAGE_FIELDS[path[1]], path[0], 0, applied)
+    if path[3] == "arguments" and not arguments_are_text:
+        return None
+    return Place(_CALL_FIELDS[path[3]], path[0], path[2], applied)
