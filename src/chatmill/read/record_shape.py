@@ -199,7 +199,7 @@ def fields_read(shape: Shape) -> frozenset[str]:
     return shape.fields
 
 
-def _other_lists(record: Record, shape: Shape) -> Record:
+def _other_lists(record: Record, shape: Shape) -> dict[str, Any]:
     """Lists of messages beside the one that is read."""
     keys = [key for key in (shape.nested, *shape.lists) if key and key in record] if shape.pairs is None else []
     return {key: record[key] for key in keys if key != shape.list_of(record)} if len(keys) > 1 else {}
