@@ -12,6 +12,7 @@ from chatmill import __version__
 from chatmill.compiler.publish import publish_folder, sha256_file, storing, temporary_folder
 from chatmill.errors import ConfigError, FormatError
 from chatmill.export.registry import Target, find_target
+from chatmill.export.rows import ALONE
 from chatmill.export.targets import Export
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
@@ -89,6 +90,7 @@ def export_dataset(
     target.check(max_length=max_length, eod_id=eod_id, record_ids=record_ids, hub=hub)
     if shard_tokens is not None and shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {shard_tokens}; it must be 1 or more")
+    _refuse_idle(max_length, packing_strategy, overflow)
     temporary = temporary_folder(final)
     try:
         export = Export(
@@ -125,6 +127,21 @@ def export_dataset(
         config="\n".join(export.config).replace("{out}", str(final)),
         blend=blend,
     )
+
+
+def _refuse_idle(max_length: int | None, packing_strategy: str, overflow: str) -> None:
+    """A `ConfigError` for options of rows that are laid out anew, where nothing says how long these are."""
+    if max_length is not None:
+        return
+    for name, value, idle in (
+        ("packing strategy", packing_strategy, packing_strategy not in (Strategy.BEST_FIT, ALONE)),
+        ("overflow policy", overflow, overflow != Overflow.ERROR),
+    ):
+        if idle:
+            raise ConfigError(
+                f"the {name} {value!r} is for rows that are packed anew, and nothing says how long they are: give "
+                "max_length (--max-length), or leave it out"
+            )
 
 
 def _out(directory: Path, to: str, out: str | Path | None) -> Path:

@@ -147,14 +147,15 @@ def with_ends(
     return np.insert(ids, added, eod_id), grown, np.insert(values, added, 0)
 
 
-def one_each(documents: Split) -> RowPlan:
-    """A row for each document, in order."""
+def one_each(documents: Split, capacity: int | None = None) -> RowPlan:
+    """A row for each document, in order; `capacity` are its tokens where it has a fixed size."""
     count = len(documents)
     return RowPlan(
         documents=np.arange(count, dtype=np.int64),
         lengths=documents.lengths,
         row_offsets=np.arange(count + 1, dtype=np.int64),
         packed=False,
+        capacity=capacity,
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chatmill.errors import ConfigError, DataError
-from chatmill.export.row_layout import RowBatch, RowPlan, as_stored, one_each, packed_anew
+from chatmill.export.row_layout import ALONE, RowBatch, RowPlan, as_stored, one_each, packed_anew
 from chatmill.store.documents import StoredDataset
 from chatmill.store.split import Split, even_ranges
 
@@ -100,6 +100,8 @@ class Export:
     def rows(self, split: str) -> RowPlan:
         """Rows of the pack plan, or one document a row; packed again where a length is given."""
         documents = self.source.splits[split]
+        if self.max_length is None and self.packing_strategy == ALONE:
+            return one_each(documents, documents.plan.length if documents.plan is not None else None)
         if self.max_length is None:
             return as_stored(documents)
         made = packed_anew(documents, self.max_length, self.packing_strategy, self.overflow)
