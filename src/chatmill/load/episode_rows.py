@@ -146,14 +146,14 @@ class EpisodeRows(Rows):
         return Laid(slots=slot_of, starts=starts, lengths=lengths)
 
     def gather(self, numbers: Ints, lengths: Ints) -> tuple[NDArray[np.uint32], NDArray[Any]]:
-        """Ids and weights of the first `lengths` tokens of some episodes, flat."""
-        some = self.dataset.gather(numbers)
-        weights = some.full_weights if self.has_masks else np.ones(len(some.ids), dtype=np.uint8)
-        if self._policy is not None:
-            assert some.kinds is not None
-            weights = self._policy.token_weights(some.kinds, some.offsets)
-        kept = ranges(some.offsets[:-1], lengths)
-        return some.ids[kept], weights[kept]
+        """Ids and weights of the first `lengths` tokens of some episodes, flat; the weights may be changed."""
+        if self._policy is None:
+            some = self.dataset.gather(numbers, lengths)
+            return some.ids, some.full_weights.copy() if self.has_masks else np.ones(len(some.ids), dtype=np.uint8)
+        whole = self.dataset.gather(numbers)
+        assert whole.kinds is not None
+        kept = ranges(whole.offsets[:-1], lengths)
+        return whole.ids[kept], self._policy.token_weights(whole.kinds, whole.offsets)[kept]
 
     def _numbers(self, rows: Ints) -> Ints:
         """Episode numbers in the dataset of rows counted among the valid ones."""
