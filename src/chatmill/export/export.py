@@ -12,7 +12,7 @@ from chatmill import __version__
 from chatmill.compiler.publish import publish_folder, sha256_file, storing, temporary_folder
 from chatmill.errors import ConfigError, FormatError
 from chatmill.export.registry import Target, find_target
-from chatmill.export.rows import ALONE
+from chatmill.export.row_layout import ALONE
 from chatmill.export.targets import Export
 from chatmill.pack.overflow import Overflow
 from chatmill.pack.plan import Strategy
