@@ -72,7 +72,7 @@ class Policy:
         """
         weights = self.table()[tokens.run_kinds]
         if self.scope is Scope.LAST_TURN:
-            weights = weights * _after_last_user(tokens.run_kinds, tokens.conversation_runs)
+            weights = weights * _after_last_user(tokens.run_kinds, tokens.sequence_runs)
         default = np.float32(0 if self.only_weighted_messages else 1)
         if np.isnan(tokens.message_weights).all():
             return weights * default
@@ -101,6 +101,6 @@ def _after_last_user(kinds: NDArray[np.uint8], offsets: NDArray[np.int64]) -> ND
 
 def _own_weights(tokens: Tokens) -> NDArray[np.float32]:
     """The weight that each run's message brought along; NaN where it brought none."""
-    firsts = np.repeat(tokens.message_offsets[:-1], np.diff(tokens.conversation_runs))
+    firsts = np.repeat(tokens.message_offsets[:-1], np.diff(tokens.sequence_runs))
     own = tokens.message_weights[np.maximum(firsts + tokens.run_messages, 0)]
     return np.where(tokens.run_messages < 0, np.float32(np.nan), own)
