@@ -34,7 +34,7 @@ from chatmill.label.presets import find_policy
 from chatmill.look.template_probes import spelled_tokens
 from chatmill.read.conversations import ConversationFile
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.jinja.record import InputForm, RecordView
+from chatmill.render.jinja.record_view import InputForm, RecordView
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind
 from chatmill.render.render import render

@@ -18,7 +18,7 @@ from chatmill.prove.reference import Reference, reference_tokenizer
 from chatmill.prove.report import VerifyReport
 from chatmill.prove.spans import SpanCheck
 from chatmill.prove.verify import verify
-from chatmill.render.jinja.rows import Row
+from chatmill.render.jinja.turn_rows import Row
 from chatmill.store.episodes import EpisodeDataset
 from tests.compiler.verify_sets import build_into, records, rehash, small_recipe, write_lines
 from tests.damage import flip

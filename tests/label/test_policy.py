@@ -261,24 +261,24 @@ CODES = st.builds(lambda code, flags: code | flags, st.integers(0, KINDS - 1), s
 @st.composite
 def batches(draw: st.DrawFn) -> Tokens:
     """Any runs of any kinds; a run that belongs to a user has at least one token, as every template writes them."""
-    conversation_runs, counts, runs = [], [], []
+    sequence_runs, counts, runs = [], [], []
     for _ in range(draw(st.integers(0, 4))):
         count = draw(st.integers(0, 3))
         own = draw(st.lists(st.tuples(CODES, st.integers(-1, count - 1), st.integers(0, 3)), max_size=5))
         runs += [(code, message, max(length, role_of(code) is RoleCode.USER)) for code, message, length in own]
-        conversation_runs.append(len(own))
+        sequence_runs.append(len(own))
         counts.append(count)
     weight = st.none() | st.sampled_from([0.0, 1.0, 0.5, 2.0])
     weights = draw(st.lists(weight, min_size=sum(counts), max_size=sum(counts)))
     run_offsets = offsets_of(np.array([run[2] for run in runs], dtype=np.int64))
-    by_conversation = offsets_of(np.array(conversation_runs, dtype=np.int64))
+    by_conversation = offsets_of(np.array(sequence_runs, dtype=np.int64))
     return Tokens(
         ids=np.zeros(run_offsets[-1], dtype=np.int32),
         offsets=run_offsets[by_conversation],
         run_offsets=run_offsets,
         run_kinds=np.array([run[0] for run in runs], dtype=np.uint8),
         run_messages=np.array([run[1] for run in runs], dtype=np.int32),
-        conversation_runs=by_conversation,
+        sequence_runs=by_conversation,
         message_offsets=offsets_of(np.array(counts, dtype=np.int64)),
         message_weights=np.array(weights, dtype=np.float32),
     )

@@ -15,8 +15,8 @@ from typing import Any
 from unittest import mock
 
 from chatmill.core.conversation import Conversation
-from chatmill.render.jinja.record import RecordView
-from chatmill.render.jinja.rows import Row
+from chatmill.render.jinja.record_view import RecordView
+from chatmill.render.jinja.turn_rows import Row
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template, given_options
 from chatmill.render.render import render

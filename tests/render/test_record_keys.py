@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.core.conversations import Conversations
 from chatmill.render.jinja.expressions import Question, ask
-from chatmill.render.jinja.record import Arguments, InputForm, RecordView
+from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.record_keys import RecordKeys
 
 CHARACTERS = st.sampled_from(["", " ", "\n", "\u2003", "\x85", "x", "é", "<think>", "<", "\0"])
@@ -39,7 +39,7 @@ def test_answers_of_a_batch_are_those_of_each_record(texts: list[tuple[str, str]
     ]
     keys = RecordKeys(FORM, by_value=False)
     assert keys.learn(tuple(asked))
-    found = list(keys._answers(Conversations.of(conversations)))
+    found = list(keys._replies(Conversations.of(conversations)))
     wanted = list(dict.fromkeys(asked))
     assert len(found) == len(wanted)
     for question, answers in zip(wanted, found, strict=True):

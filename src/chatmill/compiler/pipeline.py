@@ -180,7 +180,7 @@ def _losers(tokens: Tokens, run_weights: NDArray[np.float32], fitted: OverflowRe
     if not fitted.report.lost_trained:
         return np.empty(0, dtype=np.int64)
     runs = np.flatnonzero((run_weights > 0) & (fitted.kept_of_run < tokens.run_lengths))
-    return np.unique(np.searchsorted(tokens.conversation_runs, runs, side="right") - 1)[:NAMED]
+    return np.unique(np.searchsorted(tokens.sequence_runs, runs, side="right") - 1)[:NAMED]
 
 
 class _Records:

@@ -70,8 +70,8 @@ class Tokens:
     """Kind of each run (see `chatmill.core.kinds`)."""
     run_messages: NDArray[np.int32]
     """Index of the message each run belongs to, counted in its conversation; -1 for tokens of no message."""
-    conversation_runs: NDArray[np.int64]
-    """C + 1 offsets into the runs."""
+    sequence_runs: NDArray[np.int64]
+    """C + 1 offsets into the runs: those of each sequence."""
     message_offsets: NDArray[np.int64]
     """C + 1 offsets into the messages of the batch (a message may have no run)."""
     message_weights: NDArray[np.float32]
@@ -124,7 +124,7 @@ class Tokens:
     def conversation(self, index: int) -> Tokens:
         """One conversation as a batch of its own (ids are a view)."""
         first, last = int(self.offsets[index]), int(self.offsets[index + 1])
-        run0, run1 = int(self.conversation_runs[index]), int(self.conversation_runs[index + 1])
+        run0, run1 = int(self.sequence_runs[index]), int(self.sequence_runs[index + 1])
         msg0, msg1 = int(self.message_offsets[index]), int(self.message_offsets[index + 1])
         return Tokens(
             ids=self.ids[first:last],
@@ -132,7 +132,7 @@ class Tokens:
             run_offsets=self.run_offsets[run0 : run1 + 1] - first,
             run_kinds=self.run_kinds[run0:run1],
             run_messages=self.run_messages[run0:run1],
-            conversation_runs=np.array([0, run1 - run0], dtype=np.int64),
+            sequence_runs=np.array([0, run1 - run0], dtype=np.int64),
             message_offsets=np.array([0, msg1 - msg0], dtype=np.int64),
             message_weights=self.message_weights[msg0:msg1],
         )

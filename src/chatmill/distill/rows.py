@@ -176,7 +176,7 @@ def _token_spans(tokens: Tokens, firsts: NDArray[np.int64], spans: NDArray[np.ui
 
     `firsts` are the first messages of the rows, `spans` those of all messages.
     """
-    of_runs = np.repeat(firsts, np.diff(tokens.conversation_runs)) + tokens.run_messages
+    of_runs = np.repeat(firsts, np.diff(tokens.sequence_runs)) + tokens.run_messages
     of_runs[tokens.run_messages < 0] = len(spans)  # what is of no message
     return tokens.per_token(np.append(spans, np.uint8(0))[of_runs])
 

@@ -81,7 +81,7 @@ class Policy:
         """
         weights = self.table()[tokens.run_kinds]
         if self.scope is Scope.LAST_TURN:
-            weights = weights * _after_last_user(tokens.run_kinds, tokens.conversation_runs)
+            weights = weights * _after_last_user(tokens.run_kinds, tokens.sequence_runs)
         default = np.float32(0 if self.only_weighted_messages else 1)
         if np.isnan(tokens.message_weights).all():
             return weights * default
@@ -98,7 +98,7 @@ class Policy:
         is_added = added_rows(records)
         if self.trains_answers_only or not (is_added.any() or (tokens.run_kinds & REPEATED).any()):
             return run_weights
-        rows = np.repeat(np.arange(len(tokens)), np.diff(tokens.conversation_runs))
+        rows = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))
         messages = tokens.message_offsets[rows] + tokens.run_messages
         assistant, parts = roles_of(tokens.run_kinds) == RoleCode.ASSISTANT, parts_of(tokens.run_kinds)
         of_message = tokens.run_messages >= 0
@@ -136,6 +136,6 @@ def _after_last_user(kinds: NDArray[np.uint8], offsets: NDArray[np.int64]) -> ND
 
 def _own_weights(tokens: Tokens) -> NDArray[np.float32]:
     """The weight that each run's message brought along; NaN where it brought none."""
-    firsts = np.repeat(tokens.message_offsets[:-1], np.diff(tokens.conversation_runs))
+    firsts = np.repeat(tokens.message_offsets[:-1], np.diff(tokens.sequence_runs))
     own = tokens.message_weights[np.maximum(firsts + tokens.run_messages, 0)]
     return np.where(tokens.run_messages < 0, np.float32(np.nan), own)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jinja2
 
 from chatmill.core.conversation import Conversation
-from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.sandbox import PlainSandbox

@@ -140,7 +140,7 @@ class Item:
 
 def item_of_tokens(tokens: Tokens, number: int, weights: NDArray[np.float32]) -> Item:
     """One conversation of a rendered batch; `weights` are those of the runs of the batch."""
-    first, last = tokens.conversation_runs[number : number + 2]
+    first, last = tokens.sequence_runs[number : number + 2]
     own = tokens.conversation(number)
     return Item(
         split="",

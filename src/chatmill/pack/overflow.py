@@ -135,7 +135,7 @@ def _episodes(
         return [[KeptSpan(0, capacity)]]
     if policy is Overflow.DROP_OLDEST_TURNS:
         return [newest_turns(outline(tokens, index), capacity)]
-    a, b = tokens.conversation_runs[index : index + 2]
+    a, b = tokens.sequence_runs[index : index + 2]
     borders = tokens.run_offsets[a : b + 1] - tokens.offsets[index]
     trained = (run_weights[a:b] > 0) & (np.diff(borders) > 0)
     starts, ends = borders[:-1][trained], borders[1:][trained]
@@ -185,8 +185,8 @@ class _Slices:
             window=merged(nothing, window),
             start=merged(tokens.offsets[fitting], start),
             end=merged(tokens.offsets[fitting + 1], end),
-            first_run=merged(tokens.conversation_runs[fitting], first_run),
-            last_run=merged(tokens.conversation_runs[fitting + 1], last_run),
+            first_run=merged(tokens.sequence_runs[fitting], first_run),
+            last_run=merged(tokens.sequence_runs[fitting + 1], last_run),
             injected=merged(nothing, injected).astype(np.bool_),
             over_long=over_long,
         )
@@ -204,17 +204,17 @@ def _result(tokens: Tokens, run_weights: NDArray[np.float32], pieces: _Slices) -
     first_piece = np.flatnonzero(opens)
     source = pieces.source[first_piece]
     run_offsets = offsets_of(end - start)
-    conversation_runs = np.append(offsets_of(runs)[first_piece], len(run))
+    sequence_runs = np.append(offsets_of(runs)[first_piece], len(run))
     messages = np.diff(tokens.message_offsets)[source]
     weights = run_weights[run]
     weights[injected] = 0
     made = Tokens(
         ids=gathered([tokens.ids], np.zeros_like(pieces.start), pieces.start, pieces.end - pieces.start),
-        offsets=run_offsets[conversation_runs],
+        offsets=run_offsets[sequence_runs],
         run_offsets=run_offsets,
         run_kinds=tokens.run_kinds[run],
         run_messages=tokens.run_messages[run],
-        conversation_runs=conversation_runs,
+        sequence_runs=sequence_runs,
         message_offsets=offsets_of(messages),
         message_weights=tokens.message_weights[ranges(tokens.message_offsets[source], messages)],
     )

@@ -31,7 +31,7 @@ from chatmill.pack.overflow import Overflow
 from chatmill.pack.turns import outline
 from chatmill.pack.windows import KeptSpan, newest_turns, windows
 from chatmill.render.jinja.expressions import Notes, Path, root
-from chatmill.render.jinja.rows import Counts, Row
+from chatmill.render.jinja.turn_rows import Counts, Row
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.row_items import Ids, TextPart, items_of
@@ -291,7 +291,7 @@ def _single_runs(derived: Derived) -> Tokens:
         run_offsets=np.arange(count + 1, dtype=np.int64),
         run_kinds=np.array(derived.kinds, dtype=np.uint8),
         run_messages=np.array(derived.messages, dtype=np.int32),
-        conversation_runs=np.array([0, count], dtype=np.int64),
+        sequence_runs=np.array([0, count], dtype=np.int64),
         message_offsets=np.array([0, max(derived.messages, default=-1) + 1], dtype=np.int64),
         message_weights=np.full(max(derived.messages, default=-1) + 1, np.nan, dtype=np.float32),
     )

@@ -15,7 +15,7 @@ from chatmill.core.conversation import Conversation, Role
 from chatmill.core.kinds import REPEATED, Part, RoleCode, part_of, role_of
 from chatmill.prove.reference import Derived, DerivedRecord, Reference
 from chatmill.prove.report import VerifyReport
-from chatmill.render.jinja.rows import Row
+from chatmill.render.jinja.turn_rows import Row
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.template import Template
 

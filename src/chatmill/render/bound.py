@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from chatmill.core.conversation import Conversation
 from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Notes
-from chatmill.render.jinja.record import InputForm
-from chatmill.render.jinja.rows import Counts
+from chatmill.render.jinja.record_view import InputForm
+from chatmill.render.jinja.turn_rows import Counts
 from chatmill.render.row_items import Ids, TextPart
 from chatmill.tokenizer.tokenizer import Tokenizer
 

@@ -56,14 +56,14 @@ def fill(
     run_offsets = offsets_of(sizes)
     message_counts = np.diff(batch.offsets)[conversations]
     messages = ranges(batch.offsets[conversations], message_counts)
-    conversation_runs = offsets_of(table.firsts[rows + 1] - table.firsts[rows])
+    sequence_runs = offsets_of(table.firsts[rows + 1] - table.firsts[rows])
     tokens = Tokens(
         ids=ids,
-        offsets=run_offsets[conversation_runs],
+        offsets=run_offsets[sequence_runs],
         run_offsets=run_offsets,
         run_kinds=layout.kinds,
         run_messages=layout.owners,
-        conversation_runs=conversation_runs,
+        sequence_runs=sequence_runs,
         message_offsets=offsets_of(message_counts),
         message_weights=batch.messages.weights[messages].astype(np.float32),
     )

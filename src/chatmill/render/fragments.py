@@ -13,7 +13,7 @@ from chatmill.core.native.row_layout import Origin
 from chatmill.render.jinja.expressions import Notes, root
 from chatmill.render.jinja.labels import Span
 from chatmill.render.jinja.message_rows import Group, Lesson
-from chatmill.render.jinja.rows import Row
+from chatmill.render.jinja.turn_rows import Row
 from chatmill.render.row_items import Ids, TextPart, TokenRules, cuts_of, items_of
 from chatmill.render.text_places import Operations, place_of
 
@@ -87,7 +87,7 @@ class Fragments:
             span.expression is not None and (root(span.expression) or (None,))[0] not in (group.message, "tools")
             for span in spans
         )
-        if notes.answers or not items or of_others:  # it depends on more than its own message and shape
+        if notes.replies or not items or of_others:  # it depends on more than its own message and shape
             return None
         return _MessageFragment(items, spans)
 

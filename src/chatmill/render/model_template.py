@@ -21,12 +21,12 @@ from chatmill.render.jinja.message_rows import Composed, MessageRows
 from chatmill.render.jinja.names import names_read
 from chatmill.render.jinja.options import Expand, TemplateOptions, Thinking, Traces
 from chatmill.render.jinja.probes import habitual_stop, probed_form
-from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import ITS_PARTS, Renderer
-from chatmill.render.jinja.rows import Counts, Row, prompt_row, rows_of
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.stops import StopTokens, families_of
 from chatmill.render.jinja.tracing_sandbox import TracingSandbox
+from chatmill.render.jinja.turn_rows import Counts, Row, prompt_row, rows_of
 from chatmill.render.jinja.turns import Turns
 from chatmill.render.row_items import TokenRules, items_of
 from chatmill.render.template import refuse_channels, refuse_missing
@@ -249,7 +249,7 @@ class ModelTemplate(BoundTemplate):
                 if composed is not None:
                     return composed
             turns, outcome = self._by_turns(conversation, options)
-            notes.add(turns.notes.answers)
+            notes.add(turns.notes.replies)
             if isinstance(outcome, RecordError):
                 first = first or outcome
                 if outcome.code not in MENDED_BY_OPTIONS:
@@ -257,7 +257,7 @@ class ModelTemplate(BoundTemplate):
                 continue
             rows, counts = outcome
             if number == 0:
-                self._message_rows(options).learn(turns.view, turns.shape, rows, counts, turns.notes.answers)
+                self._message_rows(options).learn(turns.view, turns.shape, rows, counts, turns.notes.replies)
             written = TextRows(tuple(rows), counts, tuple(sorted(options.items())))
             if not counts.untrained:
                 return written
@@ -310,8 +310,8 @@ class ModelTemplate(BoundTemplate):
             turns, outcome = self._by_turns(conversation, options)
             if outcome != ([found.row], found.counts):
                 raise renderer.unlike(view, ITS_PARTS)
-            lessons.learn(view, shape, [found.row], found.counts, turns.notes.answers)
-        notes.add(found.answers)
+            lessons.learn(view, shape, [found.row], found.counts, turns.notes.replies)
+        notes.add(found.replies)
         return TextRows((), found.counts, tuple(sorted(options.items())), found)
 
     def turns(self, conversation: Conversation, options: Mapping[str, Any] | None = None) -> Turns:

@@ -1,8 +1,8 @@
 """Finds the plan of every record of a batch: by its key, or by running the template.
 
-The key of a record is its shape (what a template sees of it without asking) and what it answers to the questions that
+The key of a record is its shape (what a template sees of it without asking) and its replies to the questions that
 the template may ask. A record with a new key has its questions asked one by one; where no record of its shape has given
-the same answers, the template runs for it.
+the same replies, the template runs for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from chatmill.errors import RecordError
 from chatmill.render.bound import BoundTemplate
 from chatmill.render.fill import fill
 from chatmill.render.jinja.expressions import Expression, Notes, evaluate, root
-from chatmill.render.jinja.record import Arguments, RecordView
+from chatmill.render.jinja.record_view import Arguments, RecordView
 from chatmill.render.jinja.renderer import OF_ITS_SHAPE, TraceError, Variants
 from chatmill.render.record_keys import BatchKeys, Key, RecordKeys
 from chatmill.render.record_plans import RecordPlan, RecordPlans, losses_of
@@ -157,8 +157,8 @@ class PlanCache:
             self.traced += 1
             notes = Notes()
             number = self._planned(conversation, notes)
-            known.put(notes.answers, number)
-            self._questions_kept += len(notes.answers)
+            known.put(notes.replies, number)
+            self._questions_kept += len(notes.replies)
         if self._keys.learn(self.plans[number].questions):
             self._by_key[key] = number
         return number
@@ -170,12 +170,12 @@ class PlanCache:
         except RecordError as error:
             if not error.is_general:
                 raise
-            number = self.plans.add(RecordPlan(tuple(notes.answers)))
+            number = self.plans.add(RecordPlan(tuple(notes.replies)))
             self._refusals[number] = RecordError(str(error.message), code=error.code, path=error.path)
             return number
         rows = tuple(map(self.rows.add, written.fragments))
         losses = tuple(losses_of(conversation, written.fragments))
-        return self.plans.add(RecordPlan(tuple(notes.answers), rows, written.counts, losses))
+        return self.plans.add(RecordPlan(tuple(notes.replies), rows, written.counts, losses))
 
     def computer(self, batch: Conversations) -> Callable[[int, Expression], str]:
         """Evaluates expressions for the conversations of a batch."""

@@ -1,4 +1,4 @@
-"""The key of a record: a few bytes that say what a template sees of it without asking, and what it answers.
+"""The key of a record: what a template sees of it without asking, and its replies to what is asked, in a few bytes.
 
 What a template may ask about texts is known after a few records (`'</think>' in content`). Those questions are answered
 for all messages of a batch at once.
@@ -22,11 +22,11 @@ from chatmill.core.native.row_layout import Origin
 from chatmill.core.texts import OptionalTexts, Texts
 from chatmill.render.fill import applied
 from chatmill.render.jinja.expressions import Question, ask, root
-from chatmill.render.jinja.record import Arguments, InputForm, RecordView
+from chatmill.render.jinja.record_view import Arguments, InputForm, RecordView
 from chatmill.render.text_places import Operations, place_of
 
 SHAPE_BYTES = 7
-"""Bytes of each message in a key that say what the template sees without asking; its answers are behind them."""
+"""Bytes of each message in a key that say what the template sees without asking; its replies are behind them."""
 MAX_COLUMNS = 48
 MAX_TOOL_QUESTIONS = 64
 """A template that asks more about tools is taken to depend on all of their text."""
@@ -58,7 +58,7 @@ class RecordKeys:
         self._arguments_are_text = form.arguments is Arguments.STRING
         self._columns: list[ColumnQuestion] = []
         self._tool_questions: dict[Question, None] = {}
-        self._tool_answers: dict[bytes, int] = {}
+        self._tool_replies: dict[bytes, int] = {}
         self._tool_views: dict[bytes, RecordView] = {}
         self._signatures: dict[Any, int] = {}
         self.version = 0
@@ -90,7 +90,7 @@ class RecordKeys:
     def _ask_of_tools(self, question: Question) -> None:
         """Answer one more question about tools in every key."""
         self._tool_questions[question] = None
-        self._tool_answers = {}
+        self._tool_replies = {}
         self.version += 1
         if len(self._tool_questions) > MAX_TOOL_QUESTIONS:
             self._tools_by_value, self._tool_questions = True, {}
@@ -147,19 +147,19 @@ class RecordKeys:
     def _tools_key(self, text: bytes, batch: Conversations, index: int) -> int | str:
         if self._tools_by_value:
             return blake2b(text, digest_size=16).hexdigest()
-        found = self._tool_answers.get(text)
+        found = self._tool_replies.get(text)
         if found is None:
-            if len(self._tool_answers) >= KEPT_TOOLS:
-                self._tool_answers, self._tool_views = {}, {}
+            if len(self._tool_replies) >= KEPT_TOOLS:
+                self._tool_replies, self._tool_views = {}, {}
             view = self._tool_views.get(text)
             if view is None:
                 view = self._tool_views[text] = RecordView(Conversation((), tools=batch[index].tools), self._form)
-            answers = tuple(repr(ask(question, view.field)) for question in self._tool_questions)
-            found = self._tool_answers[text] = self._signatures.setdefault(answers, len(self._signatures) + 1)
+            replies = tuple(repr(ask(question, view.field)) for question in self._tool_questions)
+            found = self._tool_replies[text] = self._signatures.setdefault(replies, len(self._signatures) + 1)
         return found
 
     def _codes(self, batch: Conversations) -> NDArray[np.uint8]:
-        """A few bytes per message: what the template sees without asking, and its answers."""
+        """A few bytes per message: what the template sees without asking, and its replies."""
         messages = batch.messages
         calls = messages.call_counts
         flags = messages.roles.astype(np.uint8)
@@ -184,9 +184,9 @@ class RecordKeys:
         mixed = (with_id > 0) & (with_id < calls)
         columns = [flags, np.minimum(calls, 255).astype(np.uint8), ((with_id > 0) + 2 * mixed).astype(np.uint8)]
         columns += self._values(batch) if self._by_value else self._rarities(batch, mixed)
-        answers = list(self._answers(batch))
-        if answers:
-            columns += list(np.packbits(np.stack(answers), axis=0))
+        replies = list(self._replies(batch))
+        if replies:
+            columns += list(np.packbits(np.stack(replies), axis=0))
         return np.stack(columns, axis=1)
 
     def _rarities(self, batch: Conversations, mixed: NDArray[np.bool_]) -> list[NDArray[np.uint8]]:
@@ -245,8 +245,8 @@ class RecordKeys:
             numbers[places] = np.array(known, dtype=np.uint32)[which]
         return list(numbers.view(np.uint8).reshape(-1, 4).T)
 
-    def _answers(self, batch: Conversations) -> Iterator[NDArray[np.bool_]]:
-        """The answers of every message to each question; False for those that do not have what is asked about."""
+    def _replies(self, batch: Conversations) -> Iterator[NDArray[np.bool_]]:
+        """The replies of every message to each question; False for those that do not have what is asked about."""
         asked: dict[Any, tuple[NDArray[Any] | slice, Texts, NDArray[np.uint8]]] = {}
         for what, origin, call, operations, argument in self._columns:
             applied_first = () if what == "filled" else operations
@@ -256,11 +256,11 @@ class RecordKeys:
                 texts = applied(texts, applied_first)
                 asked[texts_asked] = places, texts, heads_of(texts)
             places, texts, heads = asked[texts_asked]
-            answers = np.zeros(len(batch.messages), dtype=np.bool_)
-            answers[places] = (
+            replies = np.zeros(len(batch.messages), dtype=np.bool_)
+            replies[places] = (
                 _filled(texts, heads, operations) if what == "filled" else _answered(what, texts, heads, argument)
             )
-            yield answers
+            yield replies
 
 
 def heads_of(texts: Texts) -> NDArray[np.uint8]:
@@ -303,7 +303,7 @@ def _texts_of(messages: MessageColumns, origin: Origin, call: int) -> tuple[NDAr
 
 
 def _answered(what: str, texts: Texts, heads: NDArray[np.uint8], argument: Any) -> NDArray[np.bool_]:
-    """What every text answers to a question."""
+    """The reply of every text to a question."""
     if what == "contains":
         return contains(texts, argument[0].encode())
     if what == "equals":
@@ -333,15 +333,15 @@ def contains(texts: Texts, part: bytes) -> NDArray[np.bool_]:
 
 def begins(texts: Texts, part: bytes, heads: NDArray[np.uint8]) -> NDArray[np.bool_]:
     """Which texts begin with a part; `heads` are their first bytes."""
-    answer = texts.lengths >= len(part)
+    does_begin = texts.lengths >= len(part)
     if part:
-        answer &= heads == part[0]
+        does_begin &= heads == part[0]
     for offset, byte in enumerate(part[1:], 1):
-        going = np.flatnonzero(answer)
+        going = np.flatnonzero(does_begin)
         if not len(going):
             break
-        answer[going] = texts.data[texts.starts[going] + offset] == byte
-    return answer
+        does_begin[going] = texts.data[texts.starts[going] + offset] == byte
+    return does_begin
 
 
 def _is_about_tools(question: Question) -> bool:

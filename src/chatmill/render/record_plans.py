@@ -13,7 +13,7 @@ from chatmill.core.native.row_layout import Origin
 from chatmill.core.tokens import offsets_of, ranges
 from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Question
-from chatmill.render.jinja.rows import Counts
+from chatmill.render.jinja.turn_rows import Counts
 from chatmill.render.text_places import Operations
 
 Ints = NDArray[np.int64]
@@ -47,7 +47,7 @@ def losses_of(conversation: Conversation, rows: Iterable[Sequence[Fragment]]) ->
 
 
 class RecordPlan(NamedTuple):
-    """Everything about the records of one shape that give the same answers to what the template asks."""
+    """Everything about the records of one shape that give the same replies to what the template asks."""
 
     questions: tuple[Question, ...]
     rows: tuple[int, ...] = ()

@@ -18,7 +18,7 @@ import numpy as np
 from chatmill.core.texts import Texts
 from chatmill.render.jinja.expressions import Expression, Notes
 from chatmill.render.jinja.labels import Span
-from chatmill.render.jinja.rows import Row
+from chatmill.render.jinja.turn_rows import Row
 from chatmill.tokenizer.prefix import Prefix
 from chatmill.tokenizer.tokenizer import Tokenizer
 

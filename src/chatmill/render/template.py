@@ -15,9 +15,9 @@ from chatmill.errors import RecordError, TokenizerError
 from chatmill.render.bound import BoundTemplate, Items, WrittenRecord
 from chatmill.render.fragments import Fragment
 from chatmill.render.jinja.expressions import Notes
-from chatmill.render.jinja.record import traced_conversation
-from chatmill.render.jinja.rows import Counts
+from chatmill.render.jinja.record_view import traced_conversation
 from chatmill.render.jinja.traced import atoms_of, plain_text
+from chatmill.render.jinja.turn_rows import Counts
 from chatmill.render.row_items import Ids, TextPart, encoded_piece
 from chatmill.tokenizer.tokenizer import Tokenizer
 

@@ -37,7 +37,7 @@ def tokens_of(conversations: list[list[Run]]) -> tuple[Tokens, np.ndarray]:
         run_offsets=offsets,
         run_kinds=np.array(kinds, dtype=np.uint8),
         run_messages=np.array(messages, dtype=np.int32),
-        conversation_runs=bounds,
+        sequence_runs=bounds,
         message_offsets=np.arange(len(conversations) + 1, dtype=np.int64) * 5,
         message_weights=np.full(5 * len(conversations), np.nan, dtype=np.float32),
     )
@@ -99,6 +99,6 @@ def test_numbers_outside_of_their_arrays_are_refused(native: str, monkeypatch: p
         sum_turns(tokens, np.zeros(2, dtype=np.float32))
     with pytest.raises(ValueError, match="1 runs and 0 lengths"):
         sum_lengths(tokens, np.empty(0, dtype=np.int64), weights, np.array([0]), 1)
-    short = replace(tokens, conversation_runs=tokens.conversation_runs[:1])
+    short = replace(tokens, sequence_runs=tokens.sequence_runs[:1])
     with pytest.raises(ValueError, match="1 sequences and 1 offsets"):
         sum_turns(short, weights)

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.template_survey import TODAY, bind_bytes
 from chatmill.core.conversation import Conversation
 from chatmill.read.conversations import ConversationFile
-from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.model_template import ModelTemplate
 
 DATA = Path(__file__).parents[2] / "data"

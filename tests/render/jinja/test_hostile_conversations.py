@@ -9,7 +9,7 @@ import pytest
 
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import RecordError
-from chatmill.render.jinja.rows import Row
+from chatmill.render.jinja.turn_rows import Row
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.render import render
 from chatmill.render.row_items import Ids

@@ -77,7 +77,7 @@ TRICKS = {
     "the class of record text": "{{ messages[0].content.__class__ }}",
     "the class by format": "{{ '{0.__class__.__mro__}'.format(messages) }}",
     "the class by format_map": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
-    "inner things of traced text": "{{ messages[0].content._atoms }}{{ messages[0].content._notes.answers }}",
+    "inner things of traced text": "{{ messages[0].content._atoms }}{{ messages[0].content._notes.replies }}",
     "globals of a function": "{{ raise_exception.__globals__ }}",
     "globals of a macro": "{% macro f() %}{% endmacro %}{{ f.__globals__ }}{{ f._func.__globals__ }}",
     "globals of a namespace": "{{ namespace.__init__.__globals__ }}",

@@ -16,10 +16,10 @@ from chatmill.render.jinja.expressions import Question
 from chatmill.render.jinja.labels import Span
 from chatmill.render.jinja.message_rows import MessageRows
 from chatmill.render.jinja.options import Expand, TemplateOptions, Traces
-from chatmill.render.jinja.record import InputForm, RecordView
+from chatmill.render.jinja.record_view import InputForm, RecordView
 from chatmill.render.jinja.renderer import TraceError
-from chatmill.render.jinja.rows import Counts, Row
 from chatmill.render.jinja.sandbox import PlainSandbox
+from chatmill.render.jinja.turn_rows import Counts, Row
 from chatmill.render.model_template import ModelTemplate
 from chatmill.render.registry import bind, find_template
 from chatmill.render.render import render
@@ -296,7 +296,7 @@ def test_a_text_that_is_empty_is_told_from_one_that_is_not() -> None:
     view = RecordView(silent, InputForm())
     found = book.compose(view, view.shape())
     assert found is not None
-    assert found.answers[content] is False, "the row lacks that text: it is no row for others"
+    assert found.replies[content] is False, "the row lacks that text: it is no row for others"
     assert [span.text for span in found.row.spans] == [">", "user0", ">"]
     row = row_of(silent, ">")
     row = row._replace(spans=tuple(span for span in row.spans if span.text))

@@ -14,7 +14,7 @@ from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ConfigError, RecordError
 from chatmill.prove.spans import AnswerProof
 from chatmill.render.jinja.options import TemplateOptions
-from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import Refusal
 from chatmill.render.model_template import JinjaSource, ModelTemplate
 from chatmill.render.render import render

@@ -59,7 +59,7 @@ def lengths_by_numpy(tokens: Tokens, lengths: Ints, weights: Weights, codes: Int
     """What `sum_lengths` gives, slower."""
     if len(codes) and not 0 <= codes.min() <= codes.max() < count:
         raise IndexError(OUTSIDE)
-    places = np.repeat(codes * ROLES, np.diff(tokens.conversation_runs)) + roles_of(tokens.run_kinds)
+    places = np.repeat(codes * ROLES, np.diff(tokens.sequence_runs)) + roles_of(tokens.run_kinds)
     sums = np.bincount(2 * places + (weights > 0), weights=lengths, minlength=count * ROLES * 2)
     return sums.astype(np.int64).reshape(count, ROLES, 2)
 
@@ -83,7 +83,7 @@ def sum_turns(tokens: Tokens, weights: Weights) -> TurnSums:
 
 def turns_by_numpy(tokens: Tokens, weights: Weights) -> TurnSums:
     """What `sum_turns` gives, slower."""
-    passed = offsets_of(np.where(weights > 0, tokens.run_lengths, 0))[tokens.conversation_runs]
+    passed = offsets_of(np.where(weights > 0, tokens.run_lengths, 0))[tokens.sequence_runs]
     filled = np.flatnonzero(tokens.run_lengths)
     kinds = tokens.run_kinds[filled]
     place = np.flatnonzero(roles_of(kinds) == RoleCode.ASSISTANT)  # among the runs that are not empty
@@ -91,7 +91,7 @@ def turns_by_numpy(tokens: Tokens, weights: Weights) -> TurnSums:
         nothing = np.zeros(len(tokens), dtype=np.int64)
         return TurnSums(np.diff(passed), nothing, nothing)
     run = filled[place]
-    owners = np.repeat(np.arange(len(tokens)), np.diff(tokens.conversation_runs))[run]
+    owners = np.repeat(np.arange(len(tokens)), np.diff(tokens.sequence_runs))[run]
     messages = tokens.run_messages[run]
     opens = np.ones(len(run), dtype=np.bool_)
     opens[1:] = (messages[1:] != messages[:-1]) | (owners[1:] != owners[:-1])
@@ -113,10 +113,10 @@ def _runs(tokens: Tokens, weights: Weights) -> tuple[NDArray[np.uint8], Weights,
     """Columns of runs as compiled code reads them."""
     if not len(tokens.run_kinds) == len(weights) == len(tokens.run_messages) == len(tokens.run_offsets) - 1:
         raise ValueError(f"{len(tokens.run_kinds)} runs and {len(weights)} weights")
-    if len(tokens.conversation_runs) != len(tokens) + 1:
-        raise ValueError(f"{len(tokens)} sequences and {len(tokens.conversation_runs)} offsets into their runs")
+    if len(tokens.sequence_runs) != len(tokens) + 1:
+        raise ValueError(f"{len(tokens)} sequences and {len(tokens.sequence_runs)} offsets into their runs")
     return (
         np.ascontiguousarray(tokens.run_kinds, dtype=np.uint8),
         np.ascontiguousarray(weights, dtype=np.float32),
-        np.ascontiguousarray(tokens.conversation_runs, dtype=np.int64),
+        np.ascontiguousarray(tokens.sequence_runs, dtype=np.int64),
     )

@@ -10,7 +10,7 @@ An expression is a nested tuple, so that it is hashable and cheap. Its first ent
     ("lost", paths)                    text whose way from these fields cannot be followed
 
 A *question* is what a template asked about an expression, again a tuple: ("contains", expression, "</think>"). `Notes`
-are the questions of one run, with their answers.
+are the questions of one run, with their replies.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def evaluate(expression: Expression, fields: Fields) -> str:
 
 
 def ask(question: Question, fields: Fields) -> Any:
-    """The answer to a question for a record; `...` where the record has nothing at that path."""
+    """The reply to a question for a record; `...` where the record has nothing at that path."""
     try:
         return _ASKED[question[0]](fields, *question[1:])
     except (LookupError, TypeError, AttributeError):
@@ -127,21 +127,21 @@ _ASKED: Mapping[str, Callable[..., Any]] = {
 class Notes:
     """What one run of a template asked, in order."""
 
-    __slots__ = ("answers",)
+    __slots__ = ("replies",)
 
     def __init__(self) -> None:
         """Nothing asked yet."""
-        self.answers: dict[Question, Any] = {}
+        self.replies: dict[Question, Any] = {}
 
-    def note(self, question: Question, answer: Any) -> Any:
-        """Keep an answer, and give it back."""
-        self.answers.setdefault(question, answer)
-        return answer
+    def note(self, question: Question, reply: Any) -> Any:
+        """Keep a reply, and give it back."""
+        self.replies.setdefault(question, reply)
+        return reply
 
-    def add(self, answers: Mapping[Question, Any]) -> None:
-        """Keep the answers of another run; those that are known stay."""
-        for question, answer in answers.items():
-            self.answers.setdefault(question, answer)
+    def add(self, replies: Mapping[Question, Any]) -> None:
+        """Keep the replies of another run; those that are known stay."""
+        for question, reply in replies.items():
+            self.replies.setdefault(question, reply)
 
 
 TOOLS = -1

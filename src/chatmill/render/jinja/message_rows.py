@@ -2,7 +2,7 @@
 
 Long chats with tools hardly ever have the same shape, but their messages do. What every stretch of a row is depends on
 the message, its neighbours, and a few facts about the rest of the conversation. Those are the *place* of a message.
-Whole conversations teach what is written at each place, and under which answers to the template's questions. A
+Whole conversations teach what is written at each place, and under which replies to the template's questions. A
 conversation whose places are all known is put together from them. Nothing is taken for granted: where two conversations
 teach different things about one place, places are looked at in more detail, then given up for that template. Every row
 that is put together is compared with plain Jinja, and some of them with the long way.
@@ -31,12 +31,12 @@ from chatmill.render.jinja.expressions import (
     subjects_of,
 )
 from chatmill.render.jinja.labels import Span
-from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import gives
-from chatmill.render.jinja.rows import Counts, Row
+from chatmill.render.jinja.turn_rows import Counts, Row
 
 MAX_VARIANTS = 32
-"""Different answers that are kept for one place."""
+"""Different replies that are kept for one place."""
 MAX_PLACES = 100_000
 MAX_TOOL_QUESTIONS = 128
 """Conversations whose tools are asked about more often are written the long way."""
@@ -55,7 +55,7 @@ class Detail(IntEnum):
     """Role, reasoning and calls."""
     SHAPES = 1
     """Everything that a template sees without asking."""
-    ANSWERS = 2
+    REPLIES = 2
     """What it asks about the messages before and behind, too."""
 
 
@@ -69,7 +69,7 @@ class PlacedLesson(NamedTuple):
 class Lesson:
     """What is written for a message at one place, with paths relative to it."""
 
-    __slots__ = ("_placed", "answers", "appended", "is_unstable", "questions", "spans")
+    __slots__ = ("_placed", "appended", "is_unstable", "questions", "replies", "spans")
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Lesson:
     ) -> None:
         """Message 0 is the one that the lesson is about; a span may also belong to no message (True)."""
         self.spans, self.appended, self.is_unstable = spans, appended, is_unstable
-        self.questions, self.answers = questions, dict(questions)
+        self.questions, self.replies = questions, dict(questions)
         self._placed: dict[int, PlacedLesson] = {}
 
     def at(self, index: int) -> PlacedLesson:
@@ -94,7 +94,7 @@ class Lesson:
                 )
                 for is_free, span in self.spans
             )
-            questions = tuple((moved_question(question, index), answer) for question, answer in self.questions)
+            questions = tuple((moved_question(question, index), reply) for question, reply in self.questions)
             found = self._placed[index] = PlacedLesson(spans, questions)
         return found
 
@@ -123,7 +123,7 @@ class Composed(NamedTuple):
 
     groups: list[Group]
     trained: tuple[int, ...]
-    answers: Mapping[Question, Any]
+    replies: Mapping[Question, Any]
     """What it depends on beside the shape."""
     seed: int
     """A number that the shape gives: it decides what is compared."""
@@ -260,7 +260,7 @@ class MessageRows:
         appended: int,
         is_unstable: bool,
     ) -> Lesson | None:
-        reach = 1 if self._detail is Detail.ANSWERS else 0
+        reach = 1 if self._detail is Detail.REPLIES else 0
         subjects = set(range(max(0, index - reach), index + reach + 1))
         if any(span.expression is not None and _is_of_tools(span.expression) for span in spans):
             subjects.add(TOOLS)
@@ -273,20 +273,20 @@ class MessageRows:
             text = span.text if expression is None or expression[0] == "const" else ""
             message = NO_MESSAGE if span.message == NO_MESSAGE else span.message - index
             moved_spans.append((span.message == NO_MESSAGE, Span(text, expression, span.kind, message, span.breaks)))
-        questions = tuple((moved_question(question, -index), answer) for question, answer in near)
+        questions = tuple((moved_question(question, -index), reply) for question, reply in near)
         return Lesson(tuple(moved_spans), questions, appended, is_unstable)
 
     def _keep(self, place: Any, lesson: Lesson) -> bool:
         """Take a lesson in; False where it contradicts another one."""
         known = self._lessons.setdefault(place, [])
         for one in known:
-            shared = (question for question in lesson.answers if question in one.answers)
+            shared = (question for question in lesson.replies if question in one.replies)
             if all(
-                one.answers[question] == lesson.answers[question] for question in shared
+                one.replies[question] == lesson.replies[question] for question in shared
             ):  # one record may give both
                 if not _agree(one, lesson):
                     return False
-                if one.answers.items() <= lesson.answers.items():  # it says the same of more records
+                if one.replies.items() <= lesson.replies.items():  # it says the same of more records
                     return True
         if len(known) < MAX_VARIANTS:
             known.append(lesson)
@@ -294,8 +294,8 @@ class MessageRows:
 
     def widen(self) -> bool:
         """What a message becomes depends on more than was thought: look closer; False where that was the last step."""
-        self.is_sound = self._detail < Detail.ANSWERS
-        self._detail = Detail(min(self._detail + 1, Detail.ANSWERS))
+        self.is_sound = self._detail < Detail.REPLIES
+        self._detail = Detail(min(self._detail + 1, Detail.REPLIES))
         self._lessons = {}
         return self.is_sound
 
@@ -345,18 +345,18 @@ def _before(flags: Sequence[bool]) -> list[bool]:
 
 
 def _agree(one: Lesson, other: Lesson) -> bool:
-    """Whether two lessons teach the same for records that give the answers of both."""
+    """Whether two lessons teach the same for records that give the replies of both."""
     if one.is_unstable != other.is_unstable or one.appended != other.appended:
         return False
     if one.spans == other.spans:
         return True
-    empty = {question[1] for question, answer in (*one.questions, *other.questions) if _is_empty(question, answer)}
+    empty = {question[1] for question, reply in (*one.questions, *other.questions) if _is_empty(question, reply)}
     ours, theirs = ([pair for pair in lesson.spans if pair[1].expression not in empty] for lesson in (one, other))
     return ours == theirs
 
 
-def _is_empty(question: Question, answer: Any) -> bool:
-    return question[0] == "filled" and answer is False
+def _is_empty(question: Question, reply: Any) -> bool:
+    return question[0] == "filled" and reply is False
 
 
 def _is_of_tools(expression: Expression) -> bool:
@@ -386,9 +386,9 @@ def _by_message(spans: Sequence[Span], count: int) -> list[list[Span]] | None:
 def _by_subject(notes: Mapping[Question, Any]) -> dict[int, list[tuple[Question, Any]]] | None:
     """Questions by the message they are about; None where one is about several."""
     about: dict[int, list[tuple[Question, Any]]] = {}
-    for question, answer in notes.items():
+    for question, reply in notes.items():
         subjects = set(subjects_of(question))
         if len(subjects) != 1:
             return None
-        about.setdefault(subjects.pop(), []).append((question, answer))
+        about.setdefault(subjects.pop(), []).append((question, reply))
     return None if len(about.get(TOOLS, ())) > MAX_TOOL_QUESTIONS else about

@@ -10,7 +10,7 @@ import jinja2
 from chatmill.core.conversation import Conversation, Message, Role, ToolCall
 from chatmill.errors import ConfigError
 from chatmill.render.jinja.limits import LimitError
-from chatmill.render.jinja.record import Arguments, Content, InputForm, RecordView
+from chatmill.render.jinja.record_view import Arguments, Content, InputForm, RecordView
 from chatmill.render.jinja.renderer import Renderer
 from chatmill.render.jinja.rendering import Rendering
 

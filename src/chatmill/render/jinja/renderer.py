@@ -1,6 +1,6 @@
-"""Renderings of one template: each is made once per shape and set of answers, and found again by asking.
+"""Renderings of one template: each is made once per shape and set of replies, and found again by asking.
 
-What a template wrote for a record holds for every record of the same shape that gives the same answers to what the
+What a template wrote for a record holds for every record of the same shape that gives the same replies to what the
 template asked.
 """
 
@@ -14,7 +14,7 @@ import jinja2
 from chatmill.errors import ChatmillError, RecordError
 from chatmill.render.jinja.expressions import Notes, Question, ask
 from chatmill.render.jinja.limits import LimitError
-from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.rendering import Rendering
 from chatmill.render.jinja.sandbox import PlainSandbox
 from chatmill.render.jinja.traced import Traced, plain_text
@@ -23,7 +23,7 @@ from chatmill.render.jinja.tracing_sandbox import TracingSandbox
 MAX_KEPT = 500_000
 """Pieces and questions of the renderings that are kept per template."""
 MAX_VARIANTS = 64
-"""Different answers that are kept for one shape."""
+"""Different replies that are kept for one shape."""
 
 
 class TraceError(ChatmillError):
@@ -47,22 +47,22 @@ class Refusal(NamedTuple):
     line: int | None
     questions: Mapping[Question, Any]
     is_general: bool
-    """Whether every record of the shape that gives the same answers is refused in the same words."""
+    """Whether every record of the shape that gives the same replies is refused in the same words."""
 
 
 def gives(view: RecordView, questions: Iterable[tuple[Question, Any]], asked: dict[Question, Any]) -> bool:
-    """Whether a record gives these answers; what it was asked, here or before, is kept in `asked`."""
-    for question, answer in questions:
+    """Whether a record gives these replies; what it was asked, here or before, is kept in `asked`."""
+    for question, reply in questions:
         if question not in asked:
             asked[question] = ask(question, view.field)
         said = asked[question]
-        if said != answer or type(said) is not type(answer):
+        if said != reply or type(said) is not type(reply):
             return False
     return True
 
 
 class Variants:
-    """What is known of the records of one shape, by their answers."""
+    """What is known of the records of one shape, by their replies."""
 
     __slots__ = ("_known",)
 
@@ -76,7 +76,7 @@ class Variants:
         return next((value for questions, value in self._known if gives(view, questions, asked)), None)
 
     def put(self, questions: Mapping[Question, Any], value: Any) -> None:
-        """Keep what holds for all records that give these answers."""
+        """Keep what holds for all records that give these replies."""
         if len(self._known) < MAX_VARIANTS:
             self._known.append((tuple(questions.items()), value))
 
@@ -125,7 +125,7 @@ class Renderer:
             text = self._tracing.render(self._traced_template, self._values(messages, tools, prompt))
         except jinja2.TemplateError as error:
             return self._refusal(view, count, prompt, notes, error)
-        return Rendering.of(text, notes.answers)
+        return Rendering.of(text, notes.replies)
 
     def _refusal(
         self, view: RecordView, count: int, prompt: bool, notes: Notes, traced: jinja2.TemplateError
@@ -138,8 +138,8 @@ class Renderer:
             said = plain_text(str(error.message or error))
             if isinstance(error, LimitError):
                 said = f"the template was stopped: {said}"
-            return Refusal(said, getattr(error, "lineno", None), notes.answers, is_general)
-        return Refusal("the template fails on values that are traced", None, notes.answers, False)
+            return Refusal(said, getattr(error, "lineno", None), notes.replies, is_general)
+        return Refusal("the template fails on values that are traced", None, notes.replies, False)
 
     def plain(self, view: RecordView, count: int, prompt: bool) -> str:
         """The text of the first messages by plain Jinja, without any tracing."""

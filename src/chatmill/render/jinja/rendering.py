@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from chatmill.render.jinja.expressions import Expression, Notes, Question, evaluate, owner_of, root
-from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.traced import atoms_of, plain_text
 
 
@@ -31,7 +31,7 @@ class Rendering(NamedTuple):
     pieces: tuple[Piece, ...]
     """They cover the text; neighbouring texts of the template are one piece."""
     questions: Mapping[Question, Any]
-    """What the template asked, with the answers it got."""
+    """What the template asked, with the replies it got."""
 
     @classmethod
     def of(cls, text: str, questions: Mapping[Question, Any]) -> Rendering:
@@ -50,7 +50,7 @@ class Rendering(NamedTuple):
         return cls(plain_text(text), tuple(pieces), questions)
 
     def for_record(self, view: RecordView) -> Rendering:
-        """The same rendering of another record that gives the same answers."""
+        """The same rendering of another record that gives the same replies."""
         texts: list[str] = []
         pieces: list[Piece] = []
         at = 0
@@ -86,7 +86,7 @@ def until_character(rendering: Rendering, stop: int) -> Rendering:
 
 
 def begins_with(longer: Rendering, shorter: Rendering, notes: Notes) -> bool:
-    """Whether one rendering begins with another; what the answer depends on beside the shape is noted."""
+    """Whether one rendering begins with another; what that depends on beside the shape is noted."""
     same = _same_pieces(longer, shorter)
     ours, theirs = _Walk(longer, same), _Walk(shorter, same)
     while theirs.piece is not None:

@@ -32,10 +32,10 @@ def not_shown(
         return "not_shown", "tools"
     for k in which:
         message = conversation.messages[k]
-        if _hidden_text(message.content, (k, "content"), shown, notes.answers, notes):
+        if _hidden_text(message.content, (k, "content"), shown, notes.replies, notes):
             return "not_shown", f"messages[{k}].content"
         for j, call in enumerate(message.tool_calls):
-            if _hidden_text(call.name, (k, "call", j, "name"), shown, notes.answers, notes):
+            if _hidden_text(call.name, (k, "call", j, "name"), shown, notes.replies, notes):
                 return "not_shown", f"messages[{k}].tool_calls[{j}].name"
             arguments = (k, "call", j, "arguments")
             if not any(path[:4] == arguments for path in shown) and call.arguments.strip() not in ("", "{}"):
@@ -44,11 +44,11 @@ def not_shown(
 
 
 def _hidden_text(
-    text: str, path: Path, shown: Mapping[Path, list[Expression]], answers: Mapping[Question, Any], notes: Notes
+    text: str, path: Path, shown: Mapping[Path, list[Expression]], replies: Mapping[Question, Any], notes: Notes
 ) -> bool:
     """Whether a text is not shown whole; white space, and reasoning inside a content, may be missing."""
     expressions = shown.get(path, [])
-    if any(_is_harmless(expression, answers) for expression in expressions):
+    if any(_is_harmless(expression, replies) for expression in expressions):
         return False
     stripped: Expression = ("apply", "strip", (None,), ("field", path))
     if not text.strip():
@@ -58,11 +58,11 @@ def _hidden_text(
     return not any(_drops_reasoning(expression) for expression in expressions)
 
 
-def _is_harmless(expression: Expression, answers: Mapping[Question, Any]) -> bool:
+def _is_harmless(expression: Expression, replies: Mapping[Question, Any]) -> bool:
     """Whether an expression shows all of its text; so does the only part of a text that is split."""
     while expression[0] == "apply":
         _, name, arguments, inner = expression
-        if name not in HARMLESS and not (name == "part" and answers.get(("parts", inner, *arguments[:3])) == 1):
+        if name not in HARMLESS and not (name == "part" and replies.get(("parts", inner, *arguments[:3])) == 1):
             return False
         expression = inner
     return True

@@ -3,7 +3,7 @@
 A template runs on these values instead of plain ones. Each behaves as the plain value it stands for. A `Traced` string
 also knows its *atoms*: runs of characters that are fixed text of the template, or an expression over the record's
 fields. Whatever lets a template decide something (`in`, `==`, emptiness) is noted in a `Notes` as a question and its
-answer: another record of the same shape that gives the same answers is written in the same way. An operation that
+reply: another record of the same shape that gives the same replies is written in the same way. An operation that
 cannot be followed notes the exact value, which is right for this record and useless for others.
 """
 
@@ -251,17 +251,17 @@ class Traced(str):
         return bool(self._ask("contains", part, str.__contains__(self, part)))
 
     def __eq__(self, other: object) -> bool:
-        answer = str.__eq__(self, other)
-        if answer is NotImplemented:
+        reply = str.__eq__(self, other)
+        if reply is NotImplemented:
             return False
         if isinstance(other, Traced):
             mine, theirs = self._single(), other._single()
             if mine is not None and theirs is not None:
-                return bool(self._notes.note(("same", mine, theirs), answer))
+                return bool(self._notes.note(("same", mine, theirs), reply))
             other._exact()
             self._exact()
-            return bool(answer)
-        return bool(self._ask("equals", other, answer))
+            return bool(reply)
+        return bool(self._ask("equals", other, reply))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -289,16 +289,16 @@ class Traced(str):
         self._exact()
         if isinstance(other, Traced):
             other._exact()
-        answer: bool = getattr(str, name)(self, other)
-        return answer
+        reply: bool = getattr(str, name)(self, other)
+        return reply
 
-    def _ask(self, what: str, argument: object, answer: Any) -> Any:
+    def _ask(self, what: str, argument: object, reply: Any) -> Any:
         inner = self._single()
         if inner is None or type(argument) is not str:
             self._exact()
             note_exact(argument)
-            return answer
-        return self._notes.note((what, inner, argument), answer)
+            return reply
+        return self._notes.note((what, inner, argument), reply)
 
     def _tested(self, name: str, *arguments: Any) -> Any:
         inner = self._single()

@@ -20,11 +20,11 @@ class TracedLength(int):
 
     def _compare(self, symbol: str, other: Any) -> bool:
         inner = self._of._single()
-        answer = COMPARISONS[symbol](int.__int__(self), other)
+        reply = COMPARISONS[symbol](int.__int__(self), other)
         if inner is None or type(other) is not int:
             self._of._exact_length()
-            return answer
-        return bool(self._of._notes.note(("length", inner, symbol, other), answer))
+            return reply
+        return bool(self._of._notes.note(("length", inner, symbol, other), reply))
 
     def __eq__(self, other: object) -> bool:
         return self._compare("==", other)

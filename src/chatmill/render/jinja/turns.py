@@ -13,7 +13,7 @@ from zlib import crc32
 
 from chatmill.core.conversation import Conversation, Message, Role
 from chatmill.render.jinja.expressions import Notes, subjects_of
-from chatmill.render.jinja.record import RecordView
+from chatmill.render.jinja.record_view import RecordView
 from chatmill.render.jinja.renderer import OF_ITS_SHAPE, Refusal, Renderer
 from chatmill.render.jinja.rendering import Rendering, begins_with, difference, literal_from, until_character
 from chatmill.render.jinja.shown import not_shown
@@ -164,9 +164,9 @@ class Turns:
             found = self._renderer.render(view, view.shape(), index + 2, False)
             if isinstance(found, Refusal):
                 continue
-            for question, answer in found.questions.items():
+            for question, reply in found.questions.items():
                 if max(subjects_of(question), default=0) <= index:
-                    self.notes.note(question, answer)
+                    self.notes.note(question, reply)
             own = [piece.stop for piece in found.pieces if piece.owner == index]
             if own:  # the next message may change this one (GLM drops its reasoning), but not where it ends
                 behind = max(own)
