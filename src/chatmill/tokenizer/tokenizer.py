@@ -142,7 +142,7 @@ class Tokenizer:
             ids, offsets = self.backend.encode_batch(texts)
         except (UnicodeError, TypeError):  # the engines refuse text without a UTF-8 form in their own ways
             raise TokenizerError(_lone_surrogate(texts)) from None
-        if self._forbidden is not None and len(ids) and int(ids.max()) >= self._first_forbidden:
+        if self._forbidden is not None:
             high = np.flatnonzero(ids >= self._first_forbidden)
             if self._forbidden[ids[high]].any():
                 self._refuse_control(texts, ids, offsets)
