@@ -31,3 +31,20 @@ def test_an_error_leaves_the_old_file_alone(tmp_path: Path) -> None:
         stopped()
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
     assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_two_writers_of_one_file_in_one_process_do_not_meet(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "a.txt") as first:
+        first.write_text("first")
+        with whole_file(tmp_path / "a.txt") as second:
+            second.write_text("second")
+        assert first.read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert (tmp_path / "a.txt").read_text() == "first"
+
+
+def test_a_file_may_have_the_longest_name_there_is(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 250 + ".json")
+    with whole_file(path) as partial:
+        partial.write_text("whole")
+    assert path.read_text() == "whole"

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+SHOWN = 40
+"""Characters of a file's name that are in its hidden name: the file system limits the length of names."""
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A hidden name beside `path` for the block to write to; the file gets its own name when the block ends well.
 
-    An existing file is replaced. The bytes are on disk before the name is.
+    An existing file is replaced. The bytes are on disk before the name is. Threads, and machines that share a folder,
+    may write the same file at once: each has a hidden name of its own.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name[:SHOWN]}.{secrets.token_hex(8)}.partial")
     try:
         yield partial
         sync_file(partial)

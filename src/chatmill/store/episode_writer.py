@@ -28,7 +28,7 @@ from chatmill.store.episode_manifest import COLUMNS, ColumnSpec, EpisodeManifest
 from chatmill.store.names import is_split_name
 from chatmill.store.shard_writer import ShardWriter
 
-PARTIAL = re.compile(r"\.(shard_\d+|episodes\.json(\.\d+)?)\.partial")
+PARTIAL = re.compile(r"\.(shard_\d+|episodes\.json(\.[0-9a-f]+)?)\.partial")
 """Names under which the parts of a split grow."""
 
 
