@@ -19,6 +19,7 @@ from chatmill.core.tokens import Tokens, offsets_of
 from chatmill.errors import ConfigError, UnknownNameError
 from chatmill.label.policy import Policy, Scope
 from chatmill.label.presets import PRESETS, find_policy
+from chatmill.prove.reference import token_weights
 from chatmill.render.jinja.options import Expand, TemplateOptions
 from chatmill.render.registry import PYTHON_TEMPLATES, bind, bundled_names, find_template
 from chatmill.render.render import render
@@ -424,3 +425,37 @@ def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     names = run_python("policies.md", blocks=2)
     assert names["weights"].sum() == 3
     assert names["policy"].scope is Scope.LAST_TURN
+
+
+def _tokens_of(*rows: list[tuple[RoleCode, Part, int, int]]) -> Tokens:
+    """Rows of single tokens: role, part, flags and message of each; every row has two messages."""
+    runs = [run for row in rows for run in row]
+    count = len(runs)
+    return Tokens(
+        ids=np.arange(count, dtype=np.int32),
+        offsets=offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
+        run_offsets=np.arange(count + 1, dtype=np.int64),
+        run_kinds=np.array([kind(role, part) | flags for role, part, flags, _ in runs], dtype=np.uint8),
+        run_messages=np.array([message for *_, message in runs], dtype=np.int32),
+        sequence_runs=offsets_of(np.array([len(row) for row in rows], dtype=np.int64)),
+        message_offsets=2 * np.arange(len(rows) + 1, dtype=np.int64),
+        message_weights=np.full(2 * len(rows), np.nan, dtype=np.float32),
+    )
+
+
+def test_the_header_of_an_empty_answer_does_not_depend_on_other_records() -> None:
+    user = (RoleCode.USER, Part.CONTENT, 0, 0)
+    header = (RoleCode.ASSISTANT, Part.HEADER, 0, 1)
+    said, again = ((RoleCode.ASSISTANT, Part.CONTENT, flags, 1) for flags in (0, REPEATED))
+    policy = PRESETS["all"]
+    messages = (Message(Role.USER, "q"), Message(Role.ASSISTANT, ""))
+    empty, whole, other = [user, header], [user, header, said], [user, header, again]
+    alone = policy.row_weights(_tokens_of(empty), np.array([0]))
+    assert alone.tolist() == [1, 1]
+    rows, records = [empty, empty, empty, other, whole], np.array([0, 1, 1, 2, 2])
+    found = policy.row_weights(_tokens_of(*rows), records)
+    expected: list[float] = []
+    for row, is_last in zip(rows, (True, False, True, False, True), strict=True):
+        kinds = [kind(role, part) | flags for role, part, flags, _ in row]
+        expected += token_weights(policy, kinds, [m for *_, m in row], messages, is_last=is_last)
+    assert found.tolist() == expected == [1, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]

@@ -92,7 +92,8 @@ class Policy:
         """`run_weights` of rows, of which a record may have several; `records` has the record of each row.
 
         An answer is trained in one row, which its kinds say. The rest is not trained twice either: header and separator
-        of an answer are trained where it is, and what is no assistant's in the last row of a record, which has it all.
+        of an answer are trained where it is, and what is no assistant's in the last row of a record, which has it all,
+        as are those of a message without an answer. No row depends on other records.
         """
         run_weights = self.run_weights(tokens)
         is_added = added_rows(records)
@@ -103,10 +104,14 @@ class Policy:
         assistant, parts = roles_of(tokens.run_kinds) == RoleCode.ASSISTANT, parts_of(tokens.run_kinds)
         of_message = tokens.run_messages >= 0
         in_answer = assistant & of_message & np.isin(parts, list(ANSWER))
-        answered = np.zeros(int(tokens.message_offsets[-1]) + 1, dtype=np.bool_)
-        answered[messages[in_answer & ((tokens.run_kinds & REPEATED) == 0) & (tokens.run_lengths > 0)]] = True
         around = assistant & of_message & ~in_answer
-        context = (is_added[rows] & ~assistant) | (around & ~answered[messages])
+        in_answer &= tokens.run_lengths > 0
+        answered, repeated = np.zeros((2, int(tokens.message_offsets[-1]) + 1), dtype=np.bool_)
+        is_repeated = (tokens.run_kinds & REPEATED) != 0
+        answered[messages[in_answer & ~is_repeated]] = True
+        repeated[messages[in_answer & is_repeated]] = True
+        elsewhere = ~answered[messages] & (repeated[messages] | is_added[rows])
+        context = (is_added[rows] & ~assistant) | (around & elsewhere)
         return np.where(context, np.float32(0), run_weights)
 
     def token_weights(self, kinds: NDArray[np.uint8], offsets: NDArray[np.int64] | None = None) -> NDArray[np.float32]:

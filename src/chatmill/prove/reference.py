@@ -250,20 +250,22 @@ def token_weights(
 ) -> list[float]:
     """The weight of every token: the policy's table, its scope, and the weight of the token's own message.
 
-    What is around an answer has a weight where the answer is not repeated; what is no assistant's, in the last row.
+    What is around an answer has a weight where the answer is not repeated; what is no assistant's, and what is around
+    no answer at all, in the last row.
     """
     table = {kind(role, part): weight for (role, part), weight in policy.weights.items()}
     last_user = max((place for place, code in enumerate(kinds) if role_of(code) is RoleCode.USER), default=-1)
     default = 0.0 if policy.only_weighted_messages else 1.0
     pairs = list(zip(kinds, messages, strict=True))
     answered = {k for code, k in pairs if _is_answer(code) and not code & REPEATED}
+    repeated = {k for code, k in pairs if _is_answer(code) and code & REPEATED}
     weights: list[float] = []
     for place, (code, message) in enumerate(pairs):
         weight = 0.0 if code & REPEATED else table.get(code & ~MARK, 0.0)
         if role_of(code) is not RoleCode.ASSISTANT:
             weight = weight if is_last else 0.0
         elif not _is_answer(code) and message >= 0 and message not in answered:
-            weight = 0.0
+            weight = weight if is_last and message not in repeated else 0.0
         if weight == 0 or (policy.scope is Scope.LAST_TURN and place <= last_user):
             weights.append(0.0)
             continue
