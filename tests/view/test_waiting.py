@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from chatmill.look.viewer import app
+from chatmill.look.viewer.background import Background
 from chatmill.look.viewer.scan import SplitScan
 from chatmill.look.viewer.search import Hit, SearchPart
 from tests.view.sets import Running, Sets, running
@@ -81,3 +82,23 @@ def test_pages_work_while_labels_are_counted_and_say_so(
         go_on.set()
         page.wait_for_selector("text=Who speaks")
         page.wait_for_selector("text=Reading the labels once", state="detached")
+
+
+def test_work_that_another_request_is_about_to_start_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, starting = threading.Event(), threading.Event()
+    start = threading.Thread.start
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name == "late":
+            starting.set()
+            time.sleep(0.2)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    work = Background(begun.set, "late")
+    first = threading.Thread(target=work.start)
+    first.start()
+    assert starting.wait(10)
+    work.wait()
+    assert begun.is_set()
+    first.join()

@@ -22,7 +22,7 @@ class Background:
             if self._thread is not None:
                 return
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        self._thread.start()
+            self._thread.start()  # with the lock held: a thread that has not begun cannot be waited for
 
     def wait(self) -> None:
         """Until it is over."""
