@@ -167,7 +167,7 @@ def test_workers_that_do_not_reach_the_output_folder(reference: Reference, fast:
 def test_shares_one_after_the_other_in_any_order(reference: Reference, fast: Path) -> None:
     for share in (2, 0, 1):
         result = run_build(reference.recipe, fast / "out", workers=0, shard=(share, 3))
-        assert result.outcome is Outcome.SHARE_DONE
+        assert result.outcome is Outcome.SHARD_DONE
         assert not (fast / "out" / "manifest.json").exists()
         if share != 1:
             with pytest.raises(ConfigError, match=r"chunks are not built yet; first: chunk \d+ \("):

@@ -216,7 +216,7 @@ def show_result(result: BuildResult, *, as_json: bool) -> None:
         typer.echo(json.dumps(result.manifest))
         return
     console = plain_console()
-    if result.outcome is Outcome.SHARE_DONE:
+    if result.outcome is Outcome.SHARD_DONE:
         console.print(f"This share is done. When all are: chatmill merge {result.directory}")
         return
     if result.outcome is Outcome.ALREADY_BUILT:

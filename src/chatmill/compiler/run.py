@@ -51,7 +51,7 @@ class Outcome(StrEnum):
     BUILT = "built"
     ALREADY_BUILT = "already_built"
     """The same build is there, finished; nothing was done."""
-    SHARE_DONE = "share_done"
+    SHARD_DONE = "shard_done"
     """This process's share of the chunks is done; `merge_build` makes the dataset when all are."""
 
 
@@ -177,7 +177,7 @@ def _run(
         if share is not None:
             run_chunks(compile_chunk, jobs[share[0] :: share[1]], executor, on_progress, on_whole=disk.add)
             disk.wait()
-            return Outcome.SHARE_DONE, {}
+            return Outcome.SHARD_DONE, {}
         with storing(directory, "write the dataset in"):
             take_back(directory)
         receipts = run_chunks(compile_chunk, jobs, executor, on_progress, on_whole=disk.add)
